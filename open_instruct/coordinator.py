@@ -1,0 +1,320 @@
+"""The life of a run: Ray, the actors, every wait of the driver, signals, and the end of it all.
+
+    with ray_cluster() as signals:
+        parts = start_parts(...)      controller, engines and learners start side by side
+        parts.wait(refs, ...)         any wait: has a deadline, notices within a second that an actor died or a signal came
+        parts.shut_down()             nothing is left behind
+"""
+
+import logging
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import ray
+from ray.util.queue import Queue
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from open_instruct.config import GRPOConfig
+from open_instruct.device import Device
+from open_instruct.learner import PolicyTrainerRayProcess, RayTrainGroup
+from open_instruct.prompt_dataset import PromptDataset
+from open_instruct.rollout import ControllerOptions, RolloutController, RolloutManager
+from open_instruct.vllm_utils3 import EngineOptions, LLMRayActor
+
+if TYPE_CHECKING:
+    from ray.actor import ActorHandle
+
+logger = logging.getLogger(__name__)
+
+HEALTH_POLL_S = 0.5
+"""How often a waiting driver looks at signals and at the engines."""
+SHUTDOWN_S = 10.0
+"""How long parts may take to end by themselves before they are killed."""
+GROUPS_QUEUED_PER_ENGINE = 2
+"""Prompt queue: enough that an engine never waits, short enough that evaluation never does."""
+EXIT_PREEMPTED = 85
+"""Exit code after SIGTERM: a checkpoint was written, start the same command again."""
+EXIT_INTERRUPTED = 130
+"""Exit code after Ctrl-C."""
+
+
+class Interrupted(Exception):
+    """A signal asked the run to end."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.exit_code = EXIT_PREEMPTED if number == signal.SIGTERM else EXIT_INTERRUPTED
+
+
+class ComponentDied(RuntimeError):
+    """An actor of the run died or failed; the message names it and the cause."""
+
+
+class Signals:
+    """Remembers SIGTERM and SIGINT; a second one of them ends the process in the usual way."""
+
+    def __init__(self) -> None:
+        self.received: int | None = None
+        self._before: dict[int, Any] = {}
+
+    def install(self) -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._before[number] = signal.signal(number, self._remember)
+
+    def remove(self) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _remember(self, number: int, _frame: FrameType | None) -> None:
+        self.received = number
+        signal.signal(number, signal.SIG_DFL)
+
+    def raise_if_received(self) -> None:
+        if self.received is not None:
+            raise Interrupted(self.received)
+
+
+@contextmanager
+def ray_cluster() -> Iterator[Signals]:
+    """Ray on this machine, or the cluster that RAY_ADDRESS names; shut down at the end.
+
+    SIGTERM and SIGINT are blocked while Ray starts its processes: they inherit that, so a signal to the whole process group
+    reaches the driver alone, which ends the others in order. Ray's own handler is replaced before they are let through.
+    """
+    blocked = {signal.SIGTERM, signal.SIGINT}
+    signals = Signals()
+    signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
+    try:
+        ray.init(
+            address=os.environ.get("RAY_ADDRESS"),
+            include_dashboard=False,
+            log_to_driver=False,
+            configure_logging=False,
+        )
+        signals.install()
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, blocked)
+    try:
+        yield signals
+    finally:
+        ray.shutdown()
+        signals.remove()
+
+
+@dataclass
+class Parts:
+    """Every actor of a run, as the step loop sees them."""
+
+    manager: RolloutManager
+    group: RayTrainGroup
+    queues: list[Queue]
+    signals: Signals
+    engine_futures: list[Any] = field(default_factory=list)
+    """One per engine, of `process_queue_continuously`: done means dead."""
+
+    def wait(self, refs: Any, *, what: str, timeout_s: float, interruptible: bool = False) -> Any:
+        """The values of `refs` (one reference or a list).
+
+        Raises `TimeoutError` that names `what`, `ComponentDied` if an actor failed, and, where nothing is lost by leaving
+        (`interruptible`), `Interrupted` when a signal came.
+        """
+        pending = list(refs) if isinstance(refs, list) else [refs]
+        waited_for = pending
+        deadline = time.monotonic() + timeout_s
+        while pending:
+            if interruptible:
+                self.signals.raise_if_received()
+            self.check_health()
+            _, pending = ray.wait(pending, num_returns=len(pending), timeout=HEALTH_POLL_S)
+            if pending and time.monotonic() > deadline:
+                raise TimeoutError(f"{what}: {len(pending)} of {len(waited_for)} did not answer in {timeout_s:g} s")
+        try:
+            values = ray.get(waited_for, timeout=HEALTH_POLL_S + SHUTDOWN_S)
+        except ray.exceptions.RayError as error:
+            raise ComponentDied(f"{what} failed: {root_cause(error)}") from error
+        return values if isinstance(refs, list) else values[0]
+
+    def wait_until_ready(self, args: GRPOConfig) -> None:
+        """Learners with their model, engines with theirs, the line between them, and the controller."""
+        first, engines, group = self.group.workers[0], self.manager.rollout_engines, self.group
+
+        def ready(refs: Any, what: str) -> Any:
+            return self.wait(refs, what=what, timeout_s=args.init_timeout_s, interruptible=True)
+
+        address = ready(first.find_address.remote(), "the start of the first learner")
+        learners = group.async_init(*address)
+        ready(self.manager.controller.ready.remote(), "the start of the controller")
+        for number, engine in enumerate(engines):
+            ready(engine.ready.remote(), f"the start of engine {number}")
+        ready(learners, "the start of the learners")
+        ready(group.async_init_weight_update_connections(engines), "the connection of learners and engines")
+
+    def check_health(self) -> None:
+        """Raise `ComponentDied` if an engine has ended."""
+        if not self.engine_futures:
+            return
+        ended, _ = ray.wait(self.engine_futures, num_returns=1, timeout=0)
+        for future in ended:
+            number = self.engine_futures.index(future)
+            try:
+                ray.get(future, timeout=SHUTDOWN_S)
+            except ray.exceptions.RayError as error:
+                raise ComponentDied(f"engine {number} died: {root_cause(error)}") from error
+            raise ComponentDied(f"engine {number} ended before the run did")
+
+    def shut_down(self) -> None:
+        """End all parts: asked first, killed when they do not answer. Never raises: it runs while an error is on its way."""
+        actors = [*self.manager.rollout_engines, self.manager.controller]
+        asked = [actor.stop.remote() for actor in actors]
+        ray.wait([*asked, *self.engine_futures], num_returns=len(asked) + len(self.engine_futures), timeout=SHUTDOWN_S)
+        for actor in [*actors, *self.group.workers]:
+            ray.kill(actor)
+        for queue in self.queues:
+            queue.shutdown(force=True)
+
+
+def root_cause(error: BaseException) -> str:
+    """One line on what lies under an error that came through Ray."""
+    while isinstance(error, ray.exceptions.RayTaskError) and error.cause is not None:
+        error = error.cause
+    text = str(error).strip().splitlines() or [""]
+    meaningful = [line.strip() for line in text if line.strip()]
+    return f"{type(error).__name__}: {meaningful[-1] if meaningful else 'no message'}"[:500]
+
+
+def create_queues(args: GRPOConfig) -> tuple[Queue, Queue]:
+    """`param_prompt_Q` and `inference_results_Q`, bounded, on the driver's node."""
+    prompts = max(2, GROUPS_QUEUED_PER_ENGINE * args.vllm_num_engines)
+    results = 4 * (args.async_steps + 1) * args.num_unique_prompts_rollout
+    options = {"num_cpus": 0, "scheduling_strategy": on_this_node()}
+    return Queue(maxsize=prompts, actor_options=options), Queue(maxsize=results, actor_options=options)
+
+
+def on_this_node() -> NodeAffinitySchedulingStrategy:
+    return NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+
+
+def create_controller(
+    args: GRPOConfig,
+    device: Device,
+    datasets: tuple[PromptDataset, PromptDataset | None],
+    queues: tuple[Queue, Queue],
+    *,
+    pad_token_id: int,
+) -> "ActorHandle":
+    """The `RolloutController` actor, on the driver's node."""
+    options = ControllerOptions(
+        num_ranks=args.num_learners,
+        layout=device.collation_layout,
+        pad_token_id=pad_token_id,
+        tokenizer_name_or_path=args.tokenizer_name,
+    )
+    actor = ray.remote(RolloutController).options(
+        num_cpus=0, max_concurrency=8, scheduling_strategy=on_this_node(), runtime_env=_actor_env(device)
+    )
+    return actor.remote(args, options, *datasets, *queues)
+
+
+def create_vllm_engines(
+    args: GRPOConfig, device: Device, queues: tuple[Queue, Queue], *, max_model_len: int
+) -> "list[ActorHandle]":
+    """`--vllm_num_engines` engine actors that share the queues."""
+    return [
+        ray.remote(LLMRayActor)
+        .options(
+            max_concurrency=8,
+            runtime_env=_actor_env(device),
+            **device.engine_resources(args.vllm_tensor_parallel_size),
+        )
+        .remote(
+            number,
+            engine_options(args, device, seed=args.seed + number, max_model_len=max_model_len),
+            *queues,
+            timeout_s=args.weight_sync_timeout_s,
+        )
+        for number in range(args.vllm_num_engines)
+    ]
+
+
+def engine_options(args: GRPOConfig, device: Device, *, seed: int, max_model_len: int) -> EngineOptions:
+    """What one engine of this run is started with."""
+    return EngineOptions(
+        model=args.model_name_or_path,
+        tokenizer=args.tokenizer_name,
+        revision=args.model_revision,
+        dtype=device.dtype,
+        max_model_len=max_model_len,
+        max_num_seqs=args.vllm_max_num_seqs,
+        weight_transport=device.weight_transport,
+        tensor_parallel_size=args.vllm_tensor_parallel_size,
+        seed=seed,
+        enforce_eager=args.vllm_enforce_eager,
+        enable_prefix_caching=args.vllm_enable_prefix_caching,
+        extra=device.engine_kwargs(
+            max_model_len=max_model_len,
+            gpu_memory_utilization=args.vllm_gpu_memory_utilization,
+        ),
+        env=device.engine_env,
+    )
+
+
+def create_actor_group(args: GRPOConfig, device: Device) -> RayTrainGroup:
+    """`--num_learners_per_node` learner actors, ranks in the order of nodes."""
+    ranks = [(node, local) for node, count in enumerate(args.num_learners_per_node) for local in range(count)]
+    actor = ray.remote(PolicyTrainerRayProcess).options(
+        max_concurrency=1, runtime_env=_actor_env(device), **device.learner_resources
+    )
+    return RayTrainGroup(
+        [actor.remote(args, device, rank, len(ranks), local) for rank, (_, local) in enumerate(ranks)]
+    )
+
+
+def _actor_env(device: Device) -> dict[str, Any]:
+    threads = device.threads_per_worker
+    env = {"VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "WARNING"), "TOKENIZERS_PARALLELISM": "false"}
+    if threads:
+        env["OMP_NUM_THREADS"] = str(threads)
+    return {"env_vars": env}
+
+
+def create_parts(
+    args: GRPOConfig,
+    device: Device,
+    datasets: tuple[PromptDataset, PromptDataset | None],
+    queues: tuple[Queue, Queue],
+    signals: Signals,
+    *,
+    pad_token_id: int,
+    max_model_len: int,
+) -> Parts:
+    """All actors of a run; they start side by side, `wait_until_ready` waits for them."""
+    controller = create_controller(args, device, datasets, queues, pad_token_id=pad_token_id)
+    engines = create_vllm_engines(args, device, queues, max_model_len=max_model_len)
+    group = create_actor_group(args, device)
+    return Parts(RolloutManager(controller, engines), group, list(queues), signals)
+
+
+class Timer:
+    """Wall time by phase: `with timer("phase"): …`, then `take()` for the seconds since the last call."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, phase: str) -> Iterator[None]:
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._seconds[phase] = self._seconds.get(phase, 0.0) + time.perf_counter() - started
+
+    def take(self) -> dict[str, float]:
+        seconds, self._seconds = self._seconds, {}
+        return {f"time/{phase}": value for phase, value in seconds.items()}
+

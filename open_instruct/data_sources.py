@@ -1,0 +1,134 @@
+"""Rows from wherever a mixer entry points to, read in a stream: reasoning-gym, local files, directories, hub names.
+
+Nothing here looks into a row. Local files are read in place; only a directory or a hub name goes through `datasets`,
+which keeps its copy under `cache_dir` (its own default place if None).
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from open_instruct.reasoning_gym_data import is_reasoning_gym, iter_reasoning_gym_rows
+
+FILE_SUFFIXES = (".jsonl", ".json", ".parquet")
+BATCH_ROWS = 1000
+
+
+class RawRow(NamedTuple):
+    """A row as it was found, or what is wrong with it."""
+
+    place: str
+    """`row 7`, or `line 7` of a file of lines."""
+    values: dict[str, object]
+    problem: str | None = None
+
+
+class SourceError(ValueError):
+    """A source that cannot be read at all."""
+
+
+def iter_rows(name: str, split: str, columns: Sequence[str], cache_dir: str | None) -> Iterator[RawRow]:
+    """The rows of one mixer entry, in order. `split` is for directories and hub names alone; a file is one split.
+
+    Raises:
+        SourceError: nothing there, not readable, or without one of `columns`. Possibly only when it is iterated.
+    """
+    path = Path(name)
+    if is_reasoning_gym(name):
+        return _reasoning_gym(name)
+    if path.suffix in FILE_SUFFIXES:
+        if not path.is_file():
+            raise SourceError("there is no such file" + _seen_from(path))
+        readers = {".jsonl": _json_lines, ".json": _json, ".parquet": _parquet}
+        return readers[path.suffix](path, columns)
+    if path.is_file():
+        raise SourceError(f"a data file ends in one of {', '.join(FILE_SUFFIXES)}")
+    if name.startswith(("/", "./", "../")) and not path.is_dir():
+        raise SourceError("there is no such file or directory")
+    return _hub(name, split, columns, cache_dir)
+
+
+def _seen_from(path: Path) -> str:
+    return "" if path.is_absolute() else f" (looked in {Path.cwd()})"
+
+
+def _reasoning_gym(entry: str) -> Iterator[RawRow]:
+    try:
+        rows = iter_reasoning_gym_rows(entry)
+    except ValueError as err:
+        raise SourceError(str(err)) from err
+    for number, row in enumerate(rows, start=1):
+        yield RawRow(f"row {number}", row)
+
+
+def _json_lines(path: Path, _: Sequence[str]) -> Iterator[RawRow]:
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            if line.strip():
+                yield _json_row(f"line {number}", line)
+
+
+def _json_row(place: str, line: bytes) -> RawRow:
+    try:
+        values = json.loads(line)
+    except (ValueError, RecursionError) as err:  # also bytes that are not UTF-8
+        return RawRow(place, {}, f"broken JSON: {err}")
+    if not isinstance(values, dict):
+        return RawRow(place, {}, f"a row is a JSON object, got {type(values).__name__}")
+    return RawRow(place, values)
+
+
+def _json(path: Path, columns: Sequence[str]) -> Iterator[RawRow]:
+    """A JSON array of objects; anything else is taken for JSON lines, the other thing that bears this suffix."""
+    with path.open("rb") as file:
+        if not file.read(4096).lstrip().startswith(b"["):
+            yield from _json_lines(path, columns)
+            return
+    try:
+        rows = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as err:
+        raise SourceError(f"broken JSON: {err}") from err
+    for number, values in enumerate(rows, start=1):
+        problem = None if isinstance(values, dict) else f"a row is a JSON object, got {type(values).__name__}"
+        yield RawRow(f"row {number}", {} if problem else values, problem)
+
+
+def _parquet(path: Path, columns: Sequence[str]) -> Iterator[RawRow]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(path) as file:
+            _need_columns(file.schema_arrow.names, columns)
+            number = 0
+            for batch in file.iter_batches(batch_size=BATCH_ROWS, columns=list(columns)):
+                for values in batch.to_pylist():
+                    number += 1
+                    yield RawRow(f"row {number}", values)
+    except (pa.ArrowException, OSError) as err:
+        raise SourceError(f"not a readable parquet file: {err}") from err
+
+
+def _hub(name: str, split: str, columns: Sequence[str], cache_dir: str | None) -> Iterator[RawRow]:
+    import datasets
+
+    try:
+        dataset = datasets.load_dataset(name, split=split, cache_dir=cache_dir)
+    except Exception as err:  # network, hub and format errors have no common base; all of them are for the user to read
+        what = "this directory" if Path(name).is_dir() else "no file or directory here, and as a hub name it"
+        raise SourceError(f"{what} could not be loaded, split {split!r}: {type(err).__name__}: {err}") from err
+    _need_columns(list(dataset.column_names), columns)
+    dataset = dataset.select_columns(list(columns))
+    assert isinstance(dataset, datasets.Dataset), type(dataset)
+    for number, values in enumerate(dataset, start=1):
+        yield RawRow(f"row {number}", dict(values))
+
+
+def _need_columns(there: Sequence[str], columns: Sequence[str]) -> None:
+    missing = [column for column in columns if column not in there]
+    if missing:
+        raise SourceError(
+            f"has no column {', '.join(missing)}; it has: {', '.join(there)} "
+            "(--sft_messages_key and --ground_truths_key name the columns to read)"
+        )

@@ -1,0 +1,151 @@
+"""Every message that travels between processes. Read this first.
+
+Messages are frozen dataclasses that hold numpy arrays and plain Python values: token ids and log-probs, never text that has
+to be tokenized again and never torch tensors. Arrays come out of Ray read-only; copy when a batch is built.
+
+Shapes: B rows, T tokens, Q prompt tokens, R response tokens, G samples of one prompt.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+TRAIN = "TRAIN"
+"""Marker of a prompt or result that belongs to training."""
+EVAL = "EVAL"
+"""Marker of a prompt or result that belongs to an evaluation: it never enters a training batch."""
+
+
+@dataclass(frozen=True)
+class SamplingConfig:
+    """How one group is sampled. Log-probs are always returned, of the distribution that was sampled from."""
+
+    temperature: float = 1.0
+    """0 is greedy."""
+    top_p: float = 1.0
+    max_tokens: int = 256
+    """Most tokens in one response."""
+    n: int = 1
+    """Samples per prompt (G)."""
+    stop: tuple[str, ...] = ()
+    """Strings that end a response, beside the model's own end token."""
+    seed: int | None = None
+    """With a seed, the samples of this group do not depend on which engine draws them, nor on what else it is doing."""
+
+
+@dataclass(frozen=True)
+class PromptRequest:
+    """One prompt on its way to an engine through `param_prompt_Q`."""
+
+    prompt: np.ndarray  # (Q,) int32
+    generation_config: SamplingConfig
+    index: int
+    """Row of the dataset."""
+    prompt_id: str
+    """Unique within a run and its resumptions; the ledger's key."""
+    training_step: int
+    """The step that will train on the group; for an evaluation, the weight version it measures."""
+    marker: str = TRAIN
+
+    @property
+    def is_eval(self) -> bool:
+        return self.marker == EVAL
+
+
+@dataclass(frozen=True)
+class TokenStatistics:
+    """What generating one group cost."""
+
+    num_prompt_tokens: int
+    """Of the prompt, counted once."""
+    num_response_tokens: int
+    """Of all G responses together."""
+    generation_time: float
+    """Seconds from the engine's admission of the prompt to its last token."""
+    start_time: float
+    """Unix time of the admission."""
+
+
+@dataclass(frozen=True)
+class GenerationResult:
+    """The G responses to one prompt, on their way back through `inference_results_Q`."""
+
+    responses: list[np.ndarray]  # G x (R,) int32
+    logprobs: list[np.ndarray]  # G x (R,) float32, as sampled
+    finish_reasons: list[str]  # G x "stop" | "length" | "abort"
+    version_spans: list[list[tuple[int, int]]]
+    """Per response, `(weight version, number of tokens)` in order; the counts add up to R."""
+    index: int
+    prompt_id: str
+    training_step: int
+    engine_id: int
+    token_statistics: TokenStatistics
+    marker: str = TRAIN
+
+    @property
+    def is_eval(self) -> bool:
+        return self.marker == EVAL
+
+    @property
+    def oldest_version(self) -> int:
+        """Version of the oldest weights that any token of the group was sampled with."""
+        return min(version for spans in self.version_spans for version, _ in spans)
+
+
+@dataclass(frozen=True)
+class ShutdownSentinel:
+    """Put on a queue to wake its reader for the last time."""
+
+
+@dataclass(frozen=True)
+class TrainingSample:
+    """One scored response, ready to be collated."""
+
+    query: np.ndarray  # (Q,) int32
+    response: np.ndarray  # (R,) int32
+    mask: np.ndarray  # (R,) bool: False where a token is not trained on
+    logprobs: np.ndarray  # (R,) float32, the engine's
+    advantage: float
+
+    def __len__(self) -> int:
+        return len(self.query) + len(self.response)
+
+
+@dataclass(frozen=True)
+class CollatedBatchData:
+    """One micro-batch: B rows of T tokens, right-padded or packed; both kinds look the same to the learner.
+
+    A sequence is causal within itself alone: padding stands right of it, and in a packed row `position_ids` start again at 0
+    with each sequence. All arrays are aligned with `query_responses`: entry `t` speaks of token `t`.
+    """
+
+    query_responses: np.ndarray  # (B, T) int32
+    position_ids: np.ndarray  # (B, T) int32
+    response_masks: np.ndarray  # (B, T) bool: True on response tokens that are trained on; False on queries and padding
+    advantages: np.ndarray  # (B, T) float32, 0 where the mask is False
+    vllm_logprobs: np.ndarray  # (B, T) float32, 0 where the mask is False
+
+    @property
+    def num_tokens(self) -> int:
+        """Trained tokens in this micro-batch."""
+        return int(self.response_masks.sum())
+
+
+@dataclass(frozen=True)
+class MiniBatch:
+    """One rank's share of one optimizer step."""
+
+    micro_batches: list[CollatedBatchData]
+    """The same number on every rank; rows without a trained token fill up."""
+    num_global_tokens: int
+    """Trained tokens of this optimizer step over all ranks: the denominator of the loss."""
+
+
+@dataclass(frozen=True)
+class RolloutBatch:
+    """What the controller hands to the step loop for one training step. The loop sees references and numbers, no samples."""
+
+    training_step: int
+    rank_data: list[object]
+    """One Ray object reference per learner rank, each to a `list[MiniBatch]`."""
+    metrics: dict[str, float] = field(default_factory=dict)

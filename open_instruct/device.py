@@ -1,0 +1,186 @@
+"""The one place where CPU and GPU differ. Everyone else asks a `Device` and has no branch of its own.
+
+The driver finds the device out once and hands it to the actors: an actor that was given no GPU sees none, and would
+answer differently.
+"""
+
+import os
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    import torch
+
+Kind = Literal["cpu", "cuda"]
+
+WORKERS_PER_CORE = 4
+"""Most worker processes per CPU core; beyond that they only wait for each other."""
+CPU_BATCHED_TOKENS = 8192
+"""Most tokens of one engine step on CPU."""
+CPU_KV_CACHE_BYTES = 2**30
+"""Key-value cache of one engine on CPU."""
+WORKER_BYTES = 2**30
+"""Memory that a learner or an engine takes on CPU before it holds a model worth speaking of."""
+
+
+@dataclass(frozen=True)
+class Device:
+    """What a run computes on, and every answer that depends on it."""
+
+    kind: Kind
+    dtype: str
+    """Name of the torch dtype of weights and activations, such as `bfloat16`."""
+    attn_implementation: str
+    """As Transformers calls it."""
+    single_gpu_mode: bool = False
+    """Learner and engine share one GPU."""
+
+    @property
+    def torch_dtype(self) -> "torch.dtype":
+        import torch
+
+        return getattr(torch, self.dtype)
+
+    @property
+    def collective_backend(self) -> Literal["gloo", "nccl"]:
+        """Backend of torch.distributed among the learners."""
+        return "nccl" if self.kind == "cuda" else "gloo"
+
+    @property
+    def weight_transport(self) -> Literal["ray_object", "nccl", "ipc"]:
+        """Name of the vLLM weight-transfer backend. NCCL cannot join two processes on one GPU, hence `ipc`."""
+        if self.kind == "cpu":
+            return "ray_object"
+        return "ipc" if self.single_gpu_mode else "nccl"
+
+    @property
+    def collation_layout(self) -> Literal["padded", "packed"]:
+        """Packed rows pay off only where attention skips the pairs of tokens that lie in different sequences."""
+        return "packed" if self.attn_implementation == "flash_attention_2" else "padded"
+
+    @property
+    def threads_per_worker(self) -> int | None:
+        """Threads for `torch.set_num_threads`; None leaves torch's choice.
+
+        One on CPU: an engine and a learner with a thread per core each are several times slower than with one each.
+        """
+        return 1 if self.kind == "cpu" else None
+
+    @property
+    def learner_resources(self) -> dict[str, float]:
+        """Ray resources of one learner, as arguments of `.options()`."""
+        return self._resources(num_gpus=1)
+
+    def engine_resources(self, tensor_parallel_size: int = 1) -> dict[str, float]:
+        """Ray resources of one engine, as arguments of `.options()`."""
+        return self._resources(num_gpus=tensor_parallel_size)
+
+    def _resources(self, *, num_gpus: int) -> dict[str, float]:
+        # Ray counts cores, and a whole one each would leave most actors waiting for ever on a laptop. At four workers a
+        # core, a fifth each leaves a fifth of the machine for the other actors.
+        if self.kind == "cpu":
+            return {"num_cpus": 0.2, "num_gpus": 0}
+        return {"num_cpus": 1, "num_gpus": 0.5 if self.single_gpu_mode else num_gpus}
+
+    def engine_kwargs(self, *, max_model_len: int, gpu_memory_utilization: float) -> dict[str, Any]:
+        """Engine arguments of vLLM that depend on the device."""
+        if self.kind == "cuda":
+            return {"gpu_memory_utilization": gpu_memory_utilization}
+        return {
+            # A prompt in one piece: a sampler with a seed cannot take back what it drew for a piece (vLLM 0.32 on CPU).
+            "enable_chunked_prefill": False,
+            "max_num_batched_tokens": max(CPU_BATCHED_TOKENS, max_model_len),
+            "kv_cache_memory_bytes": CPU_KV_CACHE_BYTES,  # vLLM would take a share of the whole machine
+        }
+
+    @property
+    def engine_env(self) -> dict[str, str]:
+        """Environment of an engine's process, to be set before vLLM is imported. What the user has set wins."""
+        if self.kind == "cuda":
+            return {}
+        defaults = {
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine in the actor itself: half the time to start
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # tensor parallelism fails to bind its workers otherwise
+        }
+        return {name: os.environ.get(name, value) for name, value in defaults.items()}
+
+    def memory_in_use_bytes(self) -> int:
+        """Memory that this process holds now: tensors on the GPU, or resident memory on CPU."""
+        if self.kind == "cuda":
+            import torch
+
+            return torch.cuda.memory_allocated()
+        resident_pages = int(Path("/proc/self/statm").read_text().split()[1])
+        return resident_pages * os.sysconf("SC_PAGE_SIZE")
+
+    def num_workers_needed(self, num_learners: int, num_engines: int, tensor_parallel_size: int) -> int:
+        """Places (see `num_places`) that a run takes up."""
+        if self.single_gpu_mode:
+            return 1
+        return num_learners + num_engines * tensor_parallel_size
+
+    @property
+    def num_places(self) -> int:
+        """Workers that this machine has room for: one per GPU, or as many as cores and memory allow."""
+        if self.kind == "cuda":
+            import torch
+
+            return torch.cuda.device_count()
+        return min(_num_cores() * WORKERS_PER_CORE, _memory_bytes() // WORKER_BYTES)
+
+    @property
+    def places_explained(self) -> str:
+        """Where `num_places` comes from, for a message to the user."""
+        if self.kind == "cuda":
+            return f"GPUs: {self.num_places}, one worker each"
+        gib = _memory_bytes() / 2**30
+        return f"{_num_cores()} CPU cores, at most {WORKERS_PER_CORE} workers each; {gib:.0f} GiB of memory, 1 GiB each"
+
+
+def current_device(
+    *,
+    kind: Kind | None = None,
+    dtype: str = "auto",
+    attn_implementation: str = "auto",
+    single_gpu_mode: bool = False,
+) -> Device:
+    """The device of this machine.
+
+    Args:
+        kind: None asks torch. Give it where this process does not see what the workers will see.
+        dtype: `auto` is bfloat16 on GPU and float32 on CPU, where bfloat16 is emulated and many times slower.
+        attn_implementation: `auto` is flash attention where it can run, else torch's scaled dot product.
+    """
+    kind = kind or ("cuda" if _sees_a_gpu() else "cpu")
+    if dtype == "auto":
+        dtype = "bfloat16" if kind == "cuda" else "float32"
+    if attn_implementation == "auto":
+        attn_implementation = "flash_attention_2" if flash_attention_can_run(kind) else "sdpa"
+    return Device(kind, dtype, attn_implementation, single_gpu_mode)
+
+
+def flash_attention_can_run(kind: Kind) -> bool:
+    """Whether there is a GPU and the package `flash_attn`."""
+    return kind == "cuda" and find_spec("flash_attn") is not None
+
+
+def _sees_a_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def _num_cores() -> int:
+    """Cores that this process may run on, which in a container may be fewer than the machine has."""
+    return len(os.sched_getaffinity(0))
+
+
+def _memory_bytes() -> int:
+    """Memory of the machine, or of the container where that has less."""
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    limit = Path("/sys/fs/cgroup/memory.max")
+    if limit.is_file() and (text := limit.read_text().strip()) != "max":
+        return min(total, int(text))
+    return total

@@ -1,0 +1,473 @@
+"""GRPO: sample with vLLM, verify, train with DeepSpeed, send the new weights back. The command line of the project.
+
+    python open_instruct/grpo_fast.py --model_name_or_path Qwen/Qwen3-0.6B --dataset_mixer_list reasoning_gym/chain_sum 1.0
+
+    PromptOrder ─► RolloutController ──► param_prompt_Q ──► LLMRayActor × N    process_queue_continuously()
+                      │   ▲                                      │   ▲
+                      │   └── inference_results_Q ◄──────────────┘   │ weights of version t
+         batch t      ▼                                              │
+    step loop ──► RayTrainGroup: PolicyTrainerRayProcess × M ────────┘
+
+Each step of the loop below waits for batch t (unblocked by the controller), lets the learners train on it, sends version t to
+every engine, and tells the controller, which then admits the prompts that the staleness bound (`--async_steps`) allows.
+"""
+
+import sys
+from pathlib import Path
+
+if sys.path and Path(sys.path[0]).resolve() == Path(__file__).resolve().parent:
+    del sys.path[0]  # run as a script, this folder would shadow top-level modules of the same names
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from open_instruct import coordinator
+from open_instruct.checkpoints import CheckpointStore, different_options, written_whole
+from open_instruct.cli import UsageError, fail_with, parse_args
+from open_instruct.config import GRPOConfig, collect_mistakes, load_tokenizer
+from open_instruct.coordinator import ComponentDied, Interrupted, Parts, Timer
+from open_instruct.dataset_transformation import DatasetError, LoadReport, load_prompts
+from open_instruct.ground_truth_utils import verifier_names
+from open_instruct.learner import merge_step_metrics
+from open_instruct.prompt_dataset import PromptDataset
+from open_instruct.run_log import SUMMARY_FILE, RunLog
+from open_instruct.run_summary import PromptCounts, RunSummary, format_summary_table, read_summary
+
+if TYPE_CHECKING:
+    from open_instruct.data_types import RolloutBatch
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class RunInputs:
+    """What was checked before anything starts."""
+
+    train_dataset: PromptDataset
+    eval_dataset: PromptDataset | None
+    pad_token_id: int
+    reports: list[LoadReport]
+
+
+@dataclass
+class Progress:
+    """Where the run stands; all of it is in a checkpoint."""
+
+    training_step: int = 0
+    episode: int = 0
+    num_total_tokens: int = 0
+    wall_seconds: float = 0.0
+    eval_accuracy_before: float | None = None
+    eval_accuracy_after: float | None = None
+
+
+@dataclass
+class Run:
+    """What the step loop works with."""
+
+    args: GRPOConfig
+    parts: Parts
+    log: RunLog
+    store: CheckpointStore
+    evaluates: bool
+    progress: Progress = field(default_factory=Progress)
+    timer: Timer = field(default_factory=Timer)
+    evaluation_of: int | None = None
+    """Version whose evaluation is in flight."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run GRPO; the exit code: 0 done, 1 failed, 85 ended by SIGTERM with a checkpoint, 130 by Ctrl-C."""
+    args, inputs = read_options_and_data(sys.argv[1:] if argv is None else argv)
+    if is_complete(args):
+        return tell_that_it_is_complete(args)
+    log = RunLog(args)
+    try:
+        with coordinator.ray_cluster() as signals:
+            param_prompt_Q, inference_results_Q = coordinator.create_queues(args)
+            parts = start_parts(args, inputs, (param_prompt_Q, inference_results_Q), signals)
+            run = Run(args, parts, log, checkpoint_store(args), evaluates=inputs.eval_dataset is not None)
+            try:
+                resume(run)
+                start_queue_processing_on_actors(run)
+                train(run)
+                finish(run)
+            except Interrupted as interruption:
+                return stop_early(run, interruption)
+            finally:
+                parts.shut_down()
+    except (ComponentDied, TimeoutError) as error:
+        log.failed(error)
+        return 1
+    except Interrupted as interruption:
+        return interruption.exit_code
+    finally:
+        log.close()
+    return 0
+
+
+# --- before anything starts -------------------------------------------------------------------------------------------
+
+
+def read_options_and_data(argv: Sequence[str]) -> tuple[GRPOConfig, RunInputs]:
+    """Options, tokenizer and datasets, all checked; every mistake in one message and exit code 2."""
+    tokenizer: Any = None
+
+    def tokenizer_can_be_used(args: GRPOConfig) -> list[str]:
+        nonlocal tokenizer
+        tokenizer, mistakes = load_tokenizer(args)
+        return mistakes
+
+    mistakes: list[str] = []
+    try:
+        args = parse_args(argv, GRPOConfig, validators=[collect_mistakes, tokenizer_can_be_used, resumes_the_same_run])
+    except UsageError as error:
+        fail_with(error.mistakes)
+    eval_dataset, eval_reports = load_eval_dataset(args, tokenizer, mistakes)
+    train_dataset, train_reports = load_train_dataset(args, tokenizer, eval_dataset, mistakes)
+    if mistakes or train_dataset is None:
+        fail_with(mistakes)
+    pad = tokenizer.pad_token_id
+    pad_token_id = tokenizer.eos_token_id if pad is None else pad
+    return args, RunInputs(train_dataset, eval_dataset, pad_token_id, train_reports + eval_reports)
+
+
+def load_train_dataset(
+    args: GRPOConfig, tokenizer: Any, eval_dataset: PromptDataset | None, mistakes: list[str]
+) -> tuple[PromptDataset | None, list[LoadReport]]:
+    """Training prompts without those of the evaluation, which is thereby held out."""
+    return _load(args, tokenizer, mistakes, flag="dataset_mixer_list", exclude=eval_dataset)
+
+
+def load_eval_dataset(
+    args: GRPOConfig, tokenizer: Any, mistakes: list[str]
+) -> tuple[PromptDataset | None, list[LoadReport]]:
+    if not args.dataset_mixer_eval_list:
+        return None, []
+    return _load(args, tokenizer, mistakes, flag="dataset_mixer_eval_list", exclude=None)
+
+
+def _load(
+    args: GRPOConfig, tokenizer: Any, mistakes: list[str], *, flag: str, exclude: PromptDataset | None
+) -> tuple[PromptDataset | None, list[LoadReport]]:
+    system_prompt = args.system_prompt_override_file
+    try:
+        dataset, report = load_prompts(
+            getattr(args, flag),
+            getattr(args, f"{flag}_splits"),
+            tokenizer=tokenizer,
+            max_prompt_token_length=args.max_prompt_token_length,
+            overlong_prompts=args.overlong_prompts,
+            messages_key=args.sft_messages_key,
+            ground_truths_key=args.ground_truths_key,
+            system_prompt_override=Path(system_prompt).read_text() if system_prompt else None,
+            known_verifiers=verifier_names(),
+            exclude=exclude,
+            flag=f"--{flag}",
+        )
+    except DatasetError as error:
+        mistakes.extend(str(error).splitlines())
+        return None, []
+    return dataset, [report]
+
+
+def resumes_the_same_run(args: GRPOConfig) -> list[str]:
+    """A checkpoint in the way of a run with other options is a mistake, not something to go on from."""
+    newest = checkpoint_store(args).newest()
+    if newest is None:
+        return []
+    path, state = newest
+    changed = different_options(state["identity"], run_identity(args))
+    if not changed:
+        return []
+    return [f"--output_dir {args.output_dir}: {path} is of another run: {'; '.join(changed)}. Choose another --output_dir."]
+
+
+def run_identity(args: GRPOConfig) -> dict[str, Any]:
+    """Options that must not change between a checkpoint and the run that goes on from it."""
+    names = (
+        "seed",
+        "model_name_or_path",
+        "dataset_mixer_list",
+        "dataset_mixer_list_splits",
+        "max_prompt_token_length",
+        "num_unique_prompts_rollout",
+        "num_samples_per_prompt_rollout",
+        "num_learners_per_node",
+        "deepspeed_stage",
+    )
+    return {name: getattr(args, name) for name in names}
+
+
+def checkpoint_store(args: GRPOConfig) -> CheckpointStore:
+    return CheckpointStore(args.state_dir, keep_last=args.keep_last_n_checkpoints)
+
+
+# --- start and end of the parts ---------------------------------------------------------------------------------------
+
+
+def start_parts(args: GRPOConfig, inputs: RunInputs, queues: tuple[Any, Any], signals: coordinator.Signals) -> Parts:
+    """Start controller, engines and learners side by side, and connect the learners to the engines."""
+    device = args.device
+    longest_prompt = max(d.longest_prompt for d in (inputs.train_dataset, inputs.eval_dataset) if d is not None)
+    responses = max(args.response_length, args.eval_sampling.max_tokens)
+    parts = coordinator.create_parts(
+        args,
+        device,
+        (inputs.train_dataset, inputs.eval_dataset),
+        queues,
+        signals,
+        pad_token_id=inputs.pad_token_id,
+        max_model_len=longest_prompt + responses,
+    )
+    try:
+        parts.wait_until_ready(args)
+    except BaseException:
+        parts.shut_down()
+        raise
+    return parts
+
+
+def resume(run: Run) -> None:
+    """Go on from the newest checkpoint, if there is one; bring the weights to the engines either way."""
+    newest = run.store.newest()
+    parts, controller = run.parts, run.parts.manager.controller
+    evaluation_of = None
+    if newest is not None:
+        path, state = newest
+        loading = [*parts.group.async_load_checkpoint(str(path)), controller.load_state_dict.remote(state["controller"])]
+        parts.wait(loading, what=f"loading {path}", timeout_s=run.args.init_timeout_s, interruptible=True)
+        run.progress = Progress(**state["progress"])
+        evaluation_of = state["evaluation_of"]
+    run.log.started(run.progress.training_step, newest[0] if newest else None)
+    _send_weights(run)
+    if evaluation_of is not None:  # it was cut off
+        start_evaluation(run)
+    parts.wait(controller.start.remote(run.progress.training_step), what="the controller's start", timeout_s=60.0)
+
+
+def start_queue_processing_on_actors(run: Run) -> None:
+    """Have every engine serve the queues from now on; their futures are how the driver sees one die."""
+    run.parts.engine_futures = [
+        engine.process_queue_continuously.remote() for engine in run.parts.manager.rollout_engines
+    ]
+
+
+def stop_early(run: Run, interruption: Interrupted) -> int:
+    """A signal came: save where the run stands, so that the same command goes on from here."""
+    logger.warning("%s: saving a checkpoint, then leaving", interruption)
+    save_checkpoint(run)
+    run.log.ended(summarize(run), exit_code=interruption.exit_code)
+    return interruption.exit_code
+
+
+# --- the loop ---------------------------------------------------------------------------------------------------------
+
+
+def train(run: Run) -> None:
+    """All training steps that are left."""
+    args = run.args
+    if run.evaluates and args.eval_on_step_0 and run.progress.training_step == 0:
+        start_evaluation(run)
+    for training_step in range(run.progress.training_step + 1, args.num_training_steps + 1):
+        started = time.perf_counter()
+        batch = load_data_from_packing_thread(run, training_step)
+        metrics = train_on_batch(run, batch)
+        maybe_evaluate(run)
+        sync_weights_and_prepare_prompts(run, training_step)
+        record_step(run, batch, metrics, seconds=time.perf_counter() - started)
+        save_if_due(run)
+    maybe_evaluate(run)
+
+
+def load_data_from_packing_thread(run: Run, training_step: int) -> "RolloutBatch":
+    """The batch of `training_step`: metrics and one reference per rank; the samples stay where they are.
+
+    Waits for the controller's data preparation; the driver may leave at any moment, no work is lost with it.
+    """
+    with run.timer("trainer_waiting_for_data"):
+        timeout_s = run.args.progress_timeout_s
+        ref = run.parts.manager.async_generate(training_step, timeout_s=timeout_s)
+        return run.parts.wait(
+            ref, what=f"the batch of step {training_step}", timeout_s=timeout_s + 10, interruptible=True
+        )
+
+
+def train_on_batch(run: Run, batch: "RolloutBatch") -> dict[str, float]:
+    """One training step on every learner."""
+    with run.timer("learners"):
+        reports = run.parts.wait(
+            run.parts.group.async_train(batch.rank_data),
+            what=f"training step {batch.training_step}",
+            timeout_s=run.args.progress_timeout_s,
+        )
+    return merge_step_metrics(reports)
+
+
+def sync_weights_and_prepare_prompts(run: Run, training_step: int) -> None:
+    """The step is done: its weights go to every engine, its prompts have their fates, and new prompts are admitted."""
+    run.progress.training_step = training_step
+    controller = run.parts.manager.controller
+    _send_weights(run)
+    run.parts.wait(controller.commit.remote(training_step), what="the ledger", timeout_s=60.0)
+    if evaluation_is_due(run):
+        start_evaluation(run)  # before training prompts are admitted: it does not stand behind them
+    run.parts.wait(controller.set_version.remote(training_step), what="the controller", timeout_s=60.0)
+
+
+def _send_weights(run: Run) -> None:
+    with run.timer("weight_sync"):
+        run.parts.wait(
+            run.parts.group.async_update_weights(run.progress.training_step),
+            what=f"weights of version {run.progress.training_step}",
+            timeout_s=run.args.weight_sync_timeout_s,
+        )
+
+
+def evaluation_is_due(run: Run) -> bool:
+    every, step = run.args.local_eval_every, run.progress.training_step
+    return run.evaluates and (step == run.args.num_training_steps or (every > 0 and step % every == 0))
+
+
+def start_evaluation(run: Run) -> None:
+    """Issue the evaluation prompts; the engines keep their weights until `maybe_evaluate` has the results."""
+    version = run.progress.training_step
+    run.parts.wait(
+        run.parts.manager.controller.start_evaluation.remote(version), what="the start of an evaluation", timeout_s=60.0
+    )
+    run.evaluation_of = version
+
+
+def maybe_evaluate(run: Run) -> bool:
+    """Collect the evaluation in flight, if there is one. Comes before new weights, so that it measures one version."""
+    if run.evaluation_of is None:
+        return False
+    with run.timer("waiting_for_evaluation"):
+        metrics = run.parts.wait(
+            run.parts.manager.async_eval(timeout_s=run.args.eval_timeout_s),
+            what=f"the evaluation of version {run.evaluation_of}",
+            timeout_s=run.args.eval_timeout_s + 10,
+        )
+    accuracy = metrics["eval/pass_at_1"]
+    if run.evaluation_of == 0:
+        run.progress.eval_accuracy_before = accuracy
+    run.progress.eval_accuracy_after = accuracy
+    run.log.evaluation(run.evaluation_of, metrics)
+    run.evaluation_of = None
+    return True
+
+
+def record_step(run: Run, batch: "RolloutBatch", metrics: dict[str, float], *, seconds: float) -> None:
+    """One row of metrics. Rates are tokens over the wall time of this step, or of the whole run for `_overall`."""
+    progress, args = run.progress, run.args
+    num_tokens = int(batch.metrics["val/num_step_tokens"])
+    progress.episode += args.num_samples_per_step
+    progress.num_total_tokens += num_tokens
+    progress.wall_seconds += seconds
+    status = run.parts.wait(run.parts.manager.controller.status.remote(), what="the controller", timeout_s=60.0)
+    row = {
+        "training_step": progress.training_step,
+        "episode": progress.episode,
+        "val/num_total_tokens": progress.num_total_tokens,
+        "learner_tokens_per_second_step": num_tokens / seconds,
+        "learner_tokens_per_second_overall": progress.num_total_tokens / progress.wall_seconds,
+        "time/total": seconds,
+        **batch.metrics,
+        **metrics,
+        **run.timer.take(),
+        **{f"prompts/{name}": count for name, count in status["prompts"].items() if isinstance(count, int)},
+        **{f"prompts/dropped_{reason}": count for reason, count in status["prompts"]["dropped"].items()},
+        **{f"queue/{name}": size for name, size in status["queues"].items()},
+    }
+    run.log.step(row)
+
+
+# --- saving -----------------------------------------------------------------------------------------------------------
+
+
+def save_if_due(run: Run) -> None:
+    args, step = run.args, run.progress.training_step
+    if args.checkpoint_state_freq > 0 and step % args.checkpoint_state_freq == 0:
+        save_checkpoint(run)
+    if args.save_freq > 0 and step % args.save_freq == 0:
+        save_model(run, Path(args.output_dir) / f"step_{step:06d}")
+
+
+def save_checkpoint(run: Run) -> None:
+    """Everything that the same command needs to go on from here. An evaluation in flight will be started anew."""
+    run.log.flush()
+    step = run.progress.training_step
+    if step == 0 or step in run.store.steps():
+        return
+    with run.timer("saving"):
+        controller = run.parts.wait(
+            run.parts.manager.controller.state_dict.remote(), what="the controller's state", timeout_s=60.0
+        )
+        state = {
+            "identity": run_identity(run.args),
+            "progress": vars(run.progress),
+            "controller": controller,
+            "evaluation_of": run.evaluation_of,
+        }
+        run.store.save(step, state, lambda path: _write_learners(run, path))
+
+
+def _write_learners(run: Run, path: Path) -> None:
+    run.parts.wait(
+        run.parts.group.async_save_checkpoint(str(path)), what="saving a checkpoint", timeout_s=run.args.init_timeout_s
+    )
+
+
+def save_model(run: Run, directory: Path) -> Path:
+    """A Hugging Face model directory that Transformers and vLLM load."""
+    with run.timer("saving"), written_whole(directory) as beside:
+        run.parts.wait(
+            run.parts.group.async_save_model(str(beside)), what="saving the model", timeout_s=run.args.init_timeout_s
+        )
+    return directory
+
+
+def finish(run: Run) -> None:
+    """The end: a last checkpoint, the model, the plot, the table."""
+    if run.args.checkpoint_state_freq > 0:
+        save_checkpoint(run)
+    model = save_model(run, Path(run.args.output_dir) / "model")
+    run.log.ended(summarize(run, model=model), exit_code=0)
+
+
+def summarize(run: Run, *, model: Path | None = None) -> RunSummary:
+    """Close the ledger and add up. `checkpoint` is the saved model, or the newest checkpoint of a run cut short."""
+    progress = run.progress
+    counts = run.parts.wait(run.parts.manager.controller.close_ledger.remote(), what="the ledger", timeout_s=60.0)
+    newest = run.store.newest()
+    checkpoint = model or (newest[0] if newest else None)
+    return RunSummary(
+        eval_accuracy_before=progress.eval_accuracy_before,
+        eval_accuracy_after=progress.eval_accuracy_after,
+        training_steps=progress.training_step,
+        wall_seconds=progress.wall_seconds,
+        tokens_per_second=progress.num_total_tokens / progress.wall_seconds if progress.wall_seconds else 0.0,
+        prompts=PromptCounts(**{name: counts[name] for name in ("issued", "consumed", "dropped", "reissued")}),
+        checkpoint=None if checkpoint is None else str(checkpoint),
+        plot=None,
+    )
+
+
+def is_complete(args: GRPOConfig) -> bool:
+    """Whether `--output_dir` holds a run that came to its end."""
+    steps = checkpoint_store(args).steps()
+    done = Path(args.output_dir, "model").is_dir() and Path(args.output_dir, SUMMARY_FILE).is_file()
+    return bool(steps) and steps[-1] >= args.num_training_steps and done
+
+
+def tell_that_it_is_complete(args: GRPOConfig) -> int:
+    print(format_summary_table(read_summary(Path(args.output_dir, SUMMARY_FILE))))
+    print(f"This run is complete. To train anew, choose another --output_dir or remove {args.output_dir}.")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

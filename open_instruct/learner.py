@@ -1,0 +1,414 @@
+"""The learners: DeepSpeed actors that train, and the driver's handle on all of them.
+
+    RayTrainGroup.async_train(step, refs) ─► PolicyTrainerRayProcess × M, one DeepSpeed rank each
+        for each mini-batch (one optimizer step):
+            for each micro-batch: forward ─► summed loss over trained tokens / tokens of the mini-batch on all ranks ─► backward
+            clip, AdamW, learning rate
+    RayTrainGroup.async_update_weights(version) ─► rank 0 sends, the others take part in the gathers
+
+The loss is normalised by the exact number of trained tokens over all micro-batches and ranks, so a step does not depend on how
+the batch was divided.
+"""
+
+import os
+import random
+import socket
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import ray
+import torch
+
+from open_instruct.config import GRPOConfig
+from open_instruct.data_types import CollatedBatchData, MiniBatch
+from open_instruct.device import Device
+from open_instruct.grpo_utils import compute_grpo_loss, finish_logprob_difference, logprob_difference_sums
+from open_instruct.model_utils import LogProbModel
+from open_instruct.weight_sync import DeepSpeedWeightSource, EngineClient, WeightSender, make_weight_sender
+
+if TYPE_CHECKING:
+    from ray.actor import ActorHandle
+
+MODEL_PREFIX = "model."
+"""What `LogProbModel` puts before a parameter's Hugging Face name."""
+
+
+class PolicyTrainerRayProcess:
+    """One DeepSpeed rank. Made a Ray actor by `RayTrainGroup`.
+
+    All ranks have to be called together: training, weight updates, saving and loading are collective.
+    """
+
+    def __init__(self, args: GRPOConfig, device: Device, rank: int, world_size: int, local_rank: int) -> None:
+        self._args = args
+        self._device = device
+        self.rank = rank
+        self.world_size = world_size
+        self._local_rank = local_rank
+        self._sender: WeightSender | None = None
+        self._client: EngineClient | None = None
+        if device.threads_per_worker:
+            torch.set_num_threads(device.threads_per_worker)
+
+    def find_address(self) -> tuple[str, int]:
+        """This node's address and a port that is free on it."""
+        with socket.socket() as probe:
+            probe.bind(("", 0))
+            return ray.util.get_node_ip_address(), probe.getsockname()[1]
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def init(self, master_address: str, master_port: int) -> None:
+        """Join the other ranks and load the model."""
+        self._join(master_address, master_port)
+        _seed_everything(self._args.seed)
+        self._torch_device = torch.device("cuda", 0) if self._device.kind == "cuda" else torch.device("cpu")
+        self.engine, self._ref_model = self._build_models()
+        self._source = DeepSpeedWeightSource(_hf_model(self.engine), zero_stage=self._args.deepspeed_stage)
+
+    def _join(self, master_address: str, master_port: int) -> None:
+        os.environ.update(
+            MASTER_ADDR=master_address,
+            MASTER_PORT=str(master_port),
+            RANK=str(self.rank),
+            WORLD_SIZE=str(self.world_size),
+            LOCAL_RANK="0",  # Ray shows each actor its own device alone
+        )
+        if self._device.kind == "cpu":
+            os.environ["DS_ACCELERATOR"] = "cpu"
+        import deepspeed
+
+        deepspeed.init_distributed(
+            dist_backend=self._device.collective_backend,
+            auto_mpi_discovery=False,
+            timeout=timedelta(minutes=self._args.backend_timeout),
+        )
+
+    def _build_models(self) -> tuple[Any, torch.nn.Module | None]:
+        import deepspeed
+
+        args = self._args
+        config = deepspeed_config(args, self._device, world_size=self.world_size)
+        model = self._load_model(config)
+        model.train()
+        optimizer = torch.optim.AdamW(
+            model.parameters(),
+            lr=args.learning_rate,
+            weight_decay=args.weight_decay,
+            fused=self._device.kind == "cuda",
+        )
+        engine, *_ = deepspeed.initialize(
+            model=model, optimizer=optimizer, config=config, lr_scheduler=self._make_scheduler(optimizer)
+        )
+        ref_model = self._load_ref_model() if args.load_ref_policy else None
+        return engine, ref_model
+
+    def _load_model(self, config: dict[str, Any]) -> LogProbModel:
+        from transformers import AutoModelForCausalLM
+        from transformers.integrations import HfDeepSpeedConfig
+
+        # Alive while the model is made, this has Transformers divide the weights as they are read.
+        zero3 = HfDeepSpeedConfig(config) if self._args.deepspeed_stage == 3 else None
+        model = AutoModelForCausalLM.from_pretrained(
+            self._args.model_name_or_path,
+            revision=self._args.model_revision,
+            dtype=self._device.torch_dtype,
+            attn_implementation=self._device.attn_implementation,
+        )
+        del zero3
+        if self._args.gradient_checkpointing:
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        return LogProbModel(model)
+
+    def _load_ref_model(self) -> torch.nn.Module:
+        import deepspeed
+
+        config = deepspeed_config(self._args, self._device, world_size=self.world_size)
+        model = self._load_model(config).eval().requires_grad_(False)
+        if self._args.deepspeed_stage != 3:
+            return model.to(self._torch_device)
+        ref_engine, *_ = deepspeed.initialize(model=model, config=config)
+        return ref_engine
+
+    def _make_scheduler(self, optimizer: torch.optim.Optimizer) -> Any:
+        from transformers import get_scheduler
+
+        args = self._args
+        num_updates = args.num_training_steps * args.num_epochs * args.num_mini_batches
+        return get_scheduler(
+            args.lr_scheduler_type,
+            optimizer=optimizer,
+            num_warmup_steps=int(args.warmup_ratio * num_updates),
+            num_training_steps=num_updates,
+        )
+
+    # --- training -----------------------------------------------------------------------------------------------------
+
+    def train(self, mini_batches: Sequence[MiniBatch]) -> dict[str, Any]:
+        """One training step on this rank's share.
+
+        Returns sums for `merge_step_metrics`: they are added up over ranks before anything is divided.
+        """
+        started = time.perf_counter()
+        old_logprobs = self._old_logprobs(mini_batches)
+        sums: dict[str, float] = defaultdict(float)
+        mismatches: list[dict] = []
+        grad_norms: list[float] = []
+        lr = 0.0
+        for epoch in range(self._args.num_epochs):
+            for number, mini_batch in enumerate(mini_batches):
+                parts = self._train_mini_batch(mini_batch, old_logprobs[number] if old_logprobs else None)
+                for part, mismatch in parts:
+                    for name, value in part.items():
+                        sums[name] += float(value)
+                    if epoch == 0 and number == 0:
+                        mismatches.append({name: float(value) for name, value in mismatch.items()})
+                lr = self.engine.get_lr()[0]
+                grad_norms.append(self._optimizer_step())
+        num_tokens = sum(micro.num_tokens for mini in mini_batches for micro in mini.micro_batches)
+        return {
+            "sums": dict(sums),
+            "num_tokens": num_tokens * self._args.num_epochs,
+            "mismatches": mismatches,
+            "grad_norm": float(np.mean(grad_norms)),
+            "lr": lr,
+            "seconds": time.perf_counter() - started,
+            "memory_in_use_bytes": self._device.memory_in_use_bytes(),
+        }
+
+    def _train_mini_batch(self, mini_batch: MiniBatch, old_logprobs: list[torch.Tensor] | None) -> list[tuple[dict, dict]]:
+        """Accumulate the gradient of one optimizer step; sums and engine mismatch per micro-batch."""
+        parts = []
+        last = len(mini_batch.micro_batches) - 1
+        denominator = self._denominator(mini_batch)
+        for number, micro_batch in enumerate(mini_batch.micro_batches):
+            self.engine.set_gradient_accumulation_boundary(number == last)
+            loss_sum, *metrics = self._loss(micro_batch, old_logprobs[number] if old_logprobs else None)
+            # DeepSpeed averages over ranks; a sum over ranks is what is wanted
+            self.engine.backward(loss_sum * (self.world_size / denominator), scale_wrt_gas=False)
+            parts.append(tuple(metrics))
+        return parts
+
+    def _denominator(self, mini_batch: MiniBatch) -> float:
+        if self._args.loss_denominator == "token":
+            return max(mini_batch.num_global_tokens, 1)
+        return float(self._args.loss_denominator)
+
+    def _loss(self, micro_batch: CollatedBatchData, old_logprobs: torch.Tensor | None) -> tuple[torch.Tensor, dict, dict]:
+        """Summed loss of one micro-batch with its gradient, metric sums, and mismatch with the engine's log-probs."""
+        args = self._args
+        tensors = self._to_tensors(micro_batch)
+        mask = tensors["response_masks"][:, 1:]
+        new_logprobs, entropy = self._forward(self.engine, tensors)
+        loss, sums = compute_grpo_loss(
+            new_logprobs,
+            new_logprobs.detach() if old_logprobs is None else old_logprobs,
+            self._ref_logprobs(tensors),
+            tensors["advantages"][:, 1:],
+            mask,
+            loss_fn=args.loss_fn,
+            clip_lower=args.clip_lower,
+            clip_higher=args.clip_higher,
+            beta=args.beta,
+            kl_estimator=args.kl_estimator,
+        )
+        sums["policy/entropy_avg"] = (entropy * mask).sum()
+        mismatch = logprob_difference_sums(new_logprobs.detach(), tensors["vllm_logprobs"][:, 1:], mask)
+        return loss, sums, mismatch
+
+    def _forward(self, model: Any, tensors: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        return model(tensors["query_responses"], tensors["position_ids"], self._args.temperature)
+
+    def _ref_logprobs(self, tensors: dict[str, torch.Tensor]) -> torch.Tensor | None:
+        if self._ref_model is None:
+            return None
+        with torch.no_grad():
+            return self._forward(self._ref_model, tensors)[0]
+
+    def _old_logprobs(self, mini_batches: Sequence[MiniBatch]) -> list[list[torch.Tensor]] | None:
+        """Log-probs before the first update of the step, per mini- and micro-batch; None where there is one update alone.
+
+        With a single update the policy itself is the old one: the ratio is 1 and nothing is clipped.
+        """
+        if self._args.num_epochs * len(mini_batches) == 1:
+            return None
+        with torch.no_grad():
+            return [
+                [self._forward(self.engine, self._to_tensors(micro))[0] for micro in mini.micro_batches]
+                for mini in mini_batches
+            ]
+
+    def _optimizer_step(self) -> float:
+        """Clip, step, schedule; the gradient's norm before clipping."""
+        norm = self._stage_0_grad_norm() if self._args.deepspeed_stage == 0 else None
+        self.engine.step()
+        return float(self.engine.get_global_grad_norm() or 0.0) if norm is None else norm
+
+    def _stage_0_grad_norm(self) -> float | None:
+        """DeepSpeed reports none at stage 0 without mixed precision."""
+        grads = [p.grad for p in self.engine.module.parameters() if p.grad is not None]
+        return float(torch.nn.utils.get_total_norm(grads)) if grads else None
+
+    def _to_tensors(self, micro_batch: CollatedBatchData) -> dict[str, torch.Tensor]:
+        """Arrays from Ray are read-only, so this copies them. Ids as int64, the rest as it is."""
+        tensors = {name: torch.from_numpy(array.copy()) for name, array in vars(micro_batch).items()}
+        for name in ("query_responses", "position_ids"):
+            tensors[name] = tensors[name].long()
+        return {name: tensor.to(self._torch_device) for name, tensor in tensors.items()}
+
+    # --- weights ------------------------------------------------------------------------------------------------------
+
+    def connect_rollout_engines(self, rollout_engines: "list[ActorHandle]") -> None:
+        """Set up the transport of weights to `rollout_engines`."""
+        args = self._args
+        self._client = EngineClient(
+            rollout_engines,
+            workers_per_engine=args.vllm_tensor_parallel_size,
+            timeout_s=args.weight_sync_timeout_s,
+        )
+        self._sender = make_weight_sender(
+            self._device.weight_transport,
+            rank=self.rank,
+            client=self._client,
+            source=self._source,
+            num_engine_workers=len(rollout_engines) * args.vllm_tensor_parallel_size,
+            find_address=self.find_address,
+        )
+
+    def update_weights(self, version: int) -> float:
+        """Send the weights as `version` to every engine; seconds that it took."""
+        assert self._sender is not None, "connect_rollout_engines comes first"
+        assert self._client is not None
+        started = time.perf_counter()
+        self._client.next_version = version
+        self._sender.send_weights()
+        return time.perf_counter() - started
+
+    # --- saving -------------------------------------------------------------------------------------------------------
+
+    def save_model(self, directory: str) -> None:
+        """Write a Hugging Face model directory; the caller gives one that is not there yet."""
+        state = {name: tensor.cpu() for name, tensor in self._source} if self._saves_state else dict.fromkeys(self._names())
+        if self.rank != 0:
+            return
+        from transformers import AutoTokenizer
+
+        _hf_model(self.engine).save_pretrained(directory, state_dict=state)
+        AutoTokenizer.from_pretrained(self._args.tokenizer_name, revision=self._args.model_revision).save_pretrained(directory)
+
+    @property
+    def _saves_state(self) -> bool:
+        return self.rank == 0 or self._args.deepspeed_stage == 3
+
+    def _names(self) -> list[str]:
+        return [meta.name for meta in self._source.metadata()]
+
+    def save_checkpoint(self, directory: str) -> None:
+        """Weights, optimizer, scheduler and this rank's random state, under `directory`."""
+        self.engine.save_checkpoint(directory, tag="deepspeed")
+        torch.save(_random_state(), Path(directory) / f"random_state_{self.rank}.pt")
+
+    def load_checkpoint(self, directory: str) -> None:
+        path, _ = self.engine.load_checkpoint(directory, tag="deepspeed")
+        if path is None:
+            raise ValueError(f"{directory} holds no DeepSpeed checkpoint; remove the directory to start from an older one")
+        _set_random_state(torch.load(Path(directory) / f"random_state_{self.rank}.pt", weights_only=False))
+
+
+def deepspeed_config(args: GRPOConfig, device: Device, *, world_size: int) -> dict[str, Any]:
+    """DeepSpeed's configuration. The number of micro-batches changes from step to step, so we mark their boundaries ourselves."""
+    return {
+        "train_batch_size": world_size,
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": 1,
+        "gradient_clipping": args.max_grad_norm,
+        "bf16": {"enabled": device.dtype == "bfloat16"},  # unsaid, DeepSpeed takes bf16 on CPU: many times slower
+        "fp16": {"enabled": device.dtype == "float16"},
+        "zero_optimization": {
+            "stage": args.deepspeed_stage,
+            "overlap_comm": device.kind == "cuda",
+            "stage3_param_persistence_threshold": 0,
+            "stage3_gather_16bit_weights_on_model_save": False,
+        },
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+        "steps_per_print": 10**9,
+        "wall_clock_breakdown": False,
+    }
+
+
+def _hf_model(engine: Any) -> torch.nn.Module:
+    return engine.module.model
+
+
+def _seed_everything(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+
+
+def _random_state() -> dict[str, Any]:
+    state = {"python": random.getstate(), "numpy": np.random.get_state(), "torch": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        state["cuda"] = torch.cuda.get_rng_state()
+    return state
+
+
+def _set_random_state(state: dict[str, Any]) -> None:
+    random.setstate(state["python"])
+    np.random.set_state(state["numpy"])
+    torch.set_rng_state(state["torch"])
+    if "cuda" in state:
+        torch.cuda.set_rng_state(state["cuda"])
+
+
+def merge_step_metrics(reports: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """One set of metrics from every rank's sums: each mean is over the trained tokens of all ranks."""
+    num_tokens = max(sum(report["num_tokens"] for report in reports), 1)
+    names = {name for report in reports for name in report["sums"]}
+    metrics = {name: sum(report["sums"].get(name, 0.0) for report in reports) / num_tokens for name in sorted(names)}
+    metrics |= finish_logprob_difference([mismatch for report in reports for mismatch in report["mismatches"]])
+    metrics["optim/grad_norm"] = reports[0]["grad_norm"]
+    metrics["lr"] = reports[0]["lr"]
+    metrics["time/training"] = max(report["seconds"] for report in reports)
+    metrics["memory/learner_bytes_max"] = max(report["memory_in_use_bytes"] for report in reports)
+    return metrics
+
+
+class RayTrainGroup:
+    """A group of learners. Functions that start with `async_` return a list of object refs, one per rank."""
+
+    def __init__(self, workers: "list[ActorHandle]") -> None:
+        self.workers = workers
+
+    def async_init(self, master_address: str, master_port: int) -> list:
+        return self._all("init", master_address, master_port)
+
+    def async_init_weight_update_connections(self, rollout_engines: "list[ActorHandle]") -> list:
+        return self._all("connect_rollout_engines", rollout_engines)
+
+    def async_train(self, rank_data: Sequence[object]) -> list:
+        """Train on `rank_data`, one reference to a `list[MiniBatch]` per rank."""
+        return [worker.train.remote(data) for worker, data in zip(self.workers, rank_data, strict=True)]
+
+    def async_update_weights(self, version: int) -> list:
+        return self._all("update_weights", version)
+
+    def async_save_model(self, directory: str) -> list:
+        return self._all("save_model", directory)
+
+    def async_save_checkpoint(self, directory: str) -> list:
+        return self._all("save_checkpoint", directory)
+
+    def async_load_checkpoint(self, directory: str) -> list:
+        return self._all("load_checkpoint", directory)
+
+    def _all(self, method: str, *args: object) -> list:
+        return [getattr(worker, method).remote(*args) for worker in self.workers]
+

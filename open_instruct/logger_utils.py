@@ -1,0 +1,391 @@
+"""What a run tells while it runs: `metrics.jsonl`, wandb, the live line and the log file.
+
+wandb and the live line watch a run and may never stop it; `metrics.jsonl` is part of a run's state and resumes with it.
+wandb and rich are imported when first needed. The end of a run is told by `run_summary.py`.
+"""
+
+import contextlib
+import json
+import logging
+import math
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import IO, TYPE_CHECKING, Any, Literal, Protocol
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as RichProgress
+
+logger = logging.getLogger(__name__)
+
+STEP_KEY = "training_step"
+WANDB_INIT_TIMEOUT_S = 20.0
+WANDB_FINISH_TIMEOUT_S = 30.0
+
+
+class Isolation(contextlib.AbstractContextManager[None]):
+    """Swallows what goes wrong inside it and warns of the first time; for what watches a run and may not stop it."""
+
+    def __init__(self, what: str):
+        self.what = what
+        self.failed = False
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        if not isinstance(error, Exception):
+            return False
+        if not self.failed:
+            self.failed = True
+            logger.warning("%s failed; the run goes on without: %s: %s", self.what, type(error).__name__, error)
+        return True
+
+
+def write_atomically(path: str | Path, content: bytes) -> None:
+    """Replace the file `path` as a whole: whoever reads it, also after a kill, finds the old or the new content."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    with open(beside, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(beside, path)
+
+
+def to_json_value(value: Any) -> Any:
+    """`value` as what JSON knows: numpy and torch scalars and arrays become Python's, what is not finite None."""
+    if isinstance(value, bool | int | str | None):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): to_json_value(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_json_value(item) for item in value]
+    if hasattr(value, "tolist"):
+        return to_json_value(value.tolist())
+    return str(value)
+
+
+# --- metrics.jsonl ----------------------------------------------------------------------------------------------------
+
+
+class MetricsWriter:
+    """One JSON object a line, one line a training step; each is on its way to disk when `write` returns.
+
+    Every line is strict JSON: a metric that is not finite is written as null, and warned of once by name.
+    """
+
+    def __init__(self, path: str | Path):
+        self.path = Path(path)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._warned: set[str] = set()
+        self._file = self._open()
+
+    def _open(self) -> IO[bytes]:
+        # Unbuffered: a line is one write, so that a kill between two lines tears none.
+        return open(self.path, "ab", buffering=0)
+
+    def write(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Append the row of training step `step`; it bears `training_step` beside `metrics`."""
+        row = to_json_value({STEP_KEY: step, **metrics})
+        for key in {key for key, value in row.items() if value is None and metrics.get(key) is not None} - self._warned:
+            self._warned.add(key)
+            logger.warning("metric %s is not finite at step %d; written as null", key, step)
+        self._file.write(json.dumps(row, allow_nan=False).encode() + b"\n")
+
+    def truncate_after(self, step: int) -> int:
+        """Cut the rows after training step `step`, and a last line that a kill tore; returns how many lines went.
+
+        For resuming from a checkpoint of `step`: the steps after it are going to be written again.
+        """
+        lines = self.path.read_bytes().splitlines(keepends=True)
+        kept = [line for line in lines if (row := _parse_row(line)) is not None and row[STEP_KEY] <= step]
+        if len(kept) < len(lines):
+            self._file.close()
+            write_atomically(self.path, b"".join(kept))
+            self._file = self._open()
+        return len(lines) - len(kept)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _parse_row(line: bytes) -> dict[str, Any] | None:
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None
+    return row if line.endswith(b"\n") and isinstance(row, dict) and STEP_KEY in row else None
+
+
+def read_metrics(path: str | Path) -> Iterator[dict[str, Any]]:
+    """Rows of a `metrics.jsonl`, also of one that is being written: a torn line is passed over."""
+    with open(path, "rb") as file:
+        for line in file:
+            if (row := _parse_row(line)) is not None:
+                yield row
+
+
+# --- wandb ------------------------------------------------------------------------------------------------------------
+
+
+class Tracker(Protocol):
+    """Where metrics go beside `metrics.jsonl`."""
+
+    def log(self, metrics: Mapping[str, Any], step: int) -> None: ...
+
+    def finish(self, exit_code: int = 0) -> None: ...
+
+
+class NullTracker:
+    """Tracks nothing."""
+
+    def log(self, metrics: Mapping[str, Any], step: int) -> None:
+        pass
+
+    def finish(self, exit_code: int = 0) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class TrackerOptions:
+    """How a run is found in wandb."""
+
+    project: str
+    name: str
+    run_id: str
+    """The same after a resumption, so that it goes on in the same curve. Letters, digits, `-` and `_`."""
+    output_dir: str
+    """Its `wandb/` holds wandb's files, and an offline run for `wandb sync`."""
+    entity: str | None = None
+    group: str | None = None
+
+
+class WandbTracker:
+    """The keys of `metrics.jsonl` in wandb. Made by `make_tracker`."""
+
+    def __init__(self, options: TrackerOptions, config: Mapping[str, Any]):
+        import wandb
+
+        self._isolation = Isolation("wandb")
+        self._wandb = wandb
+        if self._wants_online():
+            try:
+                self._run = self._init(options, config, mode="online")
+            except Exception as error:
+                logger.warning("wandb is out of reach, tracking offline: %s: %s", type(error).__name__, error)
+                self._run = self._init(options, config, mode="offline")
+        else:
+            logger.warning("wandb has no key (WANDB_API_KEY) or is told to stay offline: tracking offline")
+            self._run = self._init(options, config, mode="offline")
+        # A resumed run writes steps again that wandb has seen; its own step counter would refuse them.
+        self._run.define_metric("*", step_metric=STEP_KEY)
+
+    def _wants_online(self) -> bool:
+        if os.environ.get("WANDB_MODE") == "offline":
+            return False
+        # Without `prompt=False` wandb asks for the key on a terminal.
+        return self._wandb.login(prompt=False, verify=False, timeout=int(WANDB_INIT_TIMEOUT_S))
+
+    def _init(self, options: TrackerOptions, config: Mapping[str, Any], *, mode: Literal["online", "offline"]) -> Any:
+        Path(options.output_dir).mkdir(parents=True, exist_ok=True)
+        settings = self._wandb.Settings(
+            init_timeout=WANDB_INIT_TIMEOUT_S,
+            finish_timeout=WANDB_FINISH_TIMEOUT_S,
+            console="off",  # the live line is not for a log
+        )
+        return self._wandb.init(
+            project=options.project,
+            entity=options.entity,
+            group=options.group,
+            name=options.name,
+            id=options.run_id,
+            dir=options.output_dir,
+            config=to_json_value(config),
+            mode=mode,
+            resume="allow" if mode == "online" else None,
+            settings=settings,
+        )
+
+    def log(self, metrics: Mapping[str, Any], step: int) -> None:
+        with self._isolation:
+            self._run.log({STEP_KEY: step, **{key: self._to_wandb(value) for key, value in metrics.items()}})
+
+    def _to_wandb(self, value: Any) -> Any:
+        value = to_json_value(value)
+        return self._wandb.Histogram(value) if isinstance(value, list) and value else value
+
+    def finish(self, exit_code: int = 0) -> None:
+        """Send what is left, for at most `WANDB_FINISH_TIMEOUT_S`, and end wandb's helper process."""
+        with self._isolation:
+            self._run.finish(exit_code=exit_code)
+        with self._isolation:
+            self._wandb.teardown(exit_code=exit_code)
+
+
+def make_tracker(with_tracking: bool, options: TrackerOptions, config: Mapping[str, Any]) -> Tracker:
+    """wandb if asked for; offline when there is no network or key; nothing when wandb cannot be started at all.
+
+    Asks no question and takes at most about twice `WANDB_INIT_TIMEOUT_S`.
+    """
+    if with_tracking:
+        with Isolation("wandb"):
+            return WandbTracker(options, config)
+    return NullTracker()
+
+
+# --- the live line ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What the live line shows of a training step."""
+
+    step: int
+    """Training steps completed."""
+    reward: float
+    tokens_per_second: float
+    prompt_queue: int
+    """Prompts waiting for an engine."""
+    result_queue: int
+    """Results waiting for the controller."""
+    age: float
+    """Mean staleness of the batch, in weight versions."""
+    eval_accuracy: float | None = None
+    """Of the last evaluation, 0 to 1."""
+
+    def __str__(self) -> str:
+        accuracy = "" if self.eval_accuracy is None else f"  eval {self.eval_accuracy:.1%}"
+        return (
+            f"reward {self.reward:.3f}  {self.tokens_per_second:,.0f} tok/s  "
+            f"queues {self.prompt_queue}/{self.result_queue}  age {self.age:.1f}{accuracy}"
+        )
+
+
+class ProgressLine:
+    """One live line on a terminal; elsewhere (job logs) a plain line per step, at most one a second, always the last.
+
+    Use as a context manager, so that the terminal is given back whatever happens.
+    """
+
+    MIN_INTERVAL_S = 1.0
+
+    def __init__(self, total: int, *, first_step: int = 0, stream: IO[str] | None = None):
+        """`total`: the last training step. `first_step`: steps completed before this process, for the time left."""
+        self._total = total
+        self._first_step = first_step
+        self._stream = stream or sys.stderr
+        self._isolation = Isolation("the progress line")
+        self._start = time.monotonic()
+        self._last_line_at = -math.inf
+        self._live: RichProgress | None = None
+        self._task_id: Any = None
+        with self._isolation:
+            if self._stream.isatty():
+                self._start_live()
+
+    def _start_live(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+        from rich.progress import Progress as RichProgress
+
+        columns = (TextColumn("step"), MofNCompleteColumn(), BarColumn(bar_width=16), TextColumn("{task.description}"))
+        self._live = RichProgress(*columns, console=Console(file=self._stream), refresh_per_second=4)
+        self._task_id = self._live.add_task(
+            "waiting for the first batch", total=self._total, completed=self._first_step
+        )
+        self._live.start()
+
+    def update(self, progress: Progress) -> None:
+        """Show a completed step. Never raises."""
+        with self._isolation:
+            text = f"{progress}  ETA {format_duration(self._seconds_left(progress.step))}"
+            if self._live is not None:
+                self._live.update(self._task_id, completed=progress.step, description=text)
+            else:
+                self._print(progress.step, text)
+
+    def _seconds_left(self, step: int) -> float:
+        """From the mean time per step of this process, start of the line included."""
+        done = step - self._first_step
+        return (self._total - step) * (time.monotonic() - self._start) / done if done > 0 else math.nan
+
+    def _print(self, step: int, text: str) -> None:
+        now = time.monotonic()
+        if now - self._last_line_at >= self.MIN_INTERVAL_S or step >= self._total:
+            self._last_line_at = now
+            print(f"step {step}/{self._total}  {text}", file=self._stream, flush=True)
+
+    def close(self) -> None:
+        with self._isolation:
+            if self._live is not None:
+                self._live.stop()
+                self._live = None
+
+    def __enter__(self) -> "ProgressLine":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def format_duration(seconds: float) -> str:
+    """`45s`, `3m05s`, `2h07m`; `?` when unknown."""
+    if not math.isfinite(seconds):
+        return "?"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"
+    return f"{minutes // 60}h{minutes % 60:02d}m"
+
+
+# --- the log ----------------------------------------------------------------------------------------------------------
+
+
+class _StderrHandler(logging.StreamHandler):
+    """Writes to what `sys.stderr` is at the moment: the live line puts itself there, and log lines go above it."""
+
+    @property
+    def stream(self) -> Any:
+        return sys.stderr
+
+    @stream.setter
+    def stream(self, _: Any) -> None:
+        pass
+
+
+def setup_logging(output_dir: str | Path, verbose: bool = False) -> Path:
+    """Send the driver's log to `output_dir/logs/driver.log` and to stderr; returns the file's path.
+
+    stderr shows this package's INFO and everybody's warnings; with `verbose` what the file holds in any case: this
+    package's DEBUG and everybody's INFO. Calling it again moves the log.
+    """
+    path = Path(output_dir) / "logs" / "driver.log"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handlers: list[logging.Handler] = [logging.FileHandler(path), _StderrHandler()]
+    formatter = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s", datefmt="%Y-%m-%d %H:%M:%S")
+    for handler in handlers:
+        handler.setFormatter(formatter)
+    if not verbose:
+        handlers[1].addFilter(_is_for_the_user)
+    root = logging.getLogger()
+    for handler in [handler for handler in root.handlers if getattr(handler, "_open_instruct", False)]:
+        root.removeHandler(handler)
+        handler.close()
+    for handler in handlers:
+        handler._open_instruct = True  # pyrefly: ignore
+        root.addHandler(handler)
+    root.setLevel(logging.INFO)
+    logging.getLogger("open_instruct").setLevel(logging.DEBUG)
+    return path
+
+
+def _is_for_the_user(record: logging.LogRecord) -> bool:
+    ours = record.name == "__main__" or record.name.startswith("open_instruct")
+    return record.levelno >= (logging.INFO if ours else logging.WARNING)

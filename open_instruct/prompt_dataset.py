@@ -1,0 +1,164 @@
+"""Prompts as rows of token ids, kept in a few flat arrays, and the order in which they are issued."""
+
+import json
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class PromptRow:
+    """One prompt, ready to be issued."""
+
+    prompt: np.ndarray  # (Q,) int32
+    ground_truth: object
+    """What the verifier compares with: any JSON value."""
+    dataset: str
+    """Names the verifier."""
+    raw_query: str
+    """The prompt's text, chat template applied."""
+
+
+@dataclass(frozen=True)
+class _Ragged:
+    """Rows of different lengths in one array: row `i` is `values[offsets[i] : offsets[i + 1]]`."""
+
+    values: np.ndarray
+    offsets: np.ndarray  # (rows + 1,) int64
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, row: int) -> np.ndarray:
+        return self.values[self.offsets[row] : self.offsets[row + 1]]
+
+
+class PromptDataset:
+    """A sequence of `PromptRow`.
+
+    A row costs 4 bytes per token and its texts' bytes. The whole pickles as seven arrays, which Ray shares without a
+    copy.
+    """
+
+    def __init__(
+        self,
+        *,
+        prompts: _Ragged,
+        ground_truths: _Ragged,
+        raw_queries: _Ragged,
+        dataset_of_row: np.ndarray,
+        dataset_names: tuple[str, ...],
+    ) -> None:
+        self._prompts = prompts  # int32
+        self._ground_truths = ground_truths  # uint8: JSON
+        self._raw_queries = raw_queries  # uint8: UTF-8
+        self._dataset_of_row = dataset_of_row  # (rows,) int32
+        self._dataset_names = dataset_names
+
+    def __len__(self) -> int:
+        return len(self._prompts)
+
+    def __getitem__(self, row: int) -> PromptRow:
+        if not 0 <= row < len(self):
+            raise IndexError(f"row {row} of {len(self)}")
+        return PromptRow(
+            prompt=self._prompts[row],
+            ground_truth=json.loads(self._ground_truths[row].tobytes()),
+            dataset=self._dataset_names[self._dataset_of_row[row]],
+            raw_query=self._raw_queries[row].tobytes().decode(),
+        )
+
+    @property
+    def dataset_names(self) -> tuple[str, ...]:
+        """Every value of the `dataset` column, in order of appearance."""
+        return self._dataset_names
+
+    @property
+    def longest_prompt(self) -> int:
+        """Tokens."""
+        return int(np.diff(self._prompts.offsets).max(initial=0))
+
+    def prompt_keys(self) -> Iterator[bytes]:
+        """The token ids of each prompt as bytes, as `prompt_key` makes them."""
+        return (self._prompts[row].tobytes() for row in range(len(self)))
+
+
+def prompt_key(token_ids: list[int]) -> bytes:
+    """Equal for equal prompts."""
+    return array("i", token_ids).tobytes()
+
+
+class PromptDatasetBuilder:
+    """Collects rows into growing flat buffers; a million rows never exist as Python objects."""
+
+    def __init__(self) -> None:
+        self._tokens, self._token_ends = array("i"), array("q", [0])
+        self._truths, self._truth_ends = bytearray(), array("q", [0])
+        self._queries, self._query_ends = bytearray(), array("q", [0])
+        self._dataset_of_row = array("i")
+        self._dataset_ids: dict[str, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._dataset_of_row)
+
+    def add(self, *, token_ids: list[int], ground_truth: object, dataset: str, raw_query: str) -> None:
+        self._tokens.extend(token_ids)
+        self._token_ends.append(len(self._tokens))
+        self._truths += json.dumps(ground_truth).encode()
+        self._truth_ends.append(len(self._truths))
+        self._queries += raw_query.encode()
+        self._query_ends.append(len(self._queries))
+        self._dataset_of_row.append(self._dataset_ids.setdefault(dataset, len(self._dataset_ids)))
+
+    def build(self) -> PromptDataset:
+        """The dataset over the buffers as they are; the builder is done."""
+        return PromptDataset(
+            prompts=_Ragged(_view(self._tokens, np.int32), _view(self._token_ends, np.int64)),
+            ground_truths=_Ragged(_view(self._truths, np.uint8), _view(self._truth_ends, np.int64)),
+            raw_queries=_Ragged(_view(self._queries, np.uint8), _view(self._query_ends, np.int64)),
+            dataset_of_row=_view(self._dataset_of_row, np.int32),
+            dataset_names=tuple(self._dataset_ids),
+        )
+
+
+def _view(buffer: array | bytearray, dtype: type[np.generic]) -> np.ndarray:
+    """The buffer's memory as a read-only array."""
+    view = np.frombuffer(buffer, dtype=dtype)
+    view.flags.writeable = False
+    return view
+
+
+class PromptOrder:
+    """Which row the n-th issued prompt is: epoch after epoch, each in a shuffled order of its own.
+
+    Depends on `seed` and the number of rows alone, so a resumed run needs only the number of prompts issued so far.
+    """
+
+    def __init__(self, num_rows: int, seed: int) -> None:
+        if num_rows < 1:
+            raise ValueError(f"there is no order of {num_rows} rows")
+        self.num_rows = num_rows
+        self.seed = seed
+        self._permutations: dict[int, np.ndarray] = {}
+
+    def __getitem__(self, issue_number: int) -> tuple[int, int]:
+        """`(epoch, row)` of the prompt that is issued as number `issue_number`, from 0."""
+        if issue_number < 0:
+            raise IndexError(f"prompts are numbered from 0, got {issue_number}")
+        epoch, position = divmod(issue_number, self.num_rows)
+        return epoch, int(self._permutation(epoch)[position])
+
+    def _permutation(self, epoch: int) -> np.ndarray:
+        if epoch not in self._permutations:
+            # Two are enough: prompts in flight at the turn of an epoch are issued again from the one before.
+            for old in sorted(self._permutations)[:-1]:
+                del self._permutations[old]
+            self._permutations[epoch] = np.random.default_rng([self.seed, epoch]).permutation(self.num_rows)
+        return self._permutations[epoch]
+
+
+def prompt_index(issue_number: int, num_rows: int, seed: int) -> int:
+    """The row of one issued prompt; shuffles a whole epoch for it, which `PromptOrder` does once."""
+    return PromptOrder(num_rows, seed)[issue_number][1]

@@ -1,0 +1,181 @@
+"""Prompts from reasoning-gym, a library of procedural reasoning tasks that bring their own scorers.
+
+A mixer entry names the task and, in the form of a URL query, its parameters:
+
+    reasoning_gym/chain_sum?min_terms=2&max_terms=2&min_digits=1&max_digits=2&size=4000&seed=7
+
+`size` (rows) and `seed` fix the rows. Many tasks make row `i` from `seed + i`: seeds closer together than `size` give
+the same rows shifted, so choose seeds far apart for training and evaluation (and let `load_prompts` exclude what still
+coincides). Values are JSON (`5`, `0.5`, `true`, `["+","-"]`) or else plain text; `%26` is `&`, `%2B` is `+`.
+`instruction` replaces the sentence behind each question; `instruction=` leaves it out.
+"""
+
+import difflib
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import MISSING, Field, fields
+from typing import TYPE_CHECKING
+from urllib.parse import parse_qsl
+
+if TYPE_CHECKING:
+    from reasoning_gym.dataset import ProceduralDataset
+
+PREFIX = "reasoning_gym/"
+"""How the mixer entries and the `dataset` column of such rows begin."""
+INSTRUCTION = "Answer inside <answer></answer>."
+"""Follows each question on a line of its own; the verifier reads the answer from these tags."""
+PARAMETERS = "parameters"
+"""Key of an item beside question, answer and metadata: the entry's own parameters, which some scorers read too."""
+HASH_ORDERED_TASKS = frozenset(
+    ("codeio", "isomorphic_strings", "knight_swap", "polynomial_multiplication", "ransom_note", "word_ladder")
+)
+"""Tasks of reasoning-gym 0.1.25 that walk over sets as they draw: PYTHONHASHSEED shapes their rows as `seed` does."""
+DEFAULT_SIZE = 1000
+DEFAULT_SEED = 42
+
+
+def is_reasoning_gym(name: str) -> bool:
+    """Whether a mixer entry is for this source."""
+    return name.startswith(PREFIX)
+
+
+def reasoning_gym_rows(entry: str) -> list[dict]:
+    """All rows of one mixer entry; see `iter_reasoning_gym_rows`."""
+    return list(iter_reasoning_gym_rows(entry))
+
+
+def iter_reasoning_gym_rows(entry: str) -> Iterator[dict]:
+    """Makes the rows of one mixer entry such as `reasoning_gym/chain_sum?size=10`.
+
+    Each is `{"messages": [{"role": "user", "content": question and instruction}], "ground_truth": JSON text of the
+    task's question, answer and metadata (`encode_item`), "dataset": "reasoning_gym/chain_sum"}`.
+
+    Raises:
+        ValueError: an unknown task or parameter, or a value that the task does not take. Before the first row.
+    """
+    task, instruction, params = parse_entry(entry)
+    dataset = make_dataset(entry, task, params)
+    if task in HASH_ORDERED_TASKS and os.environ.get("PYTHONHASHSEED", "random") == "random":
+        raise ValueError(f"{entry!r}: the rows of {task} follow Python's hash seed, too: start with PYTHONHASHSEED=0")
+    scoring = {name: value for name, value in params.items() if name not in ("size", "seed")}
+    return (_row(task, dataset[i], instruction, scoring) for i in range(len(dataset)))
+
+
+def prompt_text(question: str, instruction: str = INSTRUCTION) -> str:
+    """What the user says: the question and, on the next line, how to answer."""
+    return f"{question}\n{instruction}" if instruction else question
+
+
+def parse_entry(entry: str) -> tuple[str, str, dict[str, object]]:
+    """`reasoning_gym/task?a=1` as (task, instruction, parameters with `size` and `seed` filled in)."""
+    task, _, query = entry.removeprefix(PREFIX).partition("?")
+    pairs = parse_qsl(query, keep_blank_values=True)
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        repeated = sorted({name for name, _ in pairs if sum(name == other for other, _ in pairs) > 1})
+        raise ValueError(f"{entry!r} gives {', '.join(repeated)} more than once: keep one value of each")
+    instruction = values.pop("instruction", INSTRUCTION)
+    params = {"size": DEFAULT_SIZE, "seed": DEFAULT_SEED} | {name: _parse_value(text) for name, text in values.items()}
+    return task, instruction, params
+
+
+def _parse_value(text: str) -> object:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        # Python's spelling is what the library's own documentation shows.
+        return {"True": True, "False": False, "None": None}.get(text, text)
+
+
+def make_dataset(entry: str, task: str, params: dict[str, object]) -> "ProceduralDataset":
+    """The library's dataset object, with every parameter checked; `entry` is what messages call it."""
+    import reasoning_gym
+    from reasoning_gym.factory import DATASETS
+
+    if task not in DATASETS:
+        near = (
+            ", ".join(difflib.get_close_matches(task, DATASETS, n=3, cutoff=0.4))
+            or "see reasoning_gym.factory.DATASETS"
+        )
+        raise ValueError(f"{entry!r}: reasoning-gym has no task {task!r}; nearest: {near}")
+    known = {f.name: f for f in fields(DATASETS[task][1])}
+    listing = ", ".join(f"{name}={_default(f)!r}" for name, f in known.items())
+    for name in params:
+        if name not in known:
+            raise ValueError(f"{entry!r}: {task} has no parameter {name!r}; it has: {listing}")
+    typed = {name: _check_type(entry, known[name], value) for name, value in params.items()}
+    try:
+        return reasoning_gym.create_dataset(task, **typed)
+    except (AssertionError, TypeError, ValueError) as err:
+        raise ValueError(f"{entry!r}: {task} does not take these parameters ({err}); it has: {listing}") from err
+
+
+def _default(config_field: Field) -> object:
+    if config_field.default_factory is not MISSING:
+        return config_field.default_factory()
+    return None if config_field.default is MISSING else config_field.default
+
+
+def _check_type(entry: str, config_field: Field, value: object) -> object:
+    """The value in the type of the parameter's default, so that `2.5` terms are refused here and not at some row."""
+    default = 0 if config_field.name in ("seed", "size") else _default(config_field)
+    if isinstance(default, tuple) and isinstance(value, list):
+        return tuple(value)
+    if isinstance(default, float) and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if default is None or type(value) is type(default) or (isinstance(default, str) and isinstance(value, str)):
+        return value
+    raise ValueError(f"{entry!r}: {config_field.name} must be {type(default).__name__} like {default!r}, got {value!r}")
+
+
+def _row(task: str, item: dict, instruction: str, scoring: dict[str, object]) -> dict:
+    return {
+        "messages": [{"role": "user", "content": prompt_text(item["question"], instruction)}],
+        "ground_truth": encode_item(item | {PARAMETERS: scoring} if scoring else item),
+        "dataset": PREFIX + task,
+    }
+
+
+def encode_item(item: dict) -> str:
+    """An item as JSON from which `decode_item` makes an equal one: some scorers compare tuples, or use integer keys."""
+    return json.dumps(_tagged(item))
+
+
+def decode_item(text: str) -> dict:
+    """The item back from `encode_item`; plain JSON of an item, as other tools write it, is taken as it is.
+
+    Raises:
+        ValueError: not JSON, or not an object that holds `question` and `answer`.
+    """
+    item = json.loads(text, object_hook=_untagged)
+    if not isinstance(item, dict) or not {"question", "answer"} <= item.keys():
+        raise ValueError(
+            f"a reasoning_gym ground truth is a JSON object with question, answer and metadata, got {text!r:.80}"
+        )
+    return item
+
+
+_TUPLE = "__tuple__"
+_ITEMS = "__items__"
+
+
+def _tagged(value: object) -> object:
+    if isinstance(value, tuple):
+        return {_TUPLE: [_tagged(part) for part in value]}
+    if isinstance(value, list):
+        return [_tagged(part) for part in value]
+    if not isinstance(value, dict):
+        return value
+    if all(isinstance(key, str) for key in value):
+        return {key: _tagged(part) for key, part in value.items()}
+    return {_ITEMS: [[_tagged(key), _tagged(part)] for key, part in value.items()]}
+
+
+def _untagged(value: dict) -> object:
+    if len(value) == 1:
+        if _TUPLE in value:
+            return tuple(value[_TUPLE])
+        if _ITEMS in value:
+            return dict(value[_ITEMS])
+    return value

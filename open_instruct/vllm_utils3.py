@@ -1,0 +1,437 @@
+"""The engine actor: one vLLM engine that takes prompts from one Ray queue and puts finished groups on another.
+
+    param_prompt_Q ──get──► puller thread ──inbox──► engine thread: process_queue_continuously()
+                            waits while the             control calls ─ admit ─ step ─ hand over finished groups
+                            engine has no room                 ▲                              │
+    learners, driver ── control calls (weights, stop) ─────────┘       inference_results_Q ◄──put── pusher thread
+
+One thread owns the engine and steps it. Everybody else posts a command that it runs between two steps (a lock around `step()`
+would starve them). The puller asks for a prompt only while the tokens outstanding here are under the engine's limit, so several
+engines on the same queues share the work by themselves.
+"""
+
+import os
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import ray
+from ray.util.queue import Empty, Full, Queue
+
+from open_instruct.data_types import (
+    TRAIN,
+    GenerationResult,
+    PromptRequest,
+    SamplingConfig,
+    ShutdownSentinel,
+    TokenStatistics,
+)
+
+POLL_S = 0.5
+"""Longest wait of a helper thread before it looks whether it should stop."""
+IDLE_S = 0.05
+"""Longest wait of the engine thread when it has nothing to generate."""
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """What an engine is started with."""
+
+    model: str
+    dtype: str
+    max_model_len: int
+    max_num_seqs: int
+    weight_transport: str
+    tokenizer: str | None = None
+    revision: str | None = None
+    tensor_parallel_size: int = 1
+    seed: int = 0
+    enforce_eager: bool = False
+    enable_prefix_caching: bool = False
+    extra: dict[str, Any] = field(default_factory=dict)
+    """Further vLLM engine arguments that follow from the device (see `device.py`)."""
+    env: dict[str, str] = field(default_factory=dict)
+    """Environment variables to set before vLLM is imported."""
+
+
+@dataclass
+class _Held:
+    """A group inside this actor."""
+
+    request: PromptRequest
+    reply: Future | None = None
+    """Set for a direct call: the result goes there and not to the queue."""
+    admitted_at: float = 0.0
+
+    @property
+    def num_tokens(self) -> int:
+        config = self.request.generation_config
+        return config.n * (len(self.request.prompt) + config.max_tokens)
+
+
+class LLMRayActor:
+    """One vLLM engine. Make it a Ray actor with `create_vllm_engines`; it needs `max_concurrency` of at least 4.
+
+    Public calls answer within `timeout_s` or raise `TimeoutError` that says which call waited for the engine thread.
+    """
+
+    def __init__(
+        self,
+        engine_id: int,
+        options: EngineOptions,
+        param_prompt_Q: Queue,
+        inference_results_Q: Queue,
+        *,
+        version: int = 0,
+        timeout_s: float = 600.0,
+    ) -> None:
+        self.engine_id = engine_id
+        self.version = version
+        self.param_prompt_Q = param_prompt_Q
+        self.inference_results_Q = inference_results_Q
+        self._timeout_s = timeout_s
+        self._pause_during_update = options.weight_transport != "ray_object"
+        self._held: dict[str, _Held] = {}
+        self._inbox: deque[_Held] = deque()
+        self._outbox: queue.SimpleQueue[GenerationResult] = queue.SimpleQueue()
+        self._commands: deque[tuple[Callable[[], object], Future]] = deque()
+        self._state = threading.Condition()
+        self._stopping = threading.Event()
+        self._running = False
+        self._updating = False
+        self._helper_error: BaseException | None = None
+        self._num_generated_tokens = 0
+        self._busy_s = 0.0
+        self._last_step_at = time.time()
+        self._engine = _make_engine(options, version)
+        self._max_num_seqs = options.max_num_seqs
+        self._max_tokens = _kv_cache_tokens(self._engine)
+
+    # --- generation ---------------------------------------------------------------------------------------------------
+
+    def process_queue_continuously(self) -> None:
+        """Serve `param_prompt_Q` until `stop`. Consumes prompts, produces `GenerationResult`s; blocks only while idle.
+
+        Raises what went wrong in the engine or in a helper thread: the future of this call is the engine's sign of life.
+        """
+        helpers = [
+            threading.Thread(target=self._guard, args=(work,), name=work.__name__, daemon=True)
+            for work in (self._pull_prompts, self._push_results)
+        ]
+        self._running = True
+        for helper in helpers:
+            helper.start()
+        try:
+            while not self._stopping.is_set():
+                self._raise_helper_error()
+                self._tick()
+        finally:
+            self._running = False
+            self._stopping.set()
+            self._fail_pending_commands()
+            for helper in helpers:
+                helper.join(timeout=2 * POLL_S + 1.0)
+
+    def generate_with_single_engine(
+        self, prompts: Sequence[np.ndarray], generation_config: SamplingConfig, *, timeout_s: float | None = None
+    ) -> list[GenerationResult]:
+        """Responses to `prompts` (each (Q,) int32) straight from this engine, past the queues; in the order of `prompts`."""
+        replies: list[Future] = []
+        for number, prompt in enumerate(prompts):
+            request_id = f"direct-{time.monotonic_ns()}-{number}"
+            request = PromptRequest(prompt, generation_config, number, request_id, self.version, marker=TRAIN)
+            replies.append(Future())
+            self._accept(_Held(request, replies[-1]))
+        deadline = time.monotonic() + (timeout_s or self._timeout_s)
+        while not self._running and not all(reply.done() for reply in replies):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"engine {self.engine_id}: {len(prompts)} prompts not done in time")
+            self._tick()
+        return [reply.result(timeout=max(0.0, deadline - time.monotonic())) for reply in replies]
+
+    def _tick(self) -> None:
+        """Once around: control calls, new prompts, one engine step, finished groups."""
+        self._run_commands()
+        if self._updating:
+            self._wait_for_work()
+            return
+        self._admit()
+        if not self._engine.has_unfinished_requests():
+            self._wait_for_work()
+            return
+        started = time.perf_counter()
+        for output in self._engine.step():
+            if output.finished:
+                self._finish(output)
+        self._busy_s += time.perf_counter() - started
+        self._last_step_at = time.time()
+
+    def _wait_for_work(self) -> None:
+        with self._state:
+            if not self._commands and (self._updating or not self._inbox):
+                self._state.wait(IDLE_S)
+
+    def _admit(self) -> None:
+        while self._inbox:
+            held = self._inbox.popleft()
+            held.admitted_at = time.time()
+            self._engine.add_request(
+                held.request.prompt_id,
+                {"prompt_token_ids": held.request.prompt.tolist()},
+                _sampling_params(held.request.generation_config),
+            )
+
+    def _finish(self, output: Any) -> None:
+        with self._state:
+            held = self._held.pop(output.request_id)
+            self._state.notify_all()
+        result = _to_result(output, held, self.engine_id)
+        self._num_generated_tokens += result.token_statistics.num_response_tokens
+        if held.reply is not None:
+            held.reply.set_result(result)
+        else:
+            self._outbox.put(result)
+
+    def _accept(self, held: _Held) -> None:
+        with self._state:
+            self._held[held.request.prompt_id] = held
+            self._inbox.append(held)
+            self._state.notify_all()
+
+    def _has_room(self) -> bool:
+        """Whether one more group may come: always if there is none, else while sequences and tokens are under the limits."""
+        if not self._held:
+            return True
+        num_seqs = sum(held.request.generation_config.n for held in self._held.values())
+        num_tokens = sum(held.num_tokens for held in self._held.values())
+        return num_seqs < self._max_num_seqs and num_tokens < self._max_tokens
+
+    # --- helper threads -----------------------------------------------------------------------------------------------
+
+    def _pull_prompts(self) -> None:
+        while not self._stopping.is_set():
+            with self._state:
+                if not self._state.wait_for(self._has_room, timeout=POLL_S):
+                    continue
+            try:
+                request = self.param_prompt_Q.get(timeout=POLL_S)
+            except Empty:
+                continue
+            if isinstance(request, ShutdownSentinel):
+                self.stop()
+            else:
+                self._accept(_Held(request))
+
+    def _push_results(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                result = self._outbox.get(timeout=POLL_S)
+            except queue.Empty:
+                continue
+            while not self._stopping.is_set():
+                try:
+                    self.inference_results_Q.put(result, timeout=POLL_S)
+                    break
+                except Full:
+                    continue
+
+    def _guard(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except BaseException as error:
+            self._helper_error = error
+
+    def _raise_helper_error(self) -> None:
+        if self._helper_error is not None:
+            raise RuntimeError(f"engine {self.engine_id}: a helper thread died") from self._helper_error
+
+    # --- control calls ------------------------------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """End `process_queue_continuously` after the engine step it is in."""
+        self._stopping.set()
+        with self._state:
+            self._state.notify_all()
+
+    def ready(self) -> int:
+        """Answer once the engine is loaded: its id."""
+        return self.engine_id
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def take_stock(self) -> dict[str, Any]:
+        """What is here and how it goes; answered at once, whatever the engine thread does.
+
+        `held`: ids of prompts inside; `version`; `num_generated_tokens` of finished groups and `busy_s` inside engine steps since
+        the start; `idle_s` since the last engine step.
+        """
+        with self._state:
+            held = list(self._held)
+        return {
+            "engine_id": self.engine_id,
+            "held": held,
+            "version": self.version,
+            "num_generated_tokens": self._num_generated_tokens,
+            "busy_s": self._busy_s,
+            "idle_s": time.time() - self._last_step_at,
+        }
+
+    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
+        self._on_engine_thread(lambda: self._rpc("init_weight_transfer_engine", init_info=init_info))
+
+    def start_weight_update(self) -> None:
+        """Begin an update; one that was begun before and not finished is forgotten."""
+
+        def start() -> None:
+            self._updating = self._pause_during_update
+            self._rpc("start_weight_update")
+
+        self._on_engine_thread(start)
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        """Receive one bucket. `{"bucket": ObjectRef}` is fetched here, off the engine thread."""
+        if "bucket" in update_info:
+            update_info = ray.get(update_info["bucket"], timeout=self._timeout_s)
+        self._on_engine_thread(lambda: self._rpc("update_weights", update_info=update_info))
+
+    def finish_weight_update(self, version: int) -> int:
+        """Swap the weights between two engine steps; the version that is served from now on."""
+
+        def finish() -> int:
+            self._rpc("finish_weight_update")
+            if self._prefix_caching:  # what the old weights computed is not used again
+                self._engine.reset_prefix_cache(reset_running_requests=True)
+            self._engine.set_weight_version(str(version))
+            self.version = version
+            self._updating = False
+            return version
+
+        return self._on_engine_thread(finish)
+
+    @property
+    def _prefix_caching(self) -> bool:
+        return bool(self._engine.vllm_config.cache_config.enable_prefix_caching)
+
+    def _rpc(self, method: str, **kwargs: object) -> None:
+        self._engine.collective_rpc(method, kwargs=kwargs)
+
+    def _on_engine_thread(self, command: Callable[[], Any]) -> Any:
+        """Run `command` between two engine steps and return what it returns."""
+        if not self._running:
+            return command()
+        done: Future = Future()
+        with self._state:
+            self._commands.append((command, done))
+            self._state.notify_all()
+        try:
+            return done.result(timeout=self._timeout_s)
+        except TimeoutError as error:
+            waited = f"engine {self.engine_id}: the engine thread did not take up a control call for {self._timeout_s:g} s"
+            raise TimeoutError(waited) from error
+
+    def _run_commands(self) -> None:
+        while self._commands:
+            command, done = self._commands.popleft()
+            try:
+                done.set_result(command())
+            except Exception as error:  # the caller's error, not the engine's
+                done.set_exception(error)
+
+    def _fail_pending_commands(self) -> None:
+        while self._commands:
+            _, done = self._commands.popleft()
+            done.set_exception(RuntimeError(f"engine {self.engine_id} has stopped"))
+
+
+def _make_engine(options: EngineOptions, version: int) -> Any:
+    os.environ.update(options.env)
+    from vllm import EngineArgs, LLMEngine
+    from vllm.config.weight_transfer import WeightTransferConfig
+
+    from open_instruct.weight_sync import register_weight_transfer
+
+    register_weight_transfer()
+    engine = LLMEngine.from_engine_args(
+        EngineArgs(
+            model=options.model,
+            tokenizer=options.tokenizer or options.model,
+            revision=options.revision,
+            dtype=options.dtype,  # type: ignore[arg-type]
+            max_model_len=options.max_model_len,
+            max_num_seqs=options.max_num_seqs,
+            tensor_parallel_size=options.tensor_parallel_size,
+            seed=options.seed,
+            enforce_eager=options.enforce_eager,
+            enable_prefix_caching=options.enable_prefix_caching,
+            logprobs_mode="processed_logprobs",
+            generation_config="vllm",  # sampling follows the request alone, not the model's generation_config.json
+            weight_transfer_config=WeightTransferConfig(backend=options.weight_transport),
+            disable_log_stats=True,
+            **options.extra,
+        )
+    )
+    engine.set_weight_version(str(version))
+    return engine
+
+
+def _kv_cache_tokens(engine: Any) -> int:
+    cache = engine.vllm_config.cache_config
+    return (cache.num_gpu_blocks or 1) * cache.block_size
+
+
+def _sampling_params(config: SamplingConfig) -> Any:
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    return SamplingParams(
+        n=config.n,
+        temperature=config.temperature,
+        top_p=config.top_p,
+        max_tokens=config.max_tokens,
+        stop=list(config.stop),
+        seed=config.seed,
+        logprobs=0,
+        flat_logprobs=True,
+        detokenize=bool(config.stop),
+        output_kind=RequestOutputKind.FINAL_ONLY,
+    )
+
+
+def _to_result(output: Any, held: _Held, engine_id: int) -> GenerationResult:
+    request = held.request
+    completions = sorted(output.outputs, key=lambda completion: completion.index)
+    responses = [np.asarray(completion.token_ids, dtype=np.int32) for completion in completions]
+    return GenerationResult(
+        responses=responses,
+        logprobs=[_sampled_logprobs(completion) for completion in completions],
+        finish_reasons=[completion.finish_reason for completion in completions],
+        version_spans=[
+            [(int(span.version), span.end - span.start) for span in completion.weight_versions or ()]
+            for completion in completions
+        ],
+        index=request.index,
+        prompt_id=request.prompt_id,
+        training_step=request.training_step,
+        engine_id=engine_id,
+        token_statistics=TokenStatistics(
+            num_prompt_tokens=len(request.prompt),
+            num_response_tokens=sum(len(response) for response in responses),
+            generation_time=time.time() - held.admitted_at,
+            start_time=held.admitted_at,
+        ),
+        marker=request.marker,
+    )
+
+
+def _sampled_logprobs(completion: Any) -> np.ndarray:
+    """(R,) float32: the log-prob of each sampled token. With `logprobs=0` each position starts with the sampled one."""
+    flat = completion.logprobs
+    starts = np.asarray(flat.start_indices, dtype=np.int64)
+    return np.asarray(flat.logprobs, dtype=np.float32)[starts]

@@ -1,0 +1,226 @@
+"""New weights from the learners to the engines.
+
+    learner rank 0..M-1          DeepSpeedWeightSource: every rank gathers, bucket by bucket (a collective under ZeRO-3)
+      rank 0: sender ──────────► EngineClient ──────────► LLMRayActor × N: start, update…, finish(version)
+
+An update lands on an engine whole or not at all, and each engine confirms the version it serves. Senders: vLLM's own `nccl`
+and `ipc` trainer engines on GPU, `RayObjectSender` everywhere else; all three speak to the engines through vLLM's
+weight-transfer API.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import ray
+import torch
+
+if TYPE_CHECKING:
+    from ray.actor import ActorHandle
+
+RAY_OBJECT = "ray_object"
+BUCKET_BYTES = 256 * 2**20
+"""A bucket holds whole parameters up to about this size, so that a learner never holds a second copy of the model."""
+
+
+def register_weight_transfer() -> None:
+    """Make `ray_object` known to vLLM in this process. The target of our `vllm.general_plugins` entry point."""
+    from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+
+    if RAY_OBJECT not in WeightTransferEngineFactory._registry:
+        WeightTransferEngineFactory.register_engine(
+            RAY_OBJECT, "open_instruct.vllm_weight_transfer", "RayObjectWeightTransferEngine"
+        )
+
+
+@dataclass(frozen=True)
+class ParamMeta:
+    """Name, dtype on the wire and full shape of one parameter."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+
+class DeepSpeedWeightSource:
+    """The trained weights under their Hugging Face names, whichever ZeRO stage holds them.
+
+    Iterate it on every rank at once: under ZeRO-3 each parameter is gathered by a collective. Every pass is a fresh one.
+    """
+
+    def __init__(self, module: torch.nn.Module, *, zero_stage: int) -> None:
+        self._module = module
+        self._zero_stage = zero_stage
+
+    def metadata(self) -> list[ParamMeta]:
+        """What iteration will yield, in order, without gathering anything."""
+        return [ParamMeta(name, p.dtype, _full_shape(p)) for name, p in self._module.named_parameters()]
+
+    def held_names(self) -> None:
+        """Every rank holds (or gathers) every parameter."""
+
+    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+        if self._zero_stage != 3:
+            for name, parameter in self._module.named_parameters():
+                yield name, parameter.detach()
+            return
+        from deepspeed.zero import GatheredParameters
+
+        for layer in _layers(self._module):
+            with GatheredParameters([parameter for _, parameter in layer]):
+                for name, parameter in layer:
+                    yield name, parameter.detach().clone()
+
+
+def _full_shape(parameter: torch.nn.Parameter) -> tuple[int, ...]:
+    return tuple(getattr(parameter, "ds_shape", parameter.shape))
+
+
+def _layers(module: torch.nn.Module) -> list[list[tuple[str, torch.nn.Parameter]]]:
+    """Consecutive parameters of one decoder layer together: one gather each instead of one per parameter."""
+    layers: list[list[tuple[str, torch.nn.Parameter]]] = []
+    last_key: str | None = None
+    for name, parameter in module.named_parameters():
+        parts = name.split(".")
+        key = ".".join(parts[: next((i for i, part in enumerate(parts) if part.isdigit()), -1) + 1]) or name
+        if key != last_key:
+            layers.append([])
+        layers[-1].append((name, parameter))
+        last_key = key
+    return layers
+
+
+class EngineClient:
+    """The learners' line to every engine at once, with a deadline on each call. The shape of vLLM's weight-sync client.
+
+    Set `next_version` before an update is sent: the engines take it over together with the weights.
+    """
+
+    def __init__(self, engines: "list[ActorHandle]", *, workers_per_engine: int, timeout_s: float) -> None:
+        self._engines = engines
+        self._workers_per_engine = workers_per_engine
+        self._timeout_s = timeout_s
+        self.next_version = 0
+
+    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
+        infos = [self._for_engine(init_info, number) for number in range(len(self._engines))]
+        self._call("init_weight_transfer_engine", infos)
+
+    def _for_engine(self, init_info: dict[str, Any], number: int) -> dict[str, Any]:
+        """Engines are apart: each has its own range of ranks in the transfer group, behind those of the engines before it."""
+        if "rank_offset" not in init_info:
+            return init_info
+        return {**init_info, "rank_offset": init_info["rank_offset"] + number * self._workers_per_engine}
+
+    def start_weight_update(self) -> None:
+        self._call("start_weight_update")
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        self._call("update_weights", [update_info] * len(self._engines))
+
+    def finish_weight_update(self, weight_version: str | None = None) -> None:
+        """Let every engine swap, and check that each confirms the new version."""
+        version = self.next_version if weight_version is None else int(weight_version)
+        confirmed = self._call("finish_weight_update", [version] * len(self._engines))
+        assert confirmed == [version] * len(self._engines), f"sent version {version}, engines confirm {confirmed}"
+
+    def _call(self, method: str, args: list | None = None) -> list:
+        """Call `method` on every engine, with one argument for each if `args` are given."""
+        arguments = [()] * len(self._engines) if args is None else [(arg,) for arg in args]
+        refs = [
+            getattr(engine, method).remote(*args_of_engine)
+            for engine, args_of_engine in zip(self._engines, arguments, strict=True)
+        ]
+        done, waiting = ray.wait(refs, num_returns=len(refs), timeout=self._timeout_s)
+        if waiting:
+            late = [number for number, ref in enumerate(refs) if ref in waiting]
+            raise TimeoutError(f"weight update: engines {late} did not answer {method} within {self._timeout_s:g} s")
+        return ray.get(refs, timeout=self._timeout_s)
+
+
+class WeightSender(Protocol):
+    """What a learner drives once a step, on every rank."""
+
+    def send_weights(self) -> None: ...
+
+
+class RayObjectSender:
+    """Packs the weights into buckets and hands them to the engines as Ray objects."""
+
+    def __init__(self, *, client: EngineClient, source: DeepSpeedWeightSource, is_sender: bool) -> None:
+        self._client = client
+        self._source = source
+        self._is_sender = is_sender
+
+    def send_weights(self) -> None:
+        if not self._is_sender:
+            for _ in self._source:  # take part in the gathers
+                pass
+            return
+        self._client.start_weight_update()
+        for bucket in pack_buckets(iter(self._source), max_bytes=BUCKET_BYTES):
+            self._client.update_weights({"bucket": ray.put(bucket)})
+        self._client.finish_weight_update()
+
+
+def pack_buckets(weights: Iterator[tuple[str, torch.Tensor]], *, max_bytes: int) -> Iterator[dict[str, Any]]:
+    """Group whole parameters into buckets of about `max_bytes`: names, dtypes, shapes and one (bytes,) uint8 buffer."""
+    bucket: list[tuple[str, torch.Tensor]] = []
+    size = 0
+    for name, tensor in weights:
+        if bucket and size + tensor.nbytes > max_bytes:
+            yield _pack(bucket)
+            bucket, size = [], 0
+        bucket.append((name, tensor))
+        size += tensor.nbytes
+    if bucket:
+        yield _pack(bucket)
+
+
+def _pack(bucket: list[tuple[str, torch.Tensor]]) -> dict[str, Any]:
+    flat = [tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy() for _, tensor in bucket]
+    return {
+        "names": [name for name, _ in bucket],
+        "dtypes": [str(tensor.dtype).removeprefix("torch.") for _, tensor in bucket],
+        "shapes": [tuple(tensor.shape) for _, tensor in bucket],
+        "buffer": np.concatenate(flat),
+    }
+
+
+def make_weight_sender(
+    transport: str,
+    *,
+    rank: int,
+    client: EngineClient,
+    source: DeepSpeedWeightSource,
+    num_engine_workers: int,
+    find_address: Callable[[], tuple[str, int]],
+) -> WeightSender:
+    """Connect this learner rank to the engines; call on every rank.
+
+    `num_engine_workers` counts the worker processes of all engines (engines x tensor parallelism); `find_address` gives a host
+    and a free port of this machine for NCCL's rendezvous.
+    """
+    if transport == RAY_OBJECT:
+        return RayObjectSender(client=client, source=source, is_sender=rank == 0)
+    from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
+
+    return WeightTransferTrainerFactory.trainer_init(
+        _gpu_init_info(transport, rank=rank, world_size=num_engine_workers + 1, find_address=find_address),
+        client=client,  # type: ignore[arg-type]
+        source=source,  # type: ignore[arg-type]
+    )
+
+
+def _gpu_init_info(transport: str, *, rank: int, world_size: int, find_address: Callable[[], tuple[str, int]]) -> Any:
+    if transport == "nccl":
+        from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
+
+        host, port = find_address()
+        return NCCLTrainerInitInfo(rank=rank, master_address=host, master_port=port, world_size=world_size)
+    if transport == "ipc":
+        from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo
+
+        return IPCTrainerInitInfo(rank=rank)
+    raise ValueError(f"unknown weight transport {transport!r}; known: nccl, ipc, {RAY_OBJECT}")

@@ -1,0 +1,22 @@
+#!/usr/bin/env bash
+# Sets up and runs the tests; arguments go to pytest.
+#
+#   bash scripts/test.sh                      the core suite
+#   bash scripts/test.sh -m slow              kill tests and learning checks, minutes each
+#   bash scripts/test.sh tests/test_x.py -x   one file
+#
+# Without a -m of the caller's, tests marked slow or gpu are left out.
+set -euo pipefail
+
+ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+bash "$ROOT/scripts/setup_cpu.sh"
+
+marks=(-m "not slow and not gpu")
+for argument in "$@"; do
+    case "$argument" in -m | -m?* | --markexpr | --markexpr=*) marks=() ;; esac
+done
+
+# One thread per process: several that share two cores with two threads each are slower than with one.
+export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" HF_HUB_OFFLINE="${HF_HUB_OFFLINE:-1}"
+cd "$ROOT"
+exec "$ROOT/.venv/bin/python" -m pytest ${marks[@]+"${marks[@]}"} "$@"

@@ -1,0 +1,135 @@
+"""CPU and GPU side by side: every answer that depends on the device."""
+
+import os
+import pickle
+import subprocess
+import sys
+
+import pytest
+
+from open_instruct import device as device_module
+from open_instruct.device import Device, current_device
+
+
+@pytest.fixture
+def cpu() -> Device:
+    return current_device(kind="cpu")
+
+
+@pytest.fixture
+def gpu() -> Device:
+    return Device("cuda", "bfloat16", "sdpa")
+
+
+@pytest.fixture
+def shared_gpu() -> Device:
+    return Device("cuda", "bfloat16", "sdpa", single_gpu_mode=True)
+
+
+def test_kind_is_what_torch_sees(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_module, "_sees_a_gpu", lambda: True)
+    assert current_device().kind == "cuda"
+    monkeypatch.setattr(device_module, "_sees_a_gpu", lambda: False)
+    assert current_device().kind == "cpu"
+
+
+def test_dtype(cpu: Device) -> None:
+    assert cpu.dtype == "float32"
+    assert str(cpu.torch_dtype) == "torch.float32"
+    assert current_device(kind="cuda").dtype == "bfloat16"
+    assert current_device(kind="cuda", dtype="float32").dtype == "float32"
+    assert cpu.engine_kwargs == {"dtype": "float32"}
+
+
+def test_backend_and_weight_transport(cpu: Device, gpu: Device, shared_gpu: Device) -> None:
+    assert [d.collective_backend for d in (cpu, gpu, shared_gpu)] == ["gloo", "nccl", "nccl"]
+    assert [d.weight_transport for d in (cpu, gpu, shared_gpu)] == ["ray_object", "nccl", "ipc"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "installed", "expected"),
+    [("cpu", True, "sdpa"), ("cuda", False, "sdpa"), ("cuda", True, "flash_attention_2")],
+)
+def test_attention_and_the_layout_that_follows(
+    monkeypatch: pytest.MonkeyPatch, kind: device_module.Kind, installed: bool, expected: str
+) -> None:
+    monkeypatch.setattr(device_module, "find_spec", lambda name: object() if installed else None)
+    device = current_device(kind=kind)
+    assert device.attn_implementation == expected
+    assert device.collation_layout == ("packed" if expected == "flash_attention_2" else "padded")
+    assert current_device(kind=kind, attn_implementation="eager").attn_implementation == "eager"
+
+
+def test_one_thread_per_worker_on_cpu_alone(cpu: Device, gpu: Device) -> None:
+    assert cpu.threads_per_worker == 1
+    assert gpu.threads_per_worker is None
+
+
+def test_ray_resources_of_as_many_workers_as_there_are_places_fit(cpu: Device) -> None:
+    workers_per_core = device_module.WORKERS_PER_CORE
+    assert workers_per_core * cpu.learner_resources["num_cpus"] < 1
+    assert workers_per_core * cpu.engine_resources(4)["num_cpus"] < 1
+    assert cpu.engine_resources(4)["num_gpus"] == 0
+
+
+def test_ray_resources_on_gpu(gpu: Device, shared_gpu: Device) -> None:
+    assert gpu.learner_resources["num_gpus"] == 1
+    assert gpu.engine_resources(4)["num_gpus"] == 4
+    assert shared_gpu.learner_resources["num_gpus"] + shared_gpu.engine_resources()["num_gpus"] == 1
+
+
+def test_engine_environment_of_the_user_wins(monkeypatch: pytest.MonkeyPatch, cpu: Device, gpu: Device) -> None:
+    monkeypatch.delenv("VLLM_ENABLE_V1_MULTIPROCESSING", raising=False)
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "7")
+    assert cpu.engine_env["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
+    assert cpu.engine_env["VLLM_CPU_KVCACHE_SPACE"] == "7"
+    assert gpu.engine_env == {}
+
+
+def test_memory_in_use_grows_with_what_is_held(cpu: Device) -> None:
+    before = cpu.memory_in_use_bytes()
+    held = b"x" * 50_000_000
+    grown = cpu.memory_in_use_bytes() - before
+    assert 40_000_000 < grown < 100_000_000, f"{grown} bytes more for {len(held)}"
+
+
+def test_places_are_bounded_by_cores_and_by_memory(monkeypatch: pytest.MonkeyPatch, cpu: Device) -> None:
+    monkeypatch.setattr(device_module, "_num_cores", lambda: 2)
+    monkeypatch.setattr(device_module, "_memory_bytes", lambda: 100 * 2**30)
+    assert cpu.num_places == 8
+    monkeypatch.setattr(device_module, "_memory_bytes", lambda: 3 * 2**30)
+    assert cpu.num_places == 3
+    assert cpu.places_explained.startswith("2 CPU cores, at most 4 workers each; 3 GiB")
+
+
+def test_workers_needed(cpu: Device, shared_gpu: Device) -> None:
+    assert cpu.num_workers_needed(2, 3, 4) == 14
+    assert shared_gpu.num_workers_needed(1, 1, 1) == 1
+
+
+def test_cores_are_those_that_the_process_may_use() -> None:
+    assert device_module._num_cores() == len(os.sched_getaffinity(0))
+
+
+def test_device_travels_between_processes(shared_gpu: Device) -> None:
+    assert pickle.loads(pickle.dumps(shared_gpu)) == shared_gpu
+
+
+@pytest.mark.gpu
+def test_on_a_real_gpu() -> None:
+    import torch
+
+    if not torch.cuda.is_available():
+        pytest.skip("no GPU")
+    device = current_device()
+    assert device.kind == "cuda"
+    assert device.num_places == torch.cuda.device_count()
+    before = device.memory_in_use_bytes()
+    held = torch.zeros(2**20, device=device.kind, dtype=device.torch_dtype)
+    assert device.memory_in_use_bytes() - before == held.nbytes
+
+
+def test_nothing_heavy_is_imported_to_describe_a_device() -> None:
+    program = "import sys; from open_instruct.device import current_device; current_device(kind='cpu').engine_env;"
+    program += "assert not {'torch', 'ray', 'vllm', 'deepspeed'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

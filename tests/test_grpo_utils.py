@@ -1,0 +1,210 @@
+"""The GRPO objective against its definition, and exact merging of what is measured per micro-batch."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from open_instruct.grpo_utils import (
+    LOSS_FNS,
+    compute_grpo_loss,
+    dapo_loss,
+    finish_logprob_difference,
+    logprob_difference_sums,
+    merge_logprob_differences,
+)
+
+CLIP = {"clip_lower": 0.2, "clip_higher": 0.272}
+OPTIONS: dict[str, Any] = {"loss_fn": "dapo", "beta": 0.05, "kl_estimator": 2, **CLIP}
+SHAPE = (3, 6)
+
+
+def make_batch(**replacements: Any) -> dict[str, Any]:
+    """Log-probs that differ enough for every clipping case to occur."""
+    generator = torch.Generator().manual_seed(0)
+
+    def normal() -> torch.Tensor:
+        return torch.randn(SHAPE, generator=generator, dtype=torch.float64)
+
+    new = normal() - 2
+    return {
+        "new_logprobs": new.clone().requires_grad_(),
+        "old_logprobs": new + 0.4 * normal(),
+        "ref_logprobs": new + 0.4 * normal(),
+        "advantages": normal(),
+        "mask": torch.rand(SHAPE, generator=generator) < 0.7,
+        **replacements,
+    }
+
+
+# ------------------------------------------------------------------------------------------------------- losses
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "loss", "clipped"),
+    [
+        (1.0, 2.0, -2.0, False),
+        (1.5, 1.0, -1.272, True),  # a good token, already much likelier: no more to earn
+        (1.5, -1.0, 1.5, False),  # a bad token that became likelier is pushed back in full
+        (0.5, -1.0, 0.8, True),  # a bad token, already much less likely
+        (0.5, 1.0, -0.5, False),
+        (1.5, 0.0, 0.0, False),
+    ],
+)
+def test_dapo_loss_clips_on_the_side_that_earns(ratio: float, advantage: float, loss: float, clipped: bool) -> None:
+    new = torch.tensor([[math.log(ratio)]], requires_grad=True)
+    got_loss, got_clipped, got_ratio = dapo_loss(new, torch.zeros(1, 1), torch.tensor([[advantage]]), **CLIP)
+    assert got_loss.item() == pytest.approx(loss)
+    assert got_clipped.item() is clipped
+    assert got_ratio.item() == pytest.approx(ratio)
+    got_loss.sum().backward()
+    assert new.grad is not None
+    assert new.grad.item() == pytest.approx(0.0 if clipped else -advantage * ratio)
+
+
+def test_loss_functions_are_found_by_the_name_of_the_option() -> None:
+    assert LOSS_FNS["dapo"] is dapo_loss
+
+
+@pytest.mark.parametrize("kl_estimator", range(4))
+def test_grpo_loss_equals_its_definition_token_by_token(kl_estimator: int) -> None:
+    batch = make_batch()
+    loss, sums = compute_grpo_loss(**batch, **(OPTIONS | {"kl_estimator": kl_estimator}))
+
+    policy = clipfrac = ratios = 0.0
+    kls = np.zeros(4)
+    for new, old, ref, advantage in zip(
+        *(batch[k][batch["mask"]].tolist() for k in ("new_logprobs", "old_logprobs", "ref_logprobs", "advantages")),
+        strict=True,
+    ):
+        ratio = math.exp(new - old)
+        clamped = min(max(ratio, 0.8), 1.272)
+        policy += max(-advantage * ratio, -advantage * clamped)
+        clipfrac += -advantage * clamped > -advantage * ratio
+        ratios += ratio
+        d = new - ref
+        kls += [d, d * d / 2, math.exp(-d) - 1 + d, ratio * d]
+    expected = {
+        "loss/policy_avg": policy,
+        "loss/kl_avg": 0.05 * kls[kl_estimator],
+        "loss/total_avg": policy + 0.05 * kls[kl_estimator],
+        "policy/clipfrac_avg": clipfrac,
+        "val/ratio": ratios,
+        **{f"objective/kl{i}_avg": kl for i, kl in enumerate(kls)},
+    }
+    assert 0 < clipfrac < int(batch["mask"].sum())
+    assert {name: value.item() for name, value in sums.items()} == pytest.approx(expected, rel=1e-5)
+    assert loss.item() == pytest.approx(expected["loss/total_avg"])
+    assert not any(value.requires_grad for value in sums.values())
+
+
+def test_without_a_reference_there_is_no_kl() -> None:
+    loss, sums = compute_grpo_loss(**make_batch(ref_logprobs=None), **OPTIONS)
+    assert not [name for name in sums if name.startswith("objective/")]
+    assert sums["loss/kl_avg"] == 0
+    assert loss.item() == pytest.approx(sums["loss/policy_avg"].item(), rel=1e-6)
+
+
+def test_the_gradient_is_that_of_finite_differences() -> None:
+    batch = make_batch()
+    new = batch.pop("new_logprobs")
+    assert torch.autograd.gradcheck(lambda x: compute_grpo_loss(x, **batch, **OPTIONS)[0], (new,))
+
+
+def test_on_policy_the_gradient_is_minus_the_advantage() -> None:
+    batch = make_batch(ref_logprobs=None)
+    batch["old_logprobs"] = batch["new_logprobs"].detach()
+    compute_grpo_loss(**batch, **OPTIONS)[0].backward()
+    torch.testing.assert_close(batch["new_logprobs"].grad, -batch["advantages"] * batch["mask"])
+
+
+@pytest.mark.parametrize("garbage", [math.nan, math.inf, -math.inf, 1e30])
+@pytest.mark.parametrize("field", ["new_logprobs", "old_logprobs", "ref_logprobs", "advantages"])
+def test_what_stands_outside_the_mask_does_not_matter(field: str, garbage: float) -> None:
+    clean, dirty = make_batch(), make_batch()
+    dirty[field] = torch.where(dirty["mask"], dirty[field].detach(), garbage)
+    dirty["new_logprobs"] = dirty["new_logprobs"].detach().requires_grad_()
+    results = []
+    for batch in (clean, dirty):
+        loss, sums = compute_grpo_loss(**batch, **OPTIONS)
+        loss.backward()
+        results.append((loss, sums, batch["new_logprobs"].grad))
+    torch.testing.assert_close(*results, rtol=0, atol=0)
+
+
+def test_sums_of_micro_batches_add_up_to_the_sum_of_the_batch() -> None:
+    batch = make_batch()
+    loss, sums = compute_grpo_loss(**batch, **OPTIONS)
+    rows = [compute_grpo_loss(**{k: v[i : i + 1] for k, v in batch.items()}, **OPTIONS) for i in range(SHAPE[0])]
+    assert sum(r[0].item() for r in rows) == pytest.approx(loss.item())
+    assert {k: sum(r[1][k].item() for r in rows) for k in sums} == pytest.approx(
+        {k: v.item() for k, v in sums.items()}, rel=1e-5
+    )
+
+
+def test_a_micro_batch_without_trained_tokens_gives_zero_and_a_gradient_of_zero() -> None:
+    batch = make_batch(mask=torch.zeros(SHAPE, dtype=torch.bool))
+    loss, sums = compute_grpo_loss(**batch, **OPTIONS)
+    loss.backward()
+    assert loss == 0
+    assert all(value == 0 for value in sums.values())
+    assert (batch["new_logprobs"].grad == 0).all()
+
+
+# ------------------------------------------------------------------------------------ engine against learner
+
+log_probs = st.floats(-30, 0, width=32)
+rows_of_tokens = st.lists(st.tuples(log_probs, log_probs, st.booleans()), min_size=1, max_size=12)
+
+
+def as_row(row: list[tuple[float, float, bool]]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    new, vllm, mask = zip(*row, strict=True)
+    return torch.tensor([new]), torch.tensor([vllm]), torch.tensor([mask])
+
+
+@settings(deadline=None)
+@given(rows=st.lists(rows_of_tokens, min_size=1, max_size=6), split=st.integers(1, 6))
+def test_logprob_difference_is_exact_over_micro_batches_and_ranks(rows, split: int) -> None:
+    parts = [logprob_difference_sums(*as_row(row)) for row in rows]
+    ranks = [merge_logprob_differences(rank) for rank in (parts[:split], parts[split:]) if rank]
+    metrics = finish_logprob_difference(ranks)
+
+    signed = np.array([vllm - new for row in rows for new, vllm, mask in row if mask] or [0.0])
+    absolute = np.abs(signed)
+    assert metrics == pytest.approx(
+        {
+            "debug/vllm_vs_local_logprob_diff_mean": absolute.mean(),
+            "debug/vllm_vs_local_logprob_diff_max": absolute.max(),
+            "debug/vllm_vs_local_logprob_diff_std": absolute.std(),
+            "debug/vllm_local_reverse_kl": signed.mean(),
+        },
+        rel=1e-6,
+        abs=1e-6,
+    )
+
+
+def test_logprob_difference_ignores_what_stands_outside_the_mask() -> None:
+    new, vllm = torch.tensor([[-1.0, math.nan, -math.inf]]), torch.tensor([[-1.5, 0.0, -math.inf]])
+    metrics = finish_logprob_difference([logprob_difference_sums(new, vllm, torch.tensor([[True, False, False]]))])
+    assert metrics["debug/vllm_vs_local_logprob_diff_mean"] == 0.5
+    assert metrics["debug/vllm_local_reverse_kl"] == -0.5
+
+
+def test_a_nan_among_trained_tokens_shows_in_every_metric() -> None:
+    good = logprob_difference_sums(*as_row([(-1.0, -1.0, True)]))
+    bad = logprob_difference_sums(*as_row([(math.nan, -1.0, True)]))
+    for parts in ([good, bad], [bad, good]):
+        assert all(math.isnan(value) for value in finish_logprob_difference(parts).values())
+
+
+def test_the_reverse_kl_is_the_kl_of_the_engine_to_the_learner_in_expectation() -> None:
+    """Tokens in the proportions in which the engine samples them."""
+    vllm, local = torch.tensor([0.5, 0.25, 0.25]).log(), torch.tensor([0.25, 0.25, 0.5]).log()
+    sampled = torch.tensor([[0, 0, 1, 2]])
+    sums = logprob_difference_sums(local[sampled], vllm[sampled], torch.ones_like(sampled, dtype=torch.bool))
+    expected = (vllm.exp() * (vllm - local)).sum().item()
+    assert finish_logprob_difference([sums])["debug/vllm_local_reverse_kl"] == pytest.approx(expected)

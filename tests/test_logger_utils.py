@@ -1,0 +1,363 @@
+"""What a run tells while it runs, and that none of it can stop the run."""
+
+import json
+import logging
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from open_instruct import logger_utils
+from open_instruct.logger_utils import (
+    Isolation,
+    MetricsWriter,
+    NullTracker,
+    Progress,
+    ProgressLine,
+    Tracker,
+    TrackerOptions,
+    WandbTracker,
+    format_duration,
+    make_tracker,
+    read_metrics,
+    setup_logging,
+    to_json_value,
+    write_atomically,
+)
+
+PROGRESS = Progress(step=1, reward=0.5, tokens_per_second=1234.5, prompt_queue=3, result_queue=2, age=1.0)
+
+
+def strict_json(line: str | bytes) -> Any:
+    """As a reader parses that knows no NaN."""
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is not JSON")
+
+    return json.loads(line, parse_constant=refuse)
+
+
+# --- metrics.jsonl ----------------------------------------------------------------------------------------------------
+
+
+def test_a_row_is_in_the_file_when_write_returns(tmp_path: Path) -> None:
+    writer = MetricsWriter(tmp_path / "deep" / "metrics.jsonl")
+    writer.write(1, {"scores": np.float32(0.5), "episode": np.int64(128), "lr": torch.tensor(1e-4), "hist": np.eye(2)})
+    row = strict_json((tmp_path / "deep" / "metrics.jsonl").read_text())
+    assert row == {
+        "training_step": 1,
+        "scores": 0.5,
+        "episode": 128,
+        "lr": pytest.approx(1e-4),
+        "hist": [[1.0, 0.0], [0.0, 1.0]],
+    }
+
+
+def test_what_is_not_finite_is_null_and_warned_of_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    writer = MetricsWriter(tmp_path / "metrics.jsonl")
+    for step in (1, 2):
+        writer.write(step, {"val/ratio": float("nan"), "kl": np.float32("inf"), "absent": None})
+    rows = [strict_json(line) for line in writer.path.read_text().splitlines()]
+    assert rows[1] == {"training_step": 2, "val/ratio": None, "kl": None, "absent": None}
+    warned = sorted(record.getMessage().split()[1] for record in caplog.records)
+    assert warned == ["kl", "val/ratio"]
+
+
+JSON_LIKE = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=10,
+)
+
+
+@given(JSON_LIKE)
+def test_any_value_becomes_strict_json(value: Any) -> None:
+    strict_json(json.dumps(to_json_value(value), allow_nan=False))
+
+
+@given(kept=st.integers(0, 8), written=st.integers(0, 8), torn=st.integers(0, 20))
+def test_truncating_keeps_the_rows_of_the_checkpoint(
+    tmp_path_factory: pytest.TempPathFactory, kept: int, written: int, torn: int
+) -> None:
+    path = tmp_path_factory.mktemp("metrics") / "metrics.jsonl"
+    writer = MetricsWriter(path)
+    for step in range(1, written + 1):
+        writer.write(step, {"scores": step / 10})
+    writer.close()
+    with path.open("ab") as file:
+        file.write(b'{"training_step": 1, "scores": 9}'[:torn])  # whole but for its line end, or torn
+
+    writer = MetricsWriter(path)
+    cut = writer.truncate_after(kept)
+    writer.write(kept + 1, {"scores": 0.0})
+    steps = [strict_json(line)["training_step"] for line in path.read_text().splitlines()]
+    assert steps == [*range(1, min(kept, written) + 1), kept + 1]
+    assert cut == max(0, written - kept) + bool(torn)
+    assert [row["training_step"] for row in read_metrics(path)] == steps
+
+
+def test_a_file_that_is_being_written_can_be_read(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"training_step": 1}\n{"training_st')
+    assert list(read_metrics(path)) == [{"training_step": 1}]
+
+
+def test_a_failed_replacement_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "summary.json"
+    write_atomically(path, b"old")
+
+    def disk_full(descriptor: int) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(os, "fsync", disk_full)
+    with pytest.raises(OSError, match="no space"):
+        write_atomically(path, b"new")
+    assert path.read_bytes() == b"old"
+
+
+# --- isolation --------------------------------------------------------------------------------------------------------
+
+
+def test_isolation_warns_once_and_lets_interrupts_through(caplog: pytest.LogCaptureFixture) -> None:
+    isolation = Isolation("the plot")
+    for _ in range(3):
+        with isolation:
+            raise OSError("disk full")
+    assert [record.getMessage() for record in caplog.records] == [
+        "the plot failed; the run goes on without: OSError: disk full"
+    ]
+    with pytest.raises(KeyboardInterrupt), isolation:
+        raise KeyboardInterrupt
+
+
+# --- wandb ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrackerOptions:
+    """Of a machine where nobody has logged in to wandb."""
+    for name in [name for name in os.environ if name.startswith("WANDB_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("NETRC", str(tmp_path / "home" / "netrc"))
+    (tmp_path / "home").mkdir()
+    monkeypatch.chdir(tmp_path)
+    return TrackerOptions(project="test", name="run 1", run_id="abc123", output_dir=str(tmp_path / "out"))
+
+
+def offline_runs(options: TrackerOptions) -> list[Path]:
+    return list(Path(options.output_dir).glob("wandb/offline-run-*/run-abc123.wandb"))
+
+
+def run_id_of(tracker: Tracker) -> str:
+    assert isinstance(tracker, WandbTracker)
+    return tracker._run.id
+
+
+def test_without_tracking_nothing_is_written(options: TrackerOptions) -> None:
+    tracker = make_tracker(False, options, {})
+    assert isinstance(tracker, NullTracker)
+    tracker.log({"scores": 1.0}, 1)
+    tracker.finish()
+    assert not Path(options.output_dir).exists()
+
+
+@pytest.mark.timeout(120)
+def test_without_a_key_wandb_tracks_offline_and_asks_nothing(options: TrackerOptions) -> None:
+    tracker = make_tracker(True, options, {"seed": 1, "lists": ["a", 1.0]})
+    assert run_id_of(tracker) == "abc123"
+    tracker.log({"scores": np.float32(0.5), "val/solve_rate_hist": [0.0, 0.5, 1.0], "kl": float("nan")}, 1)
+    tracker.finish()
+    (run,) = offline_runs(options)
+    logged = run.read_bytes()
+    assert b"scores" in logged
+    assert b"val/solve_rate_hist" in logged
+
+
+@pytest.fixture
+def silent_server() -> Iterator[int]:
+    """A port that takes connections and never answers: a network that swallows packets."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        held: list[socket.socket] = []
+
+        def accept() -> None:
+            while True:
+                try:
+                    held.append(server.accept()[0])
+                except OSError:
+                    return
+
+        threading.Thread(target=accept, daemon=True).start()
+        yield server.getsockname()[1]
+        server.shutdown(socket.SHUT_RDWR)
+        for connection in held:
+            connection.close()
+
+
+@pytest.mark.timeout(120)
+def test_with_a_key_but_no_network_wandb_falls_back_to_offline(
+    options: TrackerOptions,
+    silent_server: int,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
+    monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{silent_server}")
+    monkeypatch.setattr(logger_utils, "WANDB_INIT_TIMEOUT_S", 2.0)
+    monkeypatch.setattr(logger_utils, "WANDB_FINISH_TIMEOUT_S", 2.0)
+    start = time.monotonic()
+    tracker = make_tracker(True, options, {})
+    tracker.log({"scores": 1.0}, 1)
+    tracker.finish()
+    assert time.monotonic() - start < 60
+    assert "tracking offline" in caplog.text
+    assert len(offline_runs(options)) == 1
+
+
+@pytest.mark.timeout(120)
+def test_a_broken_wandb_is_warned_of_once(
+    options: TrackerOptions, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tracker = make_tracker(True, options, {})
+    assert isinstance(tracker, WandbTracker)
+
+    def broken(_: object) -> None:
+        raise RuntimeError("service died")
+
+    monkeypatch.setattr(tracker._run, "log", broken)
+    caplog.clear()
+    for step in range(3):
+        tracker.log({}, step)
+    tracker.finish()
+    assert [record.getMessage() for record in caplog.records if record.name == "open_instruct.logger_utils"] == [
+        "wandb failed; the run goes on without: RuntimeError: service died"
+    ]
+
+
+def test_a_wandb_that_cannot_start_leaves_a_run_without_tracker(
+    options: TrackerOptions, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)  # import wandb fails
+    assert isinstance(make_tracker(True, options, {}), NullTracker)
+    assert "the run goes on without" in caplog.text
+
+
+# --- the live line ----------------------------------------------------------------------------------------------------
+
+
+def test_plain_lines_come_at_most_once_a_second_and_always_at_the_end(capsys: pytest.CaptureFixture[str]) -> None:
+    with ProgressLine(total=50) as line:
+        for step in range(1, 51):
+            line.update(Progress(**{**vars(PROGRESS), "step": step}))
+    lines = capsys.readouterr().err.splitlines()
+    assert [text.split("  ")[0] for text in lines] == ["step 1/50", "step 50/50"]
+    assert "reward 0.500  1,234 tok/s  queues 3/2  age 1.0  ETA 0s" in lines[-1]
+
+
+def test_the_time_left_counts_this_process_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    with ProgressLine(total=100, first_step=90) as line:
+        now = 110.0
+        line.update(Progress(**{**vars(PROGRESS), "step": 92}))
+    assert "ETA 40s" in capsys.readouterr().err
+
+
+def test_a_terminal_shows_one_live_line_and_log_lines_above_it() -> None:
+    reader, writer = os.openpty()
+    with os.fdopen(writer, "w") as terminal, ProgressLine(total=10, stream=terminal) as line:
+        line.update(Progress(**{**vars(PROGRESS), "step": 4, "eval_accuracy": 0.75}))
+        line.close()
+        shown = os.read(reader, 100_000).decode()
+    os.close(reader)
+    assert "4/10" in shown
+    assert "eval 75.0%" in shown
+
+
+def test_a_closed_stream_does_not_stop_a_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    stream = (tmp_path / "log").open("w")
+    with ProgressLine(total=10, stream=stream) as line:
+        stream.close()
+        line.update(PROGRESS)
+        line.update(Progress(**{**vars(PROGRESS), "step": 10}))
+    assert len(caplog.records) == 1
+    assert "the progress line failed" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0s"), (59.6, "1m00s"), (185, "3m05s"), (7620, "2h07m"), (float("nan"), "?"), (float("inf"), "?")],
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert format_duration(seconds) == text
+
+
+# --- the log ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def root_logger() -> Iterator[logging.Logger]:
+    root = logging.getLogger()
+    handlers, level, ours = root.handlers[:], root.level, logging.getLogger("open_instruct").level
+    yield root
+    for handler in [handler for handler in root.handlers if handler not in handlers]:
+        root.removeHandler(handler)
+        handler.close()
+    root.setLevel(level)
+    logging.getLogger("open_instruct").setLevel(ours)
+
+
+def log_a_little() -> None:
+    for name in ("open_instruct.part", "library"):
+        for level in (logging.DEBUG, logging.INFO, logging.WARNING):
+            logging.getLogger(name).log(level, "%s %s", name, logging.getLevelName(level))
+
+
+def messages(text: str) -> list[str]:
+    return [line.split(": ", 1)[1] for line in text.splitlines()]
+
+
+ALL_MESSAGES = [
+    "open_instruct.part DEBUG",
+    "open_instruct.part INFO",
+    "open_instruct.part WARNING",
+    "library INFO",
+    "library WARNING",
+]
+
+
+@pytest.mark.parametrize(
+    ("verbose", "shown"),
+    [(True, ALL_MESSAGES), (False, ["open_instruct.part INFO", "open_instruct.part WARNING", "library WARNING"])],
+)
+def test_the_file_holds_everything_and_stderr_what_a_user_wants(
+    tmp_path: Path,
+    root_logger: logging.Logger,
+    capsys: pytest.CaptureFixture[str],
+    verbose: bool,
+    shown: list[str],
+) -> None:
+    path = setup_logging(tmp_path, verbose)
+    log_a_little()
+    assert path == tmp_path / "logs" / "driver.log"
+    assert messages(path.read_text()) == ALL_MESSAGES
+    assert messages(capsys.readouterr().err) == shown
+
+
+def test_setting_up_the_log_again_moves_it(tmp_path: Path, root_logger: logging.Logger) -> None:
+    first, second = setup_logging(tmp_path / "a"), setup_logging(tmp_path / "b")
+    log_a_little()
+    assert first.read_text() == ""
+    assert len(messages(second.read_text())) == len(ALL_MESSAGES)

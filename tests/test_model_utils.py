@@ -1,0 +1,267 @@
+"""Log-probs in chunks against plain formulas, and on a small Qwen3 in both layouts."""
+
+import numpy as np
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from open_instruct.data_types import CollatedBatchData, TrainingSample
+from open_instruct.model_utils import (
+    LogProbModel,
+    chunked_log_probs,
+    entropy_from_logits,
+    estimate_kl,
+    log_softmax_and_gather,
+)
+from open_instruct.rl_utils import collate_packed, collate_padded
+
+VOCAB = 50
+
+# ------------------------------------------------------------------------------------------- chunks against formulas
+
+
+def make_inputs(
+    num_tokens: int = 7, hidden: int = 5, vocab: int = VOCAB, dtype: torch.dtype = torch.float64
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Hidden states, head weight, bias and labels."""
+    generator = torch.Generator().manual_seed(0)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
+
+    labels = torch.randint(vocab, (num_tokens,), generator=generator)
+    return normal(num_tokens, hidden), normal(vocab, hidden), normal(vocab), labels
+
+
+@pytest.mark.parametrize("chunk_elements", [1, 2 * VOCAB, 3 * VOCAB + 1, 2**24])
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_chunked_log_probs_equal_the_plain_formula(chunk_elements: int, temperature: float, with_bias: bool) -> None:
+    hidden, weight, bias, labels = make_inputs()
+    logits = (hidden @ weight.T + (bias if with_bias else 0)) / temperature
+    logprobs, entropy = chunked_log_probs(
+        hidden,
+        weight,
+        labels,
+        temperature=temperature,
+        chunk_elements=chunk_elements,
+        bias_V=bias if with_bias else None,
+    )
+    torch.testing.assert_close(logprobs, log_softmax_and_gather(logits, labels))
+    torch.testing.assert_close(entropy, entropy_from_logits(logits.detach()))
+    assert logprobs.requires_grad
+    assert not entropy.requires_grad
+
+
+@pytest.mark.parametrize("wanted", [(True, True, True), (True, False, False), (False, True, False)])
+def test_gradients_are_exact(wanted: tuple[bool, bool, bool]) -> None:
+    hidden, weight, bias, labels = make_inputs(num_tokens=5, vocab=6)
+    for tensor, wants in zip((hidden, weight, bias), wanted, strict=True):
+        tensor.requires_grad_(wants)
+
+    def logprobs(hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        return chunked_log_probs(hidden, weight, labels, temperature=0.8, chunk_elements=12, bias_V=bias)[0]
+
+    assert torch.autograd.gradcheck(logprobs, (hidden, weight, bias))
+
+
+def test_bfloat16_inputs_get_a_float32_softmax_and_a_float32_sum_over_chunks() -> None:
+    hidden, weight, _, labels = make_inputs(num_tokens=512, hidden=16, dtype=torch.bfloat16)
+    logprobs, entropy = chunked_log_probs(hidden, weight, labels, chunk_elements=VOCAB)
+    assert logprobs.dtype == entropy.dtype == torch.float32
+    exact = log_softmax_and_gather((hidden @ weight.T).float(), labels)
+    torch.testing.assert_close(logprobs, exact)
+
+    logprobs.sum().backward()
+    assert weight.grad is not None
+    assert weight.grad.dtype == torch.bfloat16
+    (exact_grad,) = torch.autograd.grad(
+        log_softmax_and_gather(hidden.double() @ weight.double().T, labels).sum(), weight
+    )
+    # 512 chunks added up in bfloat16 would be off by several per cent.
+    assert (weight.grad - exact_grad).norm() / exact_grad.norm() < 5e-3
+
+
+class LargestTensor(TorchDispatchMode):
+    """Notes how many elements the largest tensor made by any operation has."""
+
+    numel = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        sizes = [leaf.numel() for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+        self.numel = max([self.numel, *sizes])
+        return result
+
+
+@pytest.mark.parametrize("chunk_rows", [1, 4])
+def test_no_tensor_of_tokens_times_vocabulary_is_ever_made(chunk_rows: int) -> None:
+    num_tokens, hidden_size, vocab = 256, 8, 1000
+    hidden, weight, _, labels = make_inputs(num_tokens, hidden_size, vocab)
+    with LargestTensor() as largest:
+        logprobs, _ = chunked_log_probs(hidden, weight, labels, chunk_elements=chunk_rows * vocab)
+        assert chunk_rows * vocab <= largest.numel <= max(chunk_rows * vocab, weight.numel())
+        logprobs.sum().backward()
+        assert largest.numel == weight.numel(), "the weight's gradient is the largest there is"
+    with LargestTensor() as largest:
+        log_softmax_and_gather(hidden @ weight.T, labels)
+    assert largest.numel == num_tokens * vocab, "the measuring works"
+
+
+# ------------------------------------------------------------------------------------------- a language model
+
+
+@pytest.fixture(params=[True, False], ids=["tied", "untied"])
+def model(request: pytest.FixtureRequest) -> LogProbModel:
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=VOCAB,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        max_position_embeddings=128,
+        tie_word_embeddings=request.param,
+        initializer_range=0.3,  # far from uniform, so that attention to the wrong token shows
+    )
+    return LogProbModel(Qwen3ForCausalLM(config).float())
+
+
+@pytest.fixture
+def samples() -> list[TrainingSample]:
+    rng = np.random.default_rng(0)
+    return [
+        TrainingSample(
+            query=rng.integers(VOCAB, size=q, dtype=np.int32),
+            response=rng.integers(VOCAB, size=r, dtype=np.int32),
+            mask=np.ones(r, dtype=bool),
+            logprobs=np.zeros(r, dtype=np.float32),
+            advantage=1.0,
+        )
+        for q, r in [(3, 9), (1, 4), (6, 17), (2, 1)]
+    ]
+
+
+def trained_logprobs(model: LogProbModel, batch: CollatedBatchData, temperature: float = 0.9) -> torch.Tensor:
+    """Log-probs of all trained tokens, one sample after another."""
+    ids, positions = torch.from_numpy(batch.query_responses), torch.from_numpy(batch.position_ids)
+    logprobs, _ = model(ids, positions, temperature)
+    return logprobs[torch.from_numpy(batch.response_masks[:, 1:])]
+
+
+def gradients(model: LogProbModel, logprobs: torch.Tensor) -> dict[str, torch.Tensor]:
+    weights = torch.linspace(-1, 1, len(logprobs))  # as advantages would: another factor for each token
+    model.zero_grad()
+    (logprobs * weights).sum().backward()
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def test_log_prob_model_equals_full_logits(model: LogProbModel, samples: list[TrainingSample]) -> None:
+    batch = collate_padded(samples, pad_token_id=0)
+    ids, positions = torch.from_numpy(batch.query_responses), torch.from_numpy(batch.position_ids)
+    logits = model.model(input_ids=ids, position_ids=positions, use_cache=False).logits[:, :-1] / 0.9
+    expected = log_softmax_and_gather(logits, ids[:, 1:].long())
+    logprobs, entropy = model(ids, positions, 0.9)
+    assert logprobs.shape == entropy.shape == (len(samples), ids.shape[1] - 1)
+    assert logprobs.dtype == entropy.dtype == torch.float32
+    torch.testing.assert_close(logprobs, expected, rtol=0, atol=1e-5)
+    torch.testing.assert_close(entropy, entropy_from_logits(logits.detach()), rtol=0, atol=1e-5)
+
+    trained = torch.from_numpy(batch.response_masks[:, 1:])
+    ours, theirs = gradients(model, logprobs[trained]), gradients(model, expected[trained])
+    assert ours.keys() == theirs.keys() == {name for name, _ in model.named_parameters()}
+    for name, grad in ours.items():
+        assert (grad - theirs[name]).norm() <= 1e-5 * theirs[name].norm(), name
+
+
+def test_both_layouts_equal_one_sequence_at_a_time(model: LogProbModel, samples: list[TrainingSample]) -> None:
+    alone = torch.cat([trained_logprobs(model, collate_padded([sample], 0)) for sample in samples])
+    expected = gradients(model, alone)
+    for collate in (collate_padded, collate_packed):
+        logprobs = trained_logprobs(model, collate(samples, 0))
+        torch.testing.assert_close(logprobs, alone, rtol=0, atol=1e-5)
+        for name, grad in gradients(model, logprobs).items():
+            assert (grad - expected[name]).norm() <= 1e-5 * expected[name].norm(), (collate.__name__, name)
+
+
+def test_packed_sequences_would_see_each_other_without_their_positions(
+    model: LogProbModel, samples: list[TrainingSample]
+) -> None:
+    """The test above would notice: positions that do not restart change the log-probs."""
+    batch = collate_packed(samples, 0)
+    ids = torch.from_numpy(batch.query_responses)
+    wrong, _ = model(ids, torch.arange(ids.shape[1])[None], 0.9)
+    wrong = wrong[torch.from_numpy(batch.response_masks[:, 1:])]
+    assert (wrong - trained_logprobs(model, batch)).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("collate", [collate_padded, collate_packed])
+def test_a_batch_without_trained_tokens_has_zero_gradients(model: LogProbModel, collate) -> None:
+    """Dummies fill up: every rank must run a backward pass, and this one must not move the weights."""
+    nothing = TrainingSample(np.array([0, 0]), np.array([], int), np.array([], bool), np.array([]), 0.0)
+    batch = collate([nothing], 0)
+    logprobs, _ = model(torch.from_numpy(batch.query_responses), torch.from_numpy(batch.position_ids), 1.0)
+    (logprobs * torch.from_numpy(batch.response_masks[:, 1:])).sum().backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.abs().max() == 0, name
+
+
+def test_the_head_weight_is_read_once_in_a_forward(
+    model: LogProbModel, samples: list[TrainingSample], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each read may be a collective under ZeRO-3, so the number must not depend on the batch."""
+    head = model.model.get_output_embeddings()
+    assert head is not None
+    reads = []
+
+    class Head:
+        bias = None
+
+        @property
+        def weight(self) -> torch.Tensor:
+            reads.append(1)
+            return head.weight
+
+    monkeypatch.setattr(model.model, "get_output_embeddings", Head)
+    for num_forwards, batch in enumerate([collate_padded(samples, 0), collate_packed(samples[:1], 0)], start=1):
+        trained_logprobs(model, batch)
+        assert len(reads) == num_forwards
+
+
+def test_scaled_or_capped_logits_are_refused(model: LogProbModel) -> None:
+    model.model.config.final_logit_softcapping = 30.0
+    with pytest.raises(ValueError, match=r"final_logit_softcapping=30\.0.*not supported"):
+        LogProbModel(model.model)
+
+
+# ------------------------------------------------------------------------------------------- plain formulas
+
+
+def test_entropy_of_a_uniform_distribution() -> None:
+    torch.testing.assert_close(entropy_from_logits(torch.zeros(3, 8)), torch.full((3,), float(np.log(8))))
+
+
+def test_estimate_kl_formulas() -> None:
+    d, ratio = torch.tensor([[-0.5, 0.0, 2.0]]), torch.tensor([[1.0, 2.0, 3.0]])
+    k1, k2, k3, weighted = estimate_kl(d, ratio)
+    torch.testing.assert_close(k1, d)
+    torch.testing.assert_close(k2, torch.tensor([[0.125, 0.0, 2.0]]))
+    torch.testing.assert_close(k3, torch.exp(-d) - 1 + d)
+    torch.testing.assert_close(weighted, torch.tensor([[-0.5, 0.0, 6.0]]))
+    assert torch.isfinite(estimate_kl(torch.tensor([[-1e9, 1e9]]), torch.ones(1, 2))).all()
+
+
+def test_kl_estimators_agree_with_the_true_kl_in_expectation() -> None:
+    """Over all tokens of a distribution, weighted with their probabilities, k1 and k3 are the KL exactly."""
+    generator = torch.Generator().manual_seed(0)
+    logp, logq = torch.randn(2, 1, VOCAB, generator=generator, dtype=torch.float64).log_softmax(-1)
+    kl = (logp.exp() * (logp - logq)).sum()
+    k1, _, k3, weighted = (logp.exp() * estimate_kl(logp - logq, torch.ones_like(logp))).sum(-1)
+    for estimate in (k1, k3, weighted):
+        torch.testing.assert_close(estimate.squeeze(), kl)

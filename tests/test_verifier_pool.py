@@ -1,0 +1,254 @@
+"""The pool keeps its promises whatever a verifier does to its process."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import CancelledError
+from pathlib import Path
+
+import pytest
+from verifier_fakes import Unstartable, score_by_text, score_environment, score_is_worker
+
+from open_instruct.reasoning_gym_data import reasoning_gym_rows
+from open_instruct.verifier_pool import Scored, VerifierPool
+
+RIGHT = Scored(1.0)
+TIMEOUT_S = 1.0
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[VerifierPool]:
+    with VerifierPool(1, TIMEOUT_S, score=score_by_text) as pool:
+        yield pool
+
+
+def score_texts(pool: VerifierPool, *texts: str) -> list[Scored]:
+    return pool.score_group("fake", "4", [[1]] * len(texts), list(texts))
+
+
+def worker_pids(parent: int) -> set[int]:
+    """Of the children of a process, those that are verifier workers."""
+    pids = set()
+    for process in Path("/proc").iterdir():
+        try:
+            status = (process / "stat").read_text().rpartition(")")[2].split()
+            if int(status[1]) == parent and status[0] != "Z" and b"verifier_pool" in (process / "cmdline").read_bytes():
+                pids.add(int(process.name))
+        except (OSError, ValueError, IndexError):  # not a process, or gone by now
+            continue
+    return pids
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def wait_for_end(pids: set[int], timeout_s: float) -> None:
+    deadline = time.monotonic() + timeout_s
+    while any(is_running(pid) for pid in pids):
+        assert time.monotonic() < deadline, f"still running: {[pid for pid in pids if is_running(pid)]}"
+        time.sleep(0.05)
+
+
+def test_scores_come_in_order(pool: VerifierPool) -> None:
+    assert score_texts(pool, "4", "5", "4") == [RIGHT, Scored(0.0), RIGHT]
+    assert score_texts(pool) == []
+
+
+@pytest.mark.parametrize("text", ["hang", "hang_in_c"])
+def test_a_hanging_verifier_costs_its_own_response_alone(pool: VerifierPool, text: str) -> None:
+    before = pool.counts["timeout"]
+    start = time.monotonic()
+    assert score_texts(pool, "4", text, "4") == [RIGHT, Scored(0.0, "timeout"), RIGHT]
+    assert time.monotonic() - start > TIMEOUT_S
+    assert pool.counts["timeout"] == before + 1
+
+
+@pytest.mark.parametrize("text", ["die", "exit"])
+def test_a_verifier_that_ends_its_process_costs_its_own_response_alone(pool: VerifierPool, text: str) -> None:
+    before = pool.counts["crash"]
+    assert score_texts(pool, text, "4", text, "4", text) == [
+        Scored(0.0, "crash"),
+        RIGHT,
+        Scored(0.0, "crash"),
+        RIGHT,
+        Scored(0.0, "crash"),
+    ]
+    assert pool.counts["crash"] == before + 3
+
+
+@pytest.mark.parametrize(
+    ("text", "failure"),
+    [
+        ("raise", "error: KeyError: 'no such thing'"),
+        ("recurse", "error: RecursionError: "),
+        ("too_much", "error: ValueError: a verifier's score lies in [0, 1], got 1.5"),
+    ],
+)
+def test_a_verifier_that_raises_is_named(pool: VerifierPool, text: str, failure: str) -> None:
+    before, workers = pool.counts["error"], worker_pids(os.getpid())
+    right, wrong, also_right = score_texts(pool, "4", text, "4")
+    assert (right, also_right) == (RIGHT, RIGHT)
+    assert wrong.score == 0.0
+    assert str(wrong.failure).startswith(failure)
+    assert pool.counts["error"] == before + 1
+    assert worker_pids(os.getpid()) == workers, "an exception needs no new worker"
+
+
+def test_the_timeout_is_for_each_response(pool: VerifierPool) -> None:
+    texts = [f"sleep {TIMEOUT_S / 2}"] * 3
+    assert [one.failure for one in score_texts(pool, *texts)] == [None] * 3
+
+
+def test_verifiers_may_print_and_run_programs(pool: VerifierPool) -> None:
+    assert score_texts(pool, "print", "4") == [Scored(0.0), RIGHT]
+
+
+def test_responses_of_any_text_and_size_travel(pool: VerifierPool) -> None:
+    assert score_texts(pool, "\ud800", "\0", "x" * 5_000_000, "4") == [Scored(0.0)] * 3 + [RIGHT]
+
+
+def test_a_worker_that_died_between_groups_costs_nothing(pool: VerifierPool) -> None:
+    (pid,) = worker_pids(os.getpid())
+    os.kill(pid, signal.SIGKILL)
+    wait_for_end({pid}, 5)
+    assert score_texts(pool, "4") == [RIGHT]
+
+
+def test_workers_outlive_the_signals_of_a_terminal_and_a_job_queue(pool: VerifierPool) -> None:
+    score_texts(pool, "4")
+    (pid,) = worker_pids(os.getpid())
+    os.kill(pid, signal.SIGINT)
+    os.kill(pid, signal.SIGTERM)
+    assert pool.score_group("fake", "4", [[1]], ["4"]) == [RIGHT]
+    assert worker_pids(os.getpid()) == {pid}
+
+
+def test_works_from_any_thread(pool: VerifierPool) -> None:
+    results: list[list[Scored]] = []
+    threads = [threading.Thread(target=lambda: results.append(score_texts(pool, "4", "5"))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    assert results == [[RIGHT, Scored(0.0)]] * 4
+
+
+def test_groups_are_scored_side_by_side() -> None:
+    with VerifierPool(2, 30, score=score_by_text) as pool:
+        for future in [pool.submit("fake", "4", [[1]], ["4"]) for _ in range(4)]:
+            future.result(timeout=60)
+        start = time.monotonic()
+        slow, quick = (pool.submit("fake", "4", [[1]], [text]) for text in ("sleep 5", "4"))
+        assert quick.result(timeout=4) == [RIGHT]
+        assert not slow.done()
+    assert time.monotonic() - start < 4, "close() waits for no verifier"
+
+
+def test_close_ends_all_workers_at_once() -> None:
+    before = worker_pids(os.getpid())
+    pool = VerifierPool(2, 60, score=score_by_text)
+    busy = [pool.submit("fake", "4", [[1]] * 2, ["4", "hang"]) for _ in range(3)]
+    workers = worker_pids(os.getpid()) - before
+    assert len(workers) == 2
+    pool.close()
+    pool.close()
+    assert worker_pids(os.getpid()) == before
+    for future in busy:
+        with pytest.raises((RuntimeError, CancelledError)):
+            future.result(timeout=10)
+    with pytest.raises(RuntimeError, match="is closed"):
+        score_texts(pool, "4")
+
+
+def test_a_worker_that_cannot_start_is_an_error_and_no_score() -> None:
+    with (
+        VerifierPool(1, 1, score=Unstartable()) as pool,
+        pytest.raises(RuntimeError, match="verifier process could not be started"),
+    ):
+        score_texts(pool, "4")
+
+
+@pytest.mark.parametrize(("num_workers", "timeout_s"), [(0, 1), (1, 0)])
+def test_a_pool_needs_workers_and_time(num_workers: int, timeout_s: float) -> None:
+    with pytest.raises(ValueError, match="needs workers and time"):
+        VerifierPool(num_workers, timeout_s)
+
+
+def test_workers_are_light_and_do_not_import_the_parents_main_module() -> None:
+    with VerifierPool(1, 30, score=score_environment) as pool:
+        assert score_texts(pool, "4") == [RIGHT]
+
+
+def test_the_workers_are_other_processes() -> None:
+    with VerifierPool(1, 30, score=score_is_worker) as pool:
+        assert pool.score_group("fake", os.getpid(), [[1]], [""]) == [Scored(0.0)]
+
+
+def test_reasoning_gym_at_speed() -> None:
+    """Measured 10,000 to 17,000 responses a second on one core; the bound leaves room for a busy machine."""
+    rows = reasoning_gym_rows("reasoning_gym/chain_sum?size=16")
+    with VerifierPool(2, 30, ready=["reasoning_gym/chain_sum"]) as pool:
+
+        def score_all() -> list[list[Scored]]:
+            futures = []
+            for row in rows:
+                answer = json.loads(row["ground_truth"])["answer"]
+                texts = [f"<answer>{answer}</answer>"] * 7 + ["none"]
+                futures.append(pool.submit(row["dataset"], row["ground_truth"], [[1] * 32] * 8, texts))
+            return [future.result(timeout=60) for future in futures]
+
+        score_all()
+        start = time.perf_counter()
+        groups = score_all()
+        seconds = time.perf_counter() - start
+    assert groups == [[RIGHT] * 7 + [Scored(0.0)]] * 16
+    assert 128 / seconds > 1000
+
+
+PARENT = """
+import sys, time
+from verifier_fakes import score_by_text
+from open_instruct.verifier_pool import VerifierPool
+pool = VerifierPool(2, {timeout_s}, score=score_by_text)
+for text in {texts}:
+    pool.submit("fake", "4", [[1]] * 2, ["4", text])
+time.sleep(3)
+print("up", flush=True)
+{then}
+"""
+
+
+def start_parent(then: str, *, texts: list[str], timeout_s: float = 1.0) -> tuple[subprocess.Popen, set[int]]:
+    """A process with two workers that are busy with these texts."""
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    code = PARENT.format(texts=texts, timeout_s=timeout_s, then=then)
+    parent = subprocess.Popen([sys.executable, "-c", code], env=env, stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    with parent.stdout:
+        assert parent.stdout.readline() == "up\n"
+    return parent, worker_pids(parent.pid)
+
+
+@pytest.mark.parametrize("text", ["4", "hang", "hang_in_c"])
+def test_workers_end_by_themselves_when_the_parent_is_killed(text: str) -> None:
+    """Idle ones at once; one that hangs even in C by the kernel's timer, 5 s after its timeout."""
+    parent, workers = start_parent("time.sleep(1000)", texts=[text] * 2, timeout_s=4.0)
+    assert len(workers) == 2
+    parent.kill()
+    parent.wait(timeout=10)
+    wait_for_end(workers, 2 if text == "4" else 15)
+
+
+def test_a_pool_that_nobody_closed_does_not_keep_a_process() -> None:
+    parent, workers = start_parent("", texts=["4"])
+    assert parent.wait(timeout=20) == 0
+    wait_for_end(workers, 5)

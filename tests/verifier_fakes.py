@@ -1,0 +1,65 @@
+"""Verifiers that misbehave, for test_verifier_pool.py. Light to import: the worker processes do it."""
+
+import os
+import re
+import subprocess
+import sys
+import time
+
+from open_instruct.ground_truth_utils import VerificationResult
+
+TAIL = "a" * 64 + "!"
+
+
+def score_by_text(dataset: str, ground_truth: object, token_ids: list[int], text: str) -> VerificationResult:
+    """Does what the response says, or scores 1 if it is the ground truth."""
+    match text.partition(" "):
+        case ("hang", _, _):
+            time.sleep(1000)
+        case ("hang_in_c", _, _):
+            # Exponential backtracking: one call into C that holds the interpreter all the while.
+            re.match(r"(a|a)*$", TAIL)
+        case ("sleep", _, seconds):
+            time.sleep(float(seconds))
+        case ("raise", _, _):
+            raise KeyError("no such thing")
+        case ("recurse", _, _):
+            return score_by_text(dataset, ground_truth, token_ids, text)
+        case ("exit", _, _):
+            sys.exit(3)
+        case ("die", _, _):
+            os.kill(os.getpid(), 9)
+        case ("too_much", _, _):
+            return VerificationResult(1.5)
+        case ("print", _, _):
+            print("noise")
+            subprocess.run(["true"], check=True)
+    return VerificationResult(float(text == ground_truth))
+
+
+def score_environment(dataset: str, ground_truth: object, token_ids: list[int], text: str) -> VerificationResult:
+    """1 if the process is as a worker should be."""
+    heavy = {"torch", "ray", "vllm", "transformers", "datasets"} & sys.modules.keys()
+    assert not heavy, heavy
+    assert os.environ["OMP_NUM_THREADS"] == "1"
+    assert not getattr(sys.modules["__main__"], "__file__", None), "the parent's main module was imported"
+    return VerificationResult(1.0)
+
+
+def score_is_worker(dataset: str, ground_truth: object, token_ids: list[int], text: str) -> VerificationResult:
+    """1 if this process is the one that `ground_truth` names."""
+    return VerificationResult(float(os.getpid() == ground_truth))
+
+
+def fail_to_unpickle() -> None:
+    raise RuntimeError("not here")
+
+
+class Unstartable:
+    """A score function that no worker can receive."""
+
+    def __reduce__(self) -> tuple:
+        return fail_to_unpickle, ()
+
+    def __call__(self, dataset: str, ground_truth: object, token_ids: list[int], text: str) -> VerificationResult:
+        return VerificationResult(1.0)
