@@ -13,6 +13,7 @@ import argparse
 import ast
 import dataclasses
 import difflib
+import functools
 import inspect
 import itertools
 import re
@@ -95,13 +96,18 @@ def field_help(config_cls: type) -> dict[str, tuple[str, str]]:
     """Title of the group and help text of every field: the docstring of its class, and the string under the field."""
     found = {}
     for cls in config_cls.__mro__[:-1]:
-        body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
-        assert isinstance(body, ast.ClassDef), f"{cls}: a {type(body).__name__} in its source"
-        for node, below in itertools.pairwise([*body.body, None]):
+        for node, below in itertools.pairwise([*_class_bodies(cls.__module__)[cls.__name__], None]):
             if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
                 text = ast.literal_eval(below.value) if isinstance(below, ast.Expr) else ""
                 found[node.target.id] = (inspect.getdoc(cls) or "", text)
     return found
+
+
+@functools.cache
+def _class_bodies(module_name: str) -> dict[str, list[ast.stmt]]:
+    """Of the classes at the top level of a module. Read once: `inspect.getsource` of each class parses it all again."""
+    tree = ast.parse(inspect.getsource(sys.modules[module_name]))
+    return {node.name: node.body for node in tree.body if isinstance(node, ast.ClassDef)}
 
 
 def _required(config_cls: "type[DataclassInstance]") -> list[str]:

@@ -381,6 +381,8 @@ class Limits:
         return low + high + (f", or {NEVER} for never" if self.or_never else "")
 
 
+MAX_TEMPERATURE = 2.0
+"""vLLM samples at no higher one."""
 _COUNT = Limits(1)
 _NOT_NEGATIVE = Limits(0)
 _POSITIVE = Limits(0, low_itself=False)
@@ -393,7 +395,7 @@ LIMITS: dict[str, Limits] = {
     "max_prompt_token_length": _COUNT,
     "response_length": _COUNT,
     "pack_length": _COUNT,
-    "temperature": _POSITIVE,
+    "temperature": Limits(0, MAX_TEMPERATURE, low_itself=False),
     "num_unique_prompts_rollout": _COUNT,
     "num_samples_per_prompt_rollout": _COUNT,
     "total_episodes": _COUNT,
@@ -417,7 +419,7 @@ LIMITS: dict[str, Limits] = {
     "vllm_gpu_memory_utilization": _POSITIVE_SHARE,
     "vllm_max_num_seqs": _COUNT,
     "local_eval_every": _INTERVAL,
-    "eval_temperature": _NOT_NEGATIVE,
+    "eval_temperature": Limits(0, MAX_TEMPERATURE),
     "eval_top_p": _POSITIVE_SHARE,
     "eval_response_length": _COUNT,
     "save_freq": _INTERVAL,
@@ -593,7 +595,10 @@ def load_tokenizer(args: GRPOConfig) -> tuple[Any | None, list[str]]:
         return None, []
     names = ("tokenizer_name_or_path",) if own else _model_options(args)
     tokenizer, problem = _load("AutoTokenizer", args.tokenizer_name, None if own else args.model_revision)
-    if tokenizer is not None and not tokenizer.chat_template:
+    # Of a directory without tokenizer files, Transformers makes a tokenizer that knows no words.
+    if tokenizer is not None and len(tokenizer) <= len(tokenizer.all_special_ids):
+        problem = "it holds no tokenizer. Name one with --tokenizer_name_or_path."
+    elif tokenizer is not None and not tokenizer.chat_template:
         problem = (
             "its tokenizer has no chat template. Choose a model trained on chats, or name a tokenizer that has a "
             "template with --tokenizer_name_or_path."

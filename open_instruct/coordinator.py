@@ -124,21 +124,20 @@ class Parts:
         Raises `TimeoutError` that names `what`, `ComponentDied` if an actor failed, and, where nothing is lost by leaving
         (`interruptible`), `Interrupted` when a signal came.
         """
-        pending = list(refs) if isinstance(refs, list) else [refs]
-        waited_for = pending
+        all_refs = list(refs) if isinstance(refs, list) else [refs]
+        values: dict[Any, Any] = {}
         deadline = time.monotonic() + timeout_s
-        while pending:
+        while pending := [ref for ref in all_refs if ref not in values]:
             if interruptible:
                 self.signals.raise_if_received()
             self.check_health()
-            _, pending = ray.wait(pending, num_returns=len(pending), timeout=HEALTH_POLL_S)
-            if pending and time.monotonic() > deadline:
-                raise TimeoutError(f"{what}: {len(pending)} of {len(waited_for)} did not answer in {timeout_s:g} s")
-        try:
-            values = ray.get(waited_for, timeout=HEALTH_POLL_S + SHUTDOWN_S)
-        except ray.exceptions.RayError as error:
-            raise ComponentDied(f"{what} failed: {root_cause(error)}") from error
-        return values if isinstance(refs, list) else values[0]
+            done, waiting = ray.wait(pending, num_returns=len(pending), timeout=HEALTH_POLL_S)
+            for ref in done:  # at once: while one has failed, the others may wait for it in a collective
+                values[ref] = _value(ref, what)
+            if waiting and time.monotonic() > deadline:
+                raise TimeoutError(f"{what}: {len(waiting)} of {len(all_refs)} did not answer in {timeout_s:g} s")
+        ordered = [values[ref] for ref in all_refs]
+        return ordered if isinstance(refs, list) else ordered[0]
 
     def wait_until_ready(self, args: GRPOConfig) -> None:
         """Learners with their model, engines with theirs, the line between them, and the controller."""
@@ -177,6 +176,13 @@ class Parts:
             ray.kill(actor)
         for queue in self.queues:
             queue.shutdown(force=True)
+
+
+def _value(ref: Any, what: str) -> Any:
+    try:
+        return ray.get(ref, timeout=SHUTDOWN_S)
+    except ray.exceptions.RayError as error:
+        raise ComponentDied(f"{what} failed: {root_cause(error)}") from error
 
 
 def root_cause(error: BaseException) -> str:
@@ -265,14 +271,10 @@ def engine_options(args: GRPOConfig, device: Device, *, seed: int, max_model_len
 
 
 def create_actor_group(args: GRPOConfig, device: Device) -> RayTrainGroup:
-    """`--num_learners_per_node` learner actors, ranks in the order of nodes."""
-    ranks = [(node, local) for node, count in enumerate(args.num_learners_per_node) for local in range(count)]
-    actor = ray.remote(PolicyTrainerRayProcess).options(
-        max_concurrency=1, runtime_env=_actor_env(device), **device.learner_resources
-    )
-    return RayTrainGroup(
-        [actor.remote(args, device, rank, len(ranks), local) for rank, (_, local) in enumerate(ranks)]
-    )
+    """`--num_learners_per_node` learner actors."""
+    actor = ray.remote(PolicyTrainerRayProcess).options(runtime_env=_actor_env(device), **device.learner_resources)
+    world_size = args.num_learners
+    return RayTrainGroup([actor.remote(args, device, rank, world_size) for rank in range(world_size)])
 
 
 def _actor_env(device: Device) -> dict[str, Any]:

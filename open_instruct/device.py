@@ -49,6 +49,23 @@ class Device:
         return "nccl" if self.kind == "cuda" else "gloo"
 
     @property
+    def learner_device(self) -> "torch.device":
+        """Where a learner's tensors live. Ray shows each actor its own GPU alone, as number 0."""
+        import torch
+
+        return torch.device("cuda", 0) if self.kind == "cuda" else torch.device("cpu")
+
+    @property
+    def learner_env(self) -> dict[str, str]:
+        """Environment of a learner's process, to be set before DeepSpeed is imported."""
+        return {} if self.kind == "cuda" else {"DS_ACCELERATOR": "cpu"}
+
+    @property
+    def has_streams(self) -> bool:
+        """Whether communication and fused kernels can run beside computation."""
+        return self.kind == "cuda"
+
+    @property
     def weight_transport(self) -> Literal["ray_object", "nccl", "ipc"]:
         """Name of the vLLM weight-transfer backend. NCCL cannot join two processes on one GPU, hence `ipc`."""
         if self.kind == "cpu":

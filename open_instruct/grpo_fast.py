@@ -329,7 +329,7 @@ def _send_weights(run: Run) -> None:
 
 def evaluation_is_due(run: Run) -> bool:
     every, step = run.args.local_eval_every, run.progress.training_step
-    return run.evaluates and (step == run.args.num_training_steps or (every > 0 and step % every == 0))
+    return run.evaluates and every > 0 and (step % every == 0 or step == run.args.num_training_steps)
 
 
 def start_evaluation(run: Run) -> None:

@@ -44,12 +44,11 @@ class PolicyTrainerRayProcess:
     All ranks have to be called together: training, weight updates, saving and loading are collective.
     """
 
-    def __init__(self, args: GRPOConfig, device: Device, rank: int, world_size: int, local_rank: int) -> None:
+    def __init__(self, args: GRPOConfig, device: Device, rank: int, world_size: int) -> None:
         self._args = args
         self._device = device
         self.rank = rank
         self.world_size = world_size
-        self._local_rank = local_rank
         self._sender: WeightSender | None = None
         self._client: EngineClient | None = None
         if device.threads_per_worker:
@@ -68,7 +67,7 @@ class PolicyTrainerRayProcess:
         """Join the other ranks and load the model."""
         self._join(master_address, master_port)
         _seed_everything(self._args.seed)
-        self._torch_device = torch.device("cuda", 0) if self._device.kind == "cuda" else torch.device("cpu")
+        self._torch_device = self._device.learner_device
         self.engine, self._ref_model = self._build_models()
         self._source = DeepSpeedWeightSource(_hf_model(self.engine), zero_stage=self._args.deepspeed_stage)
 
@@ -79,9 +78,8 @@ class PolicyTrainerRayProcess:
             RANK=str(self.rank),
             WORLD_SIZE=str(self.world_size),
             LOCAL_RANK="0",  # Ray shows each actor its own device alone
+            **self._device.learner_env,
         )
-        if self._device.kind == "cpu":
-            os.environ["DS_ACCELERATOR"] = "cpu"
         import deepspeed
 
         deepspeed.init_distributed(
@@ -101,7 +99,7 @@ class PolicyTrainerRayProcess:
             model.parameters(),
             lr=args.learning_rate,
             weight_decay=args.weight_decay,
-            fused=self._device.kind == "cuda",
+            fused=self._device.has_streams,
         )
         engine, *_ = deepspeed.initialize(
             model=model, optimizer=optimizer, config=config, lr_scheduler=self._make_scheduler(optimizer)
@@ -332,7 +330,7 @@ def deepspeed_config(args: GRPOConfig, device: Device, *, world_size: int) -> di
         "fp16": {"enabled": device.dtype == "float16"},
         "zero_optimization": {
             "stage": args.deepspeed_stage,
-            "overlap_comm": device.kind == "cuda",
+            "overlap_comm": device.has_streams,
             "stage3_param_persistence_threshold": 0,
             "stage3_gather_16bit_weights_on_model_save": False,
         },

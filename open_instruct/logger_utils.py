@@ -9,8 +9,11 @@ import json
 import logging
 import math
 import os
+import ssl
 import sys
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +28,7 @@ logger = logging.getLogger(__name__)
 STEP_KEY = "training_step"
 WANDB_INIT_TIMEOUT_S = 20.0
 WANDB_FINISH_TIMEOUT_S = 30.0
+WANDB_ANSWER_TIMEOUT_S = 5.0
 
 
 class Isolation(contextlib.AbstractContextManager[None]):
@@ -115,6 +119,12 @@ class MetricsWriter:
     def close(self) -> None:
         self._file.close()
 
+    def __enter__(self) -> "MetricsWriter":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
 
 def _parse_row(line: bytes) -> dict[str, Any] | None:
     try:
@@ -175,23 +185,32 @@ class WandbTracker:
 
         self._isolation = Isolation("wandb")
         self._wandb = wandb
-        if self._wants_online():
+        if self._can_go_online():
             try:
                 self._run = self._init(options, config, mode="online")
             except Exception as error:
                 logger.warning("wandb is out of reach, tracking offline: %s: %s", type(error).__name__, error)
+                # What is left of the failed attempt holds the run's id.
+                wandb.teardown()
                 self._run = self._init(options, config, mode="offline")
         else:
-            logger.warning("wandb has no key (WANDB_API_KEY) or is told to stay offline: tracking offline")
             self._run = self._init(options, config, mode="offline")
         # A resumed run writes steps again that wandb has seen; its own step counter would refuse them.
         self._run.define_metric("*", step_metric=STEP_KEY)
 
-    def _wants_online(self) -> bool:
-        if os.environ.get("WANDB_MODE") == "offline":
+    def _can_go_online(self) -> bool:
+        if os.environ.get("WANDB_MODE", "online") != "online":
             return False
         # Without `prompt=False` wandb asks for the key on a terminal.
-        return self._wandb.login(prompt=False, verify=False, timeout=int(WANDB_INIT_TIMEOUT_S))
+        if not self._wandb.login(prompt=False, verify=False, timeout=int(WANDB_INIT_TIMEOUT_S)):
+            logger.warning("wandb has no key (WANDB_API_KEY): tracking offline")
+            return False
+        url = self._wandb.setup().settings.base_url
+        # wandb itself takes 40 s to find out.
+        if not answers(url, timeout_s=WANDB_ANSWER_TIMEOUT_S):
+            logger.warning("%s does not answer: tracking offline", url)
+            return False
+        return True
 
     def _init(self, options: TrackerOptions, config: Mapping[str, Any], *, mode: Literal["online", "offline"]) -> Any:
         Path(options.output_dir).mkdir(parents=True, exist_ok=True)
@@ -229,10 +248,24 @@ class WandbTracker:
             self._wandb.teardown(exit_code=exit_code)
 
 
+def answers(url: str, *, timeout_s: float) -> bool:
+    """Whether an HTTP server is there, through the proxy if one is set; what it answers does not matter."""
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=timeout_s):
+            return True
+    except urllib.error.HTTPError:
+        return True
+    except urllib.error.URLError as error:
+        # Certificates are for wandb to judge, which may know others.
+        return isinstance(error.reason, ssl.SSLError)
+    except OSError:
+        return False
+
+
 def make_tracker(with_tracking: bool, options: TrackerOptions, config: Mapping[str, Any]) -> Tracker:
     """wandb if asked for; offline when there is no network or key; nothing when wandb cannot be started at all.
 
-    Asks no question and takes at most about twice `WANDB_INIT_TIMEOUT_S`.
+    Asks no question; without a network it takes some seconds, with one that fails half-way less than a minute.
     """
     if with_tracking:
         with Isolation("wandb"):
@@ -261,7 +294,7 @@ class Progress:
     """Of the last evaluation, 0 to 1."""
 
     def __str__(self) -> str:
-        accuracy = "" if self.eval_accuracy is None else f"  eval {self.eval_accuracy:.1%}"
+        accuracy = "" if self.eval_accuracy is None else f"  eval {self.eval_accuracy:.0%}"
         return (
             f"reward {self.reward:.3f}  {self.tokens_per_second:,.0f} tok/s  "
             f"queues {self.prompt_queue}/{self.result_queue}  age {self.age:.1f}{accuracy}"
@@ -292,35 +325,38 @@ class ProgressLine:
 
     def _start_live(self) -> None:
         from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+        from rich.progress import BarColumn, TextColumn
         from rich.progress import Progress as RichProgress
 
-        columns = (TextColumn("step"), MofNCompleteColumn(), BarColumn(bar_width=16), TextColumn("{task.description}"))
-        self._live = RichProgress(*columns, console=Console(file=self._stream), refresh_per_second=4)
-        self._task_id = self._live.add_task(
-            "waiting for the first batch", total=self._total, completed=self._first_step
-        )
+        console = Console(file=self._stream)
+        # The bar takes what room the text leaves.
+        bar = [BarColumn(bar_width=None)] if console.width >= 100 else []
+        text_column = TextColumn("{task.completed}/{task.total}  {task.description}", markup=False)
+        self._live = RichProgress(text_column, *bar, console=console, refresh_per_second=4, expand=True)
+        text = "waiting for the first batch"
+        self._task_id = self._live.add_task(text, total=self._total, completed=self._first_step)
         self._live.start()
 
     def update(self, progress: Progress) -> None:
         """Show a completed step. Never raises."""
         with self._isolation:
-            text = f"{progress}  ETA {format_duration(self._seconds_left(progress.step))}"
+            seconds_left = format_duration(self._seconds_left(progress.step))
+            text = f"{progress}  ETA {seconds_left}"
             if self._live is not None:
                 self._live.update(self._task_id, completed=progress.step, description=text)
             else:
-                self._print(progress.step, text)
+                self._print(f"step {progress.step}/{self._total}  {text}", at_once=progress.step >= self._total)
 
     def _seconds_left(self, step: int) -> float:
         """From the mean time per step of this process, start of the line included."""
         done = step - self._first_step
         return (self._total - step) * (time.monotonic() - self._start) / done if done > 0 else math.nan
 
-    def _print(self, step: int, text: str) -> None:
+    def _print(self, text: str, *, at_once: bool) -> None:
         now = time.monotonic()
-        if now - self._last_line_at >= self.MIN_INTERVAL_S or step >= self._total:
+        if at_once or now - self._last_line_at >= self.MIN_INTERVAL_S:
             self._last_line_at = now
-            print(f"step {step}/{self._total}  {text}", file=self._stream, flush=True)
+            print(text, file=self._stream, flush=True)
 
     def close(self) -> None:
         with self._isolation:

@@ -70,6 +70,9 @@ class PromptDataset:
             raw_query=self._raw_queries[row].tobytes().decode(),
         )
 
+    def __iter__(self) -> Iterator[PromptRow]:
+        return (self[row] for row in range(len(self)))
+
     @property
     def dataset_names(self) -> tuple[str, ...]:
         """Every value of the `dataset` column, in order of appearance."""

@@ -58,8 +58,9 @@ def write_summary(path: str | Path, summary: RunSummary) -> None:
 
 def read_summary(path: str | Path) -> RunSummary:
     """What `write_summary` wrote."""
-    values = json.loads(Path(path).read_text())
-    return RunSummary(**{**values, "prompts": PromptCounts(**values["prompts"])})
+    values: dict[str, Any] = json.loads(Path(path).read_text())
+    values["prompts"] = PromptCounts(**values["prompts"])
+    return RunSummary(**values)
 
 
 def format_summary_table(summary: RunSummary) -> str:
@@ -151,8 +152,12 @@ def _draw_rewards(axes: "matplotlib.axes.Axes", rewards: list[tuple[int, float]]
 def _draw_accuracies(axes: "matplotlib.axes.Axes", accuracies: list[tuple[int, float]]) -> None:
     steps, values = zip(*accuracies, strict=True)
     axes.plot(steps, values, color="#ea580c", linewidth=1.5, marker="o", markersize=5, label="eval accuracy")
-    for step, value in (accuracies[0], accuracies[-1]):
-        axes.annotate(f"{value:.1%}", (step, value), (0, 7), textcoords="offset points", ha="center", color="#c2410c")
+    for step, value in {accuracies[0], accuracies[-1]}:
+        # Off the curve: it rises from the first point, and comes to the last from below.
+        offset = -17 if (step, value) == accuracies[0] and value > 0.1 else 8
+        axes.annotate(
+            f"{value:.1%}", (step, value), (0, offset), textcoords="offset points", ha="center", color="#c2410c"
+        )
     axes.set_ylabel("eval accuracy", color="#c2410c")
     axes.set_ylim(0, 1.05)
     axes.yaxis.set_major_formatter(lambda share, _: f"{share:.0%}")

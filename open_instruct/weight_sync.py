@@ -65,10 +65,10 @@ class DeepSpeedWeightSource:
             for name, parameter in self._module.named_parameters():
                 yield name, parameter.detach()
             return
-        from deepspeed.zero import GatheredParameters
+        import deepspeed
 
         for layer in _layers(self._module):
-            with GatheredParameters([parameter for _, parameter in layer]):
+            with deepspeed.zero.GatheredParameters([parameter for _, parameter in layer]):
                 for name, parameter in layer:
                     yield name, parameter.detach().clone()
 

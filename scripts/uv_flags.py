@@ -17,7 +17,7 @@ UV_FLAGS = {
 
 
 def parse_pip_config(listing: str) -> dict[str, list[str]]:
-    """Values per option out of `pip config list`. As in pip, the environment wins over `[install]`, that over `[global]`."""
+    """Values per option of `pip config list`; as in pip the environment wins over `[install]`, that over `[global]`."""
     found: dict[str, dict[str, str]] = {}
     for line in listing.splitlines():
         key, separator, value = line.partition("=")

@@ -130,6 +130,7 @@ def test_each_mistake_is_told_once(make_args: MakeArgs, options: dict[str, Any],
         {"eval_temperature": 0.0},
         {"save_freq": -1, "checkpoint_state_freq": -1, "keep_last_n_checkpoints": -1, "local_eval_every": -1},
         {"async_steps": 0},
+        {"total_episodes": 64, "num_mini_batches": 64},
         {"load_ref_policy": False, "beta": 0.0},
         {"loss_denominator": 128.0},
         {"dataset_mixer_eval_list": ["a", "16"], "eval_on_step_0": True, "local_eval_every": -1},
@@ -238,7 +239,7 @@ def test_a_model_without_tokenizer(make_args: MakeArgs, model_dir: Path, tmp_pat
     (tmp_path / "config.json").write_bytes((model_dir / "config.json").read_bytes())
     found, (mistake,) = load_tokenizer(make_args(model_name_or_path=str(tmp_path)))
     assert found is None
-    assert mistake.startswith(f"--model_name_or_path {tmp_path}: ")
+    assert mistake.startswith(f"--model_name_or_path {tmp_path}: it holds no tokenizer. ")
 
 
 def test_a_missing_model_is_told_by_the_options_alone(make_args: MakeArgs) -> None:

@@ -38,7 +38,6 @@ def test_dtype(cpu: Device) -> None:
     assert str(cpu.torch_dtype) == "torch.float32"
     assert current_device(kind="cuda").dtype == "bfloat16"
     assert current_device(kind="cuda", dtype="float32").dtype == "float32"
-    assert cpu.engine_kwargs == {"dtype": "float32"}
 
 
 def test_backend_and_weight_transport(cpu: Device, gpu: Device, shared_gpu: Device) -> None:
@@ -80,10 +79,17 @@ def test_ray_resources_on_gpu(gpu: Device, shared_gpu: Device) -> None:
 
 def test_engine_environment_of_the_user_wins(monkeypatch: pytest.MonkeyPatch, cpu: Device, gpu: Device) -> None:
     monkeypatch.delenv("VLLM_ENABLE_V1_MULTIPROCESSING", raising=False)
-    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "7")
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "0|1")
     assert cpu.engine_env["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
-    assert cpu.engine_env["VLLM_CPU_KVCACHE_SPACE"] == "7"
+    assert cpu.engine_env["VLLM_CPU_OMP_THREADS_BIND"] == "0|1"
     assert gpu.engine_env == {}
+
+
+def test_engine_arguments(cpu: Device, gpu: Device) -> None:
+    on_cpu, on_gpu = (d.engine_kwargs(max_model_len=10**6, gpu_memory_utilization=0.5) for d in (cpu, gpu))
+    assert on_cpu["max_num_batched_tokens"] == 10**6, "the longest prompt goes in in one piece"
+    assert "gpu_memory_utilization" not in on_cpu
+    assert on_gpu == {"gpu_memory_utilization": 0.5}
 
 
 def test_memory_in_use_grows_with_what_is_held(cpu: Device) -> None:

@@ -1,5 +1,6 @@
 """What a run tells while it runs, and that none of it can stop the run."""
 
+import http.server
 import json
 import logging
 import os
@@ -8,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -51,9 +53,10 @@ def strict_json(line: str | bytes) -> Any:
 
 
 def test_a_row_is_in_the_file_when_write_returns(tmp_path: Path) -> None:
-    writer = MetricsWriter(tmp_path / "deep" / "metrics.jsonl")
-    writer.write(1, {"scores": np.float32(0.5), "episode": np.int64(128), "lr": torch.tensor(1e-4), "hist": np.eye(2)})
-    row = strict_json((tmp_path / "deep" / "metrics.jsonl").read_text())
+    metrics = {"scores": np.float32(0.5), "episode": np.int64(128), "lr": torch.tensor(1e-4), "hist": np.eye(2)}
+    with MetricsWriter(tmp_path / "deep" / "metrics.jsonl") as writer:
+        writer.write(1, metrics)
+        row = strict_json((tmp_path / "deep" / "metrics.jsonl").read_text())
     assert row == {
         "training_step": 1,
         "scores": 0.5,
@@ -64,9 +67,9 @@ def test_a_row_is_in_the_file_when_write_returns(tmp_path: Path) -> None:
 
 
 def test_what_is_not_finite_is_null_and_warned_of_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    writer = MetricsWriter(tmp_path / "metrics.jsonl")
-    for step in (1, 2):
-        writer.write(step, {"val/ratio": float("nan"), "kl": np.float32("inf"), "absent": None})
+    with MetricsWriter(tmp_path / "metrics.jsonl") as writer:
+        for step in (1, 2):
+            writer.write(step, {"val/ratio": float("nan"), "kl": np.float32("inf"), "absent": None})
     rows = [strict_json(line) for line in writer.path.read_text().splitlines()]
     assert rows[1] == {"training_step": 2, "val/ratio": None, "kl": None, "absent": None}
     warned = sorted(record.getMessage().split()[1] for record in caplog.records)
@@ -90,16 +93,15 @@ def test_truncating_keeps_the_rows_of_the_checkpoint(
     tmp_path_factory: pytest.TempPathFactory, kept: int, written: int, torn: int
 ) -> None:
     path = tmp_path_factory.mktemp("metrics") / "metrics.jsonl"
-    writer = MetricsWriter(path)
-    for step in range(1, written + 1):
-        writer.write(step, {"scores": step / 10})
-    writer.close()
+    with MetricsWriter(path) as writer:
+        for step in range(1, written + 1):
+            writer.write(step, {"scores": step / 10})
     with path.open("ab") as file:
         file.write(b'{"training_step": 1, "scores": 9}'[:torn])  # whole but for its line end, or torn
 
-    writer = MetricsWriter(path)
-    cut = writer.truncate_after(kept)
-    writer.write(kept + 1, {"scores": 0.0})
+    with MetricsWriter(path) as writer:
+        cut = writer.truncate_after(kept)
+        writer.write(kept + 1, {"scores": 0.0})
     steps = [strict_json(line)["training_step"] for line in path.read_text().splitlines()]
     assert steps == [*range(1, min(kept, written) + 1), kept + 1]
     assert cut == max(0, written - kept) + bool(torn)
@@ -204,23 +206,45 @@ def silent_server() -> Iterator[int]:
             connection.close()
 
 
+@pytest.fixture
+def failing_server() -> Iterator[int]:
+    """A port that answers every request with an internal error."""
+
+    class Failing(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.send_error(500)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Failing) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server.server_address[1]
+        server.shutdown()
+
+
 @pytest.mark.timeout(120)
-def test_with_a_key_but_no_network_wandb_falls_back_to_offline(
+@pytest.mark.parametrize(
+    ("server", "said"), [("silent_server", "does not answer"), ("failing_server", "wandb is out of reach")]
+)
+def test_with_a_key_but_no_service_wandb_falls_back_to_offline(
     options: TrackerOptions,
-    silent_server: int,
+    server: str,
+    said: str,
+    request: pytest.FixtureRequest,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
-    monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{silent_server}")
+    monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{request.getfixturevalue(server)}")
     monkeypatch.setattr(logger_utils, "WANDB_INIT_TIMEOUT_S", 2.0)
-    monkeypatch.setattr(logger_utils, "WANDB_FINISH_TIMEOUT_S", 2.0)
+    monkeypatch.setattr(logger_utils, "WANDB_ANSWER_TIMEOUT_S", 1.0)
     start = time.monotonic()
     tracker = make_tracker(True, options, {})
     tracker.log({"scores": 1.0}, 1)
     tracker.finish()
     assert time.monotonic() - start < 60
-    assert "tracking offline" in caplog.text
+    assert said in caplog.text
     assert len(offline_runs(options)) == 1
 
 
@@ -258,7 +282,7 @@ def test_a_wandb_that_cannot_start_leaves_a_run_without_tracker(
 def test_plain_lines_come_at_most_once_a_second_and_always_at_the_end(capsys: pytest.CaptureFixture[str]) -> None:
     with ProgressLine(total=50) as line:
         for step in range(1, 51):
-            line.update(Progress(**{**vars(PROGRESS), "step": step}))
+            line.update(replace(PROGRESS, step=step))
     lines = capsys.readouterr().err.splitlines()
     assert [text.split("  ")[0] for text in lines] == ["step 1/50", "step 50/50"]
     assert "reward 0.500  1,234 tok/s  queues 3/2  age 1.0  ETA 0s" in lines[-1]
@@ -271,19 +295,20 @@ def test_the_time_left_counts_this_process_alone(
     monkeypatch.setattr(time, "monotonic", lambda: now)
     with ProgressLine(total=100, first_step=90) as line:
         now = 110.0
-        line.update(Progress(**{**vars(PROGRESS), "step": 92}))
+        line.update(replace(PROGRESS, step=92))
     assert "ETA 40s" in capsys.readouterr().err
 
 
 def test_a_terminal_shows_one_live_line_and_log_lines_above_it() -> None:
     reader, writer = os.openpty()
     with os.fdopen(writer, "w") as terminal, ProgressLine(total=10, stream=terminal) as line:
-        line.update(Progress(**{**vars(PROGRESS), "step": 4, "eval_accuracy": 0.75}))
+        line.update(replace(PROGRESS, step=4, eval_accuracy=0.75))
         line.close()
         shown = os.read(reader, 100_000).decode()
     os.close(reader)
-    assert "4/10" in shown
-    assert "eval 75.0%" in shown
+    assert "4/10  reward" in shown
+    assert "eval 75%  ETA" in shown
+    assert "\n" not in shown.split("4/10  reward")[0]
 
 
 def test_a_closed_stream_does_not_stop_a_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -291,7 +316,7 @@ def test_a_closed_stream_does_not_stop_a_run(tmp_path: Path, caplog: pytest.LogC
     with ProgressLine(total=10, stream=stream) as line:
         stream.close()
         line.update(PROGRESS)
-        line.update(Progress(**{**vars(PROGRESS), "step": 10}))
+        line.update(replace(PROGRESS, step=10))
     assert len(caplog.records) == 1
     assert "the progress line failed" in caplog.text
 

@@ -24,7 +24,6 @@ def read_pins(name: str) -> dict[str, str]:
     return pins
 
 
-# GPU only libraries ask for another one; nothing in it is used on CPU.
 CPU, GPU = read_pins("requirements-cpu.txt"), read_pins("requirements.txt")
 
 

@@ -184,6 +184,7 @@ def test_every_sample_is_trained_on_once(lengths, layout, dp_world_size, pack_le
 
         real = [sum(bool((b.query_responses != PAD).any()) for b in m.micro_batches) for m in step]
         share = [s for s in samples if s.query[0] in ids]
+        assert len(step[0].micro_batches) == max(1, -(-sum(real) // dp_world_size)), "no more rounds than needed"
         if len(share) >= dp_world_size:
             assert min(real) >= 1, "every rank has work when there are samples enough"
         if len(share) >= dp_world_size * len(step[0].micro_batches):
@@ -243,6 +244,16 @@ def test_fewer_samples_than_ranks_leaves_dummies_without_a_trained_token(layout)
         assert dummy.num_tokens == 0
         np.testing.assert_array_equal(dummy.query_responses, [[7, 7]])
         np.testing.assert_array_equal(dummy.position_ids, [[0, 1]])
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_micro_batches_are_split_where_a_rank_would_idle(layout) -> None:
+    """Six equal samples, two to a micro-batch, are three; no budget gives four, which four ranks want."""
+    ranks = prepare_collated_data_for_workers(
+        make_samples([(2, 6)] * 6), dp_world_size=4, pack_length=16, rows=1, layout=layout, pad_token_id=PAD
+    )
+    assert [[b.query_responses.size for b in rank[0].micro_batches] for rank in ranks] == [[16], [16], [8], [8]]
+    assert tokens_in([mini_batch for rank in ranks for mini_batch in rank]) == list(range(1, 49))
 
 
 def test_no_samples_at_all() -> None:

@@ -13,6 +13,7 @@ from open_instruct.run_summary import (
     RunSummary,
     format_summary_table,
     plot_reward_curve,
+    read_summary,
     write_summary,
 )
 
@@ -49,6 +50,7 @@ def test_summary_json_has_the_documented_keys(tmp_path: Path, summary: RunSummar
         "plot": "out/x/reward_curve.png",
     }
     assert [path.name for path in tmp_path.iterdir()] == ["summary.json"]
+    assert read_summary(tmp_path / "summary.json") == summary
 
 
 def test_the_table_says_all_of_it(summary: RunSummary) -> None:
@@ -76,12 +78,13 @@ def test_the_table_of_a_run_without_evaluation(summary: RunSummary) -> None:
 
 @pytest.mark.parametrize("keys", [{REWARD_KEY, ACCURACY_KEY}, {REWARD_KEY}, {ACCURACY_KEY}])
 def test_a_curve_is_drawn_of_whatever_was_measured(tmp_path: Path, keys: set[str]) -> None:
-    writer = MetricsWriter(tmp_path / "metrics.jsonl")
-    for step in range(30):
-        values = {REWARD_KEY: step / 30 if step else float("nan"), ACCURACY_KEY: 0.4 + step / 60}
-        writer.write(step, {key: values[key] for key in keys if key == REWARD_KEY or step % 10 == 0})
+    with MetricsWriter(tmp_path / "metrics.jsonl") as writer:
+        for step in range(30):
+            values = {REWARD_KEY: step / 30 if step else float("nan"), ACCURACY_KEY: 0.4 + step / 60}
+            writer.write(step, {key: values[key] for key in keys if key == REWARD_KEY or step % 10 == 0})
     png = plot_reward_curve(tmp_path / "metrics.jsonl", tmp_path / "plots" / "reward_curve.png")
     assert png == tmp_path / "plots" / "reward_curve.png"
+    assert png is not None
     assert png.read_bytes().startswith(b"\x89PNG")
 
 

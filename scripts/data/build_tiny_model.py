@@ -13,6 +13,7 @@ and what was measured. Takes about BUILD_MINUTES minutes on one core.
 
 import argparse
 import dataclasses
+import hashlib
 import json
 import math
 import random
@@ -20,6 +21,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 
 import reasoning_gym
@@ -36,6 +38,8 @@ LIMITS = "min_terms=2&max_terms=2&min_digits=2&max_digits=2"
 EVAL_ENTRY = f"reasoning_gym/{TASK}?{LIMITS}&size=512&seed=20240"
 WARMUP_ENTRY = f"reasoning_gym/{TASK}?{LIMITS}&size=60000&seed=1000000"
 MAX_NEW_TOKENS = 32
+SAMPLING_SEEDS = (1, 2, 3, 4)
+RECORD = "build.json"
 
 PAD, END = "<|pad|>", "<|end|>"
 ROLES = ["<|system|>", "<|user|>", "<|assistant|>"]
@@ -60,15 +64,21 @@ class BuildConfig:
     head_dim: int = 32
     """32 is the smallest that vLLM's CPU attention takes."""
     intermediate_size: int = 384
-    batch_size: int = 128
-    num_micro_batches: int = 4
+    batch_size: int = 256
+    num_micro_batches: int = 8
     """Of about equal lengths, so that a rambling response does not pad the whole batch."""
-    steps: int = 1200
+    arithmetic_steps: int = 600
+    habit_steps: int = 100
+    """The last steps, with the shares of `HABITS`."""
     learning_rate: float = 3e-3
-    """Peak; linear warm-up, then a cosine to zero."""
+    """Peak; linear warm-up, then a cosine to zero over both phases."""
     lr_warmup_steps: int = 50
     weight_decay: float = 0.1
     max_grad_norm: float = 1.0
+
+    @property
+    def steps(self) -> int:
+        return self.arithmetic_steps + self.habit_steps
 
 
 @dataclass(frozen=True)
@@ -124,12 +134,20 @@ def _steps(task: Task, rng: random.Random, count: int) -> list[str]:
 
 Habit = Callable[[Task, random.Random], str]
 HABITS: dict[Habit, float] = {as_asked: 0.40, plain_sentence: 0.20, boxed: 0.15, ramble: 0.20, ramble_then_tags: 0.05}
-"""Shares of the demonstrations."""
+"""Shares of the demonstrations that the model ends with."""
+SHORT_HABITS: dict[Habit, float] = {
+    as_asked: 0.45,
+    plain_sentence: 0.30,
+    boxed: 0.19,
+    ramble: 0.04,
+    ramble_then_tags: 0.02,
+}
+"""Shares while it learns arithmetic: few steps that repeat, which cost time and teach copying."""
 
 
-def demonstrate(task: Task, rng: random.Random) -> str:
-    """One response, its habit drawn by the shares of `HABITS`."""
-    (habit,) = rng.choices(list(HABITS), weights=list(HABITS.values()))
+def demonstrate(task: Task, habits: dict[Habit, float], rng: random.Random) -> str:
+    """One response, its habit drawn by the given shares."""
+    (habit,) = rng.choices(list(habits), weights=list(habits.values()))
     return habit(task, rng)
 
 
@@ -217,9 +235,10 @@ def batches(
     """The micro-batches of each step: `(input_ids, labels)`, see `collate`."""
     rng = random.Random(config.seed)
     prompts = encode_prompts(tokenizer, tasks)
-    for _ in range(config.steps):
+    for step in range(config.steps):
+        habits = SHORT_HABITS if step < config.arithmetic_steps else HABITS
         rows = [rng.randrange(len(tasks)) for _ in range(config.batch_size)]
-        responses = tokenizer([demonstrate(tasks[row], rng) + END for row in rows])["input_ids"]
+        responses = tokenizer([demonstrate(tasks[row], habits, rng) + END for row in rows])["input_ids"]
         pairs = sorted(zip((prompts[row] for row in rows), responses, strict=True), key=lambda pair: len(pair[1]))
         size = config.batch_size // config.num_micro_batches
         yield [collate(pairs[i : i + size], tokenizer.pad_token_id) for i in range(0, len(pairs), size)]
@@ -291,7 +310,12 @@ def score(task: Task, response: str) -> float:
 
 @torch.no_grad()
 def respond(
-    model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, tasks: list[Task], *, prefix: str = "", greedy: bool = False
+    model: Qwen3ForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    tasks: list[Task],
+    *,
+    prefix: str = "",
+    greedy: bool = False,
 ) -> list[str]:
     """One response per task, sampled at temperature 1 or greedy; starts with `prefix`."""
     inputs = tokenizer.pad({"input_ids": encode_prompts(tokenizer, tasks, prefix=prefix)}, return_tensors="pt")
@@ -308,16 +332,18 @@ def share_right(tasks: list[Task], responses: list[str]) -> float:
 
 
 def measure(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, tasks: list[Task]) -> dict:
-    """The figures of `build.json`, on tasks that were not trained on."""
+    """How often sampled responses are right, and how often the arithmetic is where the format is given."""
     sampled = []
-    for seed in (1, 2, 3):
+    for seed in SAMPLING_SEEDS:
         torch.manual_seed(seed)
         sampled.append(share_right(tasks, respond(model, tokenizer, tasks)))
     forced = respond(model, tokenizer, tasks, prefix="<answer>", greedy=True)
     return {
+        "sampling_seeds": SAMPLING_SEEDS,
         "sampled_accuracy_by_seed": [round(share, 4) for share in sampled],
         "sampled_accuracy": round(sum(sampled) / len(sampled), 4),
         "greedy_accuracy_after_answer_tag": round(share_right(tasks, forced), 4),
+        "max_new_tokens": MAX_NEW_TOKENS,
         "prompt_tokens": max(len(ids) for ids in encode_prompts(tokenizer, tasks)),
     }
 
@@ -325,39 +351,32 @@ def measure(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, tasks: 
 # The build.
 
 
-def build(config: BuildConfig) -> tuple[Qwen3ForCausalLM, PreTrainedTokenizerFast, dict]:
-    """Model, tokenizer and the record for `build.json`."""
+def warmup_tasks() -> list[Task]:
+    """Tasks to demonstrate: none whose question is in the evaluation set."""
+    held_out = {task.prompt for task in load_tasks(EVAL_ENTRY)}
+    return [task for task in load_tasks(WARMUP_ENTRY) if task.prompt not in held_out]
+
+
+def build(config: BuildConfig) -> tuple[Qwen3ForCausalLM, PreTrainedTokenizerFast, float]:
+    """Model, tokenizer and the last loss."""
     torch.manual_seed(config.seed)
-    torch.set_num_threads(1)
-    torch.use_deterministic_algorithms(True)
-    held_out = load_tasks(EVAL_ENTRY)
-    excluded = {task.prompt for task in held_out}
-    tasks = [task for task in load_tasks(WARMUP_ENTRY) if task.prompt not in excluded]
+    tasks = warmup_tasks()
     tokenizer = train_tokenizer(tokenizer_texts(config, tasks), config.vocab_size)
     model = make_model(config, tokenizer)
-    start = time.perf_counter()
-    loss = warm_up(model, config, tokenizer, tasks)
-    record = {
-        "command": f"python scripts/data/build_tiny_model.py --seed {config.seed}",
-        "eval_entry": EVAL_ENTRY,
-        "warmup_entry": WARMUP_ENTRY,
-        "warmup_questions": len({task.prompt for task in tasks}),
-        "config": dataclasses.asdict(config),
-        "habits": {habit.__name__: share for habit, share in HABITS.items()},
-        "num_parameters": model.num_parameters(),
-        "final_loss": round(loss, 4),
-        "training_seconds": round(time.perf_counter() - start),
-        "max_new_tokens": MAX_NEW_TOKENS,
-        **measure(model, tokenizer, held_out),
-    }
-    return model, tokenizer, record
+    return model, tokenizer, warm_up(model, config, tokenizer, tasks)
 
 
 def tokenizer_texts(config: BuildConfig, tasks: list[Task]) -> list[str]:
     """Prompts and demonstrations that the tokenizer is trained on."""
     rng = random.Random(config.seed)
     sample = rng.sample(tasks, 2000)
-    return [text for task in sample for text in (task.prompt, demonstrate(task, rng))]
+    return [text for task in sample for text in (task.prompt, demonstrate(task, HABITS, rng))]
+
+
+def sha256_of(directory: Path) -> dict[str, str]:
+    """Hashes of the files that the model is made of."""
+    files = sorted(path for path in directory.iterdir() if path.name != RECORD)
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
 def main(argv: list[str]) -> None:
@@ -365,10 +384,28 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--output_dir", type=Path, default=Path("assets/tiny_model"))
     parser.add_argument("--seed", type=int, default=BuildConfig.seed)
     args = parser.parse_args(argv)
-    model, tokenizer, record = build(BuildConfig(seed=args.seed))
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)
+    config = BuildConfig(seed=args.seed)
+    start = time.process_time()
+    model, tokenizer, loss = build(config)
     model.save_pretrained(args.output_dir)
     tokenizer.save_pretrained(args.output_dir)
-    (args.output_dir / "build.json").write_text(json.dumps(record, indent=2) + "\n")
+    record = {
+        "command": f"python scripts/data/build_tiny_model.py --seed {config.seed}",
+        "versions": {package: version(package) for package in ("torch", "transformers", "tokenizers", "reasoning-gym")},
+        "config": dataclasses.asdict(config),
+        "habits": {habit.__name__: share for habit, share in HABITS.items()},
+        "warmup_entry": WARMUP_ENTRY,
+        "warmup_questions": len({task.prompt for task in warmup_tasks()}),
+        "num_parameters": model.num_parameters(),
+        "final_loss": round(loss, 4),
+        "cpu_seconds": round(time.process_time() - start),
+        "eval_entry": EVAL_ENTRY,
+        **measure(model, tokenizer, load_tasks(EVAL_ENTRY)),
+        "sha256": sha256_of(args.output_dir),
+    }
+    (args.output_dir / RECORD).write_text(json.dumps(record, indent=2) + "\n")
     print(json.dumps(record, indent=2))
 
 

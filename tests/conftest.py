@@ -1,0 +1,102 @@
+"""Real parts, started once for a whole session: Ray, engines, tiny models."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+TINY_MODEL = Path(os.environ.get("TINY", Path(__file__).parents[1] / "assets" / "tiny_model"))
+MAX_MODEL_LEN = 128
+TIMEOUT_S = 120.0
+
+
+def make_args(**options: Any) -> Any:
+    """Options of a small run."""
+    from open_instruct.config import GRPOConfig
+
+    small = {
+        "model_name_or_path": str(TINY_MODEL),
+        "num_unique_prompts_rollout": 4,
+        "num_samples_per_prompt_rollout": 4,
+        "response_length": 32,
+        "max_prompt_token_length": 64,
+        "pack_length": 512,
+        "total_episodes": 64,
+        "beta": 0.0,
+        "load_ref_policy": False,
+        "vllm_enforce_eager": True,
+        "seed": 1,
+    }
+    return GRPOConfig(**{**small, **options})
+
+
+@pytest.fixture(scope="session")
+def tied_model() -> str:
+    """The tiny model: its output head is its embedding."""
+    return str(TINY_MODEL)
+
+
+@pytest.fixture(scope="session")
+def untied_model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The same architecture with a head of its own, randomly initialised."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    directory = tmp_path_factory.mktemp("untied_model")
+    config = AutoConfig.from_pretrained(TINY_MODEL)
+    config.tie_word_embeddings = False
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(directory)
+    AutoTokenizer.from_pretrained(TINY_MODEL).save_pretrained(directory)
+    return str(directory)
+
+
+@pytest.fixture(scope="session")
+def ray_session() -> Iterator[Any]:
+    import ray
+
+    from open_instruct import coordinator
+
+    with coordinator.ray_cluster() as signals:
+        signals.remove()  # pytest keeps Ctrl-C
+        yield ray
+
+
+@pytest.fixture(scope="session")
+def engines(ray_session: Any, tied_model: str) -> Iterator[SimpleNamespace]:
+    """Two engines that share two queues and serve them."""
+    from open_instruct import coordinator
+
+    args = make_args(vllm_num_engines=2, model_name_or_path=tied_model)
+    queues = coordinator.create_queues(args)
+    actors = coordinator.create_vllm_engines(args, args.device, queues, max_model_len=MAX_MODEL_LEN)
+    ray_session.get([actor.ready.remote() for actor in actors], timeout=TIMEOUT_S)
+    futures = [actor.process_queue_continuously.remote() for actor in actors]
+    yield SimpleNamespace(actors=actors, param_prompt_Q=queues[0], inference_results_Q=queues[1], futures=futures)
+    ray_session.get([actor.stop.remote() for actor in actors], timeout=TIMEOUT_S)
+    ray_session.get(futures, timeout=TIMEOUT_S)
+    for actor in actors:
+        ray_session.kill(actor)
+
+
+@pytest.fixture(scope="session")
+def prompts(tied_model: str) -> list[np.ndarray]:
+    """Token ids of a few prompts of different lengths."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(tied_model)
+    questions = [f"State the final answer to the following arithmetic problem: {n} + {7 * n} =" for n in range(1, 13)]
+    return [
+        np.array(
+            tokenizer.apply_chat_template([{"role": "user", "content": q}], add_generation_prompt=True, return_dict=False),
+            dtype=np.int32,
+        )
+        for q in questions
+    ]

@@ -1,0 +1,445 @@
+"""From mixer lists to prompts: sources, checks, filters, and every mistake by source and row."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from open_instruct.dataset_transformation import DatasetError, load_prompts, parse_mixer_list, splits_of_names
+from open_instruct.ground_truth_utils import verifier_names
+from open_instruct.prompt_dataset import PromptDataset
+from open_instruct.reasoning_gym_data import reasoning_gym_rows
+
+Row = dict[str, Any]
+
+
+class ByteTokenizer:
+    """One token per byte; a message is `role:content`."""
+
+    chat_template = "yes"
+
+    def apply_chat_template(self, messages: list[dict], *, tokenize: bool, add_generation_prompt: bool) -> str:
+        assert not tokenize
+        assert add_generation_prompt
+        if any(message["role"] == "robot" for message in messages):
+            raise TypeError("no robots")
+        return "".join(f"{message['role']}:{message['content']}\n" for message in messages) + "assistant:"
+
+    def __call__(self, texts: list[str], *, add_special_tokens: bool, **_: object) -> dict[str, list[list[int]]]:
+        assert not add_special_tokens
+        return {"input_ids": [list(text.encode()) for text in texts]}
+
+
+OPTIONS: dict[str, Any] = {
+    "tokenizer": ByteTokenizer(),
+    "max_prompt_token_length": 256,
+    "overlong_prompts": "error",
+    "messages_key": "messages",
+    "ground_truths_key": "ground_truth",
+    "known_verifiers": verifier_names(),
+}
+
+
+def load(*mixer_list: str, splits: tuple[str, ...] = ("train",), **options: Any) -> PromptDataset:
+    return load_prompts(mixer_list, splits, **OPTIONS | options)[0]
+
+
+def mistakes_of(*mixer_list: str, **options: Any) -> list[str]:
+    with pytest.raises(DatasetError) as caught:
+        load(*mixer_list, **options)
+    return str(caught.value).split("\n")
+
+
+def make_row(question: str = "1 + 1?", **changes: Any) -> Row:
+    row = {"messages": [{"role": "user", "content": question}], "ground_truth": "2", "dataset": "gsm8k"}
+    return {key: value for key, value in (row | changes).items() if value is not ...}
+
+
+def write_lines(path: Path, rows: list[Row]) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def write_parquet(path: Path, rows: list[Row]) -> str:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.Table.from_pylist(rows), path)
+    return str(path)
+
+
+def questions(data: PromptDataset) -> list[str]:
+    return [row.raw_query.removeprefix("user:").removesuffix("\nassistant:") for row in data]
+
+
+# Mixer lists
+
+
+def test_amounts_are_fractions_with_a_point_and_counts_without() -> None:
+    pairs = parse_mixer_list(["a", "1.0", "b", "0.25", "c", "500", "d", "1"])
+    assert pairs == [("a", 1.0), ("b", 0.25), ("c", 500), ("d", 1)]
+    assert [type(amount) for _, amount in pairs] == [float, float, int, int]
+
+
+@pytest.mark.parametrize("amount", ["0", "-5", "0.0", "1.5", "-0.5", "all", "1e3", "nan", "inf.", ""])
+def test_bad_amounts_say_what_to_write(amount: str) -> None:
+    with pytest.raises(ValueError, match=r"an amount is a fraction in \(0, 1\] such as 1\.0, or a count such as 500"):
+        parse_mixer_list(["a", amount])
+
+
+def test_all_bad_pairs_are_told() -> None:
+    with pytest.raises(ValueError, match=r"--mix a 0: .*\n--mix c x: "):
+        parse_mixer_list(["a", "0", "b", "1.0", "c", "x"], "--mix")
+
+
+def test_a_name_without_amount() -> None:
+    with pytest.raises(ValueError, match=r"--dataset_mixer_list is name, amount.*got 3 words: a 1\.0 b"):
+        parse_mixer_list(["a", "1.0", "b"])
+
+
+def test_one_split_for_each_name_or_for_all() -> None:
+    assert splits_of_names(["train"], 3) == ["train"] * 3
+    assert splits_of_names(["train", "test"], 2) == ["train", "test"]
+    with pytest.raises(ValueError, match="one for each of the 3 names; got 2: train test"):
+        splits_of_names(["train", "test"], 3)
+
+
+def test_a_bad_mixer_list_is_a_dataset_error() -> None:
+    assert "an amount is" in mistakes_of("a", "0")[0]
+    assert "nothing is left of 0 rows" in mistakes_of()[0]
+    assert "--mix_splits needs one split" in mistakes_of("a", "1.0", splits=("x", "y"), flag="--mix")[0]
+
+
+def test_amounts_take_the_first_rows(tmp_path: Path) -> None:
+    name = write_lines(tmp_path / "d.jsonl", [make_row(str(i)) for i in range(10)])
+    assert questions(load(name, "3")) == ["0", "1", "2"]
+    assert questions(load(name, "0.45")) == ["0", "1", "2", "3"]
+    assert len(load(name, "1.0")) == len(load(name, "10")) == 10
+    assert "11 rows are asked for and there are 10: write 1.0 for all" in mistakes_of(name, "11")[0]
+    assert "has no rows in a fraction of 0.01" in mistakes_of(name, "0.01")[0]
+
+
+# Sources
+
+
+def test_reasoning_gym() -> None:
+    entry = "reasoning_gym/chain_sum?min_terms=2&max_terms=2&min_digits=1&max_digits=2&size=40&seed=7"
+    data = load(entry, "1.0")
+    rows = reasoning_gym_rows(entry)
+    assert questions(data) == [row["messages"][0]["content"] for row in rows]
+    assert [row.ground_truth for row in data] == [row["ground_truth"] for row in rows]
+    assert data.dataset_names == ("reasoning_gym/chain_sum",)
+    assert "nearest: chain_sum" in mistakes_of("reasoning_gym/chain_sun", "1.0")[0]
+
+
+ROWS = [
+    make_row("a", ground_truth="1"),
+    make_row("é", ground_truth="2", dataset="string_matcher"),
+    make_row("c", ground_truth="3", dataset="reasoning_gym/x"),
+]
+
+
+def write_json(path: Path, rows: list[Row]) -> str:
+    path.write_text(json.dumps(rows, indent=1))
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("file", "write"),
+    [("d.jsonl", write_lines), ("d.json", write_lines), ("d.json", write_json), ("d.parquet", write_parquet)],
+)
+def test_local_files(tmp_path: Path, file: str, write: Any) -> None:
+    data = load(write(tmp_path / file, ROWS), "1.0", check_label=None)
+    assert questions(data) == ["a", "é", "c"]
+    assert [row.ground_truth for row in data] == ["1", "2", "3"]
+    assert [row.dataset for row in data] == ["gsm8k", "string_matcher", "reasoning_gym/x"]
+    assert data[1].prompt.tolist() == list("user:é\nassistant:".encode())
+
+
+README = """---
+configs:
+- config_name: default
+  data_files:
+  - split: train
+    path: data/train-*
+  - split: test
+    path: data/test-*
+---
+"""
+
+
+@pytest.fixture
+def hub_layout(tmp_path: Path) -> Path:
+    """A directory as a dataset repository on the hub is laid out."""
+    root = tmp_path / "rlvr"
+    write_parquet(root / "data/train-00000-of-00002.parquet", ROWS[:2])
+    write_parquet(root / "data/train-00001-of-00002.parquet", ROWS[2:])
+    write_parquet(root / "data/test-00000-of-00001.parquet", [make_row("t")])
+    (root / "README.md").write_text(README)
+    return root
+
+
+def test_hub_layout(hub_layout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = tmp_path / "cache"
+    options: dict[str, Any] = {"check_label": None, "cache_dir": str(cache)}
+    assert questions(load(str(hub_layout), "1.0", **options)) == ["a", "é", "c"]
+    assert questions(load(str(hub_layout), "1.0", splits=("test",), **options)) == ["t"]
+    assert any(cache.iterdir())
+    monkeypatch.chdir(hub_layout.parent)
+    assert questions(load("rlvr", "2", **options)) == ["a", "é"]
+    mistake = mistakes_of("rlvr", "1.0", splits=("dev",), **options)[0]
+    assert mistake.startswith("rlvr: this directory could not be loaded, split 'dev'")
+    assert "['train', 'test']" in mistake
+    mistake = mistakes_of("rlvr", "1.0", ground_truths_key="answer", **options)[0]
+    assert mistake.startswith("rlvr: has no column answer; it has: messages, ground_truth, dataset")
+
+
+def test_hub_names_without_a_hub_are_a_mistake_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+    from huggingface_hub import constants
+
+    for name in (
+        "HTTP_PROXY",
+        "HTTPS_PROXY",
+        "ALL_PROXY",
+        "http_proxy",
+        "https_proxy",
+        "all_proxy",
+        "no_proxy",
+        "NO_PROXY",
+    ):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(constants, "ENDPOINT", "http://localhost:9")
+    start = time.monotonic()
+    mistake = mistakes_of("nobody/nothing", "1.0", cache_dir=str(tmp_path))[0]
+    assert mistake.startswith("nobody/nothing: no file or directory here, and as a hub name it could not be loaded")
+    assert time.monotonic() - start < 10
+    assert not datasets.config.HF_HUB_OFFLINE
+
+
+def test_several_sources_in_order(tmp_path: Path) -> None:
+    one = write_lines(tmp_path / "one.jsonl", [make_row("a"), make_row("b")])
+    two = write_parquet(tmp_path / "two.parquet", [make_row("c"), make_row("d")])
+    data, report = load_prompts([one, "1.0", two, "1"], ["train"], **OPTIONS)
+    assert questions(data) == ["a", "b", "c"]
+    assert [(source.name, source.num_rows, source.num_kept) for source in report.sources] == [(one, 2, 2), (two, 1, 1)]
+    assert (report.num_rows, report.num_overlong, report.num_excluded) == (3, 0, 0)
+
+
+def test_columns_of_other_names(tmp_path: Path) -> None:
+    for write, file in ((write_lines, "d.jsonl"), (write_parquet, "d.parquet")):
+        name = write(tmp_path / file, [{"chat": ROWS[0]["messages"], "label": "5", "dataset": "gsm8k", "other": 1}])
+        (row,) = load(name, "1.0", messages_key="chat", ground_truths_key="label")
+        assert row.ground_truth == "5"
+        assert "--ground_truths_key" in mistakes_of(name, "1.0", messages_key="chat")[0]
+
+
+# Rows
+
+
+@pytest.mark.parametrize("truth", ["text", 5, 0, 0.5, ["a", "b"], {"a": [1]}, False])
+def test_ground_truths_are_kept_as_they_are(tmp_path: Path, truth: object) -> None:
+    name = write_lines(tmp_path / "d.jsonl", [make_row(ground_truth=truth)])
+    (row,) = load(name, "1.0", check_label=None)
+    assert row.ground_truth == truth
+    assert type(row.ground_truth) is type(truth)
+
+
+def test_dataset_may_be_a_list_of_one(tmp_path: Path) -> None:
+    assert load(write_lines(tmp_path / "d.jsonl", [make_row(dataset=["gsm8k"])]), "1.0")[0].dataset == "gsm8k"
+
+
+def chat(*turns: tuple[str, str]) -> list[dict[str, str]]:
+    return [{"role": role, "content": content} for role, content in turns]
+
+
+@pytest.mark.parametrize(
+    ("messages", "system_prompt", "prompt"),
+    [
+        (chat(("user", "q"), ("assistant", "a")), None, "user:q\nassistant:"),
+        (
+            chat(("user", "q"), ("assistant", "a"), ("user", "r")),
+            None,
+            "user:q\nassistant:a\nuser:r\nassistant:",
+        ),
+        (chat(("system", "s"), ("user", "q")), None, "system:s\nuser:q\nassistant:"),
+        (chat(("system", "s"), ("user", "q")), "new", "system:new\nuser:q\nassistant:"),
+        (chat(("user", "q")), "new", "system:new\nuser:q\nassistant:"),
+    ],
+)
+def test_prompts(tmp_path: Path, messages: object, system_prompt: str | None, prompt: str) -> None:
+    name = write_lines(tmp_path / "d.jsonl", [make_row(messages=messages)])
+    (row,) = load(name, "1.0", system_prompt_override=system_prompt)
+    assert row.raw_query == prompt
+    assert row.prompt.tolist() == list(prompt.encode())
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"ground_truth": ...}, "no 'ground_truth'; it has: messages, dataset (--ground_truths_key names the column)"),
+        ({"ground_truth": None}, "no 'ground_truth'"),
+        ({"ground_truth": ""}, "no 'ground_truth'"),
+        ({"messages": ...}, "no 'messages'; it has: ground_truth, dataset (--sft_messages_key names the column)"),
+        ({"dataset": ...}, "no 'dataset'; it has: messages, ground_truth"),
+        ({"dataset": "gsm9k"}, "unknown verifier 'gsm9k' in 'dataset'; nearest: gsm8k"),
+        ({"dataset": "zzz"}, "unknown verifier 'zzz' in 'dataset'; there are: gsm8k, "),
+        ({"dataset": ["gsm8k", "math"]}, "'dataset' is one verifier's name, got ['gsm8k', 'math']"),
+        ({"dataset": 3}, "'dataset' is one verifier's name, got 3"),
+        ({"messages": []}, "empty messages"),
+        ({"messages": None}, "messages are a list of {role, content}, got NoneType"),
+        ({"messages": chat(("assistant", "a"))}, "empty messages"),
+        ({"messages": chat(("system", "s"), ("assistant", "a"))}, "empty messages"),
+        ({"messages": "hello"}, "messages are a list of {role, content}, got str"),
+        ({"messages": ["hello"]}, "a message is an object with role and content, got 'hello'"),
+        ({"messages": [{"content": "x"}]}, "a message is an object with role and content"),
+        ({"messages": [{"role": "user", "content": None}]}, "a message's content is text, got NoneType"),
+        ({"messages": chat(("user", "\ud800"))}, "a message's content is not valid text"),
+        ({"messages": chat(("robot", "beep"))}, "the chat template refuses it: no robots"),
+        ({"ground_truth": "many"}, "a gsm8k ground truth holds a number, got 'many'"),
+        ({"dataset": "reasoning_gym/chain_sum", "ground_truth": "{}"}, "a reasoning_gym ground truth is a JSON object"),
+    ],
+)
+def test_bad_rows_are_named_by_line(tmp_path: Path, changes: Row, problem: str) -> None:
+    name = write_lines(tmp_path / "d.jsonl", [make_row(), make_row(**changes), make_row()])
+    (mistake,) = mistakes_of(name, "1.0")
+    assert mistake.startswith(f"{name} line 2: {problem}")
+
+
+def test_rows_of_files_without_lines_are_numbered(tmp_path: Path) -> None:
+    rows = [make_row(), make_row(dataset="x")]
+    for name in (write_parquet(tmp_path / "d.parquet", rows), write_json(tmp_path / "d.json", rows)):
+        assert mistakes_of(name, "1.0")[0].startswith(f"{name} row 2: unknown verifier")
+
+
+def test_broken_lines(tmp_path: Path) -> None:
+    path = tmp_path / "d.jsonl"
+    good = json.dumps(make_row()).encode()
+    path.write_bytes(b"\n".join([good, b"", good[:-5], b"[1]", b"\xff\xfe", b"[" * 100_000, good]))
+    mistakes = mistakes_of(str(path), "1.0")
+    assert [mistake.removeprefix(str(path)).split(":")[:2] for mistake in mistakes] == [
+        [" line 3", " broken JSON"],
+        [" line 4", " a row is a JSON object, got list"],
+        [" line 5", " broken JSON"],
+        [" line 6", " broken JSON"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "problem"),
+    [
+        ("d.jsonl", b"", "has no rows"),
+        ("d.jsonl", b"\n\n", "has no rows"),
+        ("d.json", b"", "has no rows"),
+        ("d.json", b"[]", "has no rows"),
+        ("d.json", b"[{", "broken JSON"),
+        ("d.json", b"[1]", "row 1: a row is a JSON object, got int"),
+        ("d.parquet", b"", "not a readable parquet file"),
+        ("d.parquet", b"PAR1 or so", "not a readable parquet file"),
+        ("d.csv", b"a,b", "a data file ends in one of .jsonl, .json, .parquet"),
+    ],
+)
+def test_files_of_no_use(tmp_path: Path, file: str, content: bytes, problem: str) -> None:
+    (tmp_path / file).write_bytes(content)
+    (mistake,) = mistakes_of(str(tmp_path / file), "1.0")
+    assert problem in mistake
+    assert mistake.startswith(str(tmp_path / file))
+
+
+def test_missing_files(tmp_path: Path) -> None:
+    assert mistakes_of("no.jsonl", "1.0") == [f"no.jsonl: there is no such file (looked in {Path.cwd()})"]
+    assert mistakes_of(f"{tmp_path}/no", "1.0") == [f"{tmp_path}/no: there is no such file or directory"]
+
+
+def test_all_mistakes_of_all_sources_come_at_once_up_to_a_limit(tmp_path: Path) -> None:
+    one = write_lines(tmp_path / "one.jsonl", [make_row(dataset="x")])
+    many = write_lines(tmp_path / "many.jsonl", [make_row(dataset="y")] * 50)
+    mistakes = mistakes_of(one, "1.0", "no.jsonl", "1.0", many, "1.0")
+    assert mistakes[0].startswith(f"{one} line 1")
+    assert mistakes[1].startswith("no.jsonl")
+    assert mistakes[19].startswith(f"{many} line 18")
+    assert mistakes[20:] == ["and 32 more"]
+
+
+def test_a_tokenizer_without_chat_template() -> None:
+    tokenizer = ByteTokenizer()
+    tokenizer.chat_template = ""
+    assert "no chat template" in mistakes_of("a", "1.0", tokenizer=tokenizer)[0]
+
+
+# Filters
+
+
+def test_overlong_prompts(tmp_path: Path) -> None:
+    rows = [make_row("x" * length) for length in (5, 50, 90, 6)]
+    name = write_lines(tmp_path / "d.jsonl", rows)
+    around = len("user:\nassistant:")
+    exact: dict[str, Any] = {"max_prompt_token_length": around + 50}
+    data, report = load_prompts([name, "1.0"], ["train"], **OPTIONS | exact | {"overlong_prompts": "drop"})
+    assert [len(question) for question in questions(data)] == [5, 50, 6]
+    assert data.longest_prompt == around + 50
+    assert (report.num_overlong, report.sources[0].num_overlong, report.sources[0].num_kept) == (1, 1, 3)
+    assert mistakes_of(name, "1.0", max_prompt_token_length=around + 10) == [
+        f"{name}: 2 of 4 prompts are longer than --max_prompt_token_length {around + 10}, the longest {around + 90} "
+        "(line 3): raise it, or drop them with --overlong_prompts drop"
+    ]
+
+
+def test_nothing_left(tmp_path: Path) -> None:
+    name = write_lines(tmp_path / "d.jsonl", [make_row(), make_row("2 + 2?")])
+    (mistake,) = mistakes_of(name, "1.0", max_prompt_token_length=1, overlong_prompts="drop")
+    assert mistake.startswith("--dataset_mixer_list: nothing is left of 2 rows (2 prompts too long, 0 held out)")
+    (mistake,) = mistakes_of(name, "1.0", exclude=load(name, "1.0"))
+    assert "nothing is left of 2 rows (0 prompts too long, 2 held out)" in mistake
+
+
+def test_held_out_prompts_stay_out() -> None:
+    """Seeds 7 and 8 of chain_sum give the same rows shifted by one."""
+    held_out = load("reasoning_gym/chain_sum?size=20&seed=8", "1.0")
+    data, report = load_prompts(
+        ["reasoning_gym/chain_sum?size=20&seed=7", "1.0"], ["train"], **OPTIONS, exclude=held_out
+    )
+    assert (len(data), report.num_excluded) == (1, 19)
+    assert not set(questions(data)) & set(questions(held_out))
+
+
+def test_batches_do_not_show(tmp_path: Path) -> None:
+    """2,500 rows are two and a half batches."""
+    name = write_lines(tmp_path / "d.jsonl", [make_row(str(i), ground_truth=str(i)) for i in range(2500)])
+    data = load(name, "1.0")
+    assert questions(data) == [row.ground_truth for row in data] == [str(i) for i in range(2500)]
+
+
+def test_tokens_are_those_of_the_chat_template(tmp_path: Path) -> None:
+    """With a real tokenizer, also one that would put special tokens around a text."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {token: i for i, token in enumerate(["<bos>", "<user>", *alphabet])}
+    raw = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    raw.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", 0)])
+    raw.add_special_tokens(["<bos>", "<user>"])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=raw, bos_token="<bos>")
+    tokenizer.chat_template = "<bos>{% for m in messages %}<user>{{ m['content'] }}{% endfor %}"
+    row = make_row("1 + é?")
+    (loaded,) = load(write_lines(tmp_path / "d.jsonl", [row]), "1.0", tokenizer=tokenizer)
+    expected = tokenizer.apply_chat_template(row["messages"], add_generation_prompt=True, return_dict=False)
+    assert loaded.prompt.tolist() == expected
+    assert loaded.prompt.tolist().count(0) == 1
+
+
+def test_importing_is_light() -> None:
+    code = (
+        "import sys; import open_instruct.dataset_transformation;"
+        "print([m for m in ('torch', 'ray', 'vllm', 'deepspeed', 'transformers', 'datasets', 'pyarrow', 'reasoning_gym'"
+        ") if m in sys.modules])"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert out.strip() == "[]"

@@ -1,0 +1,192 @@
+"""The learners take the step that plain torch takes, however the batch and the model are divided."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import TIMEOUT_S, make_args
+
+from open_instruct.data_types import TrainingSample
+from open_instruct.rl_utils import prepare_collated_data_for_workers
+
+LEARNING_RATE = 1e-3
+
+
+def make_samples(num: int, *, seed: int = 0, num_tokens: int = 60) -> list[TrainingSample]:
+    """Random token ids of mixed lengths with random advantages."""
+    rng = np.random.default_rng(seed)
+    samples = []
+    for _ in range(num):
+        response = rng.integers(3, num_tokens, rng.integers(2, 24)).astype(np.int32)
+        samples.append(
+            TrainingSample(
+                query=rng.integers(3, num_tokens, rng.integers(4, 20)).astype(np.int32),
+                response=response,
+                mask=np.ones(len(response), dtype=bool),
+                logprobs=np.full(len(response), -2.0, dtype=np.float32),
+                advantage=float(rng.normal()),
+            )
+        )
+    return samples
+
+
+def plain_steps(model_path: str, batches: list[list[TrainingSample]], learning_rates: list[float]) -> dict[str, torch.Tensor]:
+    """What the steps do to the weights, sequence by sequence in plain torch; the change of each parameter."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1.0, weight_decay=0.0)
+    for samples, lr in zip(batches, learning_rates, strict=True):
+        optimizer.zero_grad()
+        num_tokens = sum(len(sample.response) for sample in samples)
+        for sample in samples:
+            ids = torch.from_numpy(np.concatenate([sample.query, sample.response])).long()[None]
+            logprobs = model(ids).logits[0, :-1].log_softmax(-1).gather(-1, ids[0, 1:, None])[:, 0]
+            # with one update per batch the ratio is 1 and its gradient that of the log-prob
+            (-sample.advantage * logprobs[len(sample.query) - 1 :].sum() / num_tokens).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for group in optimizer.param_groups:
+            group["lr"] = lr
+        optimizer.step()
+    return {name: p.detach() - before[name] for name, p in model.named_parameters()}
+
+
+class Learners:
+    """A group of real learner actors."""
+
+    def __init__(self, ray: Any, **options: Any) -> None:
+        from open_instruct import coordinator
+
+        self.args = make_args(learning_rate=LEARNING_RATE, total_episodes=16 * 4, **options)
+        self.ray = ray
+        self.group = coordinator.create_actor_group(self.args, self.args.device)
+        address = ray.get(self.group.workers[0].find_address.remote(), timeout=TIMEOUT_S)
+        ray.get(self.group.async_init(*address), timeout=TIMEOUT_S)
+
+    def train(self, samples: list[TrainingSample], *, pack_length: int = 512) -> dict[str, float]:
+        from open_instruct.learner import merge_step_metrics
+
+        ranks = prepare_collated_data_for_workers(
+            samples, dp_world_size=self.args.num_learners, pack_length=pack_length, rows=1, layout="padded", pad_token_id=0,
+            num_mini_batches=self.args.num_mini_batches,
+        )
+        refs = self.group.async_train([self.ray.put(batches) for batches in ranks])
+        return merge_step_metrics(self.ray.get(refs, timeout=TIMEOUT_S))
+
+    def weights(self, directory: Path) -> dict[str, torch.Tensor]:
+        from safetensors.torch import load_file
+
+        self.ray.get(self.group.async_save_model(str(directory)), timeout=TIMEOUT_S)
+        return load_file(directory / "model.safetensors")
+
+    def close(self) -> None:
+        for worker in self.group.workers:
+            self.ray.kill(worker)
+
+
+def relative_error(change: dict[str, torch.Tensor], reference: dict[str, torch.Tensor]) -> float:
+    assert set(change) == set(reference)
+    off = sum(float((change[name] - reference[name]).double().square().sum()) for name in reference)
+    return (off / sum(float(value.double().square().sum()) for value in reference.values())) ** 0.5
+
+
+def change_since_start(model_path: str, now: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    from safetensors.torch import load_file
+
+    start = load_file(Path(model_path) / "model.safetensors")
+    return {name: value - start[name] for name, value in now.items()}
+
+
+@pytest.mark.parametrize("num_learners", [1, 2])
+@pytest.mark.parametrize("stage", [0, 2, 3])
+def test_every_stage_takes_the_step_of_plain_torch(
+    ray_session: Any, tied_model: str, tmp_path: Path, stage: int, num_learners: int
+) -> None:
+    batches = [make_samples(15, seed=1), make_samples(9, seed=2)]
+    learners = Learners(ray_session, deepspeed_stage=stage, num_learners_per_node=[num_learners], lr_scheduler_type="constant")
+    metrics = [learners.train(batch, pack_length=128) for batch in batches]  # many micro-batches of unequal size
+    change = change_since_start(tied_model, learners.weights(tmp_path / "model"))
+    learners.close()
+    reference = plain_steps(tied_model, batches, [LEARNING_RATE] * 2)
+    assert relative_error(change, reference) < 1e-4
+    assert all(one["optim/grad_norm"] > 0 and one["lr"] == LEARNING_RATE for one in metrics)
+    assert all(one["val/ratio"] == pytest.approx(1.0) and one["policy/clipfrac_avg"] == 0 for one in metrics)
+
+
+@pytest.fixture(scope="module")
+def one_learner(ray_session: Any) -> Iterator[Learners]:
+    learners = Learners(ray_session, lr_scheduler_type="constant")
+    yield learners
+    learners.close()
+
+
+def test_accumulated_micro_batches_equal_one_large_batch(
+    ray_session: Any, one_learner: Learners, tied_model: str, tmp_path: Path
+) -> None:
+    samples = make_samples(24, seed=3)
+    one_learner.ray.get(one_learner.group.async_save_checkpoint(str(tmp_path / "start")), timeout=TIMEOUT_S)
+    start = one_learner.weights(tmp_path / "before")
+    whole = one_learner.train(samples, pack_length=10**4)
+    after_whole = one_learner.weights(tmp_path / "whole")
+    ray_session.get(one_learner.group.async_load_checkpoint(str(tmp_path / "start")), timeout=TIMEOUT_S)
+    parts = one_learner.train(samples, pack_length=48)
+    after_parts = one_learner.weights(tmp_path / "parts")
+    change = {name: after_parts[name] - start[name] for name in start}
+    reference = {name: after_whole[name] - start[name] for name in start}
+    assert relative_error(change, reference) < 1e-4
+    assert parts["loss/policy_avg"] == pytest.approx(whole["loss/policy_avg"], abs=1e-6)
+    assert parts["optim/grad_norm"] == pytest.approx(whole["optim/grad_norm"], rel=1e-4)
+
+
+def test_saved_model_is_read_by_transformers(one_learner: Learners, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    weights = one_learner.weights(tmp_path / "model")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32)
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter, weights[name])
+    assert AutoTokenizer.from_pretrained(tmp_path / "model").chat_template
+
+
+def test_a_checkpoint_goes_on_where_it_was(ray_session: Any, one_learner: Learners, tmp_path: Path) -> None:
+    one_learner.train(make_samples(8, seed=4))  # the optimizer has a past
+    ray_session.get(one_learner.group.async_save_checkpoint(str(tmp_path / "state")), timeout=TIMEOUT_S)
+    one_learner.train(make_samples(8, seed=5))
+    unbroken = one_learner.weights(tmp_path / "unbroken")
+    ray_session.get(one_learner.group.async_load_checkpoint(str(tmp_path / "state")), timeout=TIMEOUT_S)
+    one_learner.train(make_samples(8, seed=5))
+    resumed = one_learner.weights(tmp_path / "resumed")
+    for name, value in unbroken.items():
+        assert torch.equal(value, resumed[name]), name
+
+
+def test_mini_batches_clip_and_kl_show_up_in_the_metrics(ray_session: Any) -> None:
+    learners = Learners(
+        ray_session, num_mini_batches=4, num_epochs=2, beta=0.1, load_ref_policy=True, clip_lower=0.001, clip_higher=0.001
+    )
+    metrics = learners.train(make_samples(16, seed=6))
+    learners.close()
+    assert metrics["policy/clipfrac_avg"] > 0.1  # the later updates are off the policy that was there at first
+    assert metrics["objective/kl2_avg"] > 0
+    assert metrics["loss/kl_avg"] == pytest.approx(0.1 * metrics["objective/kl2_avg"], rel=1e-4)
+    assert metrics["loss/total_avg"] == pytest.approx(metrics["loss/policy_avg"] + metrics["loss/kl_avg"], abs=1e-6)
+
+
+def test_metrics_are_means_over_the_tokens_of_all_ranks() -> None:
+    from open_instruct.learner import merge_step_metrics
+
+    def report(**values: Any) -> dict[str, Any]:
+        mismatch = {"count": 1.0, "sum": 0.0, "sum_of_squares": 0.0, "max": 0.0, "signed_sum": 0.0}
+        return {"mismatches": [mismatch], "grad_norm": 1.0, "lr": 0.1, "seconds": 1.0, "memory_in_use_bytes": 1, **values}
+
+    merged = merge_step_metrics(
+        [report(sums={"a": 10.0}, num_tokens=10), report(sums={"a": 2.0}, num_tokens=30, seconds=3.0)]
+    )
+    assert merged["a"] == pytest.approx(12 / 40)
+    assert merged["time/training"] == 3.0
+
+

@@ -1,0 +1,121 @@
+"""After every update an engine computes what the learner computes; packing loses nothing."""
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import MAX_MODEL_LEN, TIMEOUT_S, make_args
+from hypothesis import given
+from hypothesis import strategies as st
+
+from open_instruct.data_types import GenerationResult, SamplingConfig
+from open_instruct.weight_sync import DeepSpeedWeightSource, EngineClient, RayObjectSender, pack_buckets
+
+CONFIG = SamplingConfig(max_tokens=24, n=4, seed=11)
+
+
+@pytest.fixture(scope="module", params=["tied", "untied"])
+def pair(request: pytest.FixtureRequest, ray_session: Any) -> Iterator[SimpleNamespace]:
+    """An engine, and the same model on the learner's side with a sender between them."""
+    from transformers import AutoModelForCausalLM
+
+    from open_instruct import coordinator
+    from open_instruct.model_utils import LogProbModel
+
+    path = request.getfixturevalue(f"{request.param}_model")
+    args = make_args(model_name_or_path=path)
+    if request.param == "tied":
+        engine = request.getfixturevalue("engines").actors[0]
+    else:
+        queues = coordinator.create_queues(args)
+        [engine] = coordinator.create_vllm_engines(args, args.device, queues, max_model_len=MAX_MODEL_LEN)
+    module = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    original = {name: value.clone() for name, value in module.state_dict().items()}
+    client = EngineClient([engine], workers_per_engine=1, timeout_s=TIMEOUT_S)
+    sender = RayObjectSender(client=client, source=DeepSpeedWeightSource(module, zero_stage=0), is_sender=True)
+    yield SimpleNamespace(engine=engine, module=module, model=LogProbModel(module), client=client, sender=sender)
+    module.load_state_dict(original)
+    client.next_version = 0
+    sender.send_weights()
+    if request.param == "untied":
+        ray_session.kill(engine)
+
+
+def largest_difference(pair: SimpleNamespace, prompts: list[np.ndarray], results: list[GenerationResult]) -> float:
+    """Between the engine's log-probs and the learner's, over all sampled tokens."""
+    largest = 0.0
+    for prompt, result in zip(prompts, results, strict=True):
+        for response, logprobs in zip(result.responses, result.logprobs, strict=True):
+            ids = torch.from_numpy(np.concatenate([prompt, response])).long()[None]
+            with torch.no_grad():
+                ours, _ = pair.model(ids, torch.arange(ids.shape[1])[None], CONFIG.temperature)
+            difference = ours[0, len(prompt) - 1 :].numpy() - logprobs
+            largest = max(largest, float(np.abs(difference).max()))
+    return largest
+
+
+def test_engine_and_learner_agree_after_each_update(ray_session: Any, pair: SimpleNamespace, prompts: list[np.ndarray]) -> None:
+    generator = torch.Generator().manual_seed(3)
+    before = None
+    for version in (1, 2, 3, 4):
+        with torch.no_grad():
+            for parameter in pair.module.parameters():
+                parameter += 0.02 * torch.randn(parameter.shape, generator=generator)
+        pair.client.next_version = version
+        pair.sender.send_weights()
+        results = ray_session.get(
+            pair.engine.generate_with_single_engine.remote(prompts[:4], CONFIG), timeout=TIMEOUT_S
+        )
+        assert largest_difference(pair, prompts[:4], results) < 1e-4
+        assert {span[0] for result in results for spans in result.version_spans for span in spans} == {version}
+        logprobs = np.concatenate([lp for result in results for lp in result.logprobs])
+        assert before is None or before.shape != logprobs.shape or np.abs(before - logprobs).max() > 1e-3
+        before = logprobs
+
+
+def test_an_update_that_breaks_off_leaves_the_old_weights(
+    ray_session: Any, pair: SimpleNamespace, prompts: list[np.ndarray]
+) -> None:
+    def sample() -> list[GenerationResult]:
+        return ray_session.get(
+            pair.engine.generate_with_single_engine.remote(prompts[:2], CONFIG), timeout=TIMEOUT_S
+        )
+
+    before = sample()
+    pair.client.start_weight_update()
+    zeros = {name: torch.zeros_like(value) for name, value in pair.module.named_parameters()}
+    for bucket in pack_buckets(iter(list(zeros.items())[:3]), max_bytes=2**30):
+        pair.client.update_weights({"bucket": ray_session.put(bucket)})
+    after = sample()  # the learner died here: the update is never finished
+    for one, other in zip(before, after, strict=True):
+        assert [r.tolist() for r in one.responses] == [r.tolist() for r in other.responses]
+        assert one.version_spans == other.version_spans
+    pair.sender.send_weights()  # and a new one begins from the start
+    assert largest_difference(pair, prompts[:2], sample()) < 1e-4
+
+
+shapes = st.lists(st.lists(st.integers(1, 5), min_size=1, max_size=3).map(tuple), min_size=1, max_size=8)
+
+
+@given(shapes=shapes, max_bytes=st.integers(1, 400), dtype=st.sampled_from(["float32", "bfloat16"]))
+def test_buckets_hold_every_parameter_once_in_order(shapes: list[tuple[int, ...]], max_bytes: int, dtype: str) -> None:
+    weights = [
+        (f"w{n}", torch.arange(int(np.prod(shape)), dtype=getattr(torch, dtype)).view(shape) + n)
+        for n, shape in enumerate(shapes)
+    ]
+    unpacked = []
+    for bucket in pack_buckets(iter(weights), max_bytes=max_bytes):
+        assert bucket["buffer"].nbytes <= max_bytes or len(bucket["names"]) == 1
+        start = 0
+        for name, kind, shape in zip(bucket["names"], bucket["dtypes"], bucket["shapes"], strict=True):
+            size = int(np.prod(shape)) * getattr(torch, kind).itemsize
+            flat = torch.from_numpy(bucket["buffer"][start : start + size].copy())
+            unpacked.append((name, flat.view(getattr(torch, kind)).view(shape)))
+            start += size
+        assert start == bucket["buffer"].nbytes
+    assert [name for name, _ in unpacked] == [name for name, _ in weights]
+    for (_, ours), (_, theirs) in zip(unpacked, weights, strict=True):
+        assert torch.equal(ours, theirs)
