@@ -118,7 +118,7 @@ def _hub(name: str, split: str, columns: Sequence[str], cache_dir: str | None) -
     import datasets
 
     try:
-        with _offline_if(not Path(name).is_dir() and not _hub_answers()):
+        with _offline_if(not (Path(name).is_dir() or datasets.config.HF_HUB_OFFLINE or _hub_answers())):
             dataset = datasets.load_dataset(name, split=split, cache_dir=cache_dir)
     except Exception as err:  # network, hub and format errors have no common base; all of them are for the user to read
         what = "this directory" if Path(name).is_dir() else "no file or directory here, and as a hub name it"

@@ -51,7 +51,7 @@ make_venv() {
         die "$python cannot make virtual environments. On Debian and Ubuntu: apt install python3.11-venv"
 }
 
-# uv installs in a quarter of pip's time. It comes from the pins like everything else; without it pip does the same.
+# uv installs in half of pip's time. It comes from the pins like everything else; without it pip does the same.
 bootstrap_uv() {
     local pin
     pin="$(grep -E '^uv==' "$ROOT/requirements-cpu.txt")"
@@ -72,7 +72,11 @@ pip_install() { "$VENV/bin/python" -m pip install --disable-pip-version-check --
 
 install_all() {
     local install=uv_install pins="$ROOT/requirements-cpu.txt"
-    bootstrap_uv || install=pip_install
+    if ! bootstrap_uv; then
+        install=pip_install
+        grep -vE '^uv==' "$pins" >"$VENV/requirements-without-uv.txt"
+        pins="$VENV/requirements-without-uv.txt"
+    fi
     say "installing the pinned stack (a minute or two)"
     # PyTorch's CPU builds are not on PyPI: first as this machine is configured, then from PyTorch's own index.
     "$install" -r "$pins" || {

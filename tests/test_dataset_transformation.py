@@ -1,9 +1,11 @@
 """From mixer lists to prompts: sources, checks, filters, and every mistake by source and row."""
 
 import json
+import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -203,23 +205,23 @@ def test_hub_names_without_a_hub_are_a_mistake_at_once(tmp_path: Path, monkeypat
     import datasets
     from huggingface_hub import constants
 
-    for name in (
-        "HTTP_PROXY",
-        "HTTPS_PROXY",
-        "ALL_PROXY",
-        "http_proxy",
-        "https_proxy",
-        "all_proxy",
-        "no_proxy",
-        "NO_PROXY",
-    ):
-        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(urllib.request, "getproxies", dict)
     monkeypatch.setattr(constants, "ENDPOINT", "http://localhost:9")
     start = time.monotonic()
     mistake = mistakes_of("nobody/nothing", "1.0", cache_dir=str(tmp_path))[0]
     assert mistake.startswith("nobody/nothing: no file or directory here, and as a hub name it could not be loaded")
     assert time.monotonic() - start < 10
-    assert not datasets.config.HF_HUB_OFFLINE
+    assert datasets.config.HF_HUB_OFFLINE is False, "as it was before"
+
+
+def test_who_is_offline_by_choice_opens_no_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(socket, "create_connection", None)
+    assert "OfflineModeIsEnabled" in mistakes_of("nobody/nothing", "1.0", cache_dir=str(tmp_path))[0]
 
 
 def test_several_sources_in_order(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ bash "$ROOT/scripts/setup_cpu.sh"
 # Two cores: one for the engine, one for the learner. The model and the data come with the project.
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" HF_HUB_OFFLINE="${HF_HUB_OFFLINE:-1}"
 
-SUMS="reasoning_gym/chain_sum?min_terms=2&max_terms=2&min_digits=1&max_digits=2"
+SUMS="reasoning_gym/chain_sum?min_terms=2&max_terms=2&min_digits=2&max_digits=2"
 
 exec "$ROOT/.venv/bin/python" "$ROOT/open_instruct/grpo_fast.py" \
     --model_name_or_path "$ROOT/assets/tiny_model" \
