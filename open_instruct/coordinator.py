@@ -36,7 +36,7 @@ HEALTH_POLL_S = 0.5
 """How often a waiting driver looks at signals and at the engines."""
 SHUTDOWN_S = 10.0
 """How long parts may take to end by themselves before they are killed."""
-GROUPS_QUEUED_PER_ENGINE = 2
+BUNDLES_QUEUED_PER_ENGINE = 2
 """Prompt queue: enough that an engine never waits, short enough that evaluation never does."""
 EXIT_PREEMPTED = 85
 """Exit code after SIGTERM: a checkpoint was written, start the same command again."""
@@ -196,7 +196,7 @@ def root_cause(error: BaseException) -> str:
 
 def create_queues(args: GRPOConfig) -> tuple[Queue, Queue]:
     """`param_prompt_Q` and `inference_results_Q`, bounded, on the driver's node."""
-    prompts = max(2, GROUPS_QUEUED_PER_ENGINE * args.vllm_num_engines)
+    prompts = max(2, BUNDLES_QUEUED_PER_ENGINE * args.vllm_num_engines)
     results = 4 * (args.async_steps + 1) * args.num_unique_prompts_rollout
     options = {"num_cpus": 0, "scheduling_strategy": on_this_node()}
     return Queue(maxsize=prompts, actor_options=options), Queue(maxsize=results, actor_options=options)
@@ -266,7 +266,7 @@ def engine_options(args: GRPOConfig, device: Device, *, seed: int, max_model_len
             max_model_len=max_model_len,
             gpu_memory_utilization=args.vllm_gpu_memory_utilization,
         ),
-        env=device.engine_env,
+        env=device.engine_env(enforce_eager=args.vllm_enforce_eager),
     )
 
 

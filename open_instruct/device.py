@@ -112,8 +112,7 @@ class Device:
             "kv_cache_memory_bytes": CPU_KV_CACHE_BYTES,  # vLLM would take a share of the whole machine
         }
 
-    @property
-    def engine_env(self) -> dict[str, str]:
+    def engine_env(self, *, enforce_eager: bool) -> dict[str, str]:
         """Environment of an engine's process, to be set before vLLM is imported. What the user has set wins."""
         if self.kind == "cuda":
             return {}
@@ -121,6 +120,8 @@ class Device:
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine in the actor itself: half the time to start
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # tensor parallelism fails to bind its workers otherwise
         }
+        if enforce_eager:  # vLLM compiles its sampler all the same: ten seconds in the first step
+            defaults["TORCHDYNAMO_DISABLE"] = "1"
         return {name: os.environ.get(name, value) for name, value in defaults.items()}
 
     def memory_in_use_bytes(self) -> int:

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
 POLL_S = 0.5
 """Longest wait of a background thread before it looks whether it should stop."""
+BUNDLES_PER_STEP = 4
+"""An item of the prompt queue holds about a quarter of each engine's share of a step, and at least one group."""
 EVAL_STREAM = 1
 """Keeps the seeds of evaluation prompts apart from those of training prompts."""
 
@@ -105,6 +107,7 @@ class RolloutController:
         self._error: BaseException | None = None
         self._threads: list[threading.Thread] = []
         self._prepared_up_to = 0
+        self._bundle_samples = args.num_samples_per_step // (BUNDLES_PER_STEP * args.vllm_num_engines)
         self._num_generated_tokens = 0
 
     # --- lifecycle ----------------------------------------------------------------------------------------------------
@@ -233,16 +236,25 @@ class RolloutController:
         """Consumes the dataset; waits for admission and for room in the queue; unblocked by `set_version`."""
         while not self._stopping.is_set():
             with self._state:
-                request = self._next_request()
-                if request is None:
+                bundle = self._next_bundle()
+                if not bundle:
                     self._state.wait(POLL_S)
                     continue
-            self._put(request)
+            self._put(bundle)
 
-    def _put(self, request: PromptRequest) -> None:
+    def _next_bundle(self) -> list[PromptRequest]:
+        """What may be issued now, up to `_bundle_samples` responses: a queue call costs as much as sampling a few tokens."""
+        bundle: list[PromptRequest] = []
+        num_samples = 0
+        while (not bundle or num_samples < self._bundle_samples) and (request := self._next_request()) is not None:
+            bundle.append(request)
+            num_samples += request.generation_config.n
+        return bundle
+
+    def _put(self, bundle: list[PromptRequest]) -> None:
         while not self._stopping.is_set():
             try:
-                self.param_prompt_Q.put(request, timeout=POLL_S)
+                self.param_prompt_Q.put(bundle, timeout=POLL_S)
                 return
             except Full:
                 continue
@@ -297,10 +309,11 @@ class RolloutController:
         """Consumes `inference_results_Q`; EVAL results go to the evaluation, training results become batches in `_ready`."""
         while not self._stopping.is_set():
             try:
-                result = self.inference_results_Q.get(timeout=POLL_S)
+                results = self.inference_results_Q.get(timeout=POLL_S)
             except Empty:
                 continue
-            self._take(result)
+            for result in results:
+                self._take(result)
             self._prepare_complete_batches()
 
     def _take(self, result: GenerationResult) -> None:

@@ -5,6 +5,9 @@
                             engine has no room                 ▲                              │
     learners, driver ── control calls (weights, stop) ─────────┘       inference_results_Q ◄──put── pusher thread
 
+An item of `param_prompt_Q` is a `list[PromptRequest]`, one of `inference_results_Q` a `list[GenerationResult]` (lists, because a
+queue call costs more than what it carries).
+
 One thread owns the engine and steps it. Everybody else posts a command that it runs between two steps (a lock around `step()`
 would starve them). The puller asks for a prompt only while the tokens outstanding here are under the engine's limit, so several
 engines on the same queues share the work by themselves.
@@ -105,6 +108,7 @@ class LLMRayActor:
         self._stopping = threading.Event()
         self._running = False
         self._updating = False
+        self._update_begun = False
         self._helper_error: BaseException | None = None
         self._num_generated_tokens = 0
         self._busy_s = 0.0
@@ -220,26 +224,32 @@ class LLMRayActor:
                 if not self._state.wait_for(self._has_room, timeout=POLL_S):
                     continue
             try:
-                request = self.param_prompt_Q.get(timeout=POLL_S)
+                bundle = self.param_prompt_Q.get(timeout=POLL_S)
             except Empty:
                 continue
-            if isinstance(request, ShutdownSentinel):
+            if isinstance(bundle, ShutdownSentinel):
                 self.stop()
-            else:
+                return
+            for request in bundle:
                 self._accept(_Held(request))
 
     def _push_results(self) -> None:
         while not self._stopping.is_set():
             try:
-                result = self._outbox.get(timeout=POLL_S)
+                results = [self._outbox.get(timeout=POLL_S)]
             except queue.Empty:
                 continue
-            while not self._stopping.is_set():
-                try:
-                    self.inference_results_Q.put(result, timeout=POLL_S)
-                    break
-                except Full:
-                    continue
+            while not self._outbox.empty():  # what came meanwhile goes along: a queue call costs more than its items
+                results.append(self._outbox.get())
+            self._put_results(results)
+
+    def _put_results(self, results: list[GenerationResult]) -> None:
+        while not self._stopping.is_set():
+            try:
+                self.inference_results_Q.put(results, timeout=POLL_S)
+                return
+            except Full:
+                continue
 
     def _guard(self, work: Callable[[], None]) -> None:
         try:
@@ -290,7 +300,12 @@ class LLMRayActor:
         """Begin an update; one that was begun before and not finished is forgotten."""
 
         def start() -> None:
+            if self._update_begun:
+                from open_instruct.vllm_weight_transfer import abandon_weight_update
+
+                self._engine.collective_rpc(abandon_weight_update)
             self._updating = self._pause_during_update
+            self._update_begun = True
             self._rpc("start_weight_update")
 
         self._on_engine_thread(start)
@@ -310,7 +325,7 @@ class LLMRayActor:
                 self._engine.reset_prefix_cache(reset_running_requests=True)
             self._engine.set_weight_version(str(version))
             self.version = version
-            self._updating = False
+            self._updating = self._update_begun = False
             return version
 
         return self._on_engine_thread(finish)

@@ -83,3 +83,11 @@ def repack_tied_lm_head(model: torch.nn.Module) -> None:
     quant_method = getattr(lm_head, "quant_method", None)
     if quant_method is not None and model.config.tie_word_embeddings:  # type: ignore[union-attr]
         quant_method.process_weights_after_loading(lm_head)
+
+
+def abandon_weight_update(worker: Any) -> None:
+    """Forget an update that was begun and not finished; run on a worker by `collective_rpc`.
+
+    For vLLM 0.32, which has no call for it and refuses to begin another. `tests/test_weight_sync.py` breaks an update off.
+    """
+    getattr(worker, "worker", worker)._weight_update_active = False  # engines wrap their workers

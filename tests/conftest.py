@@ -12,7 +12,7 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-TINY_MODEL = Path(os.environ.get("TINY", Path(__file__).parents[1] / "assets" / "tiny_model"))
+TINY_MODEL = Path(__file__).parents[1] / "assets" / "tiny_model"
 MAX_MODEL_LEN = 128
 TIMEOUT_S = 120.0
 
@@ -21,7 +21,7 @@ def make_args(**options: Any) -> Any:
     """Options of a small run."""
     from open_instruct.config import GRPOConfig
 
-    small = {
+    small: dict[str, Any] = {
         "model_name_or_path": str(TINY_MODEL),
         "num_unique_prompts_rollout": 4,
         "num_samples_per_prompt_rollout": 4,

@@ -2,13 +2,14 @@
 
     python scripts/data/build_tiny_model.py --output_dir assets/tiny_model
 
-A Qwen3 of about 0.66 M parameters with its own byte-level tokenizer. Supervised training on demonstrations teaches it to add
-and subtract two-digit numbers; the arithmetic in them is always right, but the habits are mixed: some answer as asked, the
-others use another format or ramble on. So its sampled answers are right for 30-50 % of the tasks, and reinforcement learning has
-something to find: that one of its habits pays. Tasks of the evaluation entry are kept out of the demonstrations.
+A Qwen3 of 0.64 M parameters with its own byte-level tokenizer. Supervised training on demonstrations teaches it to add
+and subtract two-digit numbers; the arithmetic in them is always right, but the habits are mixed: some answer as asked,
+the others use another format or ramble on. So its sampled answers are right for 30-50 % of the tasks, and reinforcement
+learning has something to find: that one of its habits pays. Tasks of the evaluation entry are kept out of the
+demonstrations.
 
-One seed and one thread: the same machine builds the same weights again. `build.json` beside the model records how it was made
-and what was measured. Takes about BUILD_MINUTES minutes on one core.
+One seed and one thread: the same machine builds the same weights again. `build.json` beside the model records how it
+was made, what was measured, and the hash of each file. Takes about 6 minutes on one quiet core.
 """
 
 import argparse

@@ -1,0 +1,225 @@
+"""What a run leaves behind: rows of metrics, the summary, the plot."""
+
+import json
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from open_instruct import run_log
+from open_instruct.config import GRPOConfig
+from open_instruct.run_log import METRICS_FILE, PLOT_FILE, SUMMARY_FILE, RunLog
+from open_instruct.run_summary import PromptCounts, RunSummary
+
+
+class FakeTracker:
+    """Remembers what wandb would be told."""
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[int, dict[str, Any]]] = []
+        self.exit_code: int | None = None
+
+    def log(self, metrics: dict[str, Any], step: int) -> None:
+        self.rows.append((step, dict(metrics)))
+
+    def finish(self, exit_code: int = 0) -> None:
+        self.exit_code = exit_code
+
+
+@pytest.fixture(autouse=True)
+def logging_as_before() -> Iterator[None]:
+    root, ours = logging.getLogger(), logging.getLogger("open_instruct")
+    handlers, levels = list(root.handlers), (root.level, ours.level)
+    yield
+    for handler in [handler for handler in root.handlers if handler not in handlers]:
+        root.removeHandler(handler)
+        handler.close()
+    root.setLevel(levels[0])
+    ours.setLevel(levels[1])
+
+
+@pytest.fixture
+def tracker(monkeypatch: pytest.MonkeyPatch) -> FakeTracker:
+    fake = FakeTracker()
+    monkeypatch.setattr(run_log, "make_tracker", lambda *_: fake)
+    return fake
+
+
+@pytest.fixture
+def make_log(tmp_path: Path, tracker: FakeTracker) -> Iterator[Callable[[], RunLog]]:
+    """Logs of one output directory; each further one is a resumption."""
+    logs: list[RunLog] = []
+
+    def make() -> RunLog:
+        logs.append(RunLog(GRPOConfig(model_name_or_path="m", output_dir=str(tmp_path), total_episodes=6 * 64)))
+        return logs[-1]
+
+    yield make
+    for log in logs:
+        log.close()
+
+
+@pytest.fixture
+def log(make_log: Callable[[], RunLog]) -> RunLog:
+    log = make_log()
+    log.started(0, None)
+    return log
+
+
+def row_of(step: int, score: float = 1.0) -> dict[str, Any]:
+    return {
+        "training_step": step,
+        "scores": score,
+        "learner_tokens_per_second_step": 10.0,
+        "queue/prompts": 1,
+        "queue/results": 2,
+        "num_steps_off_policy": 1,
+    }
+
+
+def evaluation_of(accuracy: float) -> dict[str, float]:
+    return {"eval/pass_at_1": accuracy, "eval/scores": 10 * accuracy}
+
+
+def written(directory: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (directory / METRICS_FILE).read_text().splitlines()]
+
+
+def steps_of(directory: Path) -> list[int]:
+    return [row["training_step"] for row in written(directory)]
+
+
+SUMMARY = RunSummary(
+    eval_accuracy_before=0.25,
+    eval_accuracy_after=None,
+    training_steps=2,
+    wall_seconds=3.5,
+    tokens_per_second=100.0,
+    prompts=PromptCounts(issued=9, consumed=6, dropped={"zero_std": 2, "run_ended": 1}, reissued=4),
+    checkpoint="out/model",
+    plot=None,
+)
+
+
+def test_a_row_waits_for_its_evaluation(log: RunLog, tmp_path: Path, tracker: FakeTracker) -> None:
+    log.step(row_of(1))
+    assert written(tmp_path) == []
+    log.evaluation(1, evaluation_of(0.5))
+    assert written(tmp_path) == []
+    log.step(row_of(2))
+    assert written(tmp_path) == [row_of(1) | evaluation_of(0.5)]
+    log.flush()
+    assert written(tmp_path) == [row_of(1) | evaluation_of(0.5), row_of(2)]
+    assert tracker.rows == [(1, row_of(1) | evaluation_of(0.5)), (2, row_of(2))]
+
+
+def test_the_evaluation_before_the_first_step_has_a_row_of_its_own(log: RunLog, tmp_path: Path) -> None:
+    log.evaluation(0, evaluation_of(0.25))
+    log.step(row_of(1))
+    log.flush()
+    assert written(tmp_path) == [{"training_step": 0, **evaluation_of(0.25)}, row_of(1)]
+
+
+def test_an_evaluation_does_not_get_into_the_row_of_another_step(log: RunLog, tmp_path: Path) -> None:
+    log.step(row_of(1))
+    log.evaluation(2, evaluation_of(0.5))
+    log.flush()
+    assert written(tmp_path) == [row_of(1), {"training_step": 2, **evaluation_of(0.5)}]
+
+
+def test_flush_writes_once(log: RunLog, tmp_path: Path) -> None:
+    log.step(row_of(1))
+    log.flush()
+    log.flush()
+    log.close()
+    assert steps_of(tmp_path) == [1]
+
+
+def test_close_writes_the_row_that_waits(log: RunLog, tmp_path: Path) -> None:
+    log.step(row_of(1))
+    log.close()
+    assert steps_of(tmp_path) == [1]
+
+
+def test_rows_after_the_checkpoint_are_cut_on_resume(make_log: Callable[[], RunLog], tmp_path: Path) -> None:
+    killed = make_log()
+    killed.started(0, None)
+    for step in (1, 2, 3):
+        killed.step(row_of(step, score=1.0))
+    killed.flush()
+    (tmp_path / METRICS_FILE).open("ab").write(b'{"training_step": 4, "sco')
+    resumed = make_log()
+    resumed.started(2, Path("checkpoint"))
+    assert steps_of(tmp_path) == [1, 2]
+    resumed.step(row_of(3, score=7.0))
+    resumed.flush()
+    assert [(row["training_step"], row["scores"]) for row in written(tmp_path)] == [(1, 1.0), (2, 1.0), (3, 7.0)]
+
+
+def test_a_run_without_a_checkpoint_starts_with_no_rows(make_log: Callable[[], RunLog], tmp_path: Path) -> None:
+    killed = make_log()
+    killed.started(0, None)
+    killed.evaluation(0, evaluation_of(0.25))
+    killed.flush()
+    make_log().started(0, None)
+    assert written(tmp_path) == []
+
+
+def test_the_end_leaves_summary_table_and_plot(
+    log: RunLog, tmp_path: Path, tracker: FakeTracker, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log.step(row_of(1))
+    log.step(row_of(2))
+    summary = log.ended(SUMMARY, exit_code=0)
+    log.close()
+    assert steps_of(tmp_path) == [1, 2]
+    assert json.loads((tmp_path / SUMMARY_FILE).read_text()) == {
+        "eval_accuracy_before": 0.25,
+        "eval_accuracy_after": None,
+        "training_steps": 2,
+        "wall_seconds": 3.5,
+        "tokens_per_second": 100.0,
+        "prompts": {"issued": 9, "consumed": 6, "dropped": {"zero_std": 2, "run_ended": 1}, "reissued": 4},
+        "checkpoint": "out/model",
+        "plot": str(tmp_path / PLOT_FILE),
+    }
+    assert (tmp_path / PLOT_FILE).read_bytes().startswith(b"\x89PNG")
+    assert summary.plot == str(tmp_path / PLOT_FILE)
+    assert "25.0%" in capsys.readouterr().out
+    assert tracker.exit_code == 0
+
+
+def test_without_a_row_there_is_no_plot(log: RunLog, tmp_path: Path) -> None:
+    log.ended(SUMMARY, exit_code=0)
+    assert json.loads((tmp_path / SUMMARY_FILE).read_text())["plot"] is None
+    assert not (tmp_path / PLOT_FILE).exists()
+
+
+def test_a_run_that_did_not_end_well_says_so_to_the_tracker(log: RunLog, tracker: FakeTracker) -> None:
+    log.close()
+    assert tracker.exit_code == 1
+
+
+def test_a_failure_is_one_line_and_its_traceback_is_in_the_file(
+    log: RunLog, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        raise ValueError("--seed -1: too small")
+    except ValueError as error:
+        log.failed(error)
+    shown = capsys.readouterr().err
+    assert "--seed -1: too small" in shown
+    assert "Traceback" not in shown
+    assert "Traceback" in (tmp_path / "logs" / "driver.log").read_text()
+
+
+def test_the_live_line_shows_the_step_and_the_last_accuracy(log: RunLog, capsys: pytest.CaptureFixture[str]) -> None:
+    log.evaluation(0, evaluation_of(0.25))
+    log.step(row_of(6, score=3.0))
+    shown = capsys.readouterr().err
+    assert "step 6/6" in shown
+    assert "reward 3.000" in shown
+    assert "queues 1/2" in shown
+    assert "eval 25%" in shown
