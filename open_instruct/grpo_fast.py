@@ -312,7 +312,8 @@ def sync_weights_and_prepare_prompts(run: Run, training_step: int) -> None:
     run.progress.training_step = training_step
     controller = run.parts.manager.controller
     _send_weights(run)
-    run.parts.wait(controller.commit.remote(training_step), what="the ledger", timeout_s=60.0)
+    fates = run.parts.wait(controller.commit.remote(training_step), what="the ledger", timeout_s=60.0)
+    run.log.prompts(training_step, fates)
     if evaluation_is_due(run):
         start_evaluation(run)  # before training prompts are admitted: it does not stand behind them
     run.parts.wait(controller.set_version.remote(training_step), what="the controller", timeout_s=60.0)

@@ -166,12 +166,14 @@ class RolloutController:
                 raise TimeoutError(f"batch {training_step} not ready in {timeout_s:g} s: {self._progress(training_step)}")
             return self._ready[training_step]
 
-    def commit(self, training_step: int) -> dict[str, object]:
-        """The learners took the step: its prompts have their fates. Returns the ledger's counts."""
+    def commit(self, training_step: int) -> list[dict[str, object]]:
+        """The learners took the step: its prompts have their fates. Returns them in the order of issue."""
         with self._state:
             self._ready.pop(training_step)
-            self._ledger.commit(training_step)
-            return self._ledger.counts()
+            return [
+                {"prompt_id": prompt.prompt_id, "row": self._order[prompt.issue_number][1], "fate": fate}
+                for prompt, fate in self._ledger.commit(training_step)
+            ]
 
     def start_evaluation(self, version: int) -> None:
         """Issue the evaluation prompts, ahead of training prompts. The engines must keep `version` until it is collected."""

@@ -22,6 +22,7 @@ from open_instruct.run_summary import RunSummary, format_summary_table, plot_rew
 logger = logging.getLogger(__name__)
 
 METRICS_FILE = "metrics.jsonl"
+PROMPTS_FILE = "prompts.jsonl"
 SUMMARY_FILE = "summary.json"
 PLOT_FILE = "reward_curve.png"
 
@@ -34,6 +35,7 @@ class RunLog:
         self._output_dir = Path(args.output_dir)
         setup_logging(self._output_dir, args.verbose)
         self._writer = MetricsWriter(self._output_dir / METRICS_FILE)
+        self._prompts = MetricsWriter(self._output_dir / PROMPTS_FILE)
         self._tracker = make_tracker(args.with_tracking, self._tracker_options(), dataclasses.asdict(args))
         self._line: ProgressLine | None = None
         self._waiting: dict[str, Any] | None = None
@@ -53,7 +55,9 @@ class RunLog:
 
     def started(self, training_step: int, checkpoint: Path | None) -> None:
         """The step loop begins after `training_step`; rows that an earlier process wrote beyond it are cut."""
-        num_cut = self._writer.truncate_after(training_step if checkpoint is not None else -1)
+        last_kept = training_step if checkpoint is not None else -1
+        num_cut = self._writer.truncate_after(last_kept)
+        self._prompts.truncate_after(last_kept)
         if checkpoint is not None:
             logger.info("going on from %s after step %d (%d later rows cut)", checkpoint, training_step, num_cut)
         self._line = ProgressLine(self._args.num_training_steps, first_step=training_step)
@@ -74,6 +78,10 @@ class RunLog:
                     eval_accuracy=self._last_accuracy,
                 )
             )
+
+    def prompts(self, training_step: int, fates: list[dict[str, object]]) -> None:
+        """Which prompts the step was made of, and what became of each."""
+        self._prompts.write(training_step, {"prompts": fates})
 
     def evaluation(self, version: int, metrics: Mapping[str, float]) -> None:
         """The evaluation of the weights after step `version`: part of that step's row where it is not written yet."""
@@ -118,3 +126,4 @@ class RunLog:
         self._close_line()
         self._tracker.finish(self._exit_code)
         self._writer.close()
+        self._prompts.close()

@@ -77,12 +77,14 @@ class PromptLedger:
         assert prompt_id not in self._staged, f"{prompt_id} got the fate {fate} after {self._staged.get(prompt_id)}"
         self._staged[prompt_id] = fate
 
-    def commit(self, training_step: int) -> None:
-        """The step was trained: make the fates of its prompts final."""
-        for prompt in self.for_step(training_step):
-            self.fates[self._staged.pop(prompt.prompt_id)] += 1
+    def commit(self, training_step: int) -> list[tuple[IssuedPrompt, str]]:
+        """The step was trained: make the fates of its prompts final; they come back in the order of issue."""
+        settled = [(prompt, self._staged.pop(prompt.prompt_id)) for prompt in self.for_step(training_step)]
+        for prompt, fate in settled:
+            self.fates[fate] += 1
             del self._open[prompt.prompt_id]
         self.check()
+        return settled
 
     def close(self, reason: str = RUN_ENDED) -> None:
         """The run ends here: whatever is still open is dropped for `reason`."""

@@ -149,7 +149,8 @@ def test_rows_after_the_checkpoint_are_cut_on_resume(make_log: Callable[[], RunL
     for step in (1, 2, 3):
         killed.step(row_of(step, score=1.0))
     killed.flush()
-    (tmp_path / METRICS_FILE).open("ab").write(b'{"training_step": 4, "sco')
+    with open(tmp_path / METRICS_FILE, "ab") as file:
+        file.write(b'{"training_step": 4, "sco')
     resumed = make_log()
     resumed.started(2, Path("checkpoint"))
     assert steps_of(tmp_path) == [1, 2]
@@ -215,7 +216,11 @@ def test_a_failure_is_one_line_and_its_traceback_is_in_the_file(
     assert "Traceback" in (tmp_path / "logs" / "driver.log").read_text()
 
 
-def test_the_live_line_shows_the_step_and_the_last_accuracy(log: RunLog, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_live_line_shows_the_step_and_the_last_accuracy(
+    make_log: Callable[[], RunLog], capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = make_log()
+    log.started(0, None)
     log.evaluation(0, evaluation_of(0.25))
     log.step(row_of(6, score=3.0))
     shown = capsys.readouterr().err

@@ -1,0 +1,266 @@
+"""From scored groups to samples and metrics: exact numbers on small groups."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from open_instruct.batch_building import (
+    ScoredGroup,
+    advantage_metrics,
+    evaluation_metrics,
+    packed_ratio,
+    response_metrics,
+    step_metrics,
+    training_samples,
+)
+from open_instruct.data_types import GenerationResult, TokenStatistics, TrainingSample
+from open_instruct.rl_utils import Layout, prepare_collated_data_for_workers
+
+
+def make_group(
+    scores: Sequence[float],
+    *,
+    prompt_id: str = "train-0",
+    lengths: Sequence[int] | None = None,
+    reasons: Sequence[str] | None = None,
+    spans: Sequence[tuple[int, int]] = ((0, 1),),
+    dataset: str = "reasoning_gym/chain_sum",
+    num_failures: int = 0,
+    seconds: float = 1.0,
+    start_time: float = 100.0,
+) -> ScoredGroup:
+    """Response `i` has `lengths[i]` tokens `10 * i, 10 * i + 1, …`; the query is `[7, 8, 9]`."""
+    lengths = lengths or [2] * len(scores)
+    result = GenerationResult(
+        responses=[np.arange(10 * i, 10 * i + n, dtype=np.int32) for i, n in enumerate(lengths)],
+        logprobs=[np.full(n, -0.5 - i, dtype=np.float32) for i, n in enumerate(lengths)],
+        finish_reasons=list(reasons or ["stop"] * len(scores)),
+        version_spans=[list(spans) for _ in scores],
+        index=0,
+        prompt_id=prompt_id,
+        training_step=1,
+        engine_id=0,
+        token_statistics=TokenStatistics(3, sum(lengths), seconds, start_time),
+    )
+    query = np.array([7, 8, 9], dtype=np.int32)
+    return ScoredGroup(result, query, dataset, np.array(scores, dtype=np.float32), num_failures)
+
+
+def samples_of(*groups: ScoredGroup, normalization: str = "centered", mask: bool = False) -> list[TrainingSample]:
+    return training_samples(
+        groups,
+        verification_reward=10.0,
+        advantage_normalization_type=normalization,
+        mask_truncated_completions=mask,
+    )
+
+
+# --- groups and samples -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("scores", "expected"),
+    [([0, 0, 0], True), ([1, 1], True), ([0.5, 0.5], True), ([0, 0, 1], False), ([0.5, 0.25], False), ([1], True)],
+)
+def test_has_zero_std(scores: list[float], expected: bool) -> None:
+    assert make_group(scores).has_zero_std is expected
+
+
+def test_centered_advantages() -> None:
+    samples = samples_of(make_group([1, 0, 0, 0]), make_group([1, 1, 0, 0.5]))
+    assert [sample.advantage for sample in samples] == [7.5, -2.5, -2.5, -2.5, 3.75, 3.75, -6.25, -1.25]
+
+
+def test_standard_advantages() -> None:
+    samples = samples_of(make_group([1, 0, 0, 0]), normalization="standard")
+    # Mean 1/4, standard deviation sqrt(3)/4, whatever a right answer is worth.
+    assert [sample.advantage for sample in samples] == pytest.approx([3**0.5] + [-(3**-0.5)] * 3)
+
+
+def test_a_sample_is_what_the_engine_gave() -> None:
+    first, second = samples_of(make_group([1, 0], lengths=[2, 3]))
+    np.testing.assert_array_equal(first.query, [7, 8, 9])
+    np.testing.assert_array_equal(second.response, [10, 11, 12])
+    np.testing.assert_array_equal(second.logprobs, np.full(3, -1.5, dtype=np.float32))
+    np.testing.assert_array_equal(second.mask, [True] * 3)
+    assert (len(first), len(second)) == (5, 6)
+
+
+def test_truncated_responses_are_trained_on_unless_masked() -> None:
+    group = make_group([1, 0, 0, 0], reasons=["stop", "length", "stop", "abort"])
+    assert len(samples_of(group)) == 4
+    masked = samples_of(group, mask=True)
+    assert [int(sample.response[0]) for sample in masked] == [0, 20]
+    # The baseline is still that of all four.
+    assert [sample.advantage for sample in masked] == [7.5, -2.5]
+
+
+def test_when_all_are_truncated_nothing_is_trained_on() -> None:
+    group = make_group([1, 0], reasons=["length", "length"])
+    samples = samples_of(group, mask=True)
+    assert samples == []
+    ranks = prepare_collated_data_for_workers(
+        samples, dp_world_size=2, pack_length=16, rows=1, layout="padded", pad_token_id=0
+    )
+    assert [[mini_batch.num_global_tokens for mini_batch in rank] for rank in ranks] == [[0], [0]]
+    assert packed_ratio(ranks, samples) == 0.0
+
+
+def test_an_empty_response_counts_in_the_baseline_and_is_left_out() -> None:
+    samples = samples_of(make_group([1, 0], lengths=[2, 0]))
+    assert [sample.advantage for sample in samples] == [5.0]
+
+
+@given(
+    scores=st.lists(st.lists(st.sampled_from([0.0, 0.25, 0.5, 1.0]), min_size=4, max_size=4), min_size=1, max_size=5),
+    normalization=st.sampled_from(["centered", "standard"]),
+)
+def test_advantages_of_a_group_add_up_to_nothing(scores: list[list[float]], normalization: str) -> None:
+    samples = samples_of(*(make_group(group) for group in scores), normalization=normalization)
+    advantages_PG = np.array([sample.advantage for sample in samples]).reshape(-1, 4)
+    np.testing.assert_allclose(advantages_PG.sum(axis=1), 0, atol=1e-5)
+    for group, advantages in zip(scores, advantages_PG, strict=True):
+        # A better answer never has the smaller advantage.
+        assert np.all(np.diff(advantages[np.argsort(group)]) >= 0)
+
+
+# --- metrics of responses ---------------------------------------------------------------------------------------------
+
+
+def test_response_metrics() -> None:
+    groups = [
+        make_group([1, 0.5], lengths=[2, 4], reasons=["stop", "length"], num_failures=1),
+        make_group([0, 0], lengths=[6, 8], dataset="gsm8k"),
+    ]
+    assert response_metrics(groups, verification_reward=10.0) == {
+        "scores": 3.75,
+        "objective/verifiable_reward": 3.75,
+        "objective/verifiable_correct_rate": 0.25,
+        "objective/verifier_failures": 1.0,
+        "val/stop_rate": 0.75,
+        "val/sequence_lengths": 5.0,
+        "val/sequence_lengths_min": 2.0,
+        "val/sequence_lengths_max": 8.0,
+        "val/sequence_lengths_solved": 2.0,
+        "val/sequence_lengths_unsolved": 6.0,
+        "objective/reasoning_gym_reward": 7.5,
+        "objective/reasoning_gym_correct_rate": 0.5,
+        "objective/gsm8k_reward": 0.0,
+        "objective/gsm8k_correct_rate": 0.0,
+    }
+
+
+@pytest.mark.parametrize(("score", "rate"), [(0.0, 0), (0.5, 0), (0.99, 0), (1.0, 1), (np.nextafter(1, 0), 1)])
+def test_partial_credit_is_not_correct(score: float, rate: float) -> None:
+    group = make_group([score, score])
+    assert response_metrics([group], verification_reward=1.0)["objective/verifiable_correct_rate"] == rate
+    assert evaluation_metrics([group], verification_reward=1.0)["eval/pass_at_1"] == rate
+    metrics = step_metrics(1, [group], [group], num_prompts=1)
+    assert metrics["batch/percent_solved_mean"] == rate
+    assert metrics["unsolved_batch_size_ratio"] == 1 - rate
+
+
+@pytest.mark.parametrize(("score", "there"), [(0.0, "unsolved"), (1.0, "solved")])
+def test_a_mean_over_nothing_is_left_out(score: float, there: str) -> None:
+    metrics = response_metrics([make_group([score])], verification_reward=1.0)
+    assert [key for key in metrics if "solved" in key] == [f"val/sequence_lengths_{there}"]
+
+
+@pytest.mark.parametrize("dataset", ["gsm8k", "gsm8k?tolerance=1", "gsm8k/a/b", "gsm8k?path=a/b"])
+def test_rates_are_by_verifier_whatever_its_parameters(dataset: str) -> None:
+    metrics = response_metrics([make_group([1, 0], dataset=dataset)], verification_reward=2.0)
+    assert metrics["objective/gsm8k_reward"] == 1.0
+    assert metrics["objective/gsm8k_correct_rate"] == 0.5
+
+
+# --- metrics of a step ------------------------------------------------------------------------------------------------
+
+
+def test_step_metrics() -> None:
+    kept = [
+        make_group([1, 0], prompt_id="a", lengths=[2, 4], spans=[(3, 1), (4, 1)], seconds=2.0),
+        make_group([0.5, 0], prompt_id="b", lengths=[1, 1], spans=[(4, 1)], seconds=4.0),
+    ]
+    dropped = [
+        make_group([0, 0], prompt_id="c", spans=[(1, 1)], seconds=1.0),
+        make_group([1, 1], prompt_id="d", spans=[(9, 1)], seconds=1.0),
+        make_group([0.5, 0.5], prompt_id="e", spans=[(9, 1)], seconds=2.0),
+    ]
+    groups = [dropped[0], kept[0], dropped[1], kept[1], dropped[2]]
+    assert step_metrics(5, groups, kept, num_prompts=4) == {
+        "batch/total_prompts": 5,
+        "batch/filtered_prompts": 3,
+        "batch/filtered_prompts_zero": 1,
+        "batch/filtered_prompts_solved": 1,
+        "batch/filtered_prompts_pct": 0.6,
+        "batch/percent_solved_mean": 0.3,
+        "batch/prompt_lengths": 3.0,
+        "batch/response_lengths": 2.0,
+        "real_batch_size_ratio": 0.5,
+        "unsolved_batch_size_ratio": 0.5,
+        "val/num_step_tokens": 8,
+        "num_steps_off_policy": 1,
+        "model_step_min": 3,
+        "model_step_max": 4,
+        "model_step_mean": 3.5,
+        "stale_results_dropped": 0,
+        "time/group_generation_mean": 2.0,
+        "time/group_generation_min": 1.0,
+        "time/group_generation_max": 4.0,
+    }
+
+
+def test_advantage_metrics_count_each_sample_once() -> None:
+    samples = samples_of(make_group([1, 0, 0, 0], lengths=[9, 1, 1, 1]))
+    assert advantage_metrics(samples) == {
+        "val/advantages_mean": 0.0,
+        "val/advantages_min": -2.5,
+        "val/advantages_max": 7.5,
+    }
+
+
+def test_packed_ratio() -> None:
+    # Rows of 3 + 2 and 3 + 5 tokens: padded to 8 they are 16 positions, of which 13 are real.
+    samples = samples_of(make_group([1, 0], lengths=[2, 5]))
+
+    def ratio(*, ranks: int, pack_length: int, layout: Layout) -> float:
+        batches = prepare_collated_data_for_workers(
+            samples,
+            dp_world_size=ranks,
+            pack_length=pack_length,
+            rows=1,
+            layout=layout,
+            pad_token_id=0,
+        )
+        return packed_ratio(batches, samples)
+
+    assert ratio(ranks=1, pack_length=16, layout="padded") == 13 / 16
+    assert ratio(ranks=1, pack_length=16, layout="packed") == 1.0
+    assert ratio(ranks=2, pack_length=16, layout="padded") == 1.0
+    # A third rank has nothing to do but a row of two tokens.
+    assert ratio(ranks=3, pack_length=16, layout="packed") == 13 / 15
+
+
+# --- metrics of an evaluation -----------------------------------------------------------------------------------------
+
+
+def test_evaluation_metrics() -> None:
+    groups = [
+        make_group([1], lengths=[4], seconds=2.0, start_time=100.0),
+        make_group([0.5], lengths=[8], reasons=["length"], seconds=1.0, start_time=103.0),
+    ]
+    metrics = evaluation_metrics(groups, verification_reward=10.0)
+    assert all(key.startswith("eval/") for key in metrics)
+    chosen = {
+        "eval/scores": 7.5,
+        "eval/pass_at_1": 0.5,
+        "eval/objective/verifiable_correct_rate": 0.5,
+        "eval/stop_rate": 0.5,
+        "eval/sequence_lengths": 6.0,
+        # 12 tokens from second 100 to second 104.
+        "eval/actor_tokens_per_second": 3.0,
+    }
+    assert {key: metrics[key] for key in chosen} == chosen
