@@ -99,7 +99,9 @@ def step_metrics(
     dropped = [group for group in groups if group.result.prompt_id not in kept_ids]
     ages = [sample_age(training_step, group.result.oldest_version) for group in kept]
     versions = [group.result.oldest_version for group in kept]
-    times = [group.result.token_statistics.generation_time for group in groups]
+    statistics = [group.result.token_statistics for group in groups]
+    times = [one.generation_time for one in statistics]
+    last_end = max(one.start_time + one.generation_time for one in statistics)
     unsolved = [group for group in kept if not group.scores.max() >= 1.0 - 1e-6]
     return {
         "batch/total_prompts": len(groups),
@@ -118,6 +120,7 @@ def step_metrics(
         "model_step_max": max(span[0] for group in kept for spans in group.result.version_spans for span in spans),
         "model_step_mean": float(np.mean(versions)),
         "stale_results_dropped": 0,
+        "time/generation": last_end - min(one.start_time for one in statistics),
         "time/group_generation_mean": float(np.mean(times)),
         "time/group_generation_min": min(times),
         "time/group_generation_max": max(times),

@@ -1,9 +1,9 @@
 """The life of a run: Ray, the actors, every wait of the driver, signals, and the end of it all.
 
-    with ray_cluster() as signals:
-        parts = start_parts(...)      controller, engines and learners start side by side
-        parts.wait(refs, ...)         any wait: has a deadline, notices within a second that an actor died or a signal came
-        parts.shut_down()             nothing is left behind
+with ray_cluster() as signals:
+    parts = start_parts(...)      controller, engines and learners start side by side
+    parts.wait(refs, ...)         any wait: has a deadline, notices within a second that an actor died or a signal came
+    parts.shut_down()             nothing is left behind
 """
 
 import logging
@@ -319,4 +319,3 @@ class Timer:
     def take(self) -> dict[str, float]:
         seconds, self._seconds = self._seconds, {}
         return {f"time/{phase}": value for phase, value in seconds.items()}
-

@@ -114,40 +114,34 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def read_options_and_data(argv: Sequence[str]) -> tuple[GRPOConfig, RunInputs]:
     """Options, tokenizer and datasets, all checked; every mistake in one message and exit code 2."""
-    tokenizer: Any = None
+    inputs: list[RunInputs] = []
 
-    def tokenizer_can_be_used(args: GRPOConfig) -> list[str]:
-        nonlocal tokenizer
-        tokenizer, mistakes = load_tokenizer(args)
+    def data_can_be_read(args: GRPOConfig) -> list[str]:
+        loaded, mistakes = load_inputs(args)
+        inputs.extend([loaded] if loaded else [])
         return mistakes
 
-    mistakes: list[str] = []
     try:
-        args = parse_args(argv, GRPOConfig, validators=[collect_mistakes, tokenizer_can_be_used, resumes_the_same_run])
+        args = parse_args(argv, GRPOConfig, validators=[collect_mistakes, resumes_the_same_run, data_can_be_read])
     except UsageError as error:
         fail_with(error.mistakes)
-    eval_dataset, eval_reports = load_eval_dataset(args, tokenizer, mistakes)
-    train_dataset, train_reports = load_train_dataset(args, tokenizer, eval_dataset, mistakes)
+    return args, inputs[0]
+
+
+def load_inputs(args: GRPOConfig) -> tuple[RunInputs | None, list[str]]:
+    """Tokenizer and datasets, or what is wrong with them. Training prompts that the evaluation holds are left out of training."""
+    tokenizer, mistakes = load_tokenizer(args)
+    if tokenizer is None:
+        return None, mistakes
+    eval_dataset, eval_reports = None, []
+    if args.dataset_mixer_eval_list:
+        eval_dataset, eval_reports = _load(args, tokenizer, mistakes, flag="dataset_mixer_eval_list", exclude=None)
+    train_dataset, train_reports = _load(args, tokenizer, mistakes, flag="dataset_mixer_list", exclude=eval_dataset)
     if mistakes or train_dataset is None:
-        fail_with(mistakes)
+        return None, mistakes
     pad = tokenizer.pad_token_id
     pad_token_id = tokenizer.eos_token_id if pad is None else pad
-    return args, RunInputs(train_dataset, eval_dataset, pad_token_id, train_reports + eval_reports)
-
-
-def load_train_dataset(
-    args: GRPOConfig, tokenizer: Any, eval_dataset: PromptDataset | None, mistakes: list[str]
-) -> tuple[PromptDataset | None, list[LoadReport]]:
-    """Training prompts without those of the evaluation, which is thereby held out."""
-    return _load(args, tokenizer, mistakes, flag="dataset_mixer_list", exclude=eval_dataset)
-
-
-def load_eval_dataset(
-    args: GRPOConfig, tokenizer: Any, mistakes: list[str]
-) -> tuple[PromptDataset | None, list[LoadReport]]:
-    if not args.dataset_mixer_eval_list:
-        return None, []
-    return _load(args, tokenizer, mistakes, flag="dataset_mixer_eval_list", exclude=None)
+    return RunInputs(train_dataset, eval_dataset, pad_token_id, train_reports + eval_reports), []
 
 
 def _load(
@@ -183,7 +177,9 @@ def resumes_the_same_run(args: GRPOConfig) -> list[str]:
     changed = different_options(state["identity"], run_identity(args))
     if not changed:
         return []
-    return [f"--output_dir {args.output_dir}: {path} is of another run: {'; '.join(changed)}. Choose another --output_dir."]
+    return [
+        f"--output_dir {args.output_dir}: {path} is of another run: {'; '.join(changed)}. Choose another --output_dir."
+    ]
 
 
 def run_identity(args: GRPOConfig) -> dict[str, Any]:
@@ -238,7 +234,10 @@ def resume(run: Run) -> None:
     evaluation_of = None
     if newest is not None:
         path, state = newest
-        loading = [*parts.group.async_load_checkpoint(str(path)), controller.load_state_dict.remote(state["controller"])]
+        loading = [
+            *parts.group.async_load_checkpoint(str(path)),
+            controller.load_state_dict.remote(state["controller"]),
+        ]
         parts.wait(loading, what=f"loading {path}", timeout_s=run.args.init_timeout_s, interruptible=True)
         run.progress = Progress(**state["progress"])
         evaluation_of = state["evaluation_of"]

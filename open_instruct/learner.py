@@ -158,7 +158,7 @@ class PolicyTrainerRayProcess:
         sums: dict[str, float] = defaultdict(float)
         mismatches: list[dict] = []
         grad_norms: list[float] = []
-        lr = 0.0
+        lr = optimizer_s = 0.0
         for epoch in range(self._args.num_epochs):
             for number, mini_batch in enumerate(mini_batches):
                 parts = self._train_mini_batch(mini_batch, old_logprobs[number] if old_logprobs else None)
@@ -168,7 +168,9 @@ class PolicyTrainerRayProcess:
                     if epoch == 0 and number == 0:
                         mismatches.append({name: float(value) for name, value in mismatch.items()})
                 lr = self.engine.get_lr()[0]
+                optimizer_started = time.perf_counter()
                 grad_norms.append(self._optimizer_step())
+                optimizer_s += time.perf_counter() - optimizer_started
         num_tokens = sum(micro.num_tokens for mini in mini_batches for micro in mini.micro_batches)
         return {
             "sums": dict(sums),
@@ -177,20 +179,23 @@ class PolicyTrainerRayProcess:
             "grad_norm": float(np.mean(grad_norms)),
             "lr": lr,
             "seconds": time.perf_counter() - started,
+            "optimizer_s": optimizer_s,
             "memory_in_use_bytes": self._device.memory_in_use_bytes(),
         }
 
-    def _train_mini_batch(self, mini_batch: MiniBatch, old_logprobs: list[torch.Tensor] | None) -> list[tuple[dict, dict]]:
+    def _train_mini_batch(
+        self, mini_batch: MiniBatch, old_logprobs: list[torch.Tensor] | None
+    ) -> list[tuple[dict, dict]]:
         """Accumulate the gradient of one optimizer step; sums and engine mismatch per micro-batch."""
         parts = []
         last = len(mini_batch.micro_batches) - 1
         denominator = self._denominator(mini_batch)
         for number, micro_batch in enumerate(mini_batch.micro_batches):
             self.engine.set_gradient_accumulation_boundary(number == last)
-            loss_sum, *metrics = self._loss(micro_batch, old_logprobs[number] if old_logprobs else None)
+            loss_sum, sums, mismatch = self._loss(micro_batch, old_logprobs[number] if old_logprobs else None)
             # DeepSpeed averages over ranks; a sum over ranks is what is wanted
             self.engine.backward(loss_sum * (self.world_size / denominator), scale_wrt_gas=False)
-            parts.append(tuple(metrics))
+            parts.append((sums, mismatch))
         return parts
 
     def _denominator(self, mini_batch: MiniBatch) -> float:
@@ -198,7 +203,9 @@ class PolicyTrainerRayProcess:
             return max(mini_batch.num_global_tokens, 1)
         return float(self._args.loss_denominator)
 
-    def _loss(self, micro_batch: CollatedBatchData, old_logprobs: torch.Tensor | None) -> tuple[torch.Tensor, dict, dict]:
+    def _loss(
+        self, micro_batch: CollatedBatchData, old_logprobs: torch.Tensor | None
+    ) -> tuple[torch.Tensor, dict, dict]:
         """Summed loss of one micro-batch with its gradient, metric sums, and mismatch with the engine's log-probs."""
         args = self._args
         tensors = self._to_tensors(micro_batch)
@@ -292,13 +299,17 @@ class PolicyTrainerRayProcess:
 
     def save_model(self, directory: str) -> None:
         """Write a Hugging Face model directory; the caller gives one that is not there yet."""
-        state = {name: tensor.cpu() for name, tensor in self._source} if self._saves_state else dict.fromkeys(self._names())
+        state = (
+            {name: tensor.cpu() for name, tensor in self._source} if self._saves_state else dict.fromkeys(self._names())
+        )
         if self.rank != 0:
             return
         from transformers import AutoTokenizer
 
         _hf_model(self.engine).save_pretrained(directory, state_dict=state)
-        AutoTokenizer.from_pretrained(self._args.tokenizer_name, revision=self._args.model_revision).save_pretrained(directory)
+        AutoTokenizer.from_pretrained(self._args.tokenizer_name, revision=self._args.model_revision).save_pretrained(
+            directory
+        )
 
     @property
     def _saves_state(self) -> bool:
@@ -315,7 +326,9 @@ class PolicyTrainerRayProcess:
     def load_checkpoint(self, directory: str) -> None:
         path, _ = self.engine.load_checkpoint(directory, tag="deepspeed")
         if path is None:
-            raise ValueError(f"{directory} holds no DeepSpeed checkpoint; remove the directory to start from an older one")
+            raise ValueError(
+                f"{directory} holds no DeepSpeed checkpoint; remove the directory to start from an older one"
+            )
         _set_random_state(torch.load(Path(directory) / f"random_state_{self.rank}.pt", weights_only=False))
 
 
@@ -341,7 +354,7 @@ def deepspeed_config(args: GRPOConfig, device: Device, *, world_size: int) -> di
     }
 
 
-def _hf_model(engine: Any) -> torch.nn.Module:
+def _hf_model(engine: Any) -> Any:
     return engine.module.model
 
 
@@ -375,6 +388,8 @@ def merge_step_metrics(reports: Sequence[dict[str, Any]]) -> dict[str, float]:
     metrics["optim/grad_norm"] = reports[0]["grad_norm"]
     metrics["lr"] = reports[0]["lr"]
     metrics["time/training"] = max(report["seconds"] for report in reports)
+    metrics["time/optimizer"] = max(report["optimizer_s"] for report in reports)
+    metrics["time/forward_backward"] = max(report["seconds"] - report["optimizer_s"] for report in reports)
     metrics["memory/learner_bytes_max"] = max(report["memory_in_use_bytes"] for report in reports)
     return metrics
 
@@ -409,4 +424,3 @@ class RayTrainGroup:
 
     def _all(self, method: str, *args: object) -> list:
         return [getattr(worker, method).remote(*args) for worker in self.workers]
-

@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 
 POLL_S = 0.5
 """Longest wait of a background thread before it looks whether it should stop."""
-BUNDLES_PER_STEP = 4
-"""An item of the prompt queue holds about a quarter of each engine's share of a step, and at least one group."""
+BUNDLES_PER_STEP = 2
+"""An item of the prompt queue holds about half of each engine's share of a step, and at least one group."""
 EVAL_STREAM = 1
 """Keeps the seeds of evaluation prompts apart from those of training prompts."""
 
@@ -163,7 +163,9 @@ class RolloutController:
             done = self._state.wait_for(lambda: self._error is not None or training_step in self._ready, timeout_s)
             self._raise_background_error()
             if not done:
-                raise TimeoutError(f"batch {training_step} not ready in {timeout_s:g} s: {self._progress(training_step)}")
+                raise TimeoutError(
+                    f"batch {training_step} not ready in {timeout_s:g} s: {self._progress(training_step)}"
+                )
             return self._ready[training_step]
 
     def commit(self, training_step: int) -> list[dict[str, object]]:
@@ -192,9 +194,7 @@ class RolloutController:
         assert self._eval is not None
         total = len(self._eval)
         with self._state:
-            done = self._state.wait_for(
-                lambda: self._error is not None or len(evaluation.groups) == total, timeout_s
-            )
+            done = self._state.wait_for(lambda: self._error is not None or len(evaluation.groups) == total, timeout_s)
             self._raise_background_error()
             if not done:
                 raise TimeoutError(f"evaluation: {len(evaluation.groups)} of {total} results after {timeout_s:g} s")
@@ -367,9 +367,11 @@ class RolloutController:
                 if not complete:
                     return
                 results = [self._results.pop(prompt.prompt_id) for prompt in waiting]
-            self._prepare_batch(training_step, [self._scored(result, future) for result, future in results])
+            started = time.perf_counter()
+            groups = [self._scored(result, future) for result, future in results]
+            self._prepare_batch(training_step, groups, verification_s=time.perf_counter() - started)
 
-    def _prepare_batch(self, training_step: int, groups: list[ScoredGroup]) -> None:
+    def _prepare_batch(self, training_step: int, groups: list[ScoredGroup], *, verification_s: float) -> None:
         started = time.perf_counter()
         kept = [g for g in groups if not (self._args.filter_zero_std_samples and g.has_zero_std)]
         kept_ids = {group.result.prompt_id for group in kept}
@@ -379,7 +381,8 @@ class RolloutController:
                 prompt_id = group.result.prompt_id
                 self._ledger.stage(prompt_id, CONSUMED if prompt_id in kept_ids else ZERO_STD)
             if batch is not None:
-                batch.metrics["time/data_preparation"] = time.perf_counter() - started
+                batch.metrics["time/verification"] = verification_s  # beyond what went on while others were generated
+                batch.metrics["time/packing"] = time.perf_counter() - started
                 self._ready[training_step] = batch
                 self._prepared_up_to = training_step
             self._state.notify_all()
@@ -388,7 +391,9 @@ class RolloutController:
         args = self._args
         for group in kept:
             age = sample_age(training_step, group.result.oldest_version)
-            assert age <= args.async_steps, f"{group.result.prompt_id} is {age} steps old, allowed are {args.async_steps}"
+            assert age <= args.async_steps, (
+                f"{group.result.prompt_id} is {age} steps old, allowed are {args.async_steps}"
+            )
         samples = batch_building.training_samples(
             kept,
             verification_reward=args.verification_reward,
@@ -406,9 +411,7 @@ class RolloutController:
         )
         metrics = {
             **batch_building.response_metrics(groups, verification_reward=args.verification_reward),
-            **batch_building.step_metrics(
-                training_step, groups, kept, num_prompts=args.num_unique_prompts_rollout
-            ),
+            **batch_building.step_metrics(training_step, groups, kept, num_prompts=args.num_unique_prompts_rollout),
             "packed_ratio": batch_building.packed_ratio(rank_batches, samples),
         }
         if samples:

@@ -126,7 +126,7 @@ class PromptLedger:
         self.num_duplicates = state["num_duplicates"]
         self.fates = Counter(state["fates"])
         self._staged = {}
-        prompts = [IssuedPrompt(**{**prompt, "arrived": False}) for prompt in state["open"]]
+        prompts = [replace(IssuedPrompt(**prompt), arrived=False) for prompt in state["open"]]
         prompts.sort(key=lambda p: p.issue_number)
         self._open = {prompt.prompt_id: prompt for prompt in prompts}
         self.num_reissued = state["num_reissued"] + len(prompts)

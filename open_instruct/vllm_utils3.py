@@ -348,7 +348,9 @@ class LLMRayActor:
         try:
             return done.result(timeout=self._timeout_s)
         except TimeoutError as error:
-            waited = f"engine {self.engine_id}: the engine thread did not take up a control call for {self._timeout_s:g} s"
+            waited = (
+                f"engine {self.engine_id}: the engine thread did not take up a control call for {self._timeout_s:g} s"
+            )
             raise TimeoutError(waited) from error
 
     def _run_commands(self) -> None:

@@ -132,7 +132,7 @@ class EngineClient:
             getattr(engine, method).remote(*args_of_engine)
             for engine, args_of_engine in zip(self._engines, arguments, strict=True)
         ]
-        done, waiting = ray.wait(refs, num_returns=len(refs), timeout=self._timeout_s)
+        _, waiting = ray.wait(refs, num_returns=len(refs), timeout=self._timeout_s)
         if waiting:
             late = [number for number, ref in enumerate(refs) if ref in waiting]
             raise TimeoutError(f"weight update: engines {late} did not answer {method} within {self._timeout_s:g} s")

@@ -95,7 +95,9 @@ def prompts(tied_model: str) -> list[np.ndarray]:
     questions = [f"State the final answer to the following arithmetic problem: {n} + {7 * n} =" for n in range(1, 13)]
     return [
         np.array(
-            tokenizer.apply_chat_template([{"role": "user", "content": q}], add_generation_prompt=True, return_dict=False),
+            tokenizer.apply_chat_template(
+                [{"role": "user", "content": q}], add_generation_prompt=True, return_dict=False
+            ),
             dtype=np.int32,
         )
         for q in questions

@@ -136,6 +136,7 @@ def test_on_a_real_gpu() -> None:
 
 
 def test_nothing_heavy_is_imported_to_describe_a_device() -> None:
-    program = "import sys; from open_instruct.device import current_device; current_device(kind='cpu').engine_env(enforce_eager=True);"
+    program = "import sys; from open_instruct.device import current_device;"
+    program += "current_device(kind='cpu').engine_env(enforce_eager=True);"
     program += "assert not {'torch', 'ray', 'vllm', 'deepspeed'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

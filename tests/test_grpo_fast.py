@@ -147,7 +147,9 @@ def test_metrics_have_a_row_per_step_that_adds_up(finished: tuple[Path, str]) ->
     assert [row["training_step"] for row in table] == [0, 1, 2, 3, 4]
     assert [row["training_step"] for row in table if "eval/pass_at_1" in row] == [0, 2, 4]
     for row in table[1:]:
-        assert row["prompts/issued"] == row["prompts/consumed"] + row["prompts/open"] + row.get("prompts/dropped_zero_std", 0)
+        assert row["prompts/issued"] == row["prompts/consumed"] + row["prompts/open"] + row.get(
+            "prompts/dropped_zero_std", 0
+        )
         assert 0 <= row["num_steps_off_policy"] <= 1
         assert row["val/num_total_tokens"] >= row["val/num_step_tokens"] > 0
     assert table[1]["debug/vllm_vs_local_logprob_diff_max"] < 1e-4  # the first batch is on-policy
@@ -269,12 +271,15 @@ def bad_inputs(tmp_path: Path) -> dict[str, tuple[dict[str, object], list[str]]]
         "unknown flag": ({"learning_rat": "1"}, ["learning_rat", "learning_rate"]),
         "missing model": ({"model_name_or_path": tmp_path / "nowhere"}, ["model_name_or_path", "nowhere"]),
         "no chat template": ({"model_name_or_path": no_template}, ["chat template"]),
-        "empty data": ({"dataset_mixer_list": [str((tmp_path / "empty.jsonl")), "1.0"]}, ["empty.jsonl"]),
+        "empty data": ({"dataset_mixer_list": [str(tmp_path / "empty.jsonl"), "1.0"]}, ["empty.jsonl"]),
         "missing data": ({"dataset_mixer_list": [str(tmp_path / "absent.jsonl"), "1.0"]}, ["absent.jsonl"]),
         "broken row": (data("broken.jsonl", [good, good[:-3]]), ["broken.jsonl", "2"]),
         "no ground truth": (data("truth.jsonl", [good, good, no_truth]), ["truth.jsonl", "3", "ground_truth"]),
         "unknown verifier": (data("verifier.jsonl", [good, unknown]), ["verifier.jsonl", "2", "gsm9k", "gsm8k"]),
-        "long prompts": ({"max_prompt_token_length": 5, "overlong_prompts": "error"}, ["200", "max_prompt_token_length"]),
+        "long prompts": (
+            {"max_prompt_token_length": 5, "overlong_prompts": "error"},
+            ["200", "max_prompt_token_length"],
+        ),
         "pack_length": ({"pack_length": 40}, ["pack_length", "40", "80"]),
         "too many learners": ({"num_learners_per_node": 500}, ["num_learners_per_node", "500"]),
         "too many engines": ({"vllm_num_engines": 500}, ["vllm_num_engines", "500"]),
@@ -317,7 +322,9 @@ def test_a_mistake_is_told_at_once(tmp_path: Path, case: str, capsys: pytest.Cap
 
 def test_all_mistakes_come_in_one_message_without_a_traceback(tmp_path: Path) -> None:
     data = write_rows(tmp_path / "rows.jsonl", [json.dumps(GOOD_ROW | {"dataset": "gsm9k"}), "{"])
-    words = command(tmp_path / "out", learning_rat=1, pack_length=8, num_unique_prompts_rollout=0, dataset_mixer_list=[data, "1.0"])
+    words = command(
+        tmp_path / "out", learning_rat=1, pack_length=8, num_unique_prompts_rollout=0, dataset_mixer_list=[data, "1.0"]
+    )
     started = time.monotonic()
     done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
     assert time.monotonic() - started < 15

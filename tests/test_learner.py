@@ -33,7 +33,9 @@ def make_samples(num: int, *, seed: int = 0, num_tokens: int = 60) -> list[Train
     return samples
 
 
-def plain_steps(model_path: str, batches: list[list[TrainingSample]], learning_rates: list[float]) -> dict[str, torch.Tensor]:
+def plain_steps(
+    model_path: str, batches: list[list[TrainingSample]], learning_rates: list[float]
+) -> dict[str, torch.Tensor]:
     """What the steps do to the weights, sequence by sequence in plain torch; the change of each parameter."""
     from transformers import AutoModelForCausalLM
 
@@ -71,7 +73,12 @@ class Learners:
         from open_instruct.learner import merge_step_metrics
 
         ranks = prepare_collated_data_for_workers(
-            samples, dp_world_size=self.args.num_learners, pack_length=pack_length, rows=1, layout="padded", pad_token_id=0,
+            samples,
+            dp_world_size=self.args.num_learners,
+            pack_length=pack_length,
+            rows=1,
+            layout="padded",
+            pad_token_id=0,
             num_mini_batches=self.args.num_mini_batches,
         )
         refs = self.group.async_train([self.ray.put(batches) for batches in ranks])
@@ -107,7 +114,9 @@ def test_every_stage_takes_the_step_of_plain_torch(
     ray_session: Any, tied_model: str, tmp_path: Path, stage: int, num_learners: int
 ) -> None:
     batches = [make_samples(15, seed=1), make_samples(9, seed=2)]
-    learners = Learners(ray_session, deepspeed_stage=stage, num_learners_per_node=[num_learners], lr_scheduler_type="constant")
+    learners = Learners(
+        ray_session, deepspeed_stage=stage, num_learners_per_node=[num_learners], lr_scheduler_type="constant"
+    )
     metrics = [learners.train(batch, pack_length=128) for batch in batches]  # many micro-batches of unequal size
     change = change_since_start(tied_model, learners.weights(tmp_path / "model"))
     learners.close()
@@ -166,7 +175,13 @@ def test_a_checkpoint_goes_on_where_it_was(ray_session: Any, one_learner: Learne
 
 def test_mini_batches_clip_and_kl_show_up_in_the_metrics(ray_session: Any) -> None:
     learners = Learners(
-        ray_session, num_mini_batches=4, num_epochs=2, beta=0.1, load_ref_policy=True, clip_lower=0.001, clip_higher=0.001
+        ray_session,
+        num_mini_batches=4,
+        num_epochs=2,
+        beta=0.1,
+        load_ref_policy=True,
+        clip_lower=0.001,
+        clip_higher=0.001,
     )
     metrics = learners.train(make_samples(16, seed=6))
     learners.close()
@@ -181,12 +196,17 @@ def test_metrics_are_means_over_the_tokens_of_all_ranks() -> None:
 
     def report(**values: Any) -> dict[str, Any]:
         mismatch = {"count": 1.0, "sum": 0.0, "sum_of_squares": 0.0, "max": 0.0, "signed_sum": 0.0}
-        return {"mismatches": [mismatch], "grad_norm": 1.0, "lr": 0.1, "seconds": 1.0, "memory_in_use_bytes": 1, **values}
+        return {
+            "mismatches": [mismatch],
+            "grad_norm": 1.0,
+            "lr": 0.1,
+            "seconds": 1.0,
+            "memory_in_use_bytes": 1,
+            **values,
+        }
 
     merged = merge_step_metrics(
         [report(sums={"a": 10.0}, num_tokens=10), report(sums={"a": 2.0}, num_tokens=30, seconds=3.0)]
     )
     assert merged["a"] == pytest.approx(12 / 40)
     assert merged["time/training"] == 3.0
-
-

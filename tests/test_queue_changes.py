@@ -69,7 +69,9 @@ def test_engines_share_the_work(engines: SimpleNamespace, prompts: list[np.ndarr
     assert min(by_engine) >= 4, by_engine
 
 
-def test_eval_results_are_marked_and_keep_their_own_sampling(engines: SimpleNamespace, prompts: list[np.ndarray]) -> None:
+def test_eval_results_are_marked_and_keep_their_own_sampling(
+    engines: SimpleNamespace, prompts: list[np.ndarray]
+) -> None:
     greedy = SamplingConfig(temperature=0.0, max_tokens=8, n=1)
     training = [request(prompts[0], number) for number in range(4)]
     evaluation = [request(prompts[0], number, marker=EVAL, config=greedy) for number in range(4)]
@@ -91,7 +93,9 @@ def test_a_seed_gives_the_same_samples_whatever_else_the_engine_does(
     assert [r.tolist() for r in first.responses] == [r.tolist() for r in crowded.responses]
 
 
-def test_direct_call_goes_past_the_queues(ray_session: Any, engines: SimpleNamespace, prompts: list[np.ndarray]) -> None:
+def test_direct_call_goes_past_the_queues(
+    ray_session: Any, engines: SimpleNamespace, prompts: list[np.ndarray]
+) -> None:
     results = ray_session.get(
         engines.actors[0].generate_with_single_engine.remote(prompts[:3], CONFIG), timeout=TIMEOUT_S
     )

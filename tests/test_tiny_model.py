@@ -86,9 +86,9 @@ def test_any_text_round_trips(text: str) -> None:
     assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
 
 
-def test_digits_signs_and_tags_are_tokens() -> None:
+def test_digits_and_tags_are_tokens() -> None:
     assert tokenizer.tokenize("<answer>-64</answer>") == ["<answer>", "-", "6", "4", "</answer>"]
-    assert tokenizer.tokenize("The result is -64.")[1:4] == ["-", "6", "4"]
+    assert [t for t in tokenizer.tokenize("The result is 1234, not 5") if t.isdigit()] == list("12345")
 
 
 def test_tags_survive_decoding_without_special_tokens() -> None:
@@ -126,6 +126,7 @@ def test_fresh_measurement_agrees_with_the_record(model: Any, record: dict) -> N
 
 def test_same_seed_builds_the_same_model() -> None:
     config = script.BuildConfig(batch_size=16, arithmetic_steps=2, habit_steps=1, lr_warmup_steps=1)
-    (first, first_tokenizer, _), (second, second_tokenizer, _) = script.build(config), script.build(config)
+    tasks = script.load_tasks(f"reasoning_gym/{script.TASK}?{script.LIMITS}&size=2000")
+    (first, first_tokenizer, _), (second, second_tokenizer, _) = (script.build(config, tasks) for _ in range(2))
     assert first_tokenizer.get_vocab() == second_tokenizer.get_vocab()
     assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))

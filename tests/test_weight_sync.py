@@ -57,7 +57,9 @@ def largest_difference(pair: SimpleNamespace, prompts: list[np.ndarray], results
     return largest
 
 
-def test_engine_and_learner_agree_after_each_update(ray_session: Any, pair: SimpleNamespace, prompts: list[np.ndarray]) -> None:
+def test_engine_and_learner_agree_after_each_update(
+    ray_session: Any, pair: SimpleNamespace, prompts: list[np.ndarray]
+) -> None:
     generator = torch.Generator().manual_seed(3)
     before = None
     for version in (1, 2, 3, 4):
@@ -80,9 +82,7 @@ def test_an_update_that_breaks_off_leaves_the_old_weights(
     ray_session: Any, pair: SimpleNamespace, prompts: list[np.ndarray]
 ) -> None:
     def sample() -> list[GenerationResult]:
-        return ray_session.get(
-            pair.engine.generate_with_single_engine.remote(prompts[:2], CONFIG), timeout=TIMEOUT_S
-        )
+        return ray_session.get(pair.engine.generate_with_single_engine.remote(prompts[:2], CONFIG), timeout=TIMEOUT_S)
 
     before = sample()
     pair.client.start_weight_update()

@@ -29,7 +29,7 @@ import reasoning_gym
 import torch
 import torch.nn.functional as F
 from reasoning_gym.utils import extract_answer
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from open_instruct.reasoning_gym_data import reasoning_gym_rows
@@ -159,11 +159,9 @@ def train_tokenizer(texts: list[str], vocab_size: int) -> PreTrainedTokenizerFas
     """Byte-level BPE: any text round-trips, a digit is a token, and a recurring phrase is one token."""
     tokenizer = Tokenizer(models.BPE())
     # Merges may cross spaces (no regex), so that the wording of the task costs a token or two of a prompt.
-    # A minus sign is a token too: otherwise it would belong to the words before it, another one in each habit.
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Digits(individual_digits=True),
-            pre_tokenizers.Split(Regex(r"-(?=\d)"), behavior="isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
@@ -358,10 +356,9 @@ def warmup_tasks() -> list[Task]:
     return [task for task in load_tasks(WARMUP_ENTRY) if task.prompt not in held_out]
 
 
-def build(config: BuildConfig) -> tuple[Qwen3ForCausalLM, PreTrainedTokenizerFast, float]:
-    """Model, tokenizer and the last loss."""
+def build(config: BuildConfig, tasks: list[Task]) -> tuple[Qwen3ForCausalLM, PreTrainedTokenizerFast, float]:
+    """Model, tokenizer and the last loss, from at least 2,000 tasks."""
     torch.manual_seed(config.seed)
-    tasks = warmup_tasks()
     tokenizer = train_tokenizer(tokenizer_texts(config, tasks), config.vocab_size)
     model = make_model(config, tokenizer)
     return model, tokenizer, warm_up(model, config, tokenizer, tasks)
@@ -389,7 +386,8 @@ def main(argv: list[str]) -> None:
     torch.use_deterministic_algorithms(True)
     config = BuildConfig(seed=args.seed)
     start = time.process_time()
-    model, tokenizer, loss = build(config)
+    tasks = warmup_tasks()
+    model, tokenizer, loss = build(config, tasks)
     model.save_pretrained(args.output_dir)
     tokenizer.save_pretrained(args.output_dir)
     record = {
@@ -398,7 +396,7 @@ def main(argv: list[str]) -> None:
         "config": dataclasses.asdict(config),
         "habits": {habit.__name__: share for habit, share in HABITS.items()},
         "warmup_entry": WARMUP_ENTRY,
-        "warmup_questions": len({task.prompt for task in warmup_tasks()}),
+        "warmup_questions": len({task.prompt for task in tasks}),
         "num_parameters": model.num_parameters(),
         "final_loss": round(loss, 4),
         "cpu_seconds": round(time.process_time() - start),

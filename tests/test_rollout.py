@@ -1,0 +1,607 @@
+"""The controller with the real tokenizer, dataset and verifiers; the engines and their queues are played by the test."""
+
+import itertools
+import json
+import queue
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import TINY_MODEL, make_args
+from ray.util.queue import Empty, Full
+
+from open_instruct import rollout
+from open_instruct.data_types import GenerationResult, PromptRequest, RolloutBatch, TokenStatistics
+from open_instruct.dataset_transformation import load_prompts
+from open_instruct.ground_truth_utils import score_response, verifier_names
+from open_instruct.prompt_dataset import PromptDataset
+from open_instruct.rollout import ControllerOptions, RolloutController
+from open_instruct.staleness import CONSUMED, ZERO_STD
+from open_instruct.verifier_pool import Scored, VerifierPool
+
+TIMEOUT_S = 10.0
+QUIET_S = 0.15
+"""When nothing has come for so long, nothing will; many times `POLL_S` below."""
+NUM_PROMPTS = 4
+NUM_STEPS = 4
+
+Scores = Sequence[int]
+"""Of the responses to one prompt: 1 is a right answer, 0 a wrong one."""
+MIXED: Scores = (1, 0, 0, 1)
+SOLVED: Scores = (1, 1, 1, 1)
+HOPELESS: Scores = (0, 0, 0, 0)
+
+
+class FakeQueue:
+    """The part of `ray.util.queue.Queue` that the controller uses, in this process."""
+
+    def __init__(self, maxsize: int = 0) -> None:
+        self._items: queue.Queue[Any] = queue.Queue(maxsize)
+
+    def put(self, item: Any, timeout: float) -> None:
+        try:
+            self._items.put(item, timeout=timeout)
+        except queue.Full:
+            raise Full from None
+
+    def get(self, timeout: float) -> Any:
+        try:
+            return self._items.get(timeout=timeout)
+        except queue.Empty:
+            raise Empty from None
+
+    def qsize(self) -> int:
+        return self._items.qsize()
+
+
+class VerifiersInThisProcess:
+    """The real verifiers without a process that would have to start for each test."""
+
+    def __init__(self, num_workers: int, timeout_s: float, *, ready: Sequence[str]) -> None:
+        pass
+
+    def submit(self, dataset: str, truth: object, token_ids: list[list[int]], texts: list[str]) -> Future[list[Scored]]:
+        scored: Future[list[Scored]] = Future()
+        scores = [score_response(dataset, truth, ids, text).score for ids, text in zip(token_ids, texts, strict=True)]
+        scored.set_result([Scored(score) for score in scores])
+        return scored
+
+    def close(self) -> None:
+        pass
+
+
+class Play:
+    """A controller and everything around it. `version` is the version of the weights that the engines serve."""
+
+    def __init__(self, train: PromptDataset, held_out: PromptDataset, tokenizer: Any, *, room: int, **options: Any):
+        self.args = make_args(**{"async_steps": 0, **options})
+        self.datasets = {False: train, True: held_out}
+        self.tokenizer = tokenizer
+        self.prompt_queue, self.result_queue = FakeQueue(room), FakeQueue()
+        facts = ControllerOptions(num_ranks=1, layout="padded", pad_token_id=0, tokenizer_name_or_path=str(TINY_MODEL))
+        queues: Any = (self.prompt_queue, self.result_queue)
+        self.controller = RolloutController(self.args, facts, train, held_out, *queues)
+        self.version = self.first_version = 0
+        self.received: list[PromptRequest] = []
+
+    def start(self, version: int = 0) -> "Play":
+        self.version = self.first_version = version
+        self.controller.start(version)
+        return self
+
+    def receive(self, number: int) -> list[PromptRequest]:
+        """The next prompts from the queue; they come in bundles, which these have to end with."""
+        requests: list[PromptRequest] = []
+        while len(requests) < number:
+            requests += self.prompt_queue.get(timeout=TIMEOUT_S)
+        assert len(requests) == number, [request.prompt_id for request in requests]
+        self.received += requests
+        return requests
+
+    def receive_admitted(self) -> list[PromptRequest]:
+        """All training prompts that may be issued at this version and have not come yet."""
+        last_step = min(self.version + 1 + self.args.async_steps, NUM_STEPS)
+        num_training = sum(not request.is_eval for request in self.received)
+        return self.receive(NUM_PROMPTS * (last_step - self.first_version) - num_training)
+
+    def no_more_comes(self) -> bool:
+        try:
+            self.prompt_queue.get(timeout=QUIET_S)
+        except Empty:
+            return True
+        return False
+
+    def answer(self, request: PromptRequest, scores: Scores = MIXED, version: int | None = None) -> GenerationResult:
+        """Responses that score so, and tell which prompt they are for."""
+        truth: Any = self.datasets[request.is_eval][request.index].ground_truth
+        right = json.loads(truth)["answer"]
+        texts = [
+            f"{request.prompt_id}/{i} <answer>{right if score else 'no'}</answer>"
+            for i, score in zip(range(request.generation_config.n), scores, strict=False)
+        ]
+        responses = [np.array(self.tokenizer.encode(text), dtype=np.int32) for text in texts]
+        num_tokens = [len(response) for response in responses]
+        version = self.version if version is None else version
+        return GenerationResult(
+            responses=responses,
+            logprobs=[np.full(n, -1.0, dtype=np.float32) for n in num_tokens],
+            finish_reasons=["stop"] * len(texts),
+            version_spans=[[(version, n)] for n in num_tokens],
+            index=request.index,
+            prompt_id=request.prompt_id,
+            training_step=request.training_step,
+            engine_id=0,
+            token_statistics=TokenStatistics(len(request.prompt), sum(num_tokens), 0.5, time.time()),
+            marker=request.marker,
+        )
+
+    def deliver(self, *results: GenerationResult) -> None:
+        self.result_queue.put(list(results), timeout=TIMEOUT_S)
+
+    def batch(self, training_step: int) -> RolloutBatch:
+        return self.controller.get_batch(training_step, TIMEOUT_S)
+
+    def finish_step(self, training_step: int) -> list[dict[str, Any]]:
+        """What the driver does when a step is trained; returns the fates."""
+        fates = self.controller.commit(training_step)
+        self.version = training_step
+        self.controller.set_version(training_step)
+        return fates
+
+    def run(self, first_step: int, last_step: int) -> list[RolloutBatch]:
+        """Training steps with every prompt answered at once."""
+        batches = []
+        for training_step in range(first_step, last_step + 1):
+            self.deliver(*(self.answer(request) for request in self.receive_admitted()))
+            batches.append(self.batch(training_step))
+            self.finish_step(training_step)
+        return batches
+
+    def prompts_in(self, batch: RolloutBatch) -> list[tuple[str, int]]:
+        """(prompt id, number of the sample) of every trained response, sorted; the texts tell."""
+        found = []
+        for tokens, mask in _rows(batch):
+            match = re.match(r"((?:train|eval)-[\d-]+)/(\d+) ", self.tokenizer.decode(tokens[mask]))
+            assert match is not None
+            found.append((match[1], int(match[2])))
+        return sorted(found)
+
+
+def _rows(batch: RolloutBatch) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    for rank in batch.rank_data:
+        mini_batches: Any = rank
+        for micro_batch in itertools.chain.from_iterable(m.micro_batches for m in mini_batches):
+            yield from zip(micro_batch.query_responses, micro_batch.response_masks, strict=True)
+
+
+def content_of(batch: RolloutBatch) -> list[tuple[bytes, ...]]:
+    """Every array of a batch, to compare."""
+    ranks: list[Any] = batch.rank_data
+    micro_batches = [m for rank in ranks for mini_batch in rank for m in mini_batch.micro_batches]
+    return [tuple(array.tobytes() for array in vars(micro_batch).values()) for micro_batch in micro_batches]
+
+
+def all_samples_of(*requests: PromptRequest) -> list[tuple[str, int]]:
+    return sorted((request.prompt_id, i) for request in requests for i in range(4))
+
+
+def ids(requests: Sequence[PromptRequest]) -> list[str]:
+    return [request.prompt_id for request in requests]
+
+
+def identities(requests: Sequence[PromptRequest]) -> list[tuple[Any, ...]]:
+    return [(r.prompt_id, r.index, r.training_step, r.generation_config.seed, r.prompt.tobytes()) for r in requests]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(TINY_MODEL)
+
+
+@pytest.fixture(scope="module")
+def datasets(tokenizer: Any) -> tuple[PromptDataset, PromptDataset]:
+    """Ten rows to train on and three to evaluate."""
+
+    def load(size: int, seed: int) -> PromptDataset:
+        entry = f"reasoning_gym/chain_sum?min_terms=2&max_terms=2&min_digits=2&max_digits=2&size={size}&seed={seed}"
+        dataset, _ = load_prompts(
+            [entry, "1.0"],
+            ["train"],
+            tokenizer=tokenizer,
+            max_prompt_token_length=64,
+            overlong_prompts="error",
+            messages_key="messages",
+            ground_truths_key="ground_truth",
+            known_verifiers=verifier_names(),
+        )
+        return dataset
+
+    return load(10, 1), load(3, 1000)
+
+
+MakePlay = Callable[..., Play]
+
+
+@pytest.fixture
+def make_play(
+    datasets: tuple[PromptDataset, PromptDataset], tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[MakePlay]:
+    monkeypatch.setattr(rollout, "POLL_S", 0.02)
+    monkeypatch.setattr(rollout.ray, "put", lambda value: value)
+    monkeypatch.setattr(rollout, "VerifierPool", VerifiersInThisProcess)
+    plays: list[Play] = []
+
+    def make(*, room: int = 0, **options: Any) -> Play:
+        plays.append(Play(datasets[0], datasets[1], tokenizer, room=room, **options))
+        return plays[-1]
+
+    yield make
+    for play in plays:
+        play.controller.stop()
+
+
+# --- admission --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("async_steps", [0, 1, 2])
+def test_exactly_what_the_bound_allows_is_issued(make_play: MakePlay, async_steps: int) -> None:
+    play = make_play(async_steps=async_steps).start()
+    issued_at: list[tuple[int, int]] = []
+    for training_step in range(1, NUM_STEPS + 1):
+        requests = play.receive_admitted()
+        assert play.no_more_comes()
+        issued_at += [(play.version, request.training_step) for request in requests]
+        assert max(step for _, step in issued_at) == min(play.version + 1 + async_steps, NUM_STEPS)
+        play.deliver(*(play.answer(request) for request in requests))
+        assert play.batch(training_step).metrics["num_steps_off_policy"] <= async_steps
+        play.finish_step(training_step)
+    assert play.no_more_comes()
+    assert all(0 <= step - 1 - version <= async_steps for version, step in issued_at)
+    assert [step for _, step in issued_at] == [step for step in range(1, NUM_STEPS + 1) for _ in range(NUM_PROMPTS)]
+    assert ids(play.received) == [f"train-{number}" for number in range(NUM_STEPS * NUM_PROMPTS)]
+
+
+def test_a_full_queue_loses_and_doubles_nothing(make_play: MakePlay) -> None:
+    play = make_play(room=1, async_steps=2).start()
+    time.sleep(QUIET_S)  # the controller stands before the full queue
+    assert play.controller.status()["queues"]["prompts"] == 1
+    assert ids(play.receive_admitted()) == [f"train-{number}" for number in range(3 * NUM_PROMPTS)]
+    assert play.no_more_comes()
+
+
+def test_requests_carry_the_prompts_of_the_shuffled_dataset(make_play: MakePlay, datasets: Any) -> None:
+    play = make_play(async_steps=2).start()
+    requests = play.receive_admitted()
+    # An epoch is ten rows, each once.
+    assert sorted(request.index for request in requests[:10]) == list(range(10))
+    assert [request.index for request in requests[:10]] != list(range(10))
+    for request in requests:
+        np.testing.assert_array_equal(request.prompt, datasets[0][request.index].prompt)
+        assert request.generation_config.n == 4
+    assert len({request.generation_config.seed for request in requests}) == len(requests)
+
+
+# --- batches ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_batch_is_the_prompts_of_its_step_whatever_comes_first(make_play: MakePlay, seed: int) -> None:
+    play, in_order = make_play(async_steps=1).start(), make_play(async_steps=1).start()
+    requests = play.receive(2 * NUM_PROMPTS)
+    results = [play.answer(request) for request in requests]
+    in_order.deliver(*results)
+    # Step 2 is complete before step 1 is; every result comes in an item of its own.
+    order = [*np.random.default_rng(seed).permutation(np.r_[1:8]).tolist(), 0]
+    for i in order:
+        play.deliver(results[i])
+    for training_step in (1, 2):
+        batch = play.batch(training_step)
+        assert batch.training_step == training_step
+        own = [request for request in requests if request.training_step == training_step]
+        assert play.prompts_in(batch) == all_samples_of(*own)
+        assert content_of(batch) == content_of(in_order.batch(training_step))
+
+
+def test_advantages_lie_on_the_responses_they_belong_to(make_play: MakePlay) -> None:
+    play = make_play().start()
+    patterns = [(1, 0, 0, 0), (1, 1, 0, 0), (0, 0, 0, 1), (0, 1, 1, 1)]
+    requests = play.receive(NUM_PROMPTS)
+    play.deliver(*(play.answer(request, scores) for request, scores in zip(requests, patterns, strict=True)))
+    rank: Any = play.batch(1).rank_data[0]
+    found = {}
+    for micro_batch in rank[0].micro_batches:
+        for tokens, mask, advantages in zip(
+            micro_batch.query_responses, micro_batch.response_masks, micro_batch.advantages, strict=True
+        ):
+            found[play.tokenizer.decode(tokens[mask]).partition(" ")[0]] = set(advantages[mask].tolist())
+    assert found == {
+        f"{request.prompt_id}/{i}": {10.0 * score - 2.5 * sum(scores)}
+        for request, scores in zip(requests, patterns, strict=True)
+        for i, score in enumerate(scores)
+    }
+
+
+def test_a_result_that_comes_twice_counts_once(make_play: MakePlay) -> None:
+    play = make_play().start()
+    results = [play.answer(request) for request in play.receive(NUM_PROMPTS)]
+    play.deliver(results[0], results[0], *results[:3])
+    with pytest.raises(TimeoutError, match="1 not back"):
+        play.controller.get_batch(1, QUIET_S)
+    play.deliver(results[3])
+    assert len(play.prompts_in(play.batch(1))) == 4 * NUM_PROMPTS
+    play.finish_step(1)
+    play.deliver(*results)  # after their fate, too
+    play.run(2, 2)
+    counts = play.controller.status()["prompts"]
+    assert (counts["consumed"], counts["dropped"]) == (2 * NUM_PROMPTS, {})
+
+
+# --- groups that teach nothing ----------------------------------------------------------------------------------------
+
+
+def test_groups_that_scored_alike_are_left_out(make_play: MakePlay) -> None:
+    play = make_play().start()
+    requests = play.receive(NUM_PROMPTS)
+    scores = [MIXED, SOLVED, MIXED, HOPELESS]
+    play.deliver(*(play.answer(request, own) for request, own in zip(requests, scores, strict=True)))
+    batch = play.batch(1)
+    assert play.prompts_in(batch) == all_samples_of(requests[0], requests[2])
+    assert batch.metrics["batch/filtered_prompts"] == 2
+    assert batch.metrics["scores"] == 5.0  # of all that was generated
+    fates = play.finish_step(1)
+    assert [fate["fate"] for fate in fates] == [CONSUMED, ZERO_STD, CONSUMED, ZERO_STD]
+    assert [(fate["prompt_id"], fate["row"]) for fate in fates] == [(r.prompt_id, r.index) for r in requests]
+
+
+def test_groups_that_scored_alike_may_stay(make_play: MakePlay) -> None:
+    play = make_play(filter_zero_std_samples=False).start()
+    requests = play.receive(NUM_PROMPTS)
+    play.deliver(*(play.answer(request, SOLVED) for request in requests))
+    assert play.prompts_in(play.batch(1)) == all_samples_of(*requests)
+    assert play.controller.status()["prompts"]["issued"] == NUM_PROMPTS
+
+
+@pytest.mark.parametrize("num_prompts", [1, 4])
+def test_a_step_without_a_useful_group_gets_new_prompts(make_play: MakePlay, num_prompts: int) -> None:
+    play = make_play(num_unique_prompts_rollout=num_prompts, total_episodes=4 * num_prompts).start()
+    for _ in range(2):
+        play.deliver(*(play.answer(request, SOLVED) for request in play.receive(num_prompts)))
+    last = play.receive(num_prompts)
+    assert {request.training_step for request in last} == {1}
+    play.deliver(*(play.answer(request) for request in last))
+    assert play.prompts_in(play.batch(1)) == all_samples_of(*last)
+    play.finish_step(1)
+    assert play.no_more_comes()
+    assert play.controller.status()["prompts"] == {
+        "issued": 3 * num_prompts,
+        "consumed": num_prompts,
+        "dropped": {ZERO_STD: 2 * num_prompts},
+        "reissued": 0,
+        "open": 0,
+    }
+
+
+# --- evaluation -------------------------------------------------------------------------------------------------------
+
+
+def test_an_evaluation_comes_before_training_prompts_and_needs_none_of_them(make_play: MakePlay) -> None:
+    play = make_play().start()
+    play.deliver(*(play.answer(request) for request in play.receive(NUM_PROMPTS)))
+    play.batch(1)
+    play.controller.commit(1)
+    play.version = 1
+    play.controller.start_evaluation(1)
+    play.controller.set_version(1)
+    requests = play.receive(3 + NUM_PROMPTS)
+    assert [request.is_eval for request in requests] == [True] * 3 + [False] * NUM_PROMPTS
+    assert ids(requests[:3]) == ["eval-1-0", "eval-1-1", "eval-1-2"]
+    play.deliver(*(play.answer(request, [score]) for request, score in zip(requests[:3], (1, 0, 1), strict=True)))
+    metrics = play.controller.get_evaluation(TIMEOUT_S)  # not one training result has come
+    assert metrics["eval/pass_at_1"] == pytest.approx(2 / 3)
+
+
+def test_evaluation_results_never_enter_a_batch(make_play: MakePlay) -> None:
+    play = make_play()
+    play.controller.start_evaluation(0)
+    play.start()
+    held_out, training = play.receive(3 + NUM_PROMPTS)[:3], play.received[3:]
+    assert [request.is_eval for request in play.received] == [True] * 3 + [False] * NUM_PROMPTS
+    results = [play.answer(request) for request in (*training[:2], *held_out, *training[2:])]
+    play.deliver(*results[:3])
+    play.deliver(*results[3:])
+    assert play.prompts_in(play.batch(1)) == all_samples_of(*training)
+    assert play.controller.get_evaluation(TIMEOUT_S)["eval/pass_at_1"] == 1.0
+    assert play.controller.status()["prompts"]["issued"] == NUM_PROMPTS
+
+
+def test_two_evaluations_ask_the_same_with_the_same_seeds(make_play: MakePlay) -> None:
+    play = make_play()
+    asked = []
+    for number in (3 + NUM_PROMPTS, 3):
+        play.controller.start_evaluation(0)
+        if not asked:
+            play.start()
+        asked.append([request for request in play.receive(number) if request.is_eval])
+        play.deliver(*(play.answer(request) for request in asked[-1]))
+        play.controller.get_evaluation(TIMEOUT_S)
+    assert identities(asked[0]) == identities(asked[1])
+
+
+def test_results_of_another_evaluation_are_ignored(make_play: MakePlay) -> None:
+    play = make_play()
+    play.controller.start_evaluation(0)
+    play.start()
+    requests = play.receive(3 + NUM_PROMPTS)[:3]
+    late = [play.answer(request, [0]) for request in requests]
+    play.deliver(*(play.answer(request) for request in requests))
+    play.controller.get_evaluation(TIMEOUT_S)
+    play.deliver(*late)
+    play.controller.start_evaluation(1)
+    play.version = 1
+    requests = play.receive(3)
+    play.deliver(*late)
+    with pytest.raises(TimeoutError, match=r"evaluation: 0 of 3 results after 0.15 s"):
+        play.controller.get_evaluation(QUIET_S)
+    play.deliver(*(play.answer(request) for request in requests))
+    assert play.controller.get_evaluation(TIMEOUT_S)["eval/pass_at_1"] == 1.0
+
+
+# --- resuming ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("async_steps", [0, 1, 2])
+def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(make_play: MakePlay, async_steps: int) -> None:
+    unbroken = make_play(async_steps=async_steps).start()
+    batches = unbroken.run(1, NUM_STEPS)
+
+    killed = make_play(async_steps=async_steps).start()
+    killed.run(1, 2)
+    killed.receive_admitted()
+    state = json.loads(json.dumps(killed.controller.state_dict()))
+    killed.controller.stop()
+    open_prompts = [request for request in killed.received if request.training_step > 2]
+
+    resumed = make_play(async_steps=async_steps)
+    resumed.controller.load_state_dict(state)
+    resumed.start(2)
+    issued_again = resumed.receive_admitted()
+    assert identities(issued_again) == identities(open_prompts)
+    resumed.deliver(*(resumed.answer(request) for request in issued_again))
+    for training_step, expected in zip((3, 4), batches[2:], strict=True):
+        assert content_of(resumed.batch(training_step)) == content_of(expected)
+        resumed.finish_step(training_step)
+        resumed.deliver(*(resumed.answer(request) for request in resumed.receive_admitted()))
+    assert resumed.no_more_comes()
+
+    before = [request for request in killed.received if request.training_step <= 2]
+    assert identities(before + resumed.received) == identities(unbroken.received)
+    counts = resumed.controller.status()["prompts"]
+    assert counts.pop("reissued") == len(open_prompts)
+    assert counts == {"issued": 16, "consumed": 16, "dropped": {}, "open": 0}
+
+
+def test_a_checkpoint_before_prompts_are_issued_resumes_too(make_play: MakePlay) -> None:
+    unbroken = make_play(async_steps=1).start()
+    unbroken.run(1, NUM_STEPS)
+    resumed = make_play(async_steps=1)
+    resumed.controller.load_state_dict(resumed.controller.state_dict())
+    resumed.start()
+    resumed.run(1, NUM_STEPS)
+    assert identities(resumed.received) == identities(unbroken.received)
+
+
+def test_a_prepared_batch_that_was_not_trained_is_made_anew(make_play: MakePlay) -> None:
+    killed = make_play(async_steps=1).start()
+    requests = killed.receive(2 * NUM_PROMPTS)
+    killed.deliver(*(killed.answer(request) for request in requests))
+    killed.batch(2)
+    killed.finish_step(1)
+    state = killed.controller.state_dict()
+    resumed = make_play(async_steps=1)
+    resumed.controller.load_state_dict(state)
+    resumed.start(1)
+    again = resumed.receive_admitted()
+    assert identities(again[:NUM_PROMPTS]) == identities(requests[NUM_PROMPTS:])
+    assert {request.training_step for request in again[NUM_PROMPTS:]} <= {3}
+
+
+def test_an_evaluation_does_not_wait_for_prompts_of_before(make_play: MakePlay) -> None:
+    killed = make_play().start()
+    killed.run(1, 1)
+    killed.receive_admitted()
+    resumed = make_play()
+    resumed.controller.load_state_dict(killed.controller.state_dict())
+    resumed.controller.start_evaluation(1)
+    resumed.start(1)
+    assert [request.is_eval for request in resumed.receive(3 + NUM_PROMPTS)] == [True] * 3 + [False] * NUM_PROMPTS
+
+
+# --- what goes wrong --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("thread", ["_feed_prompts", "data_preparation_thread"])
+def test_an_error_in_a_thread_is_raised_by_the_next_call(
+    make_play: MakePlay, monkeypatch: pytest.MonkeyPatch, thread: str
+) -> None:
+    play = make_play().start()
+    play.receive(NUM_PROMPTS)
+
+    def fail(*_: object, **__: object) -> None:
+        raise ConnectionError(f"{thread} lost its queue")
+
+    controller = play.controller
+    if thread == "_feed_prompts":
+        monkeypatch.setattr(play.prompt_queue, "put", fail)
+        controller.start_evaluation(0)
+    else:
+        monkeypatch.setattr(play.result_queue, "get", fail)
+    started = time.monotonic()
+    with pytest.raises(RuntimeError, match=f"{thread} lost its queue"):
+        controller.get_batch(1, TIMEOUT_S)
+    assert time.monotonic() - started < TIMEOUT_S / 2
+    calls: list[Callable[[], object]] = [
+        lambda: controller.get_batch(1, TIMEOUT_S),
+        lambda: controller.set_version(1),
+        lambda: controller.start_evaluation(1),
+        controller.status,
+    ]
+    for call in calls:
+        with pytest.raises(RuntimeError, match=f"{thread} lost its queue"):
+            call()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_group_older_than_the_bound_ends_the_run(make_play: MakePlay) -> None:
+    play = make_play(async_steps=1).start(version=2)
+    play.deliver(*(play.answer(request, version=0) for request in play.receive_admitted()))
+    with pytest.raises(RuntimeError, match=r"train-0 is 2 steps old, allowed are 1"):
+        play.batch(3)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_an_evaluation_of_mixed_versions_ends_the_run(make_play: MakePlay) -> None:
+    play = make_play()
+    play.controller.start_evaluation(0)
+    play.start()
+    held_out = play.receive(3 + NUM_PROMPTS)[0]
+    play.deliver(play.answer(held_out, version=1))
+    with pytest.raises(RuntimeError, match=r"eval-0-0 was to measure version 0 but was sampled by \[1\]"):
+        play.controller.get_evaluation(TIMEOUT_S)
+
+
+def test_a_timeout_says_what_is_missing(make_play: MakePlay) -> None:
+    play = make_play().start()
+    requests = play.receive(NUM_PROMPTS)
+    play.deliver(*(play.answer(requests[i]) for i in (0, 2)))
+    expected = r"batch 1 not ready in 0.15 s: 4 prompts issued, 2 not back from the engines \(train-1, train-3\)"
+    with pytest.raises(TimeoutError, match=expected):
+        play.controller.get_batch(1, QUIET_S)
+
+
+def test_the_end_of_a_run_leaves_no_prompt_open(make_play: MakePlay) -> None:
+    play = make_play(async_steps=1).start()
+    play.run(1, 1)
+    play.receive_admitted()
+    assert play.controller.close_ledger() == {
+        "issued": 3 * NUM_PROMPTS,
+        "consumed": NUM_PROMPTS,
+        "dropped": {"run_ended": 2 * NUM_PROMPTS},
+        "reissued": 0,
+        "open": 0,
+    }
+
+
+def test_a_whole_run_with_verifiers_in_their_processes(make_play: MakePlay, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rollout, "VerifierPool", VerifierPool)
+    play = make_play(async_steps=1).start()
+    batches = play.run(1, NUM_STEPS)
+    assert [batch.metrics["scores"] for batch in batches] == [5.0] * NUM_STEPS
+    assert sum(batch.metrics["objective/verifier_failures"] for batch in batches) == 0
+    assert play.controller.status()["prompts"]["consumed"] == NUM_STEPS * NUM_PROMPTS
