@@ -486,11 +486,15 @@ def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(make_play: MakePlay, asy
     assert counts == {"issued": 16, "consumed": 16, "dropped": {}, "open": 0}
 
 
-def test_a_checkpoint_before_prompts_are_issued_resumes_too(make_play: MakePlay) -> None:
+def test_a_checkpoint_amid_the_issue_of_a_step_resumes_too(make_play: MakePlay) -> None:
     unbroken = make_play(async_steps=1).start()
     unbroken.run(1, NUM_STEPS)
+    killed = make_play(async_steps=1, room=1).start()
+    time.sleep(QUIET_S)
+    state = killed.controller.state_dict()
+    assert 0 < state["next_issue_number"] < NUM_PROMPTS
     resumed = make_play(async_steps=1)
-    resumed.controller.load_state_dict(resumed.controller.state_dict())
+    resumed.controller.load_state_dict(state)
     resumed.start()
     resumed.run(1, NUM_STEPS)
     assert identities(resumed.received) == identities(unbroken.received)

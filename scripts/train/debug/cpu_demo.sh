@@ -19,16 +19,18 @@ exec "$ROOT/.venv/bin/python" "$ROOT/open_instruct/grpo_fast.py" \
     --dataset_mixer_eval_list "$SUMS&size=512&seed=20240" 1.0 \
     --max_prompt_token_length 64 \
     --response_length 32 \
-    --pack_length 1024 \
-    --num_unique_prompts_rollout 16 \
+    --pack_length 2048 \
+    --num_unique_prompts_rollout 32 \
     --num_samples_per_prompt_rollout 8 \
-    --total_episodes 12800 \
+    --total_episodes 40960 \
     --learning_rate 2e-4 \
+    --verification_reward 1.0 \
     --beta 0.0 \
     --load_ref_policy False \
     --vllm_enforce_eager \
     --eval_on_step_0 \
-    --local_eval_every 25 \
+    --local_eval_every 40 \
+    --checkpoint_state_freq 40 \
     --seed 1 \
     --output_dir out/cpu_demo \
     "$@"
