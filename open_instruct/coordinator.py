@@ -20,7 +20,7 @@ import ray
 from ray.util.queue import Queue
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from open_instruct.config import GRPOConfig
+from open_instruct.config import GRPOConfig, shown
 from open_instruct.device import Device
 from open_instruct.learner import PolicyTrainerRayProcess, RayTrainGroup
 from open_instruct.prompt_dataset import PromptDataset
@@ -192,6 +192,21 @@ def root_cause(error: BaseException) -> str:
     text = str(error).strip().splitlines() or [""]
     meaningful = [line.strip() for line in text if line.strip()]
     return f"{type(error).__name__}: {meaningful[-1] if meaningful else 'no message'}"[:500]
+
+
+def missing_resources(args: GRPOConfig, device: Device) -> list[str]:
+    """What the Ray cluster lacks for the asked learners and engines; known only once connected. Without it they wait for ever."""
+    engine = device.engine_resources(args.vllm_tensor_parallel_size)
+    total = ray.cluster_resources()
+    mistakes = []
+    for ray_name, name in (("GPU", "num_gpus"), ("CPU", "num_cpus")):
+        needed = args.num_learners * device.learner_resources[name] + args.vllm_num_engines * engine[name]
+        if needed > total.get(ray_name, 0) + 1e-6:
+            mistakes.append(
+                f"{shown(args, 'num_learners_per_node', 'vllm_num_engines', 'vllm_tensor_parallel_size')}: need "
+                f"{needed:g} {ray_name}s, the Ray cluster has {total.get(ray_name, 0):g}. Ask for fewer, or add nodes."
+            )
+    return mistakes
 
 
 def create_queues(args: GRPOConfig) -> tuple[Queue, Queue]:

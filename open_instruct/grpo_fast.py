@@ -87,6 +87,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     log = RunLog(args)
     try:
         with coordinator.ray_cluster() as signals:
+            if mistakes := coordinator.missing_resources(args, args.device):
+                fail_with(mistakes)
             param_prompt_Q, inference_results_Q = coordinator.create_queues(args)
             parts = start_parts(args, inputs, (param_prompt_Q, inference_results_Q), signals)
             run = Run(args, parts, log, checkpoint_store(args), evaluates=inputs.eval_dataset is not None)

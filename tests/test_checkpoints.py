@@ -142,6 +142,22 @@ def test_a_directory_without_state_is_no_checkpoint(store: CheckpointStore, tmp_
     assert store.steps() == [1]
 
 
+def test_a_writer_killed_at_its_last_step_leaves_no_checkpoint(
+    store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.save(1, {"step": 1}, write_weights)
+
+    def die(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(Path, "rename", die)
+        store.save(2, {"step": 2}, write_weights)
+    assert store.steps() == [1]
+    store.save(2, {"step": 2}, write_weights)
+    assert store.steps() == [1, 2]
+
+
 def test_different_options() -> None:
     saved = {"seed": 1, "run_name": "a", "gone": 3}
     assert different_options(saved, {"seed": 1, "run_name": "a"}) == []

@@ -65,16 +65,20 @@ class Process:
             assert time.monotonic() < deadline
             time.sleep(0.05)
 
-    def left_behind(self) -> list[str]:
-        """Processes of the run that are still there (zombies aside)."""
+    def processes(self) -> list[tuple[int, str]]:
+        """Process id and title of everything that the run has started and that is still there (zombies aside)."""
         found = []
         for directory in Path("/proc").glob("[0-9]*"):
             try:
                 if f"{MARK}={self.mark}".encode() in (directory / "environ").read_bytes():
-                    found.append((directory / "cmdline").read_bytes().replace(b"\0", b" ").decode()[:120])
+                    title = (directory / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                    found.append((int(directory.name), title[:120]))
             except OSError:
                 continue
         return found
+
+    def left_behind(self) -> list[str]:
+        return [title for _, title in self.processes()]
 
     def assert_nothing_is_left(self, shared_memory_before: set[str]) -> None:
         deadline = time.monotonic() + 15
@@ -239,6 +243,25 @@ def test_killed_runs_go_on_without_losing_or_repeating_a_prompt(tmp_path: Path, 
     assert [row["training_step"] for row in rows(tmp_path / "killed" / "metrics.jsonl")] == list(range(1, 11))
     if async_steps == 0:
         assert prompts_by_step(tmp_path / "killed") == prompts_by_step(tmp_path / "unbroken")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("actor", ["LLMRayActor", "PolicyTrainerRayProcess", "RolloutController"])
+def test_a_run_whose_actor_dies_ends_at_once_and_says_so(tmp_path: Path, actor: str) -> None:
+    words = command(tmp_path / "out", total_episodes=16 * 500)
+    before = shared_memory()
+    process = Process(words)
+    process.wait_for_rows(tmp_path / "out" / "prompts.jsonl", 2)
+    [victim] = [pid for pid, title in process.processes() if title.startswith(f"ray::{actor}")]
+    os.kill(victim, signal.SIGKILL)
+    started = time.monotonic()
+    code, output = process.wait(90)
+    assert time.monotonic() - started < 45  # of which shutting down the others is the most
+    assert code == 1, output
+    assert "ERROR" in output
+    assert "Traceback" not in output
+    assert ("engine 0" if actor == "LLMRayActor" else "step") in output.splitlines()[-1], output
+    process.assert_nothing_is_left(before)
 
 
 # --- mistakes ---------------------------------------------------------------------------------------------------------
