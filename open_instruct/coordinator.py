@@ -169,10 +169,14 @@ class Parts:
 
     def shut_down(self) -> None:
         """End all parts: asked first, killed when they do not answer. Never raises: it runs while an error is on its way."""
-        actors = [*self.manager.rollout_engines, self.manager.controller]
-        asked = [actor.stop.remote() for actor in actors]
-        ray.wait([*asked, *self.engine_futures], num_returns=len(asked) + len(self.engine_futures), timeout=SHUTDOWN_S)
-        for actor in [*actors, *self.group.workers]:
+        engines, controller = self.manager.rollout_engines, self.manager.controller
+        asked = [actor.stop.remote() for actor in (*engines, controller)]
+        expected = [*asked, *self.engine_futures]
+        answered, _ = ray.wait(expected, num_returns=len(expected), timeout=SHUTDOWN_S)
+        ended = [engine.shutdown.remote() for engine, ref in zip(engines, asked, strict=False) if ref in answered]
+        if ended:
+            ray.wait(ended, num_returns=len(ended), timeout=SHUTDOWN_S)
+        for actor in [*engines, controller, *self.group.workers]:
             ray.kill(actor)
         for queue in self.queues:
             queue.shutdown(force=True)

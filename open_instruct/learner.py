@@ -120,6 +120,7 @@ class PolicyTrainerRayProcess:
             attn_implementation=self._device.attn_implementation,
         )
         del zero3
+        _own_memory(model)
         if self._args.gradient_checkpointing:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         return LogProbModel(model)
@@ -356,6 +357,18 @@ def deepspeed_config(args: GRPOConfig, device: Device, *, world_size: int) -> di
 
 def _hf_model(engine: Any) -> Any:
     return engine.module.model
+
+
+def _own_memory(model: torch.nn.Module) -> None:
+    """Copy the weights out of the file that they were read from.
+
+    On CPU, safetensors hands out a private mapping of the file: when somebody writes the file anew, the kernel drops even pages
+    that training has changed, and the model silently becomes the one on disk.
+    """
+    with torch.no_grad():
+        for tensor in (*model.parameters(), *model.buffers()):
+            if tensor.numel():
+                tensor.data = tensor.data.clone()
 
 
 def _seed_everything(seed: int) -> None:

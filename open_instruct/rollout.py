@@ -266,10 +266,10 @@ class RolloutController:
         if self._eval_to_issue:
             return self._eval_request(self._eval_to_issue.popleft())
         admissible = self._last_admissible_step()
-        if self._to_reissue:
-            if self._to_reissue[0].training_step > admissible:
-                return None
-            return self._train_request(self._to_reissue.popleft())
+        for prompt in self._to_reissue:
+            if prompt.training_step <= admissible:
+                self._to_reissue.remove(prompt)
+                return self._train_request(prompt)
         for training_step in range(self._prepared_up_to + 1, admissible + 1):
             if self._num_missing(training_step) > 0:
                 prompt = IssuedPrompt(f"train-{self._next_issue_number}", self._next_issue_number, training_step)

@@ -13,6 +13,7 @@ would starve them). The puller asks for a prompt only while the tokens outstandi
 engines on the same queues share the work by themselves.
 """
 
+import math
 import os
 import queue
 import threading
@@ -269,6 +270,10 @@ class LLMRayActor:
         with self._state:
             self._state.notify_all()
 
+    def shutdown(self) -> None:
+        """After `stop`: end the engine, and the worker processes that it may have."""
+        self._engine.engine_core.shutdown()
+
     def ready(self) -> int:
         """Answer once the engine is loaded: its id."""
         return self.engine_id
@@ -398,9 +403,10 @@ def _make_engine(options: EngineOptions, version: int) -> Any:
     return engine
 
 
-def _kv_cache_tokens(engine: Any) -> int:
+def _kv_cache_tokens(engine: Any) -> float:
+    """Tokens that the engine's key-value cache holds; no limit where the engine does not say."""
     cache = engine.vllm_config.cache_config
-    return (cache.num_gpu_blocks or 1) * cache.block_size
+    return cache.num_gpu_blocks * cache.block_size if cache.num_gpu_blocks else math.inf
 
 
 def _sampling_params(config: SamplingConfig) -> Any:

@@ -1,5 +1,6 @@
 """The learners take the step that plain torch takes, however the batch and the model are divided."""
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -171,6 +172,21 @@ def test_a_checkpoint_goes_on_where_it_was(ray_session: Any, one_learner: Learne
     resumed = one_learner.weights(tmp_path / "resumed")
     for name, value in unbroken.items():
         assert torch.equal(value, resumed[name]), name
+
+
+def test_weights_do_not_depend_on_the_file_that_they_came_from(
+    ray_session: Any, tied_model: str, tmp_path: Path
+) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(tied_model, copy)
+    learners = Learners(ray_session, model_name_or_path=str(copy))
+    learners.train(make_samples(8, seed=7))
+    before = learners.weights(tmp_path / "before")
+    content = (copy / "model.safetensors").read_bytes()
+    (copy / "model.safetensors").write_bytes(content)  # in place: somebody builds or downloads the model again
+    after = learners.weights(tmp_path / "after")
+    learners.close()
+    assert all(torch.equal(value, after[name]) for name, value in before.items())
 
 
 def test_mini_batches_clip_and_kl_show_up_in_the_metrics(ray_session: Any) -> None:
