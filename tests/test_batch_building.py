@@ -182,7 +182,7 @@ def test_rates_are_by_verifier_whatever_its_parameters(dataset: str) -> None:
 def test_step_metrics() -> None:
     kept = [
         make_group([1, 0], prompt_id="a", lengths=[2, 4], spans=[(3, 1), (4, 1)], seconds=2.0),
-        make_group([0.5, 0], prompt_id="b", lengths=[1, 1], spans=[(4, 1)], seconds=4.0),
+        make_group([0.5, 0], prompt_id="b", lengths=[1, 1], spans=[(4, 1)], seconds=4.0, start_time=103.0),
     ]
     dropped = [
         make_group([0, 0], prompt_id="c", spans=[(1, 1)], seconds=1.0),
@@ -207,6 +207,7 @@ def test_step_metrics() -> None:
         "model_step_max": 4,
         "model_step_mean": 3.5,
         "stale_results_dropped": 0,
+        "time/generation": 7.0,  # from second 100 to second 107
         "time/group_generation_mean": 2.0,
         "time/group_generation_min": 1.0,
         "time/group_generation_max": 4.0,

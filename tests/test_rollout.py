@@ -486,7 +486,10 @@ def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(make_play: MakePlay, asy
     assert counts == {"issued": 16, "consumed": 16, "dropped": {}, "open": 0}
 
 
-def test_a_checkpoint_amid_the_issue_of_a_step_resumes_too(make_play: MakePlay) -> None:
+def test_a_checkpoint_amid_the_issue_of_a_step_resumes_too(
+    make_play: MakePlay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rollout, "BUNDLES_PER_STEP", NUM_PROMPTS)  # one prompt a bundle
     unbroken = make_play(async_steps=1).start()
     unbroken.run(1, NUM_STEPS)
     killed = make_play(async_steps=1, room=1).start()
