@@ -21,7 +21,7 @@ CPU_BATCHED_TOKENS = 8192
 """Most tokens of one engine step on CPU."""
 CPU_KV_CACHE_BYTES = 2**30
 """Key-value cache of one engine on CPU."""
-WORKER_BYTES = 2**30
+WORKER_BYTES = 2 * 2**30
 """Memory that a learner or an engine takes on CPU before it holds a model worth speaking of."""
 
 
@@ -154,7 +154,8 @@ class Device:
         if self.kind == "cuda":
             return f"GPUs: {self.num_places}, one worker each"
         gib = _memory_bytes() / 2**30
-        return f"{_num_cores()} CPU cores, at most {WORKERS_PER_CORE} workers each; {gib:.0f} GiB of memory, 1 GiB each"
+        each = WORKER_BYTES / 2**30
+        return f"{_num_cores()} CPU cores, at most {WORKERS_PER_CORE} workers each; {gib:.0f} GiB of memory, {each:g} GiB each"
 
 
 def current_device(

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from open_instruct.batch_building import (
@@ -114,6 +114,7 @@ def test_an_empty_response_counts_in_the_baseline_and_is_left_out() -> None:
     assert [sample.advantage for sample in samples] == [5.0]
 
 
+@settings(deadline=None)
 @given(
     scores=st.lists(st.lists(st.sampled_from([0.0, 0.25, 0.5, 1.0]), min_size=4, max_size=4), min_size=1, max_size=5),
     normalization=st.sampled_from(["centered", "standard"]),

@@ -103,9 +103,9 @@ def test_places_are_bounded_by_cores_and_by_memory(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(device_module, "_num_cores", lambda: 2)
     monkeypatch.setattr(device_module, "_memory_bytes", lambda: 100 * 2**30)
     assert cpu.num_places == 8
-    monkeypatch.setattr(device_module, "_memory_bytes", lambda: 3 * 2**30)
+    monkeypatch.setattr(device_module, "_memory_bytes", lambda: 6 * 2**30)
     assert cpu.num_places == 3
-    assert cpu.places_explained.startswith("2 CPU cores, at most 4 workers each; 3 GiB")
+    assert cpu.places_explained.startswith("2 CPU cores, at most 4 workers each; 6 GiB")
 
 
 def test_workers_needed(cpu: Device, shared_gpu: Device) -> None:

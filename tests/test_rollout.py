@@ -4,6 +4,7 @@ import itertools
 import json
 import queue
 import re
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -327,19 +328,46 @@ def test_advantages_lie_on_the_responses_they_belong_to(make_play: MakePlay) -> 
     }
 
 
+def test_a_batch_waits_for_prompts_that_are_not_issued_yet(
+    make_play: MakePlay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rollout, "BUNDLES_PER_STEP", NUM_PROMPTS)  # one prompt a bundle
+    play = make_play()
+    put, may_go_on = play.prompt_queue.put, threading.Event()
+
+    def put_and_dawdle(item: Any, timeout: float) -> None:
+        put(item, timeout)
+        may_go_on.wait(TIMEOUT_S)
+
+    monkeypatch.setattr(play.prompt_queue, "put", put_and_dawdle)
+    play.start()
+    play.deliver(*(play.answer(request) for request in play.receive(1)))
+    with pytest.raises(TimeoutError, match="1 prompts issued, 0 not back"):
+        play.controller.get_batch(1, QUIET_S)
+    may_go_on.set()
+    play.deliver(*(play.answer(request) for request in play.receive_admitted()))
+    assert play.prompts_in(play.batch(1)) == all_samples_of(*play.received)
+
+
 def test_a_result_that_comes_twice_counts_once(make_play: MakePlay) -> None:
     play = make_play().start()
-    results = [play.answer(request) for request in play.receive(NUM_PROMPTS)]
-    play.deliver(results[0], results[0], *results[:3])
+    requests = play.receive(NUM_PROMPTS)
+    results = [play.answer(request) for request in requests]
+    play.deliver(results[0], play.answer(requests[0], HOPELESS), *results[:3])
     with pytest.raises(TimeoutError, match="1 not back"):
         play.controller.get_batch(1, QUIET_S)
     play.deliver(results[3])
-    assert len(play.prompts_in(play.batch(1))) == 4 * NUM_PROMPTS
+    # The first of two is the one that counts.
+    assert play.prompts_in(play.batch(1)) == all_samples_of(*requests)
     play.finish_step(1)
     play.deliver(*results)  # after their fate, too
     play.run(2, 2)
-    counts = play.controller.status()["prompts"]
-    assert (counts["consumed"], counts["dropped"]) == (2 * NUM_PROMPTS, {})
+    status = play.controller.status()
+    assert (status["prompts"]["consumed"], status["prompts"]["dropped"]) == (2 * NUM_PROMPTS, {})
+    assert status["queues"]["waiting_results"] == 0
+    assert status["num_generated_tokens"] == sum(
+        play.answer(request).token_statistics.num_response_tokens for request in play.received[: 2 * NUM_PROMPTS]
+    )
 
 
 # --- groups that teach nothing ----------------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from open_instruct.staleness import (
 # --- the bound --------------------------------------------------------------------------------------------------------
 
 
+@settings(deadline=None)
 @given(version=st.integers(0, 50), later=st.integers(0, 10), async_steps=st.integers(0, 5), total=st.integers(1, 40))
 def test_nothing_admitted_exceeds_the_bound(version: int, later: int, async_steps: int, total: int) -> None:
     last = last_admissible_step(version, async_steps=async_steps, num_training_steps=total)
@@ -34,6 +35,7 @@ def test_nothing_admitted_exceeds_the_bound(version: int, later: int, async_step
         assert 0 <= sample_age(training_step, oldest) <= async_steps
 
 
+@settings(deadline=None)
 @given(version=st.integers(0, 50), async_steps=st.integers(0, 5), total=st.integers(1, 40))
 def test_all_that_may_be_admitted_is(version: int, async_steps: int, total: int) -> None:
     last = last_admissible_step(version, async_steps=async_steps, num_training_steps=total)
