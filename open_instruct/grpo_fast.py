@@ -85,6 +85,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if is_complete(args):
         return tell_that_it_is_complete(args)
     log = RunLog(args)
+    for report in inputs.reports:
+        log.data(report.num_rows, num_overlong=report.num_overlong, num_excluded=report.num_excluded)
     try:
         with coordinator.ray_cluster() as signals:
             if mistakes := coordinator.missing_resources(args, args.device):

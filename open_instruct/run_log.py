@@ -53,6 +53,17 @@ class RunLog:
             output_dir=str(self._output_dir),
         )
 
+    def data(self, num_rows: int, *, num_overlong: int, num_excluded: int) -> None:
+        """What was left out of a data set before the run."""
+        limit = self._args.max_prompt_token_length
+        logger.info(
+            "%d rows of data read; left out: %d prompts longer than %d tokens, %d held out for evaluation",
+            num_rows,
+            num_overlong,
+            limit,
+            num_excluded,
+        )
+
     def started(self, training_step: int, checkpoint: Path | None) -> None:
         """The step loop begins after `training_step`; rows that an earlier process wrote beyond it are cut."""
         last_kept = training_step if checkpoint is not None else -1

@@ -246,6 +246,41 @@ def test_killed_runs_go_on_without_losing_or_repeating_a_prompt(tmp_path: Path, 
 
 
 @pytest.mark.slow
+def test_ctrl_c_leaves_nothing_behind(tmp_path: Path) -> None:
+    before = shared_memory()
+    process = Process(command(tmp_path / "out", total_episodes=16 * 500))
+    process.wait_for_rows(tmp_path / "out" / "prompts.jsonl", 2)
+    os.killpg(process.popen.pid, signal.SIGINT)
+    code, output = process.wait(60)
+    assert code == 130, output
+    assert "Traceback" not in output
+    process.assert_nothing_is_left(before)
+
+
+@pytest.mark.slow
+def test_two_learners_and_two_engines_learn(tmp_path: Path) -> None:
+    words = command(
+        tmp_path / "out",
+        dataset_mixer_list=[f"{SUMS}&size=8000&seed=7", "1.0"],
+        dataset_mixer_eval_list=[f"{SUMS}&size=256&seed=20240", "1.0"],
+        eval_on_step_0=True,
+        num_unique_prompts_rollout=32,
+        num_samples_per_prompt_rollout=8,
+        response_length=32,
+        pack_length=2048,
+        total_episodes=256 * 80,
+        learning_rate=2e-4,
+        vllm_num_engines=2,
+        num_learners_per_node=2,
+        deepspeed_stage=3,
+    )
+    code, output = Process(words).wait(600)
+    assert code == 0, output
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert summary["eval_accuracy_after"] > summary["eval_accuracy_before"] + 0.25
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("actor", ["LLMRayActor", "PolicyTrainerRayProcess", "RolloutController"])
 def test_a_run_whose_actor_dies_ends_at_once_and_says_so(tmp_path: Path, actor: str) -> None:
     words = command(tmp_path / "out", total_episodes=16 * 500)
