@@ -106,8 +106,8 @@ def step_metrics(
     return {
         "batch/total_prompts": len(groups),
         "batch/filtered_prompts": len(dropped),
-        "batch/filtered_prompts_zero": sum(group.scores[0] == 0 for group in dropped),
-        "batch/filtered_prompts_solved": sum(group.scores[0] >= 1.0 - 1e-6 for group in dropped),
+        "batch/filtered_prompts_zero": sum(bool(group.scores[0] == 0) for group in dropped),
+        "batch/filtered_prompts_solved": sum(bool(group.scores[0] >= 1.0 - 1e-6) for group in dropped),
         "batch/filtered_prompts_pct": len(dropped) / len(groups),
         "batch/percent_solved_mean": float(np.mean([(g.scores >= 1.0 - 1e-6).mean() for g in groups])),
         "batch/prompt_lengths": float(np.mean([len(group.query) for group in groups])),
@@ -117,7 +117,9 @@ def step_metrics(
         "val/num_step_tokens": sum(group.result.token_statistics.num_response_tokens for group in kept),
         "num_steps_off_policy": max(ages),
         "model_step_min": min(versions),
-        "model_step_max": max(span[0] for group in kept for spans in group.result.version_spans for span in spans),
+        "model_step_max": max(
+            (span[0] for group in kept for spans in group.result.version_spans for span in spans), default=max(versions)
+        ),
         "model_step_mean": float(np.mean(versions)),
         "stale_results_dropped": 0,
         "time/generation": last_end - min(one.start_time for one in statistics),

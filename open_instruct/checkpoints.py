@@ -18,8 +18,12 @@ def written_whole(directory: Path) -> Iterator[Path]:
     shutil.rmtree(beside, ignore_errors=True)
     beside.mkdir(parents=True)
     yield beside
-    shutil.rmtree(directory, ignore_errors=True)
+    aside = directory.with_name(f".{directory.name}.old")
+    shutil.rmtree(aside, ignore_errors=True)
+    if directory.exists():
+        directory.rename(aside)
     beside.rename(directory)
+    shutil.rmtree(aside, ignore_errors=True)
 
 
 class CheckpointStore:
@@ -31,8 +35,8 @@ class CheckpointStore:
 
     def steps(self) -> list[int]:
         """Training steps with a complete checkpoint, in order."""
-        found = self._directory.glob(f"{_PREFIX}*/{STATE_FILE}")
-        return sorted(int(path.parent.name.removeprefix(_PREFIX)) for path in found)
+        names = (path.parent.name.removeprefix(_PREFIX) for path in self._directory.glob(f"{_PREFIX}*/{STATE_FILE}"))
+        return sorted(int(name) for name in names if name.isdigit())
 
     def path(self, training_step: int) -> Path:
         return self._directory / f"{_PREFIX}{training_step:06d}"
@@ -52,6 +56,7 @@ class CheckpointStore:
             (beside / STATE_FILE).write_text(json.dumps(state))
         if self._keep_last > 0:
             for old in self.steps()[: -self._keep_last]:
+                (self.path(old) / STATE_FILE).unlink()  # from here on it is no checkpoint, should the rest be cut short
                 shutil.rmtree(self.path(old))
         return path
 

@@ -88,8 +88,8 @@ class GenerationResult:
 
     @property
     def oldest_version(self) -> int:
-        """Version of the oldest weights that any token of the group was sampled with."""
-        return min(version for spans in self.version_spans for version, _ in spans)
+        """Version of the oldest weights that sampled a token of the group; without a token, of the newest that could have."""
+        return min((version for spans in self.version_spans for version, _ in spans), default=self.training_step - 1)
 
 
 @dataclass(frozen=True)

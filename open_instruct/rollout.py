@@ -70,7 +70,7 @@ class RolloutController:
     """Owns the dataset position, the prompt ledger, admission and data preparation. A Ray actor on the driver's node.
 
     Calls that wait take a `timeout_s` and raise `TimeoutError` that says what is missing. An error in a background thread is
-    raised by the next call, whichever it is.
+    raised by the next call of the step loop; `close_ledger` still answers, for the summary.
     """
 
     def __init__(
@@ -171,6 +171,7 @@ class RolloutController:
     def commit(self, training_step: int) -> list[dict[str, object]]:
         """The learners took the step: its prompts have their fates. Returns them in the order of issue."""
         with self._state:
+            self._raise_background_error()
             self._ready.pop(training_step)
             return [
                 {"prompt_id": prompt.prompt_id, "row": self._order[prompt.issue_number][1], "fate": fate}
@@ -225,6 +226,7 @@ class RolloutController:
     def state_dict(self) -> dict[str, Any]:
         """Dataset position and ledger between two steps; plain values. Prompts without a fate will be issued again."""
         with self._state:
+            self._raise_background_error()
             return {"next_issue_number": self._next_issue_number, "ledger": self._ledger.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -79,7 +79,10 @@ class PromptLedger:
 
     def commit(self, training_step: int) -> list[tuple[IssuedPrompt, str]]:
         """The step was trained: make the fates of its prompts final; they come back in the order of issue."""
-        settled = [(prompt, self._staged.pop(prompt.prompt_id)) for prompt in self.for_step(training_step)]
+        prompts = self.for_step(training_step)
+        undecided = [prompt.prompt_id for prompt in prompts if prompt.prompt_id not in self._staged]
+        assert not undecided, f"step {training_step} is done, but {undecided} have no fate"
+        settled = [(prompt, self._staged.pop(prompt.prompt_id)) for prompt in prompts]
         for prompt, fate in settled:
             self.fates[fate] += 1
             del self._open[prompt.prompt_id]
@@ -111,24 +114,28 @@ class PromptLedger:
         }
 
     def state_dict(self) -> dict:
-        """Plain values. Results are not part of it: open prompts will be issued again."""
+        """Plain values. Results are not part of it: open prompts will be issued again, but for those found to teach nothing."""
         return {
             "num_issued": self.num_issued,
             "num_reissued": self.num_reissued,
             "num_duplicates": self.num_duplicates,
             "fates": dict(self.fates),
             "open": [asdict(prompt) for prompt in self._open.values()],
+            "zero_std": [prompt_id for prompt_id, fate in self._staged.items() if fate == ZERO_STD],
         }
 
     def load_state_dict(self, state: dict) -> list[IssuedPrompt]:
-        """Restore, and return the open prompts: each has to be issued again, in this order."""
+        """Restore, and return the open prompts that have to be issued again, in this order."""
         self.num_issued = state["num_issued"]
         self.num_duplicates = state["num_duplicates"]
         self.fates = Counter(state["fates"])
-        self._staged = {}
-        prompts = [replace(IssuedPrompt(**prompt), arrived=False) for prompt in state["open"]]
+        self._staged = dict.fromkeys(state["zero_std"], ZERO_STD)
+        self._open = {prompt["prompt_id"]: IssuedPrompt(**prompt) for prompt in state["open"]}
+        prompts = [
+            replace(prompt, arrived=False) for prompt in self._open.values() if not self.is_staged(prompt.prompt_id)
+        ]
         prompts.sort(key=lambda p: p.issue_number)
-        self._open = {prompt.prompt_id: prompt for prompt in prompts}
+        self._open |= {prompt.prompt_id: prompt for prompt in prompts}
         self.num_reissued = state["num_reissued"] + len(prompts)
         self.check()
         return prompts
