@@ -111,19 +111,19 @@ class BareSampler:
 
     def __init__(self, args: Any) -> None:
         from open_instruct import coordinator
-        from open_instruct.vllm_utils3 import _make_engine
+        from open_instruct.vllm_utils3 import make_engine
 
         self._args = args
         options = coordinator.engine_options(args, args.device, seed=args.seed, max_model_len=args.max_sequence_length)
-        self._engine = _make_engine(options, 0)
+        self._engine = make_engine(options, 0)
 
     def sample(self, prompts: list[Any], numbers: list[int]) -> list[list[list[int]]]:
-        from open_instruct.rollout import _request_seed
-        from open_instruct.vllm_utils3 import _sampling_params
+        from open_instruct.rollout import request_seed
+        from open_instruct.vllm_utils3 import sampling_params
 
         for prompt, number in zip(prompts, numbers, strict=True):
-            config = replace(self._args.train_sampling, seed=_request_seed(self._args.seed, number))
-            self._engine.add_request(str(number), {"prompt_token_ids": prompt.tolist()}, _sampling_params(config))
+            config = replace(self._args.train_sampling, seed=request_seed(self._args.seed, number))
+            self._engine.add_request(str(number), {"prompt_token_ids": prompt.tolist()}, sampling_params(config))
         done: dict[str, list[list[int]]] = {}
         while self._engine.has_unfinished_requests():
             for output in self._engine.step():

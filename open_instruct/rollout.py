@@ -295,7 +295,7 @@ class RolloutController:
 
     def _train_request(self, prompt: IssuedPrompt) -> PromptRequest:
         sampling = self._args.train_sampling
-        config = replace(sampling, seed=_request_seed(self._args.seed, prompt.issue_number))
+        config = replace(sampling, seed=request_seed(self._args.seed, prompt.issue_number))
         _, row = self._order[prompt.issue_number]
         return PromptRequest(self._train[row].prompt, config, row, prompt.prompt_id, prompt.training_step)
 
@@ -304,7 +304,7 @@ class RolloutController:
         assert self._eval is not None
         assert self._evaluation is not None
         version = self._evaluation.version
-        config = replace(self._args.eval_sampling, seed=_request_seed(self._args.seed, row, EVAL_STREAM))
+        config = replace(self._args.eval_sampling, seed=request_seed(self._args.seed, row, EVAL_STREAM))
         return PromptRequest(self._eval[row].prompt, config, row, f"eval-{version}-{row}", version, marker=EVAL)
 
     # --- data preparation ---------------------------------------------------------------------------------------------
@@ -426,7 +426,7 @@ class RolloutController:
         return f"{len(prompts)} prompts issued, {len(missing)} not back from the engines ({', '.join(missing[:8])})"
 
 
-def _request_seed(*key: int) -> int:
+def request_seed(*key: int) -> int:
     """A seed for one group; vLLM gives its samples this seed and those that follow."""
     return int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0] >> np.uint64(2))
 

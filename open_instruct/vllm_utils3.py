@@ -114,7 +114,7 @@ class LLMRayActor:
         self._num_generated_tokens = 0
         self._busy_s = 0.0
         self._last_step_at = time.time()
-        self._engine = _make_engine(options, version)
+        self._engine = make_engine(options, version)
         self._max_num_seqs = options.max_num_seqs
         self._max_tokens = _kv_cache_tokens(self._engine)
 
@@ -189,7 +189,7 @@ class LLMRayActor:
             self._engine.add_request(
                 held.request.prompt_id,
                 {"prompt_token_ids": held.request.prompt.tolist()},
-                _sampling_params(held.request.generation_config),
+                sampling_params(held.request.generation_config),
             )
 
     def _finish(self, output: Any) -> None:
@@ -372,7 +372,8 @@ class LLMRayActor:
             done.set_exception(RuntimeError(f"engine {self.engine_id} has stopped"))
 
 
-def _make_engine(options: EngineOptions, version: int) -> Any:
+def make_engine(options: EngineOptions, version: int) -> Any:
+    """A vLLM `LLMEngine` that labels its tokens with `version`. Sets `options.env` in this process first."""
     os.environ.update(options.env)
     from vllm import EngineArgs, LLMEngine
     from vllm.config.weight_transfer import WeightTransferConfig
@@ -409,7 +410,8 @@ def _kv_cache_tokens(engine: Any) -> float:
     return cache.num_gpu_blocks * cache.block_size if cache.num_gpu_blocks else math.inf
 
 
-def _sampling_params(config: SamplingConfig) -> Any:
+def sampling_params(config: SamplingConfig) -> Any:
+    """vLLM's `SamplingParams` for one group: all samples in the final output, each token with its log-prob as sampled."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 

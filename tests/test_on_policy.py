@@ -76,10 +76,10 @@ class PlainLoop:
     def sample(self, issue_number: int) -> tuple[int, GenerationResult]:
         from dataclasses import replace
 
-        from open_instruct.rollout import _request_seed
+        from open_instruct.rollout import request_seed
 
         row = self.order[issue_number][1]
-        config = replace(self.args.train_sampling, seed=_request_seed(self.args.seed, issue_number))
+        config = replace(self.args.train_sampling, seed=request_seed(self.args.seed, issue_number))
         prompts = [self.data[row].prompt]
         [result] = self.ray.get(self.engine.generate_with_single_engine.remote(prompts, config), timeout=TIMEOUT_S)
         return row, result
