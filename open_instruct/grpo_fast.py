@@ -151,7 +151,10 @@ def load_inputs(args: GRPOConfig) -> tuple[RunInputs | None, list[str]]:
 def _load(
     args: GRPOConfig, tokenizer: Any, mistakes: list[str], *, flag: str, exclude: PromptDataset | None
 ) -> tuple[PromptDataset | None, list[LoadReport]]:
-    system_prompt = args.system_prompt_override_file
+    try:
+        system_prompt = Path(args.system_prompt_override_file).read_text() if args.system_prompt_override_file else None
+    except (OSError, UnicodeDecodeError):
+        return None, []  # `collect_mistakes` has told of it
     try:
         dataset, report = load_prompts(
             getattr(args, flag),
@@ -161,7 +164,7 @@ def _load(
             overlong_prompts=args.overlong_prompts,
             messages_key=args.sft_messages_key,
             ground_truths_key=args.ground_truths_key,
-            system_prompt_override=Path(system_prompt).read_text() if system_prompt else None,
+            system_prompt_override=system_prompt,
             known_verifiers=verifier_names(),
             exclude=exclude,
             flag=f"--{flag}",
@@ -193,6 +196,8 @@ def run_identity(args: GRPOConfig) -> dict[str, Any]:
         "model_name_or_path",
         "dataset_mixer_list",
         "dataset_mixer_list_splits",
+        "dataset_mixer_eval_list",  # what it holds is left out of training, which moves the rows
+        "dataset_mixer_eval_list_splits",
         "max_prompt_token_length",
         "num_unique_prompts_rollout",
         "num_samples_per_prompt_rollout",

@@ -300,24 +300,17 @@ class PolicyTrainerRayProcess:
 
     def save_model(self, directory: str) -> None:
         """Write a Hugging Face model directory; the caller gives one that is not there yet."""
-        state = (
-            {name: tensor.cpu() for name, tensor in self._source} if self._saves_state else dict.fromkeys(self._names())
-        )
         if self.rank != 0:
+            for _ in self._source:  # take part in the gathers
+                pass
             return
+        state = {name: tensor.cpu() for name, tensor in self._source}
         from transformers import AutoTokenizer
 
         _hf_model(self.engine).save_pretrained(directory, state_dict=state)
         AutoTokenizer.from_pretrained(self._args.tokenizer_name, revision=self._args.model_revision).save_pretrained(
             directory
         )
-
-    @property
-    def _saves_state(self) -> bool:
-        return self.rank == 0 or self._args.deepspeed_stage == 3
-
-    def _names(self) -> list[str]:
-        return [meta.name for meta in self._source.metadata()]
 
     def save_checkpoint(self, directory: str) -> None:
         """Weights, optimizer, scheduler and this rank's random state, under `directory`."""

@@ -450,6 +450,3 @@ class RolloutManager:
     def async_eval(self, *, timeout_s: float) -> "ray.ObjectRef[dict[str, float]]":
         """Metrics of the evaluation in flight, once it is complete."""
         return self.controller.get_evaluation.remote(timeout_s)
-
-    def async_take_stock(self) -> "list[ray.ObjectRef[dict[str, Any]]]":
-        return [engine.take_stock.remote() for engine in self.rollout_engines]

@@ -16,6 +16,7 @@ from conftest import MAX_MODEL_LEN, TIMEOUT_S, TINY_MODEL, make_args
 
 SCRIPT = Path(__file__).parents[1] / "open_instruct" / "grpo_fast.py"
 SUMS = "reasoning_gym/chain_sum?min_terms=2&max_terms=2&min_digits=2&max_digits=2"
+EVALUATION = [f"{SUMS}&size=24&seed=20240", "1.0"]
 MARK = "OPEN_INSTRUCT_TEST_RUN"
 
 
@@ -113,7 +114,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     process = Process(
         command(
             output_dir,
-            dataset_mixer_eval_list=[f"{SUMS}&size=24&seed=20240", "1.0"],
+            dataset_mixer_eval_list=EVALUATION,
             local_eval_every=2,
             eval_on_step_0=True,
             vllm_num_engines=2,
@@ -184,7 +185,7 @@ def test_the_saved_model_is_loaded_by_transformers_and_vllm(finished: tuple[Path
 
 def test_the_same_command_again_says_that_it_is_complete(finished: tuple[Path, str]) -> None:
     before = (finished[0] / "metrics.jsonl").read_bytes()
-    words = command(finished[0], num_learners_per_node=2, deepspeed_stage=2)
+    words = command(finished[0], dataset_mixer_eval_list=EVALUATION, num_learners_per_node=2, deepspeed_stage=2)
     done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0
     assert "complete" in done.stdout
@@ -192,7 +193,7 @@ def test_the_same_command_again_says_that_it_is_complete(finished: tuple[Path, s
 
 
 def test_another_seed_in_the_same_directory_is_refused(finished: tuple[Path, str]) -> None:
-    words = command(finished[0], num_learners_per_node=2, deepspeed_stage=2, seed=4)
+    words = command(finished[0], dataset_mixer_eval_list=EVALUATION, num_learners_per_node=2, deepspeed_stage=2, seed=4)
     done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2
     assert "--seed was 3, now 4" in done.stderr
@@ -342,6 +343,7 @@ def bad_inputs(tmp_path: Path) -> dict[str, tuple[dict[str, object], list[str]]]
         "too many learners": ({"num_learners_per_node": 500}, ["num_learners_per_node", "500"]),
         "too many engines": ({"vllm_num_engines": 500}, ["vllm_num_engines", "500"]),
         "zero prompts": ({"num_unique_prompts_rollout": 0}, ["num_unique_prompts_rollout", "0"]),
+        "no system prompt": ({"system_prompt_override_file": tmp_path / "none.txt"}, ["system_prompt_override_file"]),
         "negative steps": ({"async_steps": -1}, ["async_steps", "-1"]),
     }
 
@@ -362,6 +364,7 @@ def bad_inputs(tmp_path: Path) -> dict[str, tuple[dict[str, object], list[str]]]
         "too many learners",
         "too many engines",
         "zero prompts",
+        "no system prompt",
         "negative steps",
     ],
 )
