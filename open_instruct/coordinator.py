@@ -146,7 +146,7 @@ class Parts:
         def ready(refs: Any, what: str) -> Any:
             return self.wait(refs, what=what, timeout_s=args.init_timeout_s, interruptible=True)
 
-        address = ready(first.find_address.remote(), "the start of the first learner")
+        address = ready(first.open_rendezvous.remote(), "the start of the first learner")
         learners = group.async_init(*address)
         ready(self.manager.controller.ready.remote(), "the start of the controller")
         for number, engine in enumerate(engines):

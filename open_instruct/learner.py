@@ -51,14 +51,27 @@ class PolicyTrainerRayProcess:
         self.world_size = world_size
         self._sender: WeightSender | None = None
         self._client: EngineClient | None = None
+        self._store: torch.distributed.TCPStore | None = None
         if device.threads_per_worker:
             torch.set_num_threads(device.threads_per_worker)
 
+    def open_rendezvous(self) -> tuple[str, int]:
+        """On the first rank: listen for the others; where they find it. The port is held from now on, so nobody can take it."""
+        host = ray.util.get_node_ip_address()
+        self._store = torch.distributed.TCPStore(
+            host, 0, self.world_size, is_master=True, wait_for_workers=False, timeout=self._collective_timeout
+        )
+        return host, self._store.port
+
     def find_address(self) -> tuple[str, int]:
-        """This node's address and a port that is free on it."""
+        """This node's address and a port that is free on it at this moment; to be used at once."""
         with socket.socket() as probe:
             probe.bind(("", 0))
             return ray.util.get_node_ip_address(), probe.getsockname()[1]
+
+    @property
+    def _collective_timeout(self) -> timedelta:
+        return timedelta(minutes=self._args.backend_timeout)
 
     def pid(self) -> int:
         return os.getpid()
@@ -82,11 +95,18 @@ class PolicyTrainerRayProcess:
         )
         import deepspeed
 
-        deepspeed.init_distributed(
-            dist_backend=self._device.collective_backend,
-            auto_mpi_discovery=False,
-            timeout=timedelta(minutes=self._args.backend_timeout),
+        if self._store is None:
+            self._store = torch.distributed.TCPStore(
+                master_address, master_port, self.world_size, is_master=False, timeout=self._collective_timeout
+            )
+        torch.distributed.init_process_group(
+            self._device.collective_backend,
+            store=self._store,
+            rank=self.rank,
+            world_size=self.world_size,
+            timeout=self._collective_timeout,
         )
+        deepspeed.init_distributed(dist_backend=self._device.collective_backend, auto_mpi_discovery=False)
 
     def _build_models(self) -> tuple[Any, torch.nn.Module | None]:
         import deepspeed

@@ -67,7 +67,7 @@ class Learners:
         self.args = make_args(learning_rate=LEARNING_RATE, total_episodes=16 * 4, **options)
         self.ray = ray
         self.group = coordinator.create_actor_group(self.args, self.args.device)
-        address = ray.get(self.group.workers[0].find_address.remote(), timeout=TIMEOUT_S)
+        address = ray.get(self.group.workers[0].open_rendezvous.remote(), timeout=TIMEOUT_S)
         ray.get(self.group.async_init(*address), timeout=TIMEOUT_S)
 
     def train(self, samples: list[TrainingSample], *, pack_length: int = 512) -> dict[str, float]:
