@@ -20,7 +20,8 @@ import ray
 from ray.util.queue import Queue
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from open_instruct.config import GRPOConfig, shown
+from open_instruct.config import GRPOConfig
+from open_instruct.config_checks import shown
 from open_instruct.device import Device
 from open_instruct.learner import PolicyTrainerRayProcess, RayTrainGroup
 from open_instruct.prompt_dataset import PromptDataset

@@ -44,7 +44,8 @@ class PromptRequest:
     prompt_id: str
     """Unique within a run and its resumptions; the ledger's key."""
     training_step: int
-    """The step that will train on the group; for an evaluation, the weight version it measures."""
+    """The step that was being trained when the prompt was issued: one more than the version of the weights then served. For an
+    evaluation, the weight version that it measures."""
     marker: str = TRAIN
 
     @property
@@ -64,6 +65,8 @@ class TokenStatistics:
     """Seconds from the engine's admission of the prompt to its last token."""
     start_time: float
     """Unix time of the admission."""
+    num_preempted: int = 0
+    """Times that the engine put samples of the group back to make room for others."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +84,8 @@ class GenerationResult:
     engine_id: int
     token_statistics: TokenStatistics
     marker: str = TRAIN
+    error: str = ""
+    """Why the engine gave the group up; then there are no responses."""
 
     @property
     def is_eval(self) -> bool:
@@ -88,7 +93,7 @@ class GenerationResult:
 
     @property
     def oldest_version(self) -> int:
-        """Version of the oldest weights that sampled a token of the group; without a token, of the newest that could have."""
+        """Version of the oldest weights that sampled a token of the group; without a token, of those at its issue."""
         return min((version for spans in self.version_spans for version, _ in spans), default=self.training_step - 1)
 
 
@@ -143,9 +148,20 @@ class MiniBatch:
 
 @dataclass(frozen=True)
 class RolloutBatch:
-    """What the controller hands to the step loop for one training step. The loop sees references and numbers, no samples."""
+    """The data of one training step, or one piece of it, on its way to the learners. The loop sees references, no samples."""
 
     training_step: int
     rank_data: list[object]
     """One Ray object reference per learner rank, each to a `list[MiniBatch]`."""
     metrics: dict[str, float] = field(default_factory=dict)
+    """Of the whole step; with its last piece."""
+    number: int = 0
+    """Of this piece within the step, from 0."""
+    is_last: bool = True
+    """Whether the step is complete with this piece: the learners make their optimizer step."""
+    num_global_tokens: int = 0
+    """Trained tokens of the whole step over all ranks; with its last piece."""
+    num_samples: int = 0
+    """Responses in this piece."""
+    min_version: int = 0
+    """Oldest version among the trained tokens of this piece."""

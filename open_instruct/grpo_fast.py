@@ -27,7 +27,8 @@ from typing import TYPE_CHECKING, Any
 from open_instruct import coordinator
 from open_instruct.checkpoints import CheckpointStore, different_options, written_whole
 from open_instruct.cli import UsageError, fail_with, parse_args
-from open_instruct.config import GRPOConfig, collect_mistakes, load_tokenizer
+from open_instruct.config import GRPOConfig
+from open_instruct.config_checks import collect_mistakes, load_tokenizer
 from open_instruct.coordinator import ComponentDied, Interrupted, Parts, Timer
 from open_instruct.dataset_transformation import DatasetError, LoadReport, load_prompts
 from open_instruct.ground_truth_utils import verifier_names

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from open_instruct import config
-from open_instruct.config import GRPOConfig, collect_mistakes, load_tokenizer
+from open_instruct import config, config_checks
+from open_instruct.config import GRPOConfig
+from open_instruct.config_checks import collect_mistakes, load_tokenizer
 from open_instruct.device import Device
 
 CPU = Device("cpu", "float32", "sdpa")
@@ -24,7 +25,9 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr(Device, "num_places", 8)
     monkeypatch.setattr(config, "current_device", lambda **_: CPU)
-    monkeypatch.setattr(config, "_problem_with_hub_name", lambda name, revision: "not on the hub. Check the name.")
+    monkeypatch.setattr(
+        config_checks, "_problem_with_hub_name", lambda name, revision: "not on the hub. Check the name."
+    )
 
 
 @pytest.fixture(scope="session")
@@ -64,7 +67,57 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"num_samples_per_prompt_rollout": -4}, "--num_samples_per_prompt_rollout -4: out of range. Give 1 or more."),
     ({"vllm_num_engines": 0}, "--vllm_num_engines 0: out of range. Give 1 or more."),
     ({"save_freq": 0}, "--save_freq 0: out of range. Give 1 or more, or -1 for never."),
-    ({"async_steps": -1}, "--async_steps -1: out of range. Give 0 or more."),
+    ({"async_steps": -1, "staleness_threshold": 0}, "--async_steps -1: out of range. Give 0 or more."),
+    (
+        {"staleness_threshold": 3, "max_staleness_allowed": 2},
+        "--max_staleness_allowed 2 --staleness_threshold 3 --async_steps 1: pacing aims past the bound. "
+        "Set max_staleness_allowed to 3 or more.",
+    ),
+    (
+        {"over_issued_prompts": 2, "async_steps": 0},
+        "--over_issued_prompts 2 --staleness_threshold None --max_staleness_allowed None --async_steps 0: what a step "
+        "leaves behind grows older. Set staleness_threshold to 1 or more and max_staleness_allowed to more than that, "
+        "or leave over_issued_prompts 0.",
+    ),
+    (
+        {"over_issued_prompts": 17, "max_staleness_allowed": 2},
+        "--over_issued_prompts 17 --num_unique_prompts_rollout 16: more than a step takes. Give 16 or fewer.",
+    ),
+    (
+        {"trigger_parameter_sync_step": 3},
+        "--trigger_parameter_sync_step 3 --staleness_threshold None --async_steps 1: between two updates samples grow 2 "
+        "steps old. Set staleness_threshold to 2 or more, or send weights after every step.",
+    ),
+    (
+        {"straggler_policy": "truncate", "inflight_updates": False},
+        "--straggler_policy truncate --inflight_updates False: without in-flight updates all tokens of a response are "
+        "of one age. Use drop or wait.",
+    ),
+    (
+        {"streaming": True, "num_mini_batches": 2},
+        "--streaming True --num_epochs 1 --num_mini_batches 2: a step that begins before its batch is whole makes one "
+        "update. Set both to 1.",
+    ),
+    (
+        {"max_queue_size": 63},
+        "--max_queue_size 63 --num_unique_prompts_rollout 16 --num_samples_per_prompt_rollout 4: smaller than one step. "
+        "Give 64 or more, or leave it out.",
+    ),
+    (
+        {"use_vllm_logprobs": True, "use_rho_correction": True},
+        "--use_vllm_logprobs True --use_rho_correction True: with the engine as old policy there is nothing to correct. "
+        "Leave one out.",
+    ),
+    (
+        {"rho_mask_lower_bound": 2.0, "rho_mask_upper_bound": 1.0},
+        "--rho_mask_lower_bound 2.0 --rho_mask_upper_bound 1.0: lower is above upper. Exchange them, or set the upper "
+        "to 0 for none.",
+    ),
+    (
+        {"rho_mask_tv_divergence": True, "rho_mask_sequence_level": True},
+        "--rho_mask_tv_divergence True --rho_mask_sequence_level True: two ways to judge a response. Choose one.",
+    ),
+    ({"alerts": ["age>3"]}, "--alerts age>3: no limit. Write metric=number, such as max_sample_age=3."),
     ({"temperature": 0.0}, "--temperature 0.0: out of range. Give more than 0, at most 2.0."),
     ({"eval_temperature": -0.1}, "--eval_temperature -0.1: out of range. Give 0 or more, at most 2.0."),
     ({"eval_top_p": 1.5}, "--eval_top_p 1.5: out of range. Give more than 0, at most 1."),
@@ -158,12 +211,12 @@ def test_all_mistakes_at_once(make_args: MakeArgs) -> None:
 def test_every_number_has_limits() -> None:
     hints = typing.get_type_hints(GRPOConfig)
     numbers = {name for name, hint in hints.items() if {int, float} & {hint, *typing.get_args(hint)}}
-    assert set(config.LIMITS) == numbers - {"num_learners_per_node", "loss_denominator"}
+    assert set(config_checks.LIMITS) == numbers - {"num_learners_per_node", "loss_denominator"}
 
 
 @given(low=st.integers(-5, 5), high=st.integers(-5, 5), low_itself=st.booleans(), value=st.floats(-9, 9))
 def test_limits(low: int, high: int, low_itself: bool, value: float) -> None:
-    holds = config.Limits(low, high, low_itself=low_itself).hold(value)
+    holds = config_checks.Limits(low, high, low_itself=low_itself).hold(value)
     assert holds == ((low <= value if low_itself else low < value) and value <= high)
 
 
@@ -176,7 +229,7 @@ def test_a_model_that_reads_too_little(make_args: MakeArgs) -> None:
 
 
 def test_a_directory_without_permission(make_args: MakeArgs, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(config.os, "access", lambda path, mode: Path(path) != tmp_path)
+    monkeypatch.setattr(config_checks.os, "access", lambda path, mode: Path(path) != tmp_path)
     (mistake,) = collect_mistakes(make_args())
     assert mistake == f"--output_dir {tmp_path}/out: {tmp_path} cannot be written to. Give another directory."
 
@@ -195,6 +248,13 @@ def test_single_gpu_mode_takes_one_learner_and_one_engine(make_args: MakeArgs, m
     assert mistake.startswith("--single_gpu_mode True --num_learners_per_node 1 --vllm_num_engines 2 ")
 
 
+def test_streaming_in_16_bit_needs_a_stage_that_scales(make_args: MakeArgs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(config, "current_device", lambda **_: Device("cpu", "bfloat16", "sdpa"))
+    [mistake] = collect_mistakes(make_args(streaming=True))
+    assert mistake.startswith("--streaming True --deepspeed_stage 0 --model_dtype auto: ")
+    assert not collect_mistakes(make_args(streaming=True, deepspeed_stage=2))
+
+
 def test_gpus_are_counted(make_args: MakeArgs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(config, "current_device", lambda **_: Device("cuda", "bfloat16", "sdpa"))
     assert collect_mistakes(make_args(num_learners_per_node=[4], vllm_num_engines=4)) == []
@@ -210,9 +270,9 @@ def test_a_broken_config_file(make_args: MakeArgs, tmp_path: Path) -> None:
 
 def test_a_hub_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
-    monkeypatch.setattr(config, "HUB_TIMEOUT_S", 0.05)
-    monkeypatch.setattr("huggingface_hub.HfApi.model_info", lambda *_, **__: config.threading.Event().wait(1))
-    problem = config._problem_with_hub_name("org/name", None)
+    monkeypatch.setattr(config_checks, "HUB_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("huggingface_hub.HfApi.model_info", lambda *_, **__: config_checks.threading.Event().wait(1))
+    problem = config_checks._problem_with_hub_name("org/name", None)
     assert problem.startswith("no such directory here, not in the local cache")
     assert "no answer in " in problem
 
