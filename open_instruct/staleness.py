@@ -1,16 +1,34 @@
-"""How old a sample may be, and what became of every prompt.
+"""How old a sample may be, which groups a training step takes, and what became of every prompt.
 
-A training step `t` (1, 2, …) trains weights of version `t - 1` into version `t`; the prompts for it are issued no earlier than
-`async_steps` versions before. Everything sampled for it is therefore at most `async_steps` versions old: the bound holds by
-construction, and no finished work has to be thrown away to keep it.
+Training step `t` (1, 2, …) trains weights of version `t - 1` into version `t`. A sample's age in it is `t - 1` minus the oldest
+version that sampled one of its trained tokens.
+
+    PromptFlow                                                                            prompts_per_step = N
+      next_prompt ─► sent ─► arrive ─► assign ─► the step being assembled ─► close_step     threshold = T, bound = M
+          ▲  issues while fewer prompts are unassigned      │
+          │  than the steps up to version + 1 + T need      └─ takes the first arrivals of its window: the oldest
+          └──────── discarded, recovered, failed ◄──────────   N + over_issued unassigned prompts
+
+Pacing keeps the threshold by construction. Let a prompt be issued at version `v`, while step `a` is assembled: at that moment
+the unassigned prompts fill at most the places of steps `a … v + 1 + T`. Without over-issuing each step takes the oldest, so the
+prompt lands in step `v + 1 + T` or before, and `v + 1 + T - 1 - v = T`. With over-issuing at most `over_issued` prompts are ever
+left behind by a newer one; when one of them comes to the bound `M > T`, the policy decides: the step waits for it, or it is
+discarded or truncated once it is too old.
 """
 
 from collections import Counter
+from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass, replace
+from heapq import heappop, heappush
+from itertools import islice
+from typing import Literal
 
 CONSUMED = "consumed"
 ZERO_STD = "zero_std"
+FAILED = "failed"
 RUN_ENDED = "run_ended"
+
+StragglerPolicy = Literal["wait", "drop", "truncate"]
 
 
 def last_admissible_step(version: int, *, async_steps: int, num_training_steps: int) -> int:
@@ -30,15 +48,20 @@ class IssuedPrompt:
     prompt_id: str
     issue_number: int
     """Position in the run's prompt order, 0, 1, …"""
-    training_step: int
+    version: int
+    """No token of its group is older: the version served at its last issue; once it arrived, that of its oldest token."""
+    newest_version: int = -1
+    """Version of its newest token, once it arrived."""
     arrived: bool = False
+    num_attempts: int = 0
+    """Times that it was given to the engines."""
 
 
 class PromptLedger:
     """One prompt, one fate: issued = consumed + dropped (by reason) + open, at every moment.
 
-    A fate is first `stage`d and becomes final when its training step is `commit`ted, so that a checkpoint between two steps
-    never speaks of a step that it does not contain. Not thread-safe: the controller's lock guards it.
+    A fate is first `stage`d for a training step and becomes final when that step is `commit`ted, so that a checkpoint between two
+    steps never speaks of a step that it does not contain. Not thread-safe: the controller's lock guards it.
     """
 
     def __init__(self) -> None:
@@ -47,45 +70,48 @@ class PromptLedger:
         self.num_duplicates = 0
         self.fates: Counter[str] = Counter()
         self._open: dict[str, IssuedPrompt] = {}
-        self._staged: dict[str, str] = {}
+        self._staged: dict[int, dict[str, str]] = {}
+
+    def __getitem__(self, prompt_id: str) -> IssuedPrompt:
+        return self._open[prompt_id]
+
+    def open_prompts(self) -> list[IssuedPrompt]:
+        """In the order of their first issue."""
+        return sorted(self._open.values(), key=lambda p: p.issue_number)
 
     def issue(self, prompt: IssuedPrompt) -> None:
         assert prompt.prompt_id not in self._open, f"{prompt.prompt_id} is already issued and open"
         self._open[prompt.prompt_id] = prompt
         self.num_issued += 1
 
-    def arrive(self, prompt_id: str) -> bool:
-        """Record a result; False if it is not waited for (it came twice, or its prompt has its fate already)."""
+    def update(self, prompt: IssuedPrompt) -> None:
+        """What is known of an open prompt changed; its fate is still open."""
+        assert prompt.prompt_id in self._open, f"{prompt.prompt_id} is not open"
+        self._open[prompt.prompt_id] = prompt
+
+    def arrive(self, prompt_id: str) -> IssuedPrompt | None:
+        """The prompt of a result; None if it is not waited for (it came twice, or its prompt has its fate already)."""
         prompt = self._open.get(prompt_id)
         if prompt is None or prompt.arrived:
             self.num_duplicates += 1
-            return False
-        self._open[prompt_id] = replace(prompt, arrived=True)
-        return True
+            return None
+        return prompt
 
-    def for_step(self, training_step: int) -> list[IssuedPrompt]:
-        """Open prompts of a step in the order in which they were issued."""
-        prompts = [p for p in self._open.values() if p.training_step == training_step]
-        return sorted(prompts, key=lambda p: p.issue_number)
-
-    def is_staged(self, prompt_id: str) -> bool:
-        return prompt_id in self._staged
-
-    def stage(self, prompt_id: str, fate: str) -> None:
-        """Decide a fate that becomes final with the commit of the prompt's step."""
+    def stage(self, prompt_id: str, fate: str, training_step: int) -> None:
+        """Decide a fate that becomes final with the commit of `training_step`."""
         assert prompt_id in self._open, f"{prompt_id} got the fate {fate} but is not open"
-        assert prompt_id not in self._staged, f"{prompt_id} got the fate {fate} after {self._staged.get(prompt_id)}"
-        self._staged[prompt_id] = fate
+        staged = next((step for step, fates in self._staged.items() if prompt_id in fates), None)
+        assert staged is None, f"{prompt_id} got the fate {fate}, but step {staged} has it"
+        self._staged.setdefault(training_step, {})[prompt_id] = fate
 
     def commit(self, training_step: int) -> list[tuple[IssuedPrompt, str]]:
         """The step was trained: make the fates of its prompts final; they come back in the order of issue."""
-        prompts = self.for_step(training_step)
-        undecided = [prompt.prompt_id for prompt in prompts if prompt.prompt_id not in self._staged]
-        assert not undecided, f"step {training_step} is done, but {undecided} have no fate"
-        settled = [(prompt, self._staged.pop(prompt.prompt_id)) for prompt in prompts]
-        for prompt, fate in settled:
-            self.fates[fate] += 1
-            del self._open[prompt.prompt_id]
+        staged = self._staged.pop(training_step, {})
+        settled = sorted(
+            ((self._open.pop(prompt_id), fate) for prompt_id, fate in staged.items()),
+            key=lambda one: one[0].issue_number,
+        )
+        self.fates.update(fate for _, fate in settled)
         self.check()
         return settled
 
@@ -114,28 +140,246 @@ class PromptLedger:
         }
 
     def state_dict(self) -> dict:
-        """Plain values. Results are not part of it: open prompts will be issued again, but for those found to teach nothing."""
+        """Plain values. Results and staged fates are not part of it: open prompts will be issued again."""
         return {
             "num_issued": self.num_issued,
             "num_reissued": self.num_reissued,
             "num_duplicates": self.num_duplicates,
             "fates": dict(self.fates),
-            "open": [asdict(prompt) for prompt in self._open.values()],
-            "zero_std": [prompt_id for prompt_id, fate in self._staged.items() if fate == ZERO_STD],
+            "open": [asdict(prompt) for prompt in self.open_prompts()],
         }
 
-    def load_state_dict(self, state: dict) -> list[IssuedPrompt]:
-        """Restore, and return the open prompts that have to be issued again, in this order."""
+    def load_state_dict(self, state: dict) -> None:
+        """Restore; the open prompts have neither arrived nor been sent."""
         self.num_issued = state["num_issued"]
+        self.num_reissued = state["num_reissued"]
         self.num_duplicates = state["num_duplicates"]
         self.fates = Counter(state["fates"])
-        self._staged = dict.fromkeys(state["zero_std"], ZERO_STD)
-        self._open = {prompt["prompt_id"]: IssuedPrompt(**prompt) for prompt in state["open"]}
-        prompts = [
-            replace(prompt, arrived=False) for prompt in self._open.values() if not self.is_staged(prompt.prompt_id)
-        ]
-        prompts.sort(key=lambda p: p.issue_number)
-        self._open |= {prompt.prompt_id: prompt for prompt in prompts}
-        self.num_reissued = state["num_reissued"] + len(prompts)
+        self._staged = {}
+        self._open = {prompt["prompt_id"]: replace(IssuedPrompt(**prompt), arrived=False) for prompt in state["open"]}
         self.check()
-        return prompts
+
+
+@dataclass(frozen=True)
+class FlowOptions:
+    """The numbers that `PromptFlow` goes by; see the module."""
+
+    prompts_per_step: int
+    num_training_steps: int
+    staleness_threshold: int
+    max_staleness: int
+    over_issued: int = 0
+    straggler_policy: StragglerPolicy = "wait"
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """A complete group that belongs to the step being assembled."""
+
+    prompt: IssuedPrompt
+    oldest_trained_version: int
+    """Tokens that older weights sampled are not trained on (`truncate`); else no token is older."""
+    was_left_behind: bool
+    """Whether a prompt that was issued later was assigned before it."""
+
+
+class PromptFlow:
+    """Decides when a prompt is issued and which step takes its group. Knows neither clocks nor threads: callers hold a lock.
+
+    Consumes `set_version` (every engine serves it) and `arrive`; produces `next_prompt` and `assign`. None of its calls waits.
+    """
+
+    def __init__(self, options: FlowOptions, ledger: PromptLedger) -> None:
+        self.options = options
+        self.ledger = ledger
+        self.version = 0
+        self.assembling = 1
+        """The training step whose batch is being put together."""
+        self.num_stale_discarded = 0
+        self.next_issue_number = 0
+        self._unassigned: dict[int, str] = {}
+        """Issue number to prompt id; numbers only ever grow, so in the order of issue."""
+        self._unsent: list[int] = []
+        """Issue numbers to be issued (again), as a heap."""
+        self._arrived: dict[int, str] = {}
+        """Unassigned groups that are complete, in the order of arrival."""
+        self._places = options.prompts_per_step
+        """Groups that the step being assembled still takes."""
+        self._newest_assigned = -1
+        self._window_end = -1
+        self._window_room = 0
+        self._count_window()
+
+    # --- issuing ------------------------------------------------------------------------------------------------------
+
+    def set_version(self, version: int) -> None:
+        """Every engine serves `version` from now on."""
+        assert version >= self.version, f"version {version} after {self.version}"
+        self.version = version
+
+    @property
+    def num_admissible(self) -> int:
+        """Prompts that may be unassigned at once: the places in the steps that the threshold lets be filled now."""
+        options = self.options
+        last = last_admissible_step(
+            self.version, async_steps=options.staleness_threshold, num_training_steps=options.num_training_steps
+        )
+        return self._places + (last - self.assembling) * options.prompts_per_step if last >= self.assembling else 0
+
+    @property
+    def num_unassigned(self) -> int:
+        return len(self._unassigned)
+
+    def next_prompt(self) -> IssuedPrompt | None:
+        """The next prompt to give to the engines, as issued at the version served now; None while none may be."""
+        while self._unsent and not self._waits_for_issue(self._unsent[0]):
+            heappop(self._unsent)
+        if self._unsent:
+            number = self._unsent[0]
+            num_before = sum(1 for other in self._unassigned if other < number)
+            if num_before >= self.num_admissible:
+                return None
+            prompt = self.ledger[self._unassigned[heappop(self._unsent)]]
+        elif len(self._unassigned) < self.num_admissible:
+            prompt = self._issue()
+        else:
+            return None
+        prompt = replace(prompt, version=self.version, num_attempts=prompt.num_attempts + 1)
+        self.ledger.update(prompt)
+        return prompt
+
+    def _waits_for_issue(self, number: int) -> bool:
+        """A result that was given up for lost may have come after all."""
+        return number in self._unassigned and number not in self._arrived
+
+    def _issue(self) -> IssuedPrompt:
+        number = self.next_issue_number
+        prompt = IssuedPrompt(f"train-{number}", number, self.version)
+        self.next_issue_number += 1
+        self.ledger.issue(prompt)
+        self._unassigned[number] = prompt.prompt_id
+        if self._window_room > 0:
+            self._window_room -= 1
+            self._window_end = number
+        return prompt
+
+    # --- arrival ------------------------------------------------------------------------------------------------------
+
+    def arrive(self, prompt_id: str, *, oldest_version: int, newest_version: int) -> bool:
+        """A complete group is here; False if it is not waited for."""
+        prompt = self.ledger.arrive(prompt_id)
+        if prompt is None:
+            return False
+        self.ledger.update(replace(prompt, arrived=True, version=oldest_version, newest_version=newest_version))
+        self._arrived[prompt.issue_number] = prompt_id
+        return True
+
+    def give_up(self, prompt_id: str, *, max_attempts: int) -> bool:
+        """The engines failed on a prompt: it is issued again, or after `max_attempts` dropped as failed. Whether it is open."""
+        prompt = self.ledger.arrive(prompt_id)
+        if prompt is None:
+            return False
+        if prompt.num_attempts < max_attempts:
+            self._send_again(prompt)
+            return True
+        del self._unassigned[prompt.issue_number]
+        self.ledger.stage(prompt_id, FAILED, self.assembling)
+        self._count_window()
+        return False
+
+    def recover(self, present: Collection[str]) -> list[str]:
+        """After an engine died: issue again what was sent and is neither back nor among `present`; the prompt ids."""
+        unsent = set(self._unsent)
+        lost = [
+            prompt_id
+            for number, prompt_id in self._unassigned.items()
+            if number not in self._arrived and number not in unsent and prompt_id not in present
+        ]
+        for prompt_id in lost:
+            self._send_again(self.ledger[prompt_id])
+        return lost
+
+    def _send_again(self, prompt: IssuedPrompt) -> None:
+        self.ledger.update(replace(prompt, arrived=False))
+        self.ledger.num_reissued += 1
+        self._arrived.pop(prompt.issue_number, None)
+        heappush(self._unsent, prompt.issue_number)
+
+    # --- assembling ---------------------------------------------------------------------------------------------------
+
+    def assign(self) -> list[Assignment]:
+        """Give complete groups of the window to the step being assembled, in the order of arrival, while it has places."""
+        assigned = []
+        waited_for = self._last_chances()
+        for number, prompt_id in list(self._arrived.items()):
+            if self._places == 0:
+                break
+            if number > self._window_end or (number not in waited_for and self._places <= len(waited_for)):
+                continue
+            waited_for.discard(number)
+            if (assignment := self._assign(self.ledger[prompt_id])) is not None:
+                assigned.append(assignment)
+        return assigned
+
+    def _assign(self, prompt: IssuedPrompt) -> Assignment | None:
+        oldest_allowed = self.assembling - 1 - self.options.max_staleness
+        policy = self.options.straggler_policy
+        if prompt.version < oldest_allowed and not (policy == "truncate" and prompt.newest_version >= oldest_allowed):
+            assert policy != "wait", f"{prompt} is older than version {oldest_allowed} and was not waited for"
+            self.num_stale_discarded += 1
+            self._send_again(prompt)
+            return None
+        del self._arrived[prompt.issue_number], self._unassigned[prompt.issue_number]
+        self._places -= 1
+        was_left_behind = prompt.issue_number < self._newest_assigned
+        self._newest_assigned = max(self._newest_assigned, prompt.issue_number)
+        return Assignment(prompt, max(prompt.version, oldest_allowed), was_left_behind)
+
+    def _last_chances(self) -> set[int]:
+        """Prompts that the next step could not take any more without breaking the bound; this one waits for them."""
+        if self.options.over_issued == 0 or self.options.straggler_policy != "wait":
+            return set()
+        oldest_allowed_next = self.assembling - self.options.max_staleness
+        unsent = set(self._unsent)  # these will be issued at a newer version
+        return {
+            number
+            for number, prompt_id in self._window()
+            if number not in unsent and self.ledger[prompt_id].version < oldest_allowed_next
+        }
+
+    def _window(self) -> Iterator[tuple[int, str]]:
+        return islice(self._unassigned.items(), self._places + self.options.over_issued)
+
+    @property
+    def step_is_full(self) -> bool:
+        return self._places == 0
+
+    def extend_step(self) -> None:
+        """Nothing in the step's batch teaches anything: it takes as many groups again."""
+        self._places += self.options.prompts_per_step
+        self._count_window()
+
+    def close_step(self) -> None:
+        """The batch is complete; the next step is assembled."""
+        assert self.step_is_full, f"step {self.assembling} has {self._places} places left"
+        self.assembling += 1
+        self._places = self.options.prompts_per_step
+        self._count_window()
+
+    def _count_window(self) -> None:
+        """The window's last prompt. Assigning one of its prompts takes a place too, so it changes only when places are added."""
+        window = self._places + self.options.over_issued
+        self._window_room = max(0, window - len(self._unassigned))
+        self._window_end = max((number for number, _ in self._window()), default=-1)
+
+    # --- resuming -----------------------------------------------------------------------------------------------------
+
+    def start(self, training_step: int) -> None:
+        """Go on after `training_step`, whose weights every engine serves; open prompts are issued again, in their order."""
+        self.version = training_step
+        self.assembling = training_step + 1
+        for prompt in self.ledger.open_prompts():
+            self._unassigned[prompt.issue_number] = prompt.prompt_id
+            self.ledger.num_reissued += 1
+            heappush(self._unsent, prompt.issue_number)
+        self._count_window()
