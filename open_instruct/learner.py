@@ -4,6 +4,8 @@
         for each mini-batch (one optimizer step):
             for each micro-batch: forward ─► summed loss over trained tokens / tokens of the mini-batch on all ranks ─► backward
             clip, AdamW, learning rate
+        With `--streaming` the data comes in pieces, while the rest of the step is still being generated: plain sums go backward,
+        and their gradient is divided once the number of tokens is known.
     RayTrainGroup.async_update_weights(version) ─► rank 0 sends, the others take part in the gathers
 
 The loss is normalised by the exact number of trained tokens over all micro-batches and ranks, so a step does not depend on how
@@ -16,6 +18,7 @@ import socket
 import time
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,6 +41,25 @@ MODEL_PREFIX = "model."
 """What `LogProbModel` puts before a parameter's Hugging Face name."""
 
 
+@dataclass
+class _StepSums:
+    """What a training step adds up on one rank."""
+
+    sums: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    mismatches: list[dict[str, float]] = field(default_factory=list)
+    grad_norms: list[float] = field(default_factory=list)
+    num_tokens: int = 0
+    lr: float = 0.0
+    seconds: float = 0.0
+    optimizer_s: float = 0.0
+
+    def add(self, sums: dict[str, torch.Tensor], mismatch: dict[str, torch.Tensor] | None) -> None:
+        for name, value in sums.items():
+            self.sums[name] += float(value)
+        if mismatch is not None:
+            self.mismatches.append({name: float(value) for name, value in mismatch.items()})
+
+
 class PolicyTrainerRayProcess:
     """One DeepSpeed rank. Made a Ray actor by `RayTrainGroup`.
 
@@ -52,6 +74,8 @@ class PolicyTrainerRayProcess:
         self._sender: WeightSender | None = None
         self._client: EngineClient | None = None
         self._store: torch.distributed.TCPStore | None = None
+        self._step: _StepSums | None = None
+        """Of a step of which a piece was trained and the last is still to come."""
         if device.threads_per_worker:
             torch.set_num_threads(device.threads_per_worker)
 
@@ -169,40 +193,41 @@ class PolicyTrainerRayProcess:
 
     # --- training -----------------------------------------------------------------------------------------------------
 
-    def train(self, mini_batches: Sequence[MiniBatch]) -> dict[str, Any]:
-        """One training step on this rank's share.
+    def train(
+        self, mini_batches: Sequence[MiniBatch], *, is_last: bool = True, num_global_tokens: int = 0
+    ) -> dict[str, Any] | None:
+        """One training step on this rank's share, or one piece of it (`--streaming`).
 
-        Returns sums for `merge_step_metrics`: they are added up over ranks before anything is divided.
+        A piece that is not the step's last adds to the gradient and returns None. The last makes the optimizer step and returns
+        sums for `merge_step_metrics`: they are added up over ranks before anything is divided.
+
+        Args:
+            mini_batches: of a step in several pieces, one per piece.
+            num_global_tokens: trained tokens of the whole step over all ranks; needed where it comes in pieces.
         """
         started = time.perf_counter()
+        step = self._step or _StepSums()
+        in_pieces = self._step is not None or not is_last
+        self._step = None if is_last else step
+        if in_pieces:
+            self._accumulate(step, mini_batches, is_last=is_last)
+            if is_last:
+                self._apply_accumulated(step, num_global_tokens)
+        else:
+            self._train_whole(step, mini_batches)
+        step.num_tokens += sum(micro.num_tokens for mini in mini_batches for micro in mini.micro_batches)
+        step.seconds += time.perf_counter() - started
+        return self._report(step) if is_last else None
+
+    def _train_whole(self, step: "_StepSums", mini_batches: Sequence[MiniBatch]) -> None:
+        """All optimizer steps of a training step whose data is complete."""
         old_logprobs = self._old_logprobs(mini_batches)
-        sums: dict[str, float] = defaultdict(float)
-        mismatches: list[dict] = []
-        grad_norms: list[float] = []
-        lr = optimizer_s = 0.0
         for epoch in range(self._args.num_epochs):
             for number, mini_batch in enumerate(mini_batches):
                 parts = self._train_mini_batch(mini_batch, old_logprobs[number] if old_logprobs else None)
-                for part, mismatch in parts:
-                    for name, value in part.items():
-                        sums[name] += float(value)
-                    if epoch == 0 and number == 0:
-                        mismatches.append({name: float(value) for name, value in mismatch.items()})
-                lr = self.engine.get_lr()[0]
-                optimizer_started = time.perf_counter()
-                grad_norms.append(self._optimizer_step())
-                optimizer_s += time.perf_counter() - optimizer_started
-        num_tokens = sum(micro.num_tokens for mini in mini_batches for micro in mini.micro_batches)
-        return {
-            "sums": dict(sums),
-            "num_tokens": num_tokens * self._args.num_epochs,
-            "mismatches": mismatches,
-            "grad_norm": float(np.mean(grad_norms)),
-            "lr": lr,
-            "seconds": time.perf_counter() - started,
-            "optimizer_s": optimizer_s,
-            "memory_in_use_bytes": self._device.memory_in_use_bytes(),
-        }
+                for sums, mismatch in parts:
+                    step.add(sums, mismatch if epoch == 0 and number == 0 else None)
+                self._timed_optimizer_step(step)
 
     def _train_mini_batch(
         self, mini_batch: MiniBatch, old_logprobs: list[torch.Tensor] | None
@@ -210,7 +235,7 @@ class PolicyTrainerRayProcess:
         """Accumulate the gradient of one optimizer step; sums and engine mismatch per micro-batch."""
         parts = []
         last = len(mini_batch.micro_batches) - 1
-        denominator = self._denominator(mini_batch)
+        denominator = self._denominator(mini_batch.num_global_tokens)
         for number, micro_batch in enumerate(mini_batch.micro_batches):
             self.engine.set_gradient_accumulation_boundary(number == last)
             loss_sum, sums, mismatch = self._loss(micro_batch, old_logprobs[number] if old_logprobs else None)
@@ -219,9 +244,50 @@ class PolicyTrainerRayProcess:
             parts.append((sums, mismatch))
         return parts
 
-    def _denominator(self, mini_batch: MiniBatch) -> float:
+    def _accumulate(self, step: "_StepSums", mini_batches: Sequence[MiniBatch], *, is_last: bool) -> None:
+        """Forward and backward of one piece. The denominator is not known yet, so the gradient is that of plain sums."""
+        micro_batches = [micro for mini_batch in mini_batches for micro in mini_batch.micro_batches]
+        for number, micro_batch in enumerate(micro_batches):
+            self.engine.set_gradient_accumulation_boundary(is_last and number == len(micro_batches) - 1)
+            loss_sum, sums, mismatch = self._loss(micro_batch, None)
+            self.engine.backward(loss_sum * self.world_size, scale_wrt_gas=False)
+            step.add(sums, mismatch)
+
+    def _apply_accumulated(self, step: "_StepSums", num_global_tokens: int) -> None:
+        """Divide the summed gradient, then clip and step as ever."""
+        denominator = self._denominator(num_global_tokens)
+        if self._args.deepspeed_stage == 0:
+            for parameter in self.engine.module.parameters():
+                if parameter.grad is not None:
+                    parameter.grad.div_(denominator)
+            self._timed_optimizer_step(step)
+            return
+        # ZeRO holds the gradients in partitions of its own and divides them by the loss scale; `backward` multiplies by it.
+        self.engine.optimizer.override_loss_scale(denominator)
+        self._timed_optimizer_step(step)
+        self.engine.optimizer.override_loss_scale(1.0)
+
+    def _timed_optimizer_step(self, step: "_StepSums") -> None:
+        step.lr = self.engine.get_lr()[0]
+        started = time.perf_counter()
+        step.grad_norms.append(self._optimizer_step())
+        step.optimizer_s += time.perf_counter() - started
+
+    def _report(self, step: "_StepSums") -> dict[str, Any]:
+        return {
+            "sums": dict(step.sums),
+            "num_tokens": step.num_tokens * self._args.num_epochs,
+            "mismatches": step.mismatches,
+            "grad_norm": float(np.mean(step.grad_norms)),
+            "lr": step.lr,
+            "seconds": step.seconds,
+            "optimizer_s": step.optimizer_s,
+            "memory_in_use_bytes": self._device.memory_in_use_bytes(),
+        }
+
+    def _denominator(self, num_global_tokens: int) -> float:
         if self._args.loss_denominator == "token":
-            return max(mini_batch.num_global_tokens, 1)
+            return max(num_global_tokens, 1)
         return float(self._args.loss_denominator)
 
     def _loss(
@@ -432,9 +498,12 @@ class RayTrainGroup:
     def async_init_weight_update_connections(self, rollout_engines: "list[ActorHandle]") -> list:
         return self._all("connect_rollout_engines", rollout_engines)
 
-    def async_train(self, rank_data: Sequence[object]) -> list:
-        """Train on `rank_data`, one reference to a `list[MiniBatch]` per rank."""
-        return [worker.train.remote(data) for worker, data in zip(self.workers, rank_data, strict=True)]
+    def async_train(self, rank_data: Sequence[object], *, is_last: bool = True, num_global_tokens: int = 0) -> list:
+        """Train on `rank_data`, one reference to a `list[MiniBatch]` per rank: a whole step, or a piece of one."""
+        return [
+            worker.train.remote(data, is_last=is_last, num_global_tokens=num_global_tokens)
+            for worker, data in zip(self.workers, rank_data, strict=True)
+        ]
 
     def async_update_weights(self, version: int) -> list:
         return self._all("update_weights", version)

@@ -85,6 +85,28 @@ class Learners:
         refs = self.group.async_train([self.ray.put(batches) for batches in ranks])
         return merge_step_metrics(self.ray.get(refs, timeout=TIMEOUT_S))
 
+    def train_in_pieces(self, pieces: list[list[TrainingSample]], *, pack_length: int = 512) -> dict[str, float]:
+        """One step whose data comes in pieces, as with `--streaming`; the last may be empty."""
+        from open_instruct.learner import merge_step_metrics
+
+        refs = []
+        for number, samples in enumerate(pieces):
+            ranks = prepare_collated_data_for_workers(
+                samples,
+                dp_world_size=self.args.num_learners,
+                pack_length=pack_length,
+                rows=1,
+                layout="padded",
+                pad_token_id=0,
+                num_mini_batches=1,
+            )
+            refs = self.group.async_train(
+                [self.ray.put(batches) for batches in ranks],
+                is_last=number == len(pieces) - 1,
+                num_global_tokens=sum(len(sample.response) for piece in pieces for sample in piece),
+            )
+        return merge_step_metrics(self.ray.get(refs, timeout=TIMEOUT_S))
+
     def weights(self, directory: Path) -> dict[str, torch.Tensor]:
         from safetensors.torch import load_file
 
@@ -114,14 +136,19 @@ def change_since_start(model_path: str, now: dict[str, torch.Tensor]) -> dict[st
 def test_every_stage_takes_the_step_of_plain_torch(
     ray_session: Any, tied_model: str, tmp_path: Path, stage: int, num_learners: int
 ) -> None:
-    batches = [make_samples(15, seed=1), make_samples(9, seed=2)]
+    batches = [make_samples(15, seed=1), make_samples(9, seed=2), make_samples(7, seed=3)]
     learners = Learners(
         ray_session, deepspeed_stage=stage, num_learners_per_node=[num_learners], lr_scheduler_type="constant"
     )
-    metrics = [learners.train(batch, pack_length=128) for batch in batches]  # many micro-batches of unequal size
+    first, second, third = batches  # many micro-batches of unequal size
+    metrics = [
+        learners.train(first, pack_length=128),
+        learners.train_in_pieces([second[:2], second[2:7], second[7:], []], pack_length=128),
+        learners.train(third, pack_length=128),
+    ]
     change = change_since_start(tied_model, learners.weights(tmp_path / "model"))
     learners.close()
-    reference = plain_steps(tied_model, batches, [LEARNING_RATE] * 2)
+    reference = plain_steps(tied_model, batches, [LEARNING_RATE] * 3)
     assert relative_error(change, reference) < 1e-4
     assert all(one["optim/grad_norm"] > 0 and one["lr"] == LEARNING_RATE for one in metrics)
     assert all(one["val/ratio"] == pytest.approx(1.0) and one["policy/clipfrac_avg"] == 0 for one in metrics)
@@ -152,6 +179,22 @@ def test_accumulated_micro_batches_equal_one_large_batch(
     assert relative_error(change, reference) < 1e-4
     assert parts["loss/policy_avg"] == pytest.approx(whole["loss/policy_avg"], abs=1e-6)
     assert parts["optim/grad_norm"] == pytest.approx(whole["optim/grad_norm"], rel=1e-4)
+
+
+def test_pieces_equal_the_whole_batch(ray_session: Any, one_learner: Learners, tmp_path: Path) -> None:
+    one_learner.train(make_samples(24, seed=8))
+    samples = make_samples(24, seed=9)
+    one_learner.ray.get(one_learner.group.async_save_checkpoint(str(tmp_path / "start")), timeout=TIMEOUT_S)
+    start = one_learner.weights(tmp_path / "before")
+    whole = one_learner.train(samples)
+    after_whole = one_learner.weights(tmp_path / "whole")
+    ray_session.get(one_learner.group.async_load_checkpoint(str(tmp_path / "start")), timeout=TIMEOUT_S)
+    pieces = one_learner.train_in_pieces([samples[20:], samples[:3], samples[3:20]])
+    after_pieces = one_learner.weights(tmp_path / "pieces")
+    change = {name: after_pieces[name] - start[name] for name in start}
+    assert relative_error(change, {name: after_whole[name] - start[name] for name in start}) < 1e-4
+    for name in ("loss/policy_avg", "policy/entropy_avg", "optim/grad_norm", "val/ratio", "lr"):
+        assert pieces[name] == pytest.approx(whole[name], rel=1e-4, abs=1e-6), name
 
 
 def test_saved_model_is_read_by_transformers(one_learner: Learners, tmp_path: Path) -> None:
