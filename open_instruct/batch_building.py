@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -21,6 +22,8 @@ class ScoredGroup:
     scores: np.ndarray  # (G,) float32 in [0, 1]
     num_failures: int
     """Responses whose verifier timed out, crashed or raised; they score 0."""
+    score_s: float = 0.0
+    """Seconds from the arrival of the group to its last score."""
 
     @property
     def has_zero_std(self) -> bool:
@@ -34,27 +37,46 @@ def training_samples(
     verification_reward: float,
     advantage_normalization_type: str,
     mask_truncated_completions: bool,
+    masks: Sequence[Sequence[np.ndarray]] | None = None,
 ) -> list[TrainingSample]:
     """One sample per response, with the advantage of its reward within its group, in the order of `groups`.
 
     With `mask_truncated_completions` responses that did not end by themselves count in their group's baseline, but no token of
-    theirs is trained on; they are left out.
+    theirs is trained on; they are left out. So are responses of whose tokens `masks` (per group and response, (R,) bool; by
+    default all True) lets none be trained on.
     """
+    if masks is None:
+        masks = [[np.ones(len(response), dtype=bool) for response in group.result.responses] for group in groups]
     rewards_PG = verification_reward * np.stack([group.scores for group in groups])
     advantages_PG = calculate_group_advantages(rewards_PG, advantage_normalization_type)
     return [
         TrainingSample(
             query=group.query,
             response=response,
-            mask=np.ones(len(response), dtype=bool),
+            mask=mask,
             logprobs=logprobs,
             advantage=float(advantage),
         )
-        for group, advantages in zip(groups, advantages_PG, strict=True)
-        for response, logprobs, reason, advantage in zip(
-            group.result.responses, group.result.logprobs, group.result.finish_reasons, advantages, strict=True
+        for group, advantages, group_masks in zip(groups, advantages_PG, masks, strict=True)
+        for response, logprobs, reason, advantage, mask in zip(
+            group.result.responses,
+            group.result.logprobs,
+            group.result.finish_reasons,
+            advantages,
+            group_masks,
+            strict=True,
         )
-        if len(response) and (reason == "stop" or not mask_truncated_completions)
+        if mask.any() and (reason == "stop" or not mask_truncated_completions)
+    ]
+
+
+def fresh_masks(result: GenerationResult, oldest_allowed_version: int) -> list[np.ndarray]:
+    """Per response (R,) bool: True on tokens that weights of `oldest_allowed_version` or newer sampled."""
+    return [
+        np.repeat([version >= oldest_allowed_version for version, _ in spans], [length for _, length in spans]).astype(
+            bool
+        )
+        for spans in result.version_spans
     ]
 
 
@@ -129,6 +151,87 @@ def step_metrics(
     }
 
 
+def freshness_metrics(
+    training_step: int, groups: Sequence[ScoredGroup], oldest_trained_versions: Sequence[int], *, now: float
+) -> dict[str, float]:
+    """Ages of the samples (responses) of `groups`, in training steps, and seconds from the end of their generation to `now`.
+
+    The names are those of the fully async policy, where a sample is stale when it is more than 1 step old. A sample is as old as
+    its group's oldest trained token.
+    """
+    sizes = [len(group.result.responses) for group in groups]
+    ages = np.repeat([sample_age(training_step, version) for version in oldest_trained_versions], sizes)
+    statistics = [group.result.token_statistics for group in groups]
+    latencies = np.repeat([now - (one.start_time + one.generation_time) for one in statistics], sizes)
+    freshness = {
+        "avg_sample_age": float(ages.mean()),
+        "max_sample_age": int(ages.max()),
+        "min_sample_age": int(ages.min()),
+        "stale_samples_ratio": float((ages > 1).mean()),
+    }
+    return {
+        **freshness,
+        **{f"freshness/{name}": value for name, value in freshness.items()},
+        "freshness/avg_sample_latency": float(latencies.mean()),
+        "freshness/max_sample_latency": float(latencies.max()),
+        "version_diversity": len(set(oldest_trained_versions)),
+    }
+
+
+def straggler_metrics(groups: Sequence[ScoredGroup]) -> dict[str, Any]:
+    """Who was slow: seconds per group in each phase, and the identity of the slowest. No tools are called in single turns."""
+    statistics = [group.result.token_statistics for group in groups]
+    phases = {
+        "generate_sequences": np.array([one.generation_time for one in statistics]),
+        "tool_calls": np.zeros(len(groups)),
+        "compute_score": np.array([group.score_s for group in groups]),
+    }
+    preempted = np.array([one.num_preempted for one in statistics])
+    slowest = int(np.argmax(sum(phases.values())))
+    metrics: dict[str, Any] = {}
+    for name, values in (*phases.items(), ("num_preempted", preempted)):
+        metrics |= {
+            f"agent_loop/{name}/min": float(values.min()),
+            f"agent_loop/{name}/max": float(values.max()),
+            f"agent_loop/{name}/mean": float(values.mean()),
+            f"agent_loop/slowest/{name}": float(values[slowest]),
+        }
+    generation = phases["generate_sequences"]
+    metrics |= {f"agent_loop/generate_sequences/p{q}": float(np.percentile(generation, q)) for q in (50, 95)}
+    result = groups[slowest].result
+    return metrics | {
+        "agent_loop/slowest/prompt_length": len(groups[slowest].query),
+        "agent_loop/slowest/response_length": max(len(response) for response in result.responses),
+        "agent_loop/slowest/prompt_id": result.prompt_id,
+        "agent_loop/slowest/engine_id": result.engine_id,
+    }
+
+
+class OverIssueBias:
+    """How much shorter the responses are that a step took first than those it left to a later one; over the whole run."""
+
+    def __init__(self) -> None:
+        self._lengths: dict[bool, list[int]] = {True: [0, 0], False: [0, 0]}
+        self._num_left_behind = 0
+
+    def record(self, group: ScoredGroup, *, was_left_behind: bool) -> None:
+        total = self._lengths[was_left_behind]
+        total[0] += sum(len(response) for response in group.result.responses)
+        total[1] += len(group.result.responses)
+        self._num_left_behind += was_left_behind
+
+    def metrics(self) -> dict[str, float]:
+        """Groups left behind so far, and mean response lengths in tokens; nothing before the first was left behind."""
+        if not self._num_left_behind:
+            return {}
+        mean = {which: tokens / max(number, 1) for which, (tokens, number) in self._lengths.items()}
+        return {
+            "over_issue/num_left_behind": self._num_left_behind,
+            "over_issue/response_length_taken": mean[False],
+            "over_issue/response_length_left": mean[True],
+        }
+
+
 def advantage_metrics(samples: Sequence[TrainingSample]) -> dict[str, float]:
     """Over the samples of a batch, each counted once whatever its length."""
     advantages = np.array([sample.advantage for sample in samples])
@@ -139,15 +242,14 @@ def advantage_metrics(samples: Sequence[TrainingSample]) -> dict[str, float]:
     }
 
 
-def packed_ratio(rank_batches: Sequence[Sequence[MiniBatch]], samples: Sequence[TrainingSample]) -> float:
-    """Real tokens over the tokens that the learners compute, padding and filling rows included."""
-    computed = sum(
+def num_computed_tokens(rank_batches: Sequence[Sequence[MiniBatch]]) -> int:
+    """Tokens that the learners compute, padding and filling rows included."""
+    return sum(
         micro_batch.query_responses.size
         for batches in rank_batches
         for mini_batch in batches
         for micro_batch in mini_batch.micro_batches
     )
-    return sum(len(sample) for sample in samples) / computed
 
 
 def evaluation_metrics(groups: Sequence[ScoredGroup], *, verification_reward: float) -> dict[str, float]:

@@ -10,7 +10,7 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
@@ -23,7 +23,10 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from open_instruct.config import GRPOConfig
 from open_instruct.config_checks import shown
 from open_instruct.device import Device
+from open_instruct.engine_supervisor import EngineSupervisor
+from open_instruct.failures import ComponentDied, root_cause
 from open_instruct.learner import PolicyTrainerRayProcess, RayTrainGroup
+from open_instruct.message_queue import MessageQueue, default_queue_size
 from open_instruct.prompt_dataset import PromptDataset
 from open_instruct.rollout import ControllerOptions, RolloutController, RolloutManager
 from open_instruct.vllm_utils3 import EngineOptions, LLMRayActor
@@ -51,10 +54,6 @@ class Interrupted(Exception):
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
         self.exit_code = EXIT_PREEMPTED if number == signal.SIGTERM else EXIT_INTERRUPTED
-
-
-class ComponentDied(RuntimeError):
-    """An actor of the run died or failed; the message names it and the cause."""
 
 
 class Signals:
@@ -115,15 +114,28 @@ class Parts:
     manager: RolloutManager
     group: RayTrainGroup
     queues: list[Queue]
+    message_queue: MessageQueue
+    supervisor: EngineSupervisor
     signals: Signals
-    engine_futures: list[Any] = field(default_factory=list)
-    """One per engine, of `process_queue_continuously`: done means dead."""
+    watches: dict[str, Any] = field(default_factory=dict)
+    """References that are done only when something is wrong, by the name of the part."""
+    heartbeats: "Heartbeats | None" = None
 
-    def wait(self, refs: Any, *, what: str, timeout_s: float, interruptible: bool = False) -> Any:
+    def wait(
+        self,
+        refs: Any,
+        *,
+        what: str,
+        timeout_s: float,
+        interruptible: bool = False,
+        watched: Sequence[Any] = (),
+        on_poll: Callable[[], None] | None = None,
+    ) -> Any:
         """The values of `refs` (one reference or a list).
 
         Raises `TimeoutError` that names `what`, `ComponentDied` if an actor failed, and, where nothing is lost by leaving
-        (`interruptible`), `Interrupted` when a signal came.
+        (`interruptible`), `Interrupted` when a signal came. Those of `watched` are not waited for, but their failure is noticed.
+        `on_poll` is called now and then.
         """
         all_refs = list(refs) if isinstance(refs, list) else [refs]
         values: dict[Any, Any] = {}
@@ -132,6 +144,11 @@ class Parts:
             if interruptible:
                 self.signals.raise_if_received()
             self.check_health()
+            if on_poll is not None:
+                on_poll()
+            failed, _ = ray.wait(list(watched), num_returns=len(watched), timeout=0) if watched else ([], [])
+            for ref in failed:
+                _value(ref, what)
             done, waiting = ray.wait(pending, num_returns=len(pending), timeout=HEALTH_POLL_S)
             for ref in done:  # at once: while one has failed, the others may wait for it in a collective
                 values[ref] = _value(ref, what)
@@ -153,26 +170,34 @@ class Parts:
         for number, engine in enumerate(engines):
             ready(engine.ready.remote(), f"the start of engine {number}")
         ready(learners, "the start of the learners")
-        ready(group.async_init_weight_update_connections(engines), "the connection of learners and engines")
+
+    def watch(self) -> None:
+        """From now on notice when the controller or a queue fails or hangs."""
+        self.watches["the controller"] = self.manager.controller.watch.remote()
+        prompts, results = self.queues
+        self.heartbeats = Heartbeats(
+            {
+                "the prompt queue": prompts.actor.qsize.remote,
+                "the results queue": results.actor.qsize.remote,
+                "the message queue": self.message_queue.get_statistics_ref,
+            }
+        )
 
     def check_health(self) -> None:
-        """Raise `ComponentDied` if an engine has ended."""
-        if not self.engine_futures:
-            return
-        ended, _ = ray.wait(self.engine_futures, num_returns=1, timeout=0)
-        for future in ended:
-            number = self.engine_futures.index(future)
-            try:
-                ray.get(future, timeout=SHUTDOWN_S)
-            except ray.exceptions.RayError as error:
-                raise ComponentDied(f"engine {number} died: {root_cause(error)}") from error
-            raise ComponentDied(f"engine {number} ended before the run did")
+        """Raise `ComponentDied` if a part has ended that cannot be replaced; replace engines that have."""
+        for name, ref in self.watches.items():
+            if ray.wait([ref], timeout=0)[0]:
+                _value(ref, name)
+                raise ComponentDied(f"{name} ended before the run did")
+        if self.heartbeats is not None:
+            self.heartbeats.check()
+        self.supervisor.check()
 
     def shut_down(self) -> None:
         """End all parts: asked first, killed when they do not answer. Never raises: it runs while an error is on its way."""
         engines, controller = self.manager.rollout_engines, self.manager.controller
         asked = [actor.stop.remote() for actor in (*engines, controller)]
-        expected = [*asked, *self.engine_futures]
+        expected = [*asked, *self.supervisor.futures]
         answered, _ = ray.wait(expected, num_returns=len(expected), timeout=SHUTDOWN_S)
         ended = [engine.shutdown.remote() for engine, ref in zip(engines, asked, strict=False) if ref in answered]
         if ended:
@@ -181,6 +206,32 @@ class Parts:
             ray.kill(actor)
         for queue in self.queues:
             queue.shutdown(force=True)
+        self.message_queue.shutdown()
+
+
+class Heartbeats:
+    """Asks parts for a sign of life without waiting for the answer; one that fails or stays silent ends the run."""
+
+    EVERY_S = 5.0
+    LIMIT_S = 60.0
+
+    def __init__(self, ask: dict[str, Callable[[], Any]]) -> None:
+        self._ask = ask
+        self._asked: dict[str, tuple[Any, float]] = {}
+        self._last_round = 0.0
+
+    def check(self) -> None:
+        now = time.monotonic()
+        if now - self._last_round > self.EVERY_S:
+            self._last_round = now
+            for name, ask in self._ask.items():
+                self._asked.setdefault(name, (ask(), now))
+        for name, (ref, asked_at) in list(self._asked.items()):
+            if ray.wait([ref], timeout=0)[0]:
+                _value(ref, name)
+                del self._asked[name]
+            elif now - asked_at > self.LIMIT_S:
+                raise ComponentDied(f"{name} did not answer for {self.LIMIT_S:g} s")
 
 
 def _value(ref: Any, what: str) -> Any:
@@ -188,15 +239,6 @@ def _value(ref: Any, what: str) -> Any:
         return ray.get(ref, timeout=SHUTDOWN_S)
     except ray.exceptions.RayError as error:
         raise ComponentDied(f"{what} failed: {root_cause(error)}") from error
-
-
-def root_cause(error: BaseException) -> str:
-    """One line on what lies under an error that came through Ray."""
-    while isinstance(error, ray.exceptions.RayTaskError) and error.cause is not None:
-        error = error.cause
-    text = str(error).strip().splitlines() or [""]
-    meaningful = [line.strip() for line in text if line.strip()]
-    return f"{type(error).__name__}: {meaningful[-1] if meaningful else 'no message'}"[:500]
 
 
 def missing_resources(args: GRPOConfig, device: Device) -> list[str]:
@@ -217,9 +259,18 @@ def missing_resources(args: GRPOConfig, device: Device) -> list[str]:
 def create_queues(args: GRPOConfig) -> tuple[Queue, Queue]:
     """`param_prompt_Q` and `inference_results_Q`, bounded, on the driver's node."""
     prompts = max(2, BUNDLES_QUEUED_PER_ENGINE * args.vllm_num_engines)
-    results = 4 * (args.async_steps + 1) * args.num_unique_prompts_rollout
+    results = 4 * (args.staleness_bound + 1) * args.num_unique_prompts_rollout
     options = {"num_cpus": 0, "scheduling_strategy": on_this_node()}
     return Queue(maxsize=prompts, actor_options=options), Queue(maxsize=results, actor_options=options)
+
+
+def create_message_queue(args: GRPOConfig) -> MessageQueue:
+    """Ready training data on its way to the learners, on the driver's node."""
+    return MessageQueue.create(
+        default_queue_size(args),
+        max_staleness=args.staleness_bound,
+        actor_options={"scheduling_strategy": on_this_node()},
+    )
 
 
 def on_this_node() -> NodeAffinitySchedulingStrategy:
@@ -233,18 +284,20 @@ def create_controller(
     queues: tuple[Queue, Queue],
     *,
     pad_token_id: int,
+    message_queue: MessageQueue,
+    rollouter_cls: type[RolloutController] = RolloutController,
 ) -> "ActorHandle":
-    """The `RolloutController` actor, on the driver's node."""
+    """The `RolloutController` actor (or that of a subclass), on the driver's node."""
     options = ControllerOptions(
         num_ranks=args.num_learners,
         layout=device.collation_layout,
         pad_token_id=pad_token_id,
         tokenizer_name_or_path=args.tokenizer_name,
     )
-    actor = ray.remote(RolloutController).options(
-        num_cpus=0, max_concurrency=8, scheduling_strategy=on_this_node(), runtime_env=_actor_env(device)
+    actor = ray.remote(rollouter_cls).options(
+        num_cpus=0, max_concurrency=16, scheduling_strategy=on_this_node(), runtime_env=_actor_env(device)
     )
-    return actor.remote(args, options, *datasets, *queues)
+    return actor.remote(args, options, *datasets, *queues, message_queue=message_queue)
 
 
 def create_vllm_engines(
@@ -252,20 +305,19 @@ def create_vllm_engines(
 ) -> "list[ActorHandle]":
     """`--vllm_num_engines` engine actors that share the queues."""
     return [
-        ray.remote(LLMRayActor)
-        .options(
-            max_concurrency=8,
-            runtime_env=_actor_env(device),
-            **device.engine_resources(args.vllm_tensor_parallel_size),
-        )
-        .remote(
-            number,
-            engine_options(args, device, seed=args.seed + number, max_model_len=max_model_len),
-            *queues,
-            timeout_s=args.weight_sync_timeout_s,
-        )
+        create_vllm_engine(args, device, queues, number, max_model_len=max_model_len)
         for number in range(args.vllm_num_engines)
     ]
+
+
+def create_vllm_engine(
+    args: GRPOConfig, device: Device, queues: tuple[Queue, Queue], number: int, *, max_model_len: int
+) -> "ActorHandle":
+    actor = ray.remote(LLMRayActor).options(
+        max_concurrency=8, runtime_env=_actor_env(device), **device.engine_resources(args.vllm_tensor_parallel_size)
+    )
+    options = engine_options(args, device, seed=args.seed + number, max_model_len=max_model_len)
+    return actor.remote(number, options, *queues, timeout_s=args.weight_sync_timeout_s)
 
 
 def engine_options(args: GRPOConfig, device: Device, *, seed: int, max_model_len: int) -> EngineOptions:
@@ -282,6 +334,8 @@ def engine_options(args: GRPOConfig, device: Device, *, seed: int, max_model_len
         seed=seed,
         enforce_eager=args.vllm_enforce_eager,
         enable_prefix_caching=args.vllm_enable_prefix_caching,
+        inflight_updates=args.inflight_updates,
+        generation_timeout=args.generation_timeout,
         extra=device.engine_kwargs(
             max_model_len=max_model_len,
             gpu_memory_utilization=args.vllm_gpu_memory_utilization,
@@ -314,12 +368,27 @@ def create_parts(
     *,
     pad_token_id: int,
     max_model_len: int,
+    message_queue: MessageQueue,
+    rollouter_cls: type[RolloutController] = RolloutController,
 ) -> Parts:
     """All actors of a run; they start side by side, `wait_until_ready` waits for them."""
-    controller = create_controller(args, device, datasets, queues, pad_token_id=pad_token_id)
+    controller = create_controller(
+        args,
+        device,
+        datasets,
+        queues,
+        pad_token_id=pad_token_id,
+        message_queue=message_queue,
+        rollouter_cls=rollouter_cls,
+    )
     engines = create_vllm_engines(args, device, queues, max_model_len=max_model_len)
     group = create_actor_group(args, device)
-    return Parts(RolloutManager(controller, engines), group, list(queues), signals)
+
+    def start_engine(number: int) -> "ActorHandle":
+        return create_vllm_engine(args, device, queues, number, max_model_len=max_model_len)
+
+    supervisor = EngineSupervisor(args, engines, controller, start_engine)
+    return Parts(RolloutManager(controller, engines), group, list(queues), message_queue, supervisor, signals)
 
 
 class Timer:

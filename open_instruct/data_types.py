@@ -96,6 +96,11 @@ class GenerationResult:
         """Version of the oldest weights that sampled a token of the group; without a token, of those at its issue."""
         return min((version for spans in self.version_spans for version, _ in spans), default=self.training_step - 1)
 
+    @property
+    def newest_version(self) -> int:
+        """Version of the newest weights that sampled a token of the group."""
+        return max((version for spans in self.version_spans for version, _ in spans), default=self.training_step - 1)
+
 
 @dataclass(frozen=True)
 class ShutdownSentinel:

@@ -5,11 +5,12 @@
     PromptOrder ─► RolloutController ──► param_prompt_Q ──► LLMRayActor × N    process_queue_continuously()
                       │   ▲                                      │   ▲
                       │   └── inference_results_Q ◄──────────────┘   │ weights of version t
-         batch t      ▼                                              │
-    step loop ──► RayTrainGroup: PolicyTrainerRayProcess × M ────────┘
+                      ▼                                              │
+                 MessageQueue ──► FullyAsyncTrainer ──► RayTrainGroup: PolicyTrainerRayProcess × M ──► ParameterSynchronizer
 
-Each step of the loop below waits for batch t (unblocked by the controller), lets the learners train on it, sends version t to
-every engine, and tells the controller, which then admits the prompts that the staleness bound (`--async_steps`) allows.
+Each step of the loop below waits for the data of step t (unblocked by the controller), lets the learners train on it, sends
+version t to every engine, and tells the controller, which then admits the prompts that the staleness bound allows. The other door
+to the same loop is `fully_async_main.py`.
 """
 
 import sys
@@ -22,7 +23,7 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from open_instruct import coordinator
 from open_instruct.checkpoints import CheckpointStore, different_options, written_whole
@@ -31,16 +32,19 @@ from open_instruct.config import GRPOConfig
 from open_instruct.config_checks import collect_mistakes, load_tokenizer
 from open_instruct.coordinator import ComponentDied, Interrupted, Parts, Timer
 from open_instruct.dataset_transformation import DatasetError, LoadReport, load_prompts
+from open_instruct.fully_async_trainer import FullyAsyncTrainer, TrainedStep
 from open_instruct.ground_truth_utils import verifier_names
-from open_instruct.learner import merge_step_metrics
+from open_instruct.message_queue import MessageQueue
+from open_instruct.parameter_synchronizer import ParameterSynchronizer
 from open_instruct.prompt_dataset import PromptDataset
-from open_instruct.run_log import SUMMARY_FILE, RunLog
+from open_instruct.rollout import RolloutController
+from open_instruct.run_log import SUMMARY_FILE, ComponentStatus, Monitor, RunLog
 from open_instruct.run_summary import PromptCounts, RunSummary, format_summary_table, read_summary
 
-if TYPE_CHECKING:
-    from open_instruct.data_types import RolloutBatch
-
 logger = logging.getLogger(__name__)
+
+CONTROL_S = 60.0
+"""Deadline of a call that only asks or tells something."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,18 @@ class RunInputs:
     eval_dataset: PromptDataset | None
     pad_token_id: int
     reports: list[LoadReport]
+
+
+@dataclass(frozen=True)
+class Roles:
+    """Classes and functions that a user may put in place of ours."""
+
+    trainer: type[FullyAsyncTrainer] = FullyAsyncTrainer
+    rollouter: type[RolloutController] = RolloutController
+    monitor: Monitor | None = None
+    """`custom_monitor(trainer_stats, rollouter_stats)`, every `--statistics_interval_s`."""
+    component_log_file: str | None = None
+    """A further log under the output directory, in the format that the fully async policy documents."""
 
 
 @dataclass
@@ -74,8 +90,11 @@ class Run:
     log: RunLog
     store: CheckpointStore
     evaluates: bool
+    trainer: FullyAsyncTrainer
+    synchronizer: ParameterSynchronizer
+    message_queue: MessageQueue
+    timer: Timer
     progress: Progress = field(default_factory=Progress)
-    timer: Timer = field(default_factory=Timer)
     evaluation_of: int | None = None
     """Version whose evaluation is in flight."""
 
@@ -83,27 +102,30 @@ class Run:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run GRPO; the exit code: 0 done, 1 failed, 85 ended by SIGTERM with a checkpoint, 130 by Ctrl-C."""
     args, inputs = read_options_and_data(sys.argv[1:] if argv is None else argv)
+    return run(args, inputs)
+
+
+def run(args: GRPOConfig, inputs: "RunInputs", roles: Roles = Roles()) -> int:
+    """A whole run, or the rest of one; the exit code. Both doors come here once options and data are checked."""
     if is_complete(args):
         return tell_that_it_is_complete(args)
-    log = RunLog(args)
+    log = RunLog(args, monitor=roles.monitor, component_log_file=roles.component_log_file)
     for report in inputs.reports:
         log.data(report.num_rows, num_overlong=report.num_overlong, num_excluded=report.num_excluded)
     try:
         with coordinator.ray_cluster() as signals:
             if mistakes := coordinator.missing_resources(args, args.device):
                 fail_with(mistakes)
-            param_prompt_Q, inference_results_Q = coordinator.create_queues(args)
-            parts = start_parts(args, inputs, (param_prompt_Q, inference_results_Q), signals)
-            run = Run(args, parts, log, checkpoint_store(args), evaluates=inputs.eval_dataset is not None)
+            current = set_up(args, inputs, roles, log, signals)
             try:
-                resume(run)
-                start_queue_processing_on_actors(run)
-                train(run)
-                finish(run)
+                resume(current)
+                start_queue_processing_on_actors(current)
+                train(current)
+                finish(current)
             except Interrupted as interruption:
-                return stop_early(run, interruption)
+                return stop_early(current, interruption)
             finally:
-                parts.shut_down()
+                current.parts.shut_down()
     except (ComponentDied, TimeoutError) as error:
         log.failed(error)
         return 1
@@ -215,7 +237,33 @@ def checkpoint_store(args: GRPOConfig) -> CheckpointStore:
 # --- start and end of the parts ---------------------------------------------------------------------------------------
 
 
-def start_parts(args: GRPOConfig, inputs: RunInputs, queues: tuple[Any, Any], signals: coordinator.Signals) -> Parts:
+def set_up(args: GRPOConfig, inputs: RunInputs, roles: Roles, log: RunLog, signals: coordinator.Signals) -> Run:
+    """Queues, actors, and those who work with them."""
+    param_prompt_Q, inference_results_Q = coordinator.create_queues(args)
+    message_queue = coordinator.create_message_queue(args)
+    parts = start_parts(args, inputs, (param_prompt_Q, inference_results_Q), message_queue, roles, signals)
+    timer = Timer()
+    return Run(
+        args=args,
+        parts=parts,
+        log=log,
+        store=checkpoint_store(args),
+        evaluates=inputs.eval_dataset is not None,
+        trainer=roles.trainer(args, parts, message_queue, timer),
+        synchronizer=ParameterSynchronizer(args, parts),
+        message_queue=message_queue,
+        timer=timer,
+    )
+
+
+def start_parts(
+    args: GRPOConfig,
+    inputs: RunInputs,
+    queues: tuple[Any, Any],
+    message_queue: MessageQueue,
+    roles: Roles,
+    signals: coordinator.Signals,
+) -> Parts:
     """Start controller, engines and learners side by side, and connect the learners to the engines."""
     device = args.device
     longest_prompt = max(d.longest_prompt for d in (inputs.train_dataset, inputs.eval_dataset) if d is not None)
@@ -228,6 +276,8 @@ def start_parts(args: GRPOConfig, inputs: RunInputs, queues: tuple[Any, Any], si
         signals,
         pad_token_id=inputs.pad_token_id,
         max_model_len=longest_prompt + responses,
+        rollouter_cls=roles.rollouter,
+        message_queue=message_queue,
     )
     try:
         parts.wait_until_ready(args)
@@ -252,17 +302,16 @@ def resume(run: Run) -> None:
         run.progress = Progress(**state["progress"])
         evaluation_of = state["evaluation_of"]
     run.log.started(run.progress.training_step, newest[0] if newest else None)
-    _send_weights(run)
+    run.synchronizer.sync(run.progress.training_step)
     if evaluation_of is not None:  # it was cut off
         start_evaluation(run)
-    parts.wait(controller.start.remote(run.progress.training_step), what="the controller's start", timeout_s=60.0)
+    parts.wait(controller.start.remote(run.progress.training_step), what="the controller's start", timeout_s=CONTROL_S)
 
 
 def start_queue_processing_on_actors(run: Run) -> None:
     """Have every engine serve the queues from now on; their futures are how the driver sees one die."""
-    run.parts.engine_futures = [
-        engine.process_queue_continuously.remote() for engine in run.parts.manager.rollout_engines
-    ]
+    run.parts.supervisor.serve(list(range(len(run.parts.manager.rollout_engines))))
+    run.parts.watch()
 
 
 def stop_early(run: Run, interruption: Interrupted) -> int:
@@ -283,58 +332,39 @@ def train(run: Run) -> None:
         start_evaluation(run)
     for training_step in range(run.progress.training_step + 1, args.num_training_steps + 1):
         started = time.perf_counter()
-        batch = load_data_from_packing_thread(run, training_step)
-        metrics = train_on_batch(run, batch)
+        step = run.trainer.train_step(
+            training_step,
+            describe_progress=lambda: describe_progress(run),
+            on_idle=run.synchronizer.give_weights_to_newcomers,
+        )
         maybe_evaluate(run)
         sync_weights_and_prepare_prompts(run, training_step)
-        record_step(run, batch, metrics, seconds=time.perf_counter() - started)
+        record_step(run, step, seconds=time.perf_counter() - started)
         save_if_due(run)
     maybe_evaluate(run)
 
 
-def load_data_from_packing_thread(run: Run, training_step: int) -> "RolloutBatch":
-    """The batch of `training_step`: metrics and one reference per rank; the samples stay where they are.
-
-    Waits for the controller's data preparation; the driver may leave at any moment, no work is lost with it.
-    """
-    with run.timer("trainer_waiting_for_data"):
-        timeout_s = run.args.progress_timeout_s
-        ref = run.parts.manager.async_generate(training_step, timeout_s=timeout_s)
-        return run.parts.wait(
-            ref, what=f"the batch of step {training_step}", timeout_s=timeout_s + 10, interruptible=True
-        )
-
-
-def train_on_batch(run: Run, batch: "RolloutBatch") -> dict[str, float]:
-    """One training step on every learner."""
-    with run.timer("learners"):
-        reports = run.parts.wait(
-            run.parts.group.async_train(batch.rank_data),
-            what=f"training step {batch.training_step}",
-            timeout_s=run.args.progress_timeout_s,
-        )
-    return merge_step_metrics(reports)
+def describe_progress(run: Run) -> str:
+    return run.parts.wait(
+        run.parts.manager.controller.describe_progress.remote(), what="the controller", timeout_s=CONTROL_S
+    )
 
 
 def sync_weights_and_prepare_prompts(run: Run, training_step: int) -> None:
-    """The step is done: its weights go to every engine, its prompts have their fates, and new prompts are admitted."""
+    """The step is done: its prompts have their fates, its weights go to every engine, and new prompts are admitted."""
     run.progress.training_step = training_step
     controller = run.parts.manager.controller
-    _send_weights(run)
-    fates = run.parts.wait(controller.commit.remote(training_step), what="the ledger", timeout_s=60.0)
+    sends = training_step % run.args.trigger_parameter_sync_step == 0 or evaluation_is_due(run)
+    if sends:
+        run.synchronizer.sync(training_step)
+    fates = run.parts.wait(controller.commit.remote(training_step), what="the ledger", timeout_s=CONTROL_S)
     run.log.prompts(training_step, fates)
     if evaluation_is_due(run):
         start_evaluation(run)  # before training prompts are admitted: it does not stand behind them
-    run.parts.wait(controller.set_version.remote(training_step), what="the controller", timeout_s=60.0)
-
-
-def _send_weights(run: Run) -> None:
-    with run.timer("weight_sync"):
-        run.parts.wait(
-            run.parts.group.async_update_weights(run.progress.training_step),
-            what=f"weights of version {run.progress.training_step}",
-            timeout_s=run.args.weight_sync_timeout_s,
-        )
+    told = [run.message_queue.actor.set_version.remote(training_step)]
+    if sends:
+        told.append(controller.set_version.remote(training_step))
+    run.parts.wait(told, what="the controller and the message queue", timeout_s=CONTROL_S)
 
 
 def evaluation_is_due(run: Run) -> bool:
@@ -346,7 +376,9 @@ def start_evaluation(run: Run) -> None:
     """Issue the evaluation prompts; the engines keep their weights until `maybe_evaluate` has the results."""
     version = run.progress.training_step
     run.parts.wait(
-        run.parts.manager.controller.start_evaluation.remote(version), what="the start of an evaluation", timeout_s=60.0
+        run.parts.manager.controller.start_evaluation.remote(version),
+        what="the start of an evaluation",
+        timeout_s=CONTROL_S,
     )
     run.evaluation_of = version
 
@@ -356,11 +388,20 @@ def maybe_evaluate(run: Run) -> bool:
     if run.evaluation_of is None:
         return False
     with run.timer("waiting_for_evaluation"):
-        metrics = run.parts.wait(
-            run.parts.manager.async_eval(timeout_s=run.args.eval_timeout_s),
-            what=f"the evaluation of version {run.evaluation_of}",
-            timeout_s=run.args.eval_timeout_s + 10,
-        )
+        try:
+            metrics = run.parts.wait(
+                run.parts.manager.async_eval(timeout_s=run.args.eval_timeout_s),
+                what=f"the evaluation of version {run.evaluation_of}",
+                timeout_s=run.args.eval_timeout_s + 10,
+                on_poll=lambda: some_engine_serves(run),
+            )
+        except NobodyServes:
+            logger.error(
+                "the evaluation of version %d is lost: no engine is left with those weights", run.evaluation_of
+            )
+            run.parts.manager.controller.give_up_evaluation.remote()
+            run.evaluation_of = None
+            return False
     accuracy = metrics["eval/pass_at_1"]
     if run.evaluation_of == 0:
         run.progress.eval_accuracy_before = accuracy
@@ -370,29 +411,52 @@ def maybe_evaluate(run: Run) -> bool:
     return True
 
 
-def record_step(run: Run, batch: "RolloutBatch", metrics: dict[str, float], *, seconds: float) -> None:
+class NobodyServes(Exception):
+    """All engines are being started again."""
+
+
+def some_engine_serves(run: Run) -> None:
+    if not run.parts.supervisor.serving:
+        raise NobodyServes
+
+
+def record_step(run: Run, step: TrainedStep, *, seconds: float) -> None:
     """One row of metrics. Rates are tokens over the wall time of this step, or of the whole run for `_overall`."""
     progress, args = run.progress, run.args
-    num_tokens = int(batch.metrics["val/num_step_tokens"])
     progress.episode += args.num_samples_per_step
-    progress.num_total_tokens += num_tokens
+    progress.num_total_tokens += step.num_tokens
     progress.wall_seconds += seconds
-    status = run.parts.wait(run.parts.manager.controller.status.remote(), what="the controller", timeout_s=60.0)
+    status = component_status(run)
     row = {
         "training_step": progress.training_step,
         "episode": progress.episode,
         "val/num_total_tokens": progress.num_total_tokens,
-        "learner_tokens_per_second_step": num_tokens / seconds,
+        "learner_tokens_per_second_step": step.num_tokens / seconds,
         "learner_tokens_per_second_overall": progress.num_total_tokens / progress.wall_seconds,
         "time/total": seconds,
-        **batch.metrics,
-        **metrics,
+        **step.metrics,
         **run.timer.take(),
-        **{f"prompts/{name}": count for name, count in status["prompts"].items() if isinstance(count, int)},
-        **{f"prompts/dropped_{reason}": count for reason, count in status["prompts"]["dropped"].items()},
-        **{f"queue/{name}": size for name, size in status["queues"].items()},
+        **run.synchronizer.take_metrics(),
+        **status.as_metrics(),
     }
     run.log.step(row)
+    run.log.components(status)
+
+
+def component_status(run: Run) -> ComponentStatus:
+    """What each component counts, asked for all at once."""
+    controller, queue = run.parts.wait(
+        [run.parts.manager.controller.status.remote(), run.message_queue.get_statistics_ref()],
+        what="the controller and the message queue",
+        timeout_s=CONTROL_S,
+    )
+    return ComponentStatus(
+        trainer=run.trainer.get_statistics() | run.synchronizer.get_statistics(),
+        rollouter=controller["statistics"],
+        queue=queue,
+        prompts=controller["prompts"],
+        queues=controller["queues"],
+    )
 
 
 # --- saving -----------------------------------------------------------------------------------------------------------
@@ -414,7 +478,7 @@ def save_checkpoint(run: Run) -> None:
         return
     with run.timer("saving"):
         controller = run.parts.wait(
-            run.parts.manager.controller.state_dict.remote(), what="the controller's state", timeout_s=60.0
+            run.parts.manager.controller.state_dict.remote(), what="the controller's state", timeout_s=CONTROL_S
         )
         state = {
             "identity": run_identity(run.args),
@@ -451,7 +515,7 @@ def finish(run: Run) -> None:
 def summarize(run: Run, *, model: Path | None = None) -> RunSummary:
     """Close the ledger and add up. `checkpoint` is the saved model, or the newest checkpoint of a run cut short."""
     progress = run.progress
-    counts = run.parts.wait(run.parts.manager.controller.close_ledger.remote(), what="the ledger", timeout_s=60.0)
+    counts = run.parts.wait(run.parts.manager.controller.close_ledger.remote(), what="the ledger", timeout_s=CONTROL_S)
     newest = run.store.newest()
     checkpoint = model or (newest[0] if newest else None)
     return RunSummary(

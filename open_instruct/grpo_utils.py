@@ -6,6 +6,7 @@ divides by the number of tokens once. Shapes: B rows, T tokens.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -39,6 +40,8 @@ def dapo_loss(
     return torch.maximum(unclipped, clipped), clipped > unclipped, ratio
 
 
+RATIO_SQUARED = "val/ratio_squared"
+"""Sum that `finish_ratio_variance` turns into a variance."""
 LOSS_FNS: dict[str, LossFn] = {"dapo": dapo_loss}
 """`--loss_fn`: `(new_logprobs, old_logprobs, advantages, *, clip_lower, clip_higher) -> (loss, clipped, ratio)`."""
 
@@ -55,6 +58,7 @@ def compute_grpo_loss(
     clip_higher: float,
     beta: float,
     kl_estimator: int,
+    weights: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """Policy loss plus `beta` times the KL to the reference policy, summed over trained tokens.
 
@@ -64,11 +68,12 @@ def compute_grpo_loss(
         mask: (B, T) bool, True on trained tokens. Elsewhere the inputs may hold anything, inf and NaN too.
         loss_fn: a key of `LOSS_FNS`.
         kl_estimator: which of the four of `estimate_kl` enters the loss.
+        weights: (B, T), of the policy loss alone (see `compute_rho_correction`), without a gradient; None is 1 everywhere.
 
     Returns:
         The scalar loss, and by metric name the detached float32 sums to divide by the token count for a mean: the parts
-        of the loss (`loss/kl_avg` includes `beta`), `policy/clipfrac_avg`, `val/ratio`, and with a reference the four
-        estimates `objective/kl0_avg` to `kl3_avg`.
+        of the loss (`loss/kl_avg` includes `beta`), `policy/clipfrac_avg`, `val/ratio` and its square, and with a reference
+        the four estimates `objective/kl0_avg` to `kl3_avg`.
     """
     # Before exp, not after: the gradient of exp(inf) * 0 is NaN.
     new_logprobs, old_logprobs, advantages = (
@@ -77,7 +82,9 @@ def compute_grpo_loss(
     policy_loss, clipped, ratio = LOSS_FNS[loss_fn](
         new_logprobs, old_logprobs, advantages, clip_lower=clip_lower, clip_higher=clip_higher
     )
-    per_token = {"policy/clipfrac_avg": clipped, "val/ratio": ratio}
+    if weights is not None:
+        policy_loss = policy_loss * torch.where(mask, weights.detach(), 0)
+    per_token = {"policy/clipfrac_avg": clipped, "val/ratio": ratio, RATIO_SQUARED: ratio.square()}
     kl_loss = torch.zeros_like(policy_loss)
     if ref_logprobs is not None:
         kls = estimate_kl(new_logprobs - torch.where(mask, ref_logprobs.detach(), 0), ratio)
@@ -87,6 +94,89 @@ def compute_grpo_loss(
     per_token |= {"loss/policy_avg": policy_loss, "loss/kl_avg": kl_loss, "loss/total_avg": total_loss}
     sums = {name: (values.detach() * mask).sum(dtype=torch.float32) for name, values in per_token.items()}
     return (total_loss * mask).sum(), sums
+
+
+# --------------------------------------------------------------------------------------- off-policy correction
+
+
+@dataclass(frozen=True)
+class RhoOptions:
+    """Bounds of the off-policy correction; an upper bound of 0, or a lower mask bound of 0, is none."""
+
+    clamp_lower: float = 0.0
+    clamp_upper: float = 2.0
+    mask_lower: float = 0.0
+    mask_upper: float = 0.0
+    sequence_level: bool = False
+    """Judge a sequence by the geometric mean of its rho."""
+    tv_divergence: bool = False
+    """Mask a sequence whose mean |rho - 1| / 2 is above `mask_upper`."""
+
+
+def compute_rho_correction(
+    old_logprobs: torch.Tensor,
+    vllm_logprobs: torch.Tensor,
+    mask: torch.Tensor,
+    position_ids: torch.Tensor,
+    options: RhoOptions,
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Importance weights of tokens that another policy sampled: rho = old policy / engine, truncated, with outliers masked.
+
+    In the decoupled objective (AReaL, arXiv:2505.24298) the old policy is the newest before the step and bounds the ratio, while
+    rho corrects for the engine's: older weights, other kernels. Truncation is that of TIS (IMPALA, arXiv:1802.01561), masking
+    that of IcePop.
+
+    Args:
+        old_logprobs, vllm_logprobs: (B, T), without a gradient.
+        mask: (B, T) bool, True on trained tokens. Elsewhere the inputs may hold anything.
+        position_ids: (B, T) of the tokens that the log-probs speak of. Where it does not increase, another sequence begins.
+
+    Returns:
+        (B, T) float weights, 0 on masked tokens; and by metric name the sums over trained tokens: the weight, and the shares of
+        tokens that were clamped and masked. (open-instruct averages sequence-level quantities over a packed row; here it is over
+        each sequence in it.)
+    """
+    log_rho = torch.where(mask, old_logprobs.detach() - vllm_logprobs, 0).clamp(-10, 10)
+    rho = log_rho.exp()
+    judged = rho
+    if options.sequence_level:
+        judged = _sequence_means(log_rho, mask, position_ids).exp()
+    too_low = judged < options.mask_lower
+    too_high = judged > options.mask_upper if options.mask_upper > 0 else torch.zeros_like(mask)
+    if options.tv_divergence:
+        divergence = _sequence_means((rho - 1).abs() / 2, mask, position_ids)
+        too_low = torch.zeros_like(mask)
+        too_high = divergence > options.mask_upper if options.mask_upper > 0 else torch.zeros_like(mask)
+    upper = options.clamp_upper if options.clamp_upper > 0 else None
+    clamped = rho.clamp(options.clamp_lower, upper)
+    weights = torch.where(mask & ~too_low & ~too_high, clamped, 0)
+    per_token = {
+        "val/rho_weight": weights,
+        "val/rho_clipfrac": clamped != rho,
+        "val/rho_drop_frac": too_low | too_high,
+        "val/rho_drop_low_frac": too_low,
+        "val/rho_drop_high_frac": too_high,
+    }
+    return weights, {name: (values * mask).sum(dtype=torch.float32) for name, values in per_token.items()}
+
+
+def _sequence_means(values: torch.Tensor, mask: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
+    """(B, T): at each token, the mean of `values` over the trained tokens of its sequence."""
+    begins = torch.ones_like(mask)
+    begins[:, 1:] = position_ids[:, 1:] <= position_ids[:, :-1]
+    sequence = begins.flatten().cumsum(0) - 1  # each row begins one
+    sums = torch.zeros(int(sequence[-1]) + 1, dtype=values.dtype, device=values.device)
+    counts = torch.zeros_like(sums)
+    sums.index_add_(0, sequence, torch.where(mask, values, 0).flatten())
+    counts.index_add_(0, sequence, mask.flatten().to(values.dtype))
+    return (sums / counts.clamp(min=1))[sequence].view_as(values)
+
+
+def finish_ratio_variance(metrics: dict[str, float]) -> dict[str, float]:
+    """`val/ratio_var`, over all trained tokens, in place of the mean square that sums of micro-batches and ranks add up to."""
+    metrics = dict(metrics)
+    squared = metrics.pop(RATIO_SQUARED, None)
+    return metrics if squared is None else metrics | {"val/ratio_var": max(squared - metrics["val/ratio"] ** 2, 0.0)}
 
 
 # ------------------------------------------------------------------------------------ engine against learner

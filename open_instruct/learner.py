@@ -30,9 +30,22 @@ import torch
 from open_instruct.config import GRPOConfig
 from open_instruct.data_types import CollatedBatchData, MiniBatch
 from open_instruct.device import Device
-from open_instruct.grpo_utils import compute_grpo_loss, finish_logprob_difference, logprob_difference_sums
+from open_instruct.grpo_utils import (
+    RhoOptions,
+    compute_grpo_loss,
+    compute_rho_correction,
+    finish_logprob_difference,
+    finish_ratio_variance,
+    logprob_difference_sums,
+)
 from open_instruct.model_utils import LogProbModel
-from open_instruct.weight_sync import DeepSpeedWeightSource, EngineClient, WeightSender, make_weight_sender
+from open_instruct.weight_sync import (
+    DeepSpeedWeightSource,
+    EngineClient,
+    UpdateReport,
+    WeightSender,
+    make_weight_sender,
+)
 
 if TYPE_CHECKING:
     from ray.actor import ActorHandle
@@ -297,10 +310,19 @@ class PolicyTrainerRayProcess:
         args = self._args
         tensors = self._to_tensors(micro_batch)
         mask = tensors["response_masks"][:, 1:]
+        vllm_logprobs = tensors["vllm_logprobs"][:, 1:]
         new_logprobs, entropy = self._forward(self.engine, tensors)
+        if args.use_vllm_logprobs:
+            old_logprobs = vllm_logprobs
+        elif old_logprobs is None:
+            old_logprobs = new_logprobs.detach()
+        weights, rho_sums = None, {}
+        if args.corrects_off_policy:
+            positions = tensors["position_ids"][:, 1:]
+            weights, rho_sums = compute_rho_correction(old_logprobs, vllm_logprobs, mask, positions, rho_options(args))
         loss, sums = compute_grpo_loss(
             new_logprobs,
-            new_logprobs.detach() if old_logprobs is None else old_logprobs,
+            old_logprobs,
             self._ref_logprobs(tensors),
             tensors["advantages"][:, 1:],
             mask,
@@ -309,9 +331,11 @@ class PolicyTrainerRayProcess:
             clip_higher=args.clip_higher,
             beta=args.beta,
             kl_estimator=args.kl_estimator,
+            weights=weights,
         )
+        sums |= rho_sums
         sums["policy/entropy_avg"] = (entropy * mask).sum()
-        mismatch = logprob_difference_sums(new_logprobs.detach(), tensors["vllm_logprobs"][:, 1:], mask)
+        mismatch = logprob_difference_sums(new_logprobs.detach(), vllm_logprobs, mask)
         return loss, sums, mismatch
 
     def _forward(self, model: Any, tensors: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -328,7 +352,7 @@ class PolicyTrainerRayProcess:
 
         With a single update the policy itself is the old one: the ratio is 1 and nothing is clipped.
         """
-        if self._args.num_epochs * len(mini_batches) == 1:
+        if self._args.num_epochs * len(mini_batches) == 1 or self._args.use_vllm_logprobs:
             return None
         with torch.no_grad():
             return [
@@ -373,14 +397,13 @@ class PolicyTrainerRayProcess:
             find_address=self.find_address,
         )
 
-    def update_weights(self, version: int) -> float:
-        """Send the weights as `version` to every engine; seconds that it took."""
+    def update_weights(self, version: int, engines: Sequence[int] | None = None) -> UpdateReport:
+        """Send the weights as `version` to these engines (by position; None is all); what became of it, on the first rank."""
         assert self._sender is not None, "connect_rollout_engines comes first"
         assert self._client is not None
-        started = time.perf_counter()
-        self._client.next_version = version
+        self._client.begin(version, engines)
         self._sender.send_weights()
-        return time.perf_counter() - started
+        return self._client.report()
 
     # --- saving -------------------------------------------------------------------------------------------------------
 
@@ -434,6 +457,18 @@ def deepspeed_config(args: GRPOConfig, device: Device, *, world_size: int) -> di
     }
 
 
+def rho_options(args: GRPOConfig) -> RhoOptions:
+    """How tokens of other weights, or of other kernels, are weighed."""
+    return RhoOptions(
+        clamp_lower=args.rho_clamp_lower_bound,
+        clamp_upper=args.rho_clamp_upper_bound,
+        mask_lower=args.rho_mask_lower_bound,
+        mask_upper=args.rho_mask_upper_bound,
+        sequence_level=args.rho_mask_sequence_level,
+        tv_divergence=args.rho_mask_tv_divergence,
+    )
+
+
 def _hf_model(engine: Any) -> Any:
     return engine.module.model
 
@@ -476,6 +511,7 @@ def merge_step_metrics(reports: Sequence[dict[str, Any]]) -> dict[str, float]:
     num_tokens = max(sum(report["num_tokens"] for report in reports), 1)
     names = {name for report in reports for name in report["sums"]}
     metrics = {name: sum(report["sums"].get(name, 0.0) for report in reports) / num_tokens for name in sorted(names)}
+    metrics = finish_ratio_variance(metrics)
     metrics |= finish_logprob_difference([mismatch for report in reports for mismatch in report["mismatches"]])
     metrics["optim/grad_norm"] = reports[0]["grad_norm"]
     metrics["lr"] = reports[0]["lr"]
@@ -505,8 +541,8 @@ class RayTrainGroup:
             for worker, data in zip(self.workers, rank_data, strict=True)
         ]
 
-    def async_update_weights(self, version: int) -> list:
-        return self._all("update_weights", version)
+    def async_update_weights(self, version: int, engines: Sequence[int] | None = None) -> list:
+        return self._all("update_weights", version, engines)
 
     def async_save_model(self, directory: str) -> list:
         return self._all("save_model", directory)

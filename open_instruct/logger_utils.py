@@ -396,8 +396,13 @@ class _StderrHandler(logging.StreamHandler):
         pass
 
 
-def setup_logging(output_dir: str | Path, verbose: bool = False) -> Path:
-    """Send the driver's log to `output_dir/logs/driver.log` and to stderr; returns the file's path.
+COMPONENTS = "open_instruct.components"
+"""Name of the logger on the events of single components: too much for the terminal."""
+
+
+def setup_logging(output_dir: str | Path, verbose: bool = False, *, component_log: str | None = None) -> Path:
+    """Send the driver's log to `output_dir/logs/driver.log` and to stderr; returns the file's path. With `component_log` there is
+    a file of that name too, in the format that the fully async policy documents.
 
     stderr shows this package's INFO and everybody's warnings; with `verbose` what the file holds in any case: this
     package's DEBUG and everybody's INFO. Calling it again moves the log.
@@ -408,6 +413,9 @@ def setup_logging(output_dir: str | Path, verbose: bool = False) -> Path:
     formatter = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s", datefmt="%Y-%m-%d %H:%M:%S")
     for handler in handlers:
         handler.setFormatter(formatter)
+    if component_log is not None:
+        handlers.append(logging.FileHandler(Path(output_dir) / component_log))
+        handlers[-1].setFormatter(logging.Formatter("%(asctime)s - %(name)s - %(levelname)s - %(message)s"))
     if not verbose:
         handlers[1].addFilter(_is_for_the_user)
     root = logging.getLogger()
@@ -424,4 +432,4 @@ def setup_logging(output_dir: str | Path, verbose: bool = False) -> Path:
 
 def _is_for_the_user(record: logging.LogRecord) -> bool:
     ours = record.name == "__main__" or record.name.startswith("open_instruct")
-    return record.levelno >= (logging.INFO if ours else logging.WARNING)
+    return record.levelno >= (logging.INFO if ours and record.name != COMPONENTS else logging.WARNING)

@@ -1,18 +1,21 @@
 """The rollout side: the controller that decides what is generated and turns results into training data, and the driver's handle.
 
     PromptOrder ─► _feed_prompts ──► param_prompt_Q ──► engines ──► inference_results_Q ─► data_preparation_thread
-                   waits until the staleness bound                                          verify ─► advantages ─► collate
-                   admits a prompt; evaluation first         EVAL results ◄─────────────────┘              │
-                        ▲                                                                                   ▼
-                   set_version(v) ◄── driver, after every engine confirmed v          get_batch(t) ◄── batches by training step
+                   what PromptFlow                                                             │ verify (processes)
+                   admits; evaluation first          EVAL results ◄────────────────────────────┤
+                        ▲                                                                      ▼
+                   set_version(v) ◄── driver, after every engine confirmed v          packing_thread: PromptFlow says which step
+                                                                                      a group is for ─► advantages ─► collate
+                                       learners ◄── MessageQueue ◄── pieces of the step ◄──────┘
 
-The batch of a training step consists of exactly the prompts that were issued for it, so it does not depend on which group is
-done first. A group whose samples all scored alike is left out (`zero_std`); if that leaves nothing, the step gets new prompts.
+`PromptFlow` (staleness.py) holds the rules: how many prompts may be out, which groups a step takes, what becomes of a straggler.
+A group whose samples all scored alike is left out (`zero_std`); if that leaves nothing, the step takes as many groups again.
 """
 
+import queue
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -24,16 +27,10 @@ from open_instruct import batch_building
 from open_instruct.batch_building import ScoredGroup
 from open_instruct.config import GRPOConfig
 from open_instruct.data_types import EVAL, GenerationResult, PromptRequest, RolloutBatch
+from open_instruct.message_queue import MessageQueue
 from open_instruct.prompt_dataset import PromptDataset, PromptOrder
-from open_instruct.rl_utils import prepare_collated_data_for_workers
-from open_instruct.staleness import (
-    CONSUMED,
-    ZERO_STD,
-    IssuedPrompt,
-    PromptLedger,
-    last_admissible_step,
-    sample_age,
-)
+from open_instruct.staleness import CONSUMED, ZERO_STD, Assignment, FlowOptions, IssuedPrompt, PromptFlow, PromptLedger
+from open_instruct.step_assembly import CollationOptions, StepAssembly
 from open_instruct.verifier_pool import VerifierPool
 
 if TYPE_CHECKING:
@@ -43,6 +40,8 @@ POLL_S = 0.5
 """Longest wait of a background thread before it looks whether it should stop."""
 BUNDLES_PER_STEP = 2
 """An item of the prompt queue holds about half of each engine's share of a step, and at least one group."""
+STOCK_TAKING = "taking stock"
+"""Reason of a pause in which nothing at all is issued, evaluation neither."""
 EVAL_STREAM = 1
 """Keeps the seeds of evaluation prompts apart from those of training prompts."""
 
@@ -56,6 +55,32 @@ class ControllerOptions:
     pad_token_id: int
     tokenizer_name_or_path: str
 
+    @property
+    def collation(self) -> CollationOptions:
+        return CollationOptions(self.num_ranks, self.layout, self.pad_token_id)  # type: ignore[arg-type]
+
+
+def flow_options(args: GRPOConfig) -> FlowOptions:
+    """How `PromptFlow` paces a run."""
+    return FlowOptions(
+        prompts_per_step=args.num_unique_prompts_rollout,
+        num_training_steps=args.num_training_steps,
+        staleness_threshold=args.staleness_target,
+        max_staleness=args.staleness_bound,
+        over_issued=args.over_issued_prompts,
+        straggler_policy=args.straggler_policy,
+    )
+
+
+@dataclass(frozen=True)
+class _Verified:
+    """A result with its scores."""
+
+    result: GenerationResult
+    scores: np.ndarray
+    num_failures: int
+    score_s: float
+
 
 @dataclass
 class _Evaluation:
@@ -63,7 +88,7 @@ class _Evaluation:
 
     version: int
     started_at: float
-    groups: dict[str, tuple[GenerationResult, Any]] = field(default_factory=dict)
+    results: dict[str, _Verified] = field(default_factory=dict)
 
 
 class RolloutController:
@@ -81,6 +106,8 @@ class RolloutController:
         eval_dataset: PromptDataset | None,
         param_prompt_Q: Queue,
         inference_results_Q: Queue,
+        *,
+        message_queue: MessageQueue,
     ) -> None:
         from transformers import AutoTokenizer
 
@@ -91,24 +118,34 @@ class RolloutController:
         self._order = PromptOrder(len(train_dataset), args.seed)
         self.param_prompt_Q = param_prompt_Q
         self.inference_results_Q = inference_results_Q
+        self.message_queue = message_queue
         self._tokenizer = AutoTokenizer.from_pretrained(options.tokenizer_name_or_path, revision=args.model_revision)
         datasets = {*train_dataset.dataset_names, *(eval_dataset.dataset_names if eval_dataset is not None else ())}
         self._verifiers = VerifierPool(args.verifier_workers, args.verifier_timeout_s, ready=sorted(datasets))
         self._state = threading.Condition()
         self._ledger = PromptLedger()
-        self._version = 0
-        self._next_issue_number = 0
-        self._to_reissue: deque[IssuedPrompt] = deque()
-        self._results: dict[str, tuple[GenerationResult, Any]] = {}
-        self._ready: dict[int, RolloutBatch] = {}
+        self._flow = PromptFlow(flow_options(args), self._ledger)
+        self._verifying: set[str] = set()
+        """Training prompts whose results are being scored."""
+        self._verified: queue.SimpleQueue[_Verified | BaseException] = queue.SimpleQueue()
+        self._groups: dict[str, ScoredGroup] = {}
+        """Complete groups that no step has taken yet."""
+        self._assembly: StepAssembly | None = None
         self._evaluation: _Evaluation | None = None
         self._eval_to_issue: deque[int] = deque()
+        self._sent_eval: dict[int, PromptRequest] = {}
+        self._to_send: deque[PromptRequest] = deque()
+        """Taken back from the prompt queue while stock was taken."""
+        self._pauses: set[str] = set()
+        self._feeding = threading.Event()
+        """Set while a bundle is on its way into the prompt queue."""
         self._stopping = threading.Event()
         self._error: BaseException | None = None
         self._threads: list[threading.Thread] = []
-        self._prepared_up_to = 0
         self._bundle_samples = args.num_samples_per_step // (BUNDLES_PER_STEP * args.vllm_num_engines)
         self._num_generated_tokens = 0
+        self._counters: Counter[str] = Counter()
+        self._over_issue = batch_building.OverIssueBias()
 
     # --- lifecycle ----------------------------------------------------------------------------------------------------
 
@@ -117,13 +154,18 @@ class RolloutController:
         return True
 
     def start(self, version: int) -> None:
-        """Begin to issue prompts; every engine serves `version`."""
-        self._version = version
-        self._prepared_up_to = version
-        for work in (self._feed_prompts, self.data_preparation_thread):
+        """Begin to issue prompts; every engine serves `version`, and that many training steps are done."""
+        self._flow.start(version)
+        for work in (self._feed_prompts, self.data_preparation_thread, self.packing_thread):
             thread = threading.Thread(target=self._guard, args=(work,), name=work.__name__, daemon=True)
             thread.start()
             self._threads.append(thread)
+
+    def watch(self) -> None:
+        """Waits while all is well; raises what ended a background thread. Returns after `stop`."""
+        with self._state:
+            self._state.wait_for(lambda: self._error is not None or self._stopping.is_set())
+            self._raise_background_error()
 
     def stop(self) -> None:
         """End background threads and verifier processes."""
@@ -154,25 +196,26 @@ class RolloutController:
         """Every engine serves `version`: admit what the staleness bound now allows."""
         with self._state:
             self._raise_background_error()
-            self._version = version
+            self._flow.set_version(version)
+            self._counters["param_sync_requests"] += 1
             self._state.notify_all()
 
-    def get_batch(self, training_step: int, timeout_s: float) -> RolloutBatch:
-        """The batch of `training_step`; waits until it is prepared."""
+    def pause(self, reason: str = "asked for") -> None:
+        """Issue no training prompts until `resume` is called for the same reason; what is out goes on."""
         with self._state:
-            done = self._state.wait_for(lambda: self._error is not None or training_step in self._ready, timeout_s)
-            self._raise_background_error()
-            if not done:
-                raise TimeoutError(
-                    f"batch {training_step} not ready in {timeout_s:g} s: {self._progress(training_step)}"
-                )
-            return self._ready[training_step]
+            self._counters["pause_count"] += not self._pauses
+            self._pauses.add(reason)
+
+    def resume(self, reason: str = "asked for") -> None:
+        with self._state:
+            self._pauses.discard(reason)
+            self._counters["resume_count"] += not self._pauses
+            self._state.notify_all()
 
     def commit(self, training_step: int) -> list[dict[str, object]]:
         """The learners took the step: its prompts have their fates. Returns them in the order of issue."""
         with self._state:
             self._raise_background_error()
-            self._ready.pop(training_step)
             return [
                 {"prompt_id": prompt.prompt_id, "row": self._order[prompt.issue_number][1], "fate": fate}
                 for prompt, fate in self._ledger.commit(training_step)
@@ -195,27 +238,64 @@ class RolloutController:
         assert self._eval is not None
         total = len(self._eval)
         with self._state:
-            done = self._state.wait_for(lambda: self._error is not None or len(evaluation.groups) == total, timeout_s)
+            done = self._state.wait_for(lambda: self._error is not None or len(evaluation.results) == total, timeout_s)
             self._raise_background_error()
             if not done:
-                raise TimeoutError(f"evaluation: {len(evaluation.groups)} of {total} results after {timeout_s:g} s")
+                raise TimeoutError(f"evaluation: {len(evaluation.results)} of {total} results after {timeout_s:g} s")
             self._evaluation = None
-        groups = [self._scored(result, future) for result, future in evaluation.groups.values()]
+            self._sent_eval.clear()
+        groups = [self._group(one) for one in evaluation.results.values()]
         metrics = batch_building.evaluation_metrics(groups, verification_reward=self._args.verification_reward)
         metrics["time/eval"] = time.time() - evaluation.started_at
         return metrics
+
+    def give_up_evaluation(self) -> None:
+        """Nobody has the weights any more that were to be measured; `get_evaluation` calls under way end with `TimeoutError`."""
+        with self._state:
+            self._evaluation = None
+            self._eval_to_issue.clear()
+            self._sent_eval.clear()
 
     def status(self) -> dict[str, Any]:
         """Ledger counts, tokens of training results so far, and what lies in the queues and buffers."""
         queues = {"prompts": self.param_prompt_Q.qsize(), "results": self.inference_results_Q.qsize()}
         with self._state:
             self._raise_background_error()
-            queues |= {"ready_batches": len(self._ready), "waiting_results": len(self._results)}
+            queues |= {"waiting_results": len(self._groups)}
             return {
                 "prompts": self._ledger.counts(),
                 "queues": queues,
                 "num_generated_tokens": self._num_generated_tokens,
+                "statistics": self.get_statistics(),
             }
+
+    def get_statistics(self) -> dict[str, Any]:
+        """Counts since the start of this process, under the names of the fully async policy. Samples are responses."""
+        with self._state:
+            group_size = self._args.num_samples_per_prompt_rollout
+            return {
+                "total_generated_samples": self._counters["total_generated_samples"],
+                "dropped_stale_samples": self._flow.num_stale_discarded * group_size,
+                "generation_errors": self._counters["generation_errors"],
+                "param_sync_requests": self._counters["param_sync_requests"],
+                "current_param_version": self._flow.version,
+                "is_paused": bool(self._pauses),
+                "pause_count": self._counters["pause_count"],
+                "resume_count": self._counters["resume_count"],
+                "num_open_prompts": self._flow.num_unassigned,
+            }
+
+    def describe_progress(self) -> str:
+        """Who is waited for, for a message to the user."""
+        with self._state:
+            waiting = [p for p in self._ledger.open_prompts() if self._flow.is_waited_for(p)]
+            names = ", ".join(f"{p.prompt_id} (version {p.version})" for p in waiting[:8])
+            return (
+                f"step {self._flow.assembling} is being put together, engines serve version {self._flow.version}, "
+                f"{len(waiting)} prompts are not back from the engines ({names or 'none'}), {len(self._verifying)} are being "
+                f"scored, {len(self._groups)} groups wait"
+                + (f"; paused: {', '.join(self._pauses)}" if self._pauses else "")
+            )
 
     def close_ledger(self) -> dict[str, object]:
         """The run ends: open prompts are dropped for `run_ended`. Returns the final counts."""
@@ -227,24 +307,79 @@ class RolloutController:
         """Dataset position and ledger between two steps; plain values. Prompts without a fate will be issued again."""
         with self._state:
             self._raise_background_error()
-            return {"next_issue_number": self._next_issue_number, "ledger": self._ledger.state_dict()}
+            return {"next_issue_number": self._flow.next_issue_number, "ledger": self._ledger.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Before `start`: go on from a checkpoint."""
-        self._next_issue_number = state["next_issue_number"]
-        self._to_reissue = deque(self._ledger.load_state_dict(state["ledger"]))
+        self._flow.next_issue_number = state["next_issue_number"]
+        self._ledger.load_state_dict(state["ledger"])
+
+    # --- after the death of an engine ---------------------------------------------------------------------------------
+
+    def take_back_prompts(self) -> int:
+        """First half of stock-taking: issuing stops and the prompt queue is emptied, so that what is out is with the engines.
+
+        Returns how many prompts were taken back; `recover_lost` lets them go again.
+        """
+        self.pause(STOCK_TAKING)
+        taken = self._drain_prompts()
+        while self._feeding.is_set():  # a bundle on its way into the queue
+            time.sleep(POLL_S / 50)
+            taken += self._drain_prompts()
+        return taken + self._drain_prompts()
+
+    def _drain_prompts(self) -> int:
+        taken = 0
+        while True:
+            try:
+                bundle = self.param_prompt_Q.get_nowait()
+            except Empty:
+                return taken
+            with self._state:
+                self._to_send.extend(bundle)
+            taken += len(bundle)
+
+    def recover_lost(self, held: list[str]) -> int:
+        """Issue again what was lost with an engine; how many prompts. `held` are the ids inside live engines.
+
+        lost = issued - in the prompt queue (taken back) - held - arrived. Results on their way are waited for.
+        """
+        deadline = time.monotonic() + self._args.batch_timeout
+        while not self.inference_results_Q.empty() and time.monotonic() < deadline:
+            time.sleep(POLL_S / 10)
+        time.sleep(POLL_S / 10)  # the last of them is being taken in
+        with self._state:
+            present = {*held, *self._verifying, *(request.prompt_id for request in self._to_send)}
+            lost = self._flow.recover(present)
+            arrived = self._evaluation.results if self._evaluation is not None else {}
+            lost_eval = [
+                row
+                for row, sent in self._sent_eval.items()
+                if sent.prompt_id not in present and sent.prompt_id not in arrived
+            ]
+            self._eval_to_issue.extend(lost_eval)
+        self.resume(STOCK_TAKING)
+        return len(lost) + len(lost_eval)
 
     # --- issuing ------------------------------------------------------------------------------------------------------
 
     def _feed_prompts(self) -> None:
-        """Consumes the dataset; waits for admission and for room in the queue; unblocked by `set_version`."""
+        """Consumes the dataset; waits for admission and for room in the queue; unblocked by `set_version` and `recover_lost`."""
         while not self._stopping.is_set():
             with self._state:
                 bundle = self._next_bundle()
                 if not bundle:
                     self._state.wait(POLL_S)
                     continue
-            self._put(bundle)
+                self._feeding.set()
+            self._put(self._custom_generation_logic(bundle))
+            self._feeding.clear()
+            if self._args.batch_generation_interval:
+                self._stopping.wait(self._args.batch_generation_interval)
+
+    def _custom_generation_logic(self, batch: list[PromptRequest]) -> list[PromptRequest]:
+        """For subclasses: change how prompts are generated (sampling, the prompt itself). Ids have to stay, each once."""
+        return batch
 
     def _next_bundle(self) -> list[PromptRequest]:
         """What may be issued now, up to `_bundle_samples` responses: a queue call costs as much as sampling a few tokens."""
@@ -264,40 +399,23 @@ class RolloutController:
                 continue
 
     def _next_request(self) -> PromptRequest | None:
-        """Evaluation first, then prompts of a resumed run, then new ones; None while nothing may be issued."""
+        """Evaluation first, then what was taken back, then what `PromptFlow` admits; None while nothing may be issued."""
+        if STOCK_TAKING in self._pauses:
+            return None
         if self._eval_to_issue:
             return self._eval_request(self._eval_to_issue.popleft())
-        admissible = self._last_admissible_step()
-        for prompt in self._to_reissue:
-            if prompt.training_step <= admissible:
-                self._to_reissue.remove(prompt)
-                return self._train_request(prompt)
-        for training_step in range(self._prepared_up_to + 1, admissible + 1):
-            if self._num_missing(training_step) > 0:
-                prompt = IssuedPrompt(f"train-{self._next_issue_number}", self._next_issue_number, training_step)
-                self._next_issue_number += 1
-                self._ledger.issue(prompt)
-                return self._train_request(prompt)
-        return None
-
-    def _last_admissible_step(self) -> int:
-        return last_admissible_step(
-            self._version, async_steps=self._args.async_steps, num_training_steps=self._args.num_training_steps
-        )
-
-    def _num_missing(self, training_step: int) -> int:
-        """Prompts that the step still needs: a full set, and another one each time that all of them taught nothing."""
-        issued = self._ledger.for_step(training_step)
-        wanted = self._args.num_unique_prompts_rollout
-        if issued and all(self._ledger.is_staged(prompt.prompt_id) for prompt in issued):
-            return wanted
-        return -len(issued) % wanted if issued else wanted
+        if self._to_send:
+            return self._to_send.popleft()
+        if self._pauses:
+            return None
+        prompt = self._flow.next_prompt()
+        return None if prompt is None else self._train_request(prompt)
 
     def _train_request(self, prompt: IssuedPrompt) -> PromptRequest:
         sampling = self._args.train_sampling
         config = replace(sampling, seed=request_seed(self._args.seed, prompt.issue_number))
         _, row = self._order[prompt.issue_number]
-        return PromptRequest(self._train[row].prompt, config, row, prompt.prompt_id, prompt.training_step)
+        return PromptRequest(self._train[row].prompt, config, row, prompt.prompt_id, prompt.version + 1)
 
     def _eval_request(self, row: int) -> PromptRequest:
         """The same seed for the same row at every version: two evaluations differ by their weights alone."""
@@ -305,12 +423,14 @@ class RolloutController:
         assert self._evaluation is not None
         version = self._evaluation.version
         config = replace(self._args.eval_sampling, seed=request_seed(self._args.seed, row, EVAL_STREAM))
-        return PromptRequest(self._eval[row].prompt, config, row, f"eval-{version}-{row}", version, marker=EVAL)
+        request = PromptRequest(self._eval[row].prompt, config, row, f"eval-{version}-{row}", version, marker=EVAL)
+        self._sent_eval[row] = request
+        return request
 
     # --- data preparation ---------------------------------------------------------------------------------------------
 
     def data_preparation_thread(self) -> None:
-        """Consumes `inference_results_Q`; EVAL results go to the evaluation, training results become batches in `_ready`."""
+        """Consumes `inference_results_Q` and has every result verified; the scores go to `packing_thread`."""
         while not self._stopping.is_set():
             try:
                 results = self.inference_results_Q.get(timeout=POLL_S)
@@ -318,112 +438,163 @@ class RolloutController:
                 continue
             for result in results:
                 self._take(result)
-            self._prepare_complete_batches()
 
     def _take(self, result: GenerationResult) -> None:
         with self._state:
-            if not result.is_eval and not self._ledger.arrive(result.prompt_id):
-                return
             evaluation = self._evaluation
             if result.is_eval and (evaluation is None or evaluation.version != result.training_step):
                 return
-            future = self._verify(result)
-            if result.is_eval:
-                assert evaluation is not None
-                _check_versions(result, evaluation.version)
-                evaluation.groups[result.prompt_id] = (result, future)
-                self._state.notify_all()
-            else:
+            if result.error:
+                self._counters["generation_errors"] += 1
+                self._give_up(result)
+                return
+            if not result.is_eval and not self._flow.waits_for(result.prompt_id, self._verifying):
+                return
+            if not result.is_eval:
+                self._verifying.add(result.prompt_id)
+                self._counters["total_generated_samples"] += len(result.responses)
                 self._num_generated_tokens += result.token_statistics.num_response_tokens
-                self._results[result.prompt_id] = (result, future)
+        self._verify(result)
 
-    def _verify(self, result: GenerationResult) -> Any:
+    def _give_up(self, result: GenerationResult) -> None:
+        """An engine gave a group up: its prompt is issued again. In an evaluation, without end: it has to be complete."""
+        if result.is_eval:
+            self._eval_to_issue.append(result.index)
+        else:
+            self._flow.give_up(result.prompt_id, max_attempts=self._args.max_generation_attempts)
+        self._state.notify_all()
+
+    def _verify(self, result: GenerationResult) -> None:
         row = self._row(result)
         token_ids = [response.tolist() for response in result.responses]
         texts = self._tokenizer.batch_decode(token_ids, skip_special_tokens=True)
-        return self._verifiers.submit(row.dataset, row.ground_truth, token_ids, texts)
+        started = time.perf_counter()
+
+        def done(future: Any) -> None:
+            if (error := future.exception()) is not None:
+                self._verified.put(error)
+                return
+            scored = future.result()
+            verified = _Verified(
+                result=result,
+                scores=np.array([one.score for one in scored], dtype=np.float32),
+                num_failures=sum(one.failure is not None for one in scored),
+                score_s=time.perf_counter() - started,
+            )
+            self._verified.put(verified)
+
+        self._verifiers.submit(row.dataset, row.ground_truth, token_ids, texts).add_done_callback(done)
 
     def _row(self, result: GenerationResult) -> Any:
         dataset = self._eval if result.is_eval else self._train
         assert dataset is not None
         return dataset[result.index]
 
-    def _scored(self, result: GenerationResult, future: Any) -> ScoredGroup:
-        row = self._row(result)
-        scored = future.result(timeout=self._args.progress_timeout_s)
+    def _group(self, verified: _Verified) -> ScoredGroup:
+        row = self._row(verified.result)
         return ScoredGroup(
-            result=result,
+            result=verified.result,
             query=row.prompt,
             dataset=row.dataset,
-            scores=np.array([one.score for one in scored], dtype=np.float32),
-            num_failures=sum(one.failure is not None for one in scored),
+            scores=verified.scores,
+            num_failures=verified.num_failures,
+            score_s=verified.score_s,
         )
 
-    def _prepare_complete_batches(self) -> None:
-        while True:
-            training_step = self._prepared_up_to + 1
-            with self._state:
-                prompts = self._ledger.for_step(training_step)
-                waiting = [p for p in prompts if not self._ledger.is_staged(p.prompt_id)]
-                complete = waiting and not self._num_missing(training_step) and all(p.arrived for p in waiting)
-                if not complete:
-                    return
-                results = [self._results.pop(prompt.prompt_id) for prompt in waiting]
-            started = time.perf_counter()
-            groups = [self._scored(result, future) for result, future in results]
-            self._prepare_batch(training_step, groups, verification_s=time.perf_counter() - started)
+    def packing_thread(self) -> None:
+        """Consumes verified results; hands the training data of each step to `message_queue`, and waits for room there."""
+        while not self._stopping.is_set():
+            try:
+                verified = self._verified.get(timeout=POLL_S)
+            except queue.Empty:
+                continue
+            if isinstance(verified, BaseException):
+                raise RuntimeError("verification failed") from verified
+            if verified.result.is_eval:
+                self._take_into_evaluation(verified)
+            else:
+                self._take_into_flow(verified)
+                self._assemble()
 
-    def _prepare_batch(self, training_step: int, groups: list[ScoredGroup], *, verification_s: float) -> None:
-        started = time.perf_counter()
-        kept = [g for g in groups if not (self._args.filter_zero_std_samples and g.has_zero_std)]
-        kept_ids = {group.result.prompt_id for group in kept}
-        batch = self._collate(training_step, groups, kept) if kept else None
+    def _take_into_evaluation(self, verified: _Verified) -> None:
+        result = verified.result
         with self._state:
-            for group in groups:
-                prompt_id = group.result.prompt_id
-                self._ledger.stage(prompt_id, CONSUMED if prompt_id in kept_ids else ZERO_STD)
-            if batch is not None:
-                batch.metrics["time/verification"] = verification_s  # beyond what went on while others were generated
-                batch.metrics["time/packing"] = time.perf_counter() - started
-                self._ready[training_step] = batch
-                self._prepared_up_to = training_step
+            evaluation = self._evaluation
+            if evaluation is None or evaluation.version != result.training_step:
+                return
+            _check_versions(result, evaluation.version)
+            evaluation.results[result.prompt_id] = verified
             self._state.notify_all()
 
-    def _collate(self, training_step: int, groups: list[ScoredGroup], kept: list[ScoredGroup]) -> RolloutBatch:
-        args = self._args
-        for group in kept:
-            age = sample_age(training_step, group.result.oldest_version)
-            assert age <= args.async_steps, (
-                f"{group.result.prompt_id} is {age} steps old, allowed are {args.async_steps}"
-            )
-        samples = batch_building.training_samples(
-            kept,
-            verification_reward=args.verification_reward,
-            advantage_normalization_type=args.advantage_normalization_type,
-            mask_truncated_completions=args.mask_truncated_completions,
-        )
-        rank_batches = prepare_collated_data_for_workers(
-            samples,
-            dp_world_size=self._options.num_ranks,
-            pack_length=args.pack_length,
-            rows=args.per_device_train_batch_size,
-            layout=self._options.layout,  # type: ignore[arg-type]
-            pad_token_id=self._options.pad_token_id,
-            num_mini_batches=args.num_mini_batches,
-        )
-        metrics = {
-            **batch_building.response_metrics(groups, verification_reward=args.verification_reward),
-            **batch_building.step_metrics(training_step, groups, kept, num_prompts=args.num_unique_prompts_rollout),
-            "packed_ratio": batch_building.packed_ratio(rank_batches, samples),
-        }
-        if samples:
-            metrics |= batch_building.advantage_metrics(samples)
-        return RolloutBatch(training_step, [ray.put(batches) for batches in rank_batches], metrics)
+    def _take_into_flow(self, verified: _Verified) -> None:
+        result = verified.result
+        with self._state:
+            self._verifying.discard(result.prompt_id)
+            versions = {"oldest_version": result.oldest_version, "newest_version": result.newest_version}
+            if self._flow.arrive(result.prompt_id, **versions):
+                self._groups[result.prompt_id] = self._group(verified)
 
-    def _progress(self, training_step: int) -> str:
-        prompts = self._ledger.for_step(training_step)
-        missing = [prompt.prompt_id for prompt in prompts if not prompt.arrived]
-        return f"{len(prompts)} prompts issued, {len(missing)} not back from the engines ({', '.join(missing[:8])})"
+    def _assemble(self) -> None:
+        """Fill steps with the groups that are here, and send what is ready of them."""
+        while True:
+            with self._state:
+                if self._flow.assembling > self._args.num_training_steps:
+                    return
+                assembly = self._assembly or StepAssembly(self._flow.assembling, self._args, self._options.collation)
+                self._assembly = assembly
+                taken = self._flow.assign()
+                self._forget_discarded()
+                for assignment in taken:
+                    self._add(assembly, assignment)
+                complete = self._flow.step_is_full and assembly.teaches
+                if self._flow.step_is_full and not complete:
+                    self._flow.extend_step()
+                if complete:
+                    self._flow.close_step()
+                    self._assembly = None
+                self._state.notify_all()
+            self._send(assembly, complete=complete)
+            if not complete and not taken:
+                return
+
+    def _add(self, assembly: StepAssembly, assignment: Assignment) -> None:
+        prompt_id = assignment.prompt.prompt_id
+        group = self._groups.pop(prompt_id)
+        is_kept = assembly.add(group, assignment)
+        self._ledger.stage(prompt_id, CONSUMED if is_kept else ZERO_STD, assembly.training_step)
+        self._over_issue.record(group, was_left_behind=assignment.was_left_behind)
+
+    def _forget_discarded(self) -> None:
+        """Groups that were too old: their prompts are issued again."""
+        for prompt_id in [prompt_id for prompt_id in self._groups if not self._ledger[prompt_id].arrived]:
+            del self._groups[prompt_id]
+
+    def _send(self, assembly: StepAssembly, *, complete: bool) -> None:
+        piece = assembly.next_piece(last=complete)
+        if piece is None:
+            return
+        metrics: dict[str, Any] = {}
+        if complete:
+            metrics = assembly.metrics(time.time()) | self._over_issue.metrics()
+            metrics["stale_results_dropped"] = self._flow.num_stale_discarded
+        batch = RolloutBatch(
+            training_step=assembly.training_step,
+            rank_data=[ray.put(mini_batches) for mini_batches in piece.rank_batches],
+            metrics=metrics,
+            number=piece.number,
+            is_last=complete,
+            num_global_tokens=assembly.num_tokens,
+            num_samples=piece.num_samples,
+            min_version=piece.min_version,
+        )
+        while not self._stopping.is_set():
+            try:
+                self.message_queue.put(
+                    batch, version=batch.min_version, num_samples=max(batch.num_samples, 1), timeout=10 * POLL_S
+                )
+                return
+            except TimeoutError:  # full: learners take their time
+                continue
 
 
 def request_seed(*key: int) -> int:
@@ -443,10 +614,10 @@ class RolloutManager:
         self.controller = controller
         self.rollout_engines = rollout_engines
 
-    def async_generate(self, rollout_id: int, *, timeout_s: float) -> "ray.ObjectRef[RolloutBatch]":
-        """The batch of training step `rollout_id`, once it is prepared."""
-        return self.controller.get_batch.remote(rollout_id, timeout_s)
-
     def async_eval(self, *, timeout_s: float) -> "ray.ObjectRef[dict[str, float]]":
         """Metrics of the evaluation in flight, once it is complete."""
         return self.controller.get_evaluation.remote(timeout_s)
+
+
+Rollouter = RolloutController
+"""What the documents of the fully async policy call it; `rollout.cls` names subclasses of it."""

@@ -3,10 +3,13 @@
 import dataclasses
 import hashlib
 import logging
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from open_instruct import component_log
 from open_instruct.config import GRPOConfig
 from open_instruct.logger_utils import (
     STEP_KEY,
@@ -21,19 +24,61 @@ from open_instruct.run_summary import RunSummary, format_summary_table, plot_rew
 
 logger = logging.getLogger(__name__)
 
+Monitor = Callable[[dict, dict], object]
+"""`custom_monitor(trainer_stats, rollouter_stats)` of a user."""
+
 METRICS_FILE = "metrics.jsonl"
 PROMPTS_FILE = "prompts.jsonl"
 SUMMARY_FILE = "summary.json"
 PLOT_FILE = "reward_curve.png"
 
 
+@dataclass(frozen=True)
+class ComponentStatus:
+    """What the components of a run count, under the names of the fully async policy."""
+
+    trainer: dict[str, Any]
+    """Of trainer and synchronizer."""
+    rollouter: dict[str, Any]
+    queue: dict[str, Any]
+    """Of the message queue."""
+    prompts: dict[str, Any]
+    """Of the ledger."""
+    queues: dict[str, int]
+    """Items in the prompt and result queues, and groups that wait."""
+
+    def as_metrics(self) -> dict[str, Any]:
+        """For the row of a step."""
+        return {
+            **{f"prompts/{name}": count for name, count in self.prompts.items() if isinstance(count, int)},
+            **{f"prompts/dropped_{reason}": count for reason, count in self.prompts["dropped"].items()},
+            **{f"queue/{name}": size for name, size in self.queues.items()},
+            **{f"queue/{name.removeprefix('queue_')}": value for name, value in self.queue.items()},
+            **{
+                f"training/{name}": self.trainer[key]
+                for name, key in {
+                    "global_step": "global_steps",
+                    "param_version": "current_param_version",
+                    "param_sync_count": "param_sync_count",
+                }.items()
+            },
+            **self.rollouter,
+            **self.queue,
+            **self.trainer,  # last: the version being trained, where the rollouter has the one being served
+        }
+
+
 class RunLog:
     """The driver's one place to tell things. A row of metrics waits for the evaluation of its step before it is written."""
 
-    def __init__(self, args: GRPOConfig) -> None:
+    def __init__(
+        self, args: GRPOConfig, *, monitor: Monitor | None = None, component_log_file: str | None = None
+    ) -> None:
         self._args = args
+        self._monitor = monitor
+        self._told_components_at = time.monotonic()
         self._output_dir = Path(args.output_dir)
-        setup_logging(self._output_dir, args.verbose)
+        setup_logging(self._output_dir, args.verbose, component_log=component_log_file)
         self._writer = MetricsWriter(self._output_dir / METRICS_FILE)
         self._prompts = MetricsWriter(self._output_dir / PROMPTS_FILE)
         self._tracker = make_tracker(args.with_tracking, self._tracker_options(), dataclasses.asdict(args))
@@ -76,6 +121,9 @@ class RunLog:
     def step(self, row: dict[str, Any]) -> None:
         """The row of a completed training step."""
         self.flush()
+        row["alerts"] = component_log.check_alerts(self._args.alerts, row)
+        for alert in row["alerts"].values():
+            logger.warning("alert at step %d: %s", row[STEP_KEY], alert)
         self._waiting = row
         if self._line is not None:
             self._line.update(
@@ -89,6 +137,19 @@ class RunLog:
                     eval_accuracy=self._last_accuracy,
                 )
             )
+
+    def components(self, status: ComponentStatus) -> None:
+        """Every `--statistics_interval_s`, a line on all components, and the user's monitor."""
+        if time.monotonic() - self._told_components_at < self._args.statistics_interval_s:
+            return
+        self._told_components_at = time.monotonic()
+        component_log.components.info(
+            component_log.component_statistics(status.trainer, status.rollouter, status.queue)
+        )
+        component_log.components.info(
+            component_log.rollouter_stats(status.rollouter, queue_size=status.queue["queue_size"])
+        )
+        component_log.run_monitor(self._monitor, status.trainer, status.rollouter)
 
     def prompts(self, training_step: int, fates: list[dict[str, object]]) -> None:
         """Which prompts the step was made of, and what became of each."""

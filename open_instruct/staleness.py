@@ -180,7 +180,7 @@ class Assignment:
     oldest_trained_version: int
     """Tokens that older weights sampled are not trained on (`truncate`); else no token is older."""
     was_left_behind: bool
-    """Whether a prompt that was issued later was assigned before it."""
+    """Whether an earlier step took a prompt that was issued later."""
 
 
 class PromptFlow:
@@ -205,7 +205,7 @@ class PromptFlow:
         """Unassigned groups that are complete, in the order of arrival."""
         self._places = options.prompts_per_step
         """Groups that the step being assembled still takes."""
-        self._newest_assigned = -1
+        self._newest_assigned = self._newest_of_earlier_steps = -1
         self._window_end = -1
         self._window_room = 0
         self._count_window()
@@ -274,6 +274,17 @@ class PromptFlow:
         self._arrived[prompt.issue_number] = prompt_id
         return True
 
+    def waits_for(self, prompt_id: str, being_scored: Collection[str] = ()) -> bool:
+        """Whether a result for this prompt would be news; one that is not is counted as a duplicate."""
+        if prompt_id in being_scored:
+            self.ledger.num_duplicates += 1
+            return False
+        return self.ledger.arrive(prompt_id) is not None
+
+    def is_waited_for(self, prompt: IssuedPrompt) -> bool:
+        """Whether the engines have it, or it is on its way to or from them."""
+        return prompt.issue_number in self._unassigned and not prompt.arrived
+
     def give_up(self, prompt_id: str, *, max_attempts: int) -> bool:
         """The engines failed on a prompt: it is issued again, or after `max_attempts` dropped as failed. Whether it is open."""
         prompt = self.ledger.arrive(prompt_id)
@@ -331,7 +342,7 @@ class PromptFlow:
             return None
         del self._arrived[prompt.issue_number], self._unassigned[prompt.issue_number]
         self._places -= 1
-        was_left_behind = prompt.issue_number < self._newest_assigned
+        was_left_behind = prompt.issue_number < self._newest_of_earlier_steps
         self._newest_assigned = max(self._newest_assigned, prompt.issue_number)
         return Assignment(prompt, max(prompt.version, oldest_allowed), was_left_behind)
 
@@ -363,6 +374,7 @@ class PromptFlow:
         """The batch is complete; the next step is assembled."""
         assert self.step_is_full, f"step {self.assembling} has {self._places} places left"
         self.assembling += 1
+        self._newest_of_earlier_steps = self._newest_assigned
         self._places = self.options.prompts_per_step
         self._count_window()
 

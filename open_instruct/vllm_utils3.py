@@ -58,6 +58,10 @@ class EngineOptions:
     seed: int = 0
     enforce_eager: bool = False
     enable_prefix_caching: bool = False
+    inflight_updates: bool = True
+    """Take new weights between two tokens of a response; else what was begun is finished first."""
+    generation_timeout: float | None = None
+    """Seconds after which a group is broken off and reported as failed."""
     extra: dict[str, Any] = field(default_factory=dict)
     """Further vLLM engine arguments that follow from the device (see `device.py`)."""
     env: dict[str, str] = field(default_factory=dict)
@@ -110,6 +114,13 @@ class LLMRayActor:
         self._running = False
         self._updating = False
         self._update_begun = False
+        self._update_id = 0
+        self._inflight_updates = options.inflight_updates
+        self._closed_until = 0.0
+        """Until then (monotonic time) nothing new is admitted: an update waits for what is being generated."""
+        self._generation_timeout = options.generation_timeout
+        self._outgoing: set[str] = set()
+        """Finished groups that are not in the results queue yet."""
         self._helper_error: BaseException | None = None
         self._num_generated_tokens = 0
         self._busy_s = 0.0
@@ -166,7 +177,9 @@ class LLMRayActor:
         if self._updating:
             self._wait_for_work()
             return
-        self._admit()
+        if time.monotonic() >= self._closed_until:
+            self._admit()
+        self._break_off_late_groups()
         if not self._engine.has_unfinished_requests():
             self._wait_for_work()
             return
@@ -179,7 +192,8 @@ class LLMRayActor:
 
     def _wait_for_work(self) -> None:
         with self._state:
-            if not self._commands and (self._updating or not self._inbox):
+            self._state.notify_all()  # an update may wait for the engine to be empty
+            if not self._commands and (self._updating or self._closed_until or not self._inbox):
                 self._state.wait(IDLE_S)
 
     def _admit(self) -> None:
@@ -193,24 +207,53 @@ class LLMRayActor:
             )
 
     def _finish(self, output: Any) -> None:
+        if output.request_id in self._held:  # else it was broken off
+            held = self._held[output.request_id]
+            self._hand_over(held, _to_result(output, held, self.engine_id))
+
+    def _hand_over(self, held: _Held, result: GenerationResult) -> None:
         with self._state:
-            held = self._held.pop(output.request_id)
+            del self._held[result.prompt_id]
+            if held.reply is None:
+                self._outgoing.add(result.prompt_id)
             self._state.notify_all()
-        result = _to_result(output, held, self.engine_id)
         self._num_generated_tokens += result.token_statistics.num_response_tokens
         if held.reply is not None:
             held.reply.set_result(result)
         else:
             self._outbox.put(result)
 
+    def _break_off_late_groups(self) -> None:
+        """Groups over `generation_timeout` come back with an error; the others are not touched."""
+        if self._generation_timeout is None:
+            return
+        now = time.time()
+        late = [
+            held
+            for held in self._held.values()
+            if held.admitted_at and now - held.admitted_at > self._generation_timeout
+        ]
+        for held in late:
+            self._engine.abort_request([held.request.prompt_id])
+            self._hand_over(
+                held, _failed(held, self.engine_id, f"generation_timeout: over {self._generation_timeout:g} s")
+            )
+
     def _accept(self, held: _Held) -> None:
         with self._state:
+            if not self._held:
+                self._last_step_at = time.time()
             self._held[held.request.prompt_id] = held
             self._inbox.append(held)
             self._state.notify_all()
 
     def _has_room(self) -> bool:
-        """Whether one more group may come: always if there is none, else while sequences and tokens are under the limits."""
+        """Whether one more group may come: always if there is none, else while sequences and tokens are under the limits.
+
+        Results that nobody takes close the door too.
+        """
+        if len(self._outgoing) > self._max_num_seqs:
+            return False
         if not self._held:
             return True
         num_seqs = sum(held.request.generation_config.n for held in self._held.values())
@@ -248,6 +291,9 @@ class LLMRayActor:
         while not self._stopping.is_set():
             try:
                 self.inference_results_Q.put(results, timeout=POLL_S)
+                with self._state:
+                    self._outgoing.difference_update(result.prompt_id for result in results)
+                    self._state.notify_all()
                 return
             except Full:
                 continue
@@ -284,56 +330,93 @@ class LLMRayActor:
     def take_stock(self) -> dict[str, Any]:
         """What is here and how it goes; answered at once, whatever the engine thread does.
 
-        `held`: ids of prompts inside; `version`; `num_generated_tokens` of finished groups and `busy_s` inside engine steps since
-        the start; `idle_s` since the last engine step.
+        `held`: ids of prompts inside, finished ones on their way out included; `num_outstanding_tokens` that they may still come
+        to; `version`; `num_generated_tokens` of finished groups and `busy_s` inside engine steps since the start; `idle_s` since
+        the last engine step, while there is something to generate.
         """
         with self._state:
-            held = list(self._held)
+            held = [*self._held, *self._outgoing]
+            num_tokens = sum(one.num_tokens for one in self._held.values())
+            is_busy = bool(self._held)
         return {
             "engine_id": self.engine_id,
             "held": held,
+            "num_outstanding_tokens": num_tokens,
             "version": self.version,
             "num_generated_tokens": self._num_generated_tokens,
             "busy_s": self._busy_s,
-            "idle_s": time.time() - self._last_step_at,
+            "idle_s": time.time() - self._last_step_at if is_busy else 0.0,
         }
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
         self._on_engine_thread(lambda: self._rpc("init_weight_transfer_engine", init_info=init_info))
 
-    def start_weight_update(self) -> None:
-        """Begin an update; one that was begun before and not finished is forgotten."""
+    def start_weight_update(self, update_id: int = 0) -> None:
+        """Begin an update; one that was begun before and not finished is forgotten.
+
+        With in-flight updates the engine goes on generating meanwhile. Without, it first finishes what it has begun.
+        """
+        self._drain()
 
         def start() -> None:
+            if update_id < self._update_id:
+                raise RuntimeError(f"update {update_id} came after {self._update_id}, which is newer")
             if self._update_begun:
                 from open_instruct.vllm_weight_transfer import abandon_weight_update
 
                 self._engine.collective_rpc(abandon_weight_update)
+            self._update_id = update_id
             self._updating = self._pause_during_update
             self._update_begun = True
             self._rpc("start_weight_update")
 
         self._on_engine_thread(start)
 
-    def update_weights(self, update_info: dict[str, Any]) -> None:
+    def _drain(self) -> None:
+        """Wait until nothing is being generated; new prompts wait. The engine opens again when the update ends or is given up."""
+        if self._inflight_updates:
+            return
+        deadline = time.monotonic() + self._timeout_s
+        self._closed_until = deadline
+        with self._state:
+            if not self._state.wait_for(lambda: not self._engine.has_unfinished_requests(), self._timeout_s):
+                self._closed_until = 0.0
+                raise TimeoutError(
+                    f"engine {self.engine_id}: responses went on for {self._timeout_s:g} s before an update"
+                )
+
+    def update_weights(self, update_info: dict[str, Any], update_id: int = 0) -> None:
         """Receive one bucket. `{"bucket": ObjectRef}` is fetched here, off the engine thread."""
         if "bucket" in update_info:
             update_info = ray.get(update_info["bucket"], timeout=self._timeout_s)
-        self._on_engine_thread(lambda: self._rpc("update_weights", update_info=update_info))
 
-    def finish_weight_update(self, version: int) -> int:
-        """Swap the weights between two engine steps; the version that is served from now on."""
+        def receive() -> None:
+            self._check_update(update_id)
+            self._rpc("update_weights", update_info=update_info)
 
-        def finish() -> int:
+        self._on_engine_thread(receive)
+
+    def finish_weight_update(self, version: int, update_id: int = 0) -> dict[str, float]:
+        """Swap the weights between two engine steps; the `version` served from now on, and `pause_s`, how long that took."""
+
+        def finish() -> dict[str, float]:
+            self._check_update(update_id)
+            started = time.perf_counter()
             self._rpc("finish_weight_update")
             if self._prefix_caching:  # what the old weights computed is not used again
                 self._engine.reset_prefix_cache(reset_running_requests=True)
             self._engine.set_weight_version(str(version))
             self.version = version
             self._updating = self._update_begun = False
-            return version
+            self._closed_until = 0.0
+            return {"version": version, "pause_s": time.perf_counter() - started}
 
         return self._on_engine_thread(finish)
+
+    def _check_update(self, update_id: int) -> None:
+        """A call of an update that was given up must not touch the one that came after it."""
+        if not self._update_begun or update_id != self._update_id:
+            raise RuntimeError(f"update {update_id} is not the one under way ({self._update_id})")
 
     @property
     def _prefix_caching(self) -> bool:
@@ -452,6 +535,29 @@ def _to_result(output: Any, held: _Held, engine_id: int) -> GenerationResult:
             start_time=held.admitted_at,
         ),
         marker=request.marker,
+    )
+
+
+def _failed(held: _Held, engine_id: int, error: str) -> GenerationResult:
+    """A group without responses, and why."""
+    request = held.request
+    return GenerationResult(
+        responses=[],
+        logprobs=[],
+        finish_reasons=[],
+        version_spans=[],
+        index=request.index,
+        prompt_id=request.prompt_id,
+        training_step=request.training_step,
+        engine_id=engine_id,
+        token_statistics=TokenStatistics(
+            num_prompt_tokens=len(request.prompt),
+            num_response_tokens=0,
+            generation_time=time.time() - held.admitted_at,
+            start_time=held.admitted_at,
+        ),
+        marker=request.marker,
+        error=error,
     )
 
 

@@ -8,13 +8,16 @@ and `ipc` trainer engines on GPU, `RayObjectSender` everywhere else; all three s
 weight-transfer API.
 """
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import ray
 import torch
+
+from open_instruct.failures import root_cause
 
 if TYPE_CHECKING:
     from ray.actor import ActorHandle
@@ -91,21 +94,49 @@ def _layers(module: torch.nn.Module) -> list[list[tuple[str, torch.nn.Parameter]
     return layers
 
 
-class EngineClient:
-    """The learners' line to every engine at once, with a deadline on each call. The shape of vLLM's weight-sync client.
+@dataclass(frozen=True)
+class UpdateReport:
+    """How one update went, by position of the engine."""
 
-    Set `next_version` before an update is sent: the engines take it over together with the weights.
+    confirmed: dict[int, int] = field(default_factory=dict)
+    """The version that each engine says it serves now."""
+    failures: dict[int, str] = field(default_factory=dict)
+    """What went wrong: the engine still has its old weights."""
+    pauses_s: dict[int, float] = field(default_factory=dict)
+    """Seconds that generation stood still for it."""
+
+
+class EngineClient:
+    """The learners' line to every engine at once, with a deadline for each update. The shape of vLLM's weight-sync client.
+
+    Call `begin` before an update is sent. An engine that fails in the middle is left out of the rest of it; the others get it
+    whole. Each update has a number, so that an engine that comes back late refuses what belongs to an older one.
     """
 
     def __init__(self, engines: "list[ActorHandle]", *, workers_per_engine: int, timeout_s: float) -> None:
         self._engines = engines
         self._workers_per_engine = workers_per_engine
         self._timeout_s = timeout_s
-        self.next_version = 0
+        self.begin(0)
+
+    def begin(self, version: int, engines: Sequence[int] | None = None) -> None:
+        """An update to `version` follows, for these engines (by position; None is all)."""
+        self._version = version
+        self._update_id = time.time_ns()
+        self._deadline = time.monotonic() + self._timeout_s
+        self._taking_part = list(range(len(self._engines)) if engines is None else engines)
+        self._confirmed: dict[int, int] = {}
+        self._failures: dict[int, str] = {}
+        self._pauses_s: dict[int, float] = {}
+
+    def report(self) -> UpdateReport:
+        return UpdateReport(self._confirmed, self._failures, self._pauses_s)
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
-        infos = [self._for_engine(init_info, number) for number in range(len(self._engines))]
-        self._call("init_weight_transfer_engine", infos)
+        self.begin(self._version)
+        self._call("init_weight_transfer_engine", lambda number: (self._for_engine(init_info, number),))
+        if self._failures:
+            raise RuntimeError(f"the weight transfer could not be set up: {self._failures}")
 
     def _for_engine(self, init_info: dict[str, Any], number: int) -> dict[str, Any]:
         """Engines are apart: each has its own range of ranks in the transfer group, behind those of the engines before it."""
@@ -114,29 +145,34 @@ class EngineClient:
         return {**init_info, "rank_offset": init_info["rank_offset"] + number * self._workers_per_engine}
 
     def start_weight_update(self) -> None:
-        self._call("start_weight_update")
+        self._call("start_weight_update", lambda _: (self._update_id,))
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        self._call("update_weights", [update_info] * len(self._engines))
+        self._call("update_weights", lambda _: (update_info, self._update_id))
 
     def finish_weight_update(self, weight_version: str | None = None) -> None:
         """Let every engine swap, and check that each confirms the new version."""
-        version = self.next_version if weight_version is None else int(weight_version)
-        confirmed = self._call("finish_weight_update", [version] * len(self._engines))
-        assert confirmed == [version] * len(self._engines), f"sent version {version}, engines confirm {confirmed}"
+        version = self._version if weight_version is None else int(weight_version)
+        for number, answer in self._call("finish_weight_update", lambda _: (version, self._update_id)).items():
+            if answer["version"] != version:
+                self._failures[number] = f"was sent version {version} and confirms {answer['version']}"
+                continue
+            self._confirmed[number] = version
+            self._pauses_s[number] = answer["pause_s"]
 
-    def _call(self, method: str, args: list | None = None) -> list:
-        """Call `method` on every engine, with one argument for each if `args` are given."""
-        arguments = [()] * len(self._engines) if args is None else [(arg,) for arg in args]
-        refs = [
-            getattr(engine, method).remote(*args_of_engine)
-            for engine, args_of_engine in zip(self._engines, arguments, strict=True)
-        ]
-        _, waiting = ray.wait(refs, num_returns=len(refs), timeout=self._timeout_s)
-        if waiting:
-            late = [number for number, ref in enumerate(refs) if ref in waiting]
-            raise TimeoutError(f"weight update: engines {late} did not answer {method} within {self._timeout_s:g} s")
-        return ray.get(refs, timeout=self._timeout_s)
+    def _call(self, method: str, arguments: Callable[[int], tuple]) -> dict[int, Any]:
+        """Call `method` on every engine that still takes part; the answers of those that gave one in time."""
+        refs = {n: getattr(self._engines[n], method).remote(*arguments(n)) for n in self._taking_part}
+        answers = {}
+        for number, ref in refs.items():
+            try:
+                answers[number] = ray.get(ref, timeout=max(self._deadline - time.monotonic(), 0.001))
+            except ray.exceptions.GetTimeoutError:
+                self._failures[number] = f"did not answer {method} within the {self._timeout_s:g} s of the update"
+            except ray.exceptions.RayError as error:
+                self._failures[number] = f"{method}: {root_cause(error)}"
+        self._taking_part = list(answers)
+        return answers
 
 
 class WeightSender(Protocol):

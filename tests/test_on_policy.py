@@ -70,7 +70,7 @@ class PlainLoop:
         )
 
     def send(self, version: int) -> None:
-        self.client.next_version = version
+        self.client.begin(version)
         self.sender.send_weights()
 
     def sample(self, issue_number: int) -> tuple[int, GenerationResult]:

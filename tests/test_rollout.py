@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -55,8 +55,26 @@ class FakeQueue:
         except queue.Empty:
             raise Empty from None
 
+    def get_nowait(self) -> Any:
+        return self.get(timeout=0)
+
     def qsize(self) -> int:
         return self._items.qsize()
+
+    def empty(self) -> bool:
+        return self._items.empty()
+
+
+class FakeMessageQueue:
+    """What the controller hands to the learners, in this process."""
+
+    def __init__(self) -> None:
+        self.pieces: queue.Queue[RolloutBatch] = queue.Queue()
+
+    def put(self, batch: RolloutBatch, *, version: int, num_samples: int, timeout: float) -> None:
+        assert version == batch.min_version
+        assert num_samples == max(batch.num_samples, 1)
+        self.pieces.put(batch, timeout=timeout)
 
 
 class VerifiersInThisProcess:
@@ -85,7 +103,10 @@ class Play:
         self.prompt_queue, self.result_queue = FakeQueue(room), FakeQueue()
         facts = ControllerOptions(num_ranks=1, layout="padded", pad_token_id=0, tokenizer_name_or_path=str(TINY_MODEL))
         queues: Any = (self.prompt_queue, self.result_queue)
-        self.controller = RolloutController(self.args, facts, train, held_out, *queues)
+        self.message_queue = FakeMessageQueue()
+        self.controller = RolloutController(
+            self.args, facts, train, held_out, *queues, message_queue=cast("Any", self.message_queue)
+        )
         self.version = self.first_version = 0
         self.received: list[PromptRequest] = []
 
@@ -144,7 +165,30 @@ class Play:
         self.result_queue.put(list(results), timeout=TIMEOUT_S)
 
     def batch(self, training_step: int) -> RolloutBatch:
-        return self.controller.get_batch(training_step, TIMEOUT_S)
+        """The batch of a step that comes in one piece."""
+        [batch] = self.pieces(training_step)
+        return batch
+
+    def pieces(self, training_step: int) -> list[RolloutBatch]:
+        """All pieces of a step; raises what ended a thread of the controller."""
+        pieces: list[RolloutBatch] = []
+        deadline = time.monotonic() + TIMEOUT_S
+        while not pieces or not pieces[-1].is_last:
+            assert time.monotonic() < deadline, self.controller.describe_progress()
+            try:
+                pieces.append(self.message_queue.pieces.get(timeout=0.01))
+            except queue.Empty:
+                self.controller.status()
+        assert [(piece.training_step, piece.number) for piece in pieces] == [
+            (training_step, number) for number in range(len(pieces))
+        ]
+        return pieces
+
+    def nothing_is_ready(self) -> str:
+        """Asserts that no piece comes, and tells why."""
+        with pytest.raises(queue.Empty):
+            self.message_queue.pieces.get(timeout=QUIET_S)
+        return self.controller.describe_progress()
 
     def finish_step(self, training_step: int) -> list[dict[str, Any]]:
         """What the driver does when a step is trained; returns the fates."""
@@ -195,7 +239,13 @@ def ids(requests: Sequence[PromptRequest]) -> list[str]:
 
 
 def identities(requests: Sequence[PromptRequest]) -> list[tuple[Any, ...]]:
-    return [(r.prompt_id, r.index, r.training_step, r.generation_config.seed, r.prompt.tobytes()) for r in requests]
+    """All that a request says but the version at which it was issued."""
+    return [(r.prompt_id, r.index, r.generation_config.seed, r.prompt.tobytes()) for r in requests]
+
+
+def step_of(request: PromptRequest) -> int:
+    """The step that takes the group when none is left out or left behind."""
+    return int(request.prompt_id.removeprefix("train-")) // NUM_PROMPTS + 1
 
 
 @pytest.fixture(scope="module")
@@ -257,7 +307,8 @@ def test_exactly_what_the_bound_allows_is_issued(make_play: MakePlay, async_step
     for training_step in range(1, NUM_STEPS + 1):
         requests = play.receive_admitted()
         assert play.no_more_comes()
-        issued_at += [(play.version, request.training_step) for request in requests]
+        assert {request.training_step for request in requests} <= {play.version + 1}
+        issued_at += [(play.version, step_of(request)) for request in requests]
         assert max(step for _, step in issued_at) == min(play.version + 1 + async_steps, NUM_STEPS)
         play.deliver(*(play.answer(request) for request in requests))
         assert play.batch(training_step).metrics["num_steps_off_policy"] <= async_steps
@@ -304,7 +355,7 @@ def test_a_batch_is_the_prompts_of_its_step_whatever_comes_first(make_play: Make
     for training_step in (1, 2):
         batch = play.batch(training_step)
         assert batch.training_step == training_step
-        own = [request for request in requests if request.training_step == training_step]
+        own = [request for request in requests if step_of(request) == training_step]
         assert play.prompts_in(batch) == all_samples_of(*own)
         assert content_of(batch) == content_of(in_order.batch(training_step))
 
@@ -342,8 +393,7 @@ def test_a_batch_waits_for_prompts_that_are_not_issued_yet(
     monkeypatch.setattr(play.prompt_queue, "put", put_and_dawdle)
     play.start()
     play.deliver(*(play.answer(request) for request in play.receive(1)))
-    with pytest.raises(TimeoutError, match="1 prompts issued, 0 not back"):
-        play.controller.get_batch(1, QUIET_S)
+    assert "0 prompts are not back from the engines (none), 0 are being scored" in play.nothing_is_ready()
     may_go_on.set()
     play.deliver(*(play.answer(request) for request in play.receive_admitted()))
     assert play.prompts_in(play.batch(1)) == all_samples_of(*play.received)
@@ -354,8 +404,7 @@ def test_a_result_that_comes_twice_counts_once(make_play: MakePlay) -> None:
     requests = play.receive(NUM_PROMPTS)
     results = [play.answer(request) for request in requests]
     play.deliver(results[0], play.answer(requests[0], HOPELESS), *results[:3])
-    with pytest.raises(TimeoutError, match="1 not back"):
-        play.controller.get_batch(1, QUIET_S)
+    assert "1 prompts are not back" in play.nothing_is_ready()
     play.deliver(results[3])
     # The first of two is the one that counts.
     assert play.prompts_in(play.batch(1)) == all_samples_of(*requests)
@@ -493,7 +542,7 @@ def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(make_play: MakePlay, asy
     killed.receive_admitted()
     state = json.loads(json.dumps(killed.controller.state_dict()))
     killed.controller.stop()
-    open_prompts = [request for request in killed.received if request.training_step > 2]
+    open_prompts = [request for request in killed.received if step_of(request) > 2]
 
     resumed = make_play(async_steps=async_steps)
     resumed.controller.load_state_dict(state)
@@ -507,7 +556,7 @@ def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(make_play: MakePlay, asy
         resumed.deliver(*(resumed.answer(request) for request in resumed.receive_admitted()))
     assert resumed.no_more_comes()
 
-    before = [request for request in killed.received if request.training_step <= 2]
+    before = [request for request in killed.received if step_of(request) <= 2]
     assert identities(before + resumed.received) == identities(unbroken.received)
     counts = resumed.controller.status()["prompts"]
     assert counts.pop("reissued") == len(open_prompts)
@@ -535,6 +584,7 @@ def test_a_prepared_batch_that_was_not_trained_is_made_anew(make_play: MakePlay)
     killed = make_play(async_steps=1).start()
     requests = killed.receive(2 * NUM_PROMPTS)
     killed.deliver(*(killed.answer(request) for request in requests))
+    killed.batch(1)
     killed.batch(2)
     killed.finish_step(1)
     state = killed.controller.state_dict()
@@ -543,7 +593,7 @@ def test_a_prepared_batch_that_was_not_trained_is_made_anew(make_play: MakePlay)
     resumed.start(1)
     again = resumed.receive_admitted()
     assert identities(again[:NUM_PROMPTS]) == identities(requests[NUM_PROMPTS:])
-    assert {request.training_step for request in again[NUM_PROMPTS:]} <= {3}
+    assert {step_of(request) for request in again[NUM_PROMPTS:]} <= {3}
 
 
 def test_an_evaluation_does_not_wait_for_prompts_of_before(make_play: MakePlay) -> None:
@@ -561,7 +611,7 @@ def test_an_evaluation_does_not_wait_for_prompts_of_before(make_play: MakePlay) 
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-@pytest.mark.parametrize("thread", ["_feed_prompts", "data_preparation_thread"])
+@pytest.mark.parametrize("thread", ["_feed_prompts", "data_preparation_thread", "packing_thread"])
 def test_an_error_in_a_thread_is_raised_by_the_next_call(
     make_play: MakePlay, monkeypatch: pytest.MonkeyPatch, thread: str
 ) -> None:
@@ -576,13 +626,15 @@ def test_an_error_in_a_thread_is_raised_by_the_next_call(
         monkeypatch.setattr(play.prompt_queue, "put", fail)
         controller.start_evaluation(0)
     else:
-        monkeypatch.setattr(play.result_queue, "get", fail)
+        attribute = "_assemble" if thread == "packing_thread" else "_take"
+        monkeypatch.setattr(controller, attribute, fail)
+        play.deliver(play.answer(play.received[0]))
     started = time.monotonic()
     with pytest.raises(RuntimeError, match=f"{thread} lost its queue"):
-        controller.get_batch(1, TIMEOUT_S)
+        controller.watch()
     assert time.monotonic() - started < TIMEOUT_S / 2
     calls: list[Callable[[], object]] = [
-        lambda: controller.get_batch(1, TIMEOUT_S),
+        controller.watch,
         lambda: controller.set_version(1),
         lambda: controller.start_evaluation(1),
         controller.status,
@@ -596,7 +648,7 @@ def test_an_error_in_a_thread_is_raised_by_the_next_call(
 def test_a_group_older_than_the_bound_ends_the_run(make_play: MakePlay) -> None:
     play = make_play(async_steps=1).start(version=2)
     play.deliver(*(play.answer(request, version=0) for request in play.receive_admitted()))
-    with pytest.raises(RuntimeError, match=r"train-0 is 2 steps old, allowed are 1"):
+    with pytest.raises(RuntimeError, match=r"train-0.* is older than version 1 and was not waited for"):
         play.batch(3)
 
 
@@ -611,13 +663,14 @@ def test_an_evaluation_of_mixed_versions_ends_the_run(make_play: MakePlay) -> No
         play.controller.get_evaluation(TIMEOUT_S)
 
 
-def test_a_timeout_says_what_is_missing(make_play: MakePlay) -> None:
+def test_who_is_waited_for_is_told(make_play: MakePlay) -> None:
     play = make_play().start()
     requests = play.receive(NUM_PROMPTS)
     play.deliver(*(play.answer(requests[i]) for i in (0, 2)))
-    expected = r"batch 1 not ready in 0.15 s: 4 prompts issued, 2 not back from the engines \(train-1, train-3\)"
-    with pytest.raises(TimeoutError, match=expected):
-        play.controller.get_batch(1, QUIET_S)
+    assert play.nothing_is_ready() == (
+        "step 1 is being put together, engines serve version 0, 2 prompts are not back from the engines "
+        "(train-1 (version 0), train-3 (version 0)), 0 are being scored, 0 groups wait"
+    )
 
 
 def test_the_end_of_a_run_leaves_no_prompt_open(make_play: MakePlay) -> None:

@@ -38,7 +38,7 @@ def pair(request: pytest.FixtureRequest, ray_session: Any) -> Iterator[SimpleNam
     sender = RayObjectSender(client=client, source=DeepSpeedWeightSource(module, zero_stage=0), is_sender=True)
     yield SimpleNamespace(engine=engine, module=module, model=LogProbModel(module), client=client, sender=sender)
     module.load_state_dict(original)
-    client.next_version = 0
+    client.begin(0)
     sender.send_weights()
     if request.param == "untied":
         ray_session.kill(engine)
@@ -66,7 +66,7 @@ def test_engine_and_learner_agree_after_each_update(
         with torch.no_grad():
             for parameter in pair.module.parameters():
                 parameter += 0.02 * torch.randn(parameter.shape, generator=generator)
-        pair.client.next_version = version
+        pair.client.begin(version)
         pair.sender.send_weights()
         results = ray_session.get(
             pair.engine.generate_with_single_engine.remote(prompts[:4], CONFIG), timeout=TIMEOUT_S

@@ -1,0 +1,186 @@
+"""The engines of a run: who serves, who died, who is being started again, and what became of the prompts of the dead.
+
+check ── a future ended, an engine makes no progress ──► _bury ── prompts of the dead are issued again at once
+                                                           │
+                 other engines go on                       └──► a new engine in its place: starting ─► ready
+                                                                 the synchronizer gives it the current weights ─► serve
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import ray
+
+from open_instruct.component_log import components
+from open_instruct.config import GRPOConfig
+from open_instruct.failures import ComponentDied, root_cause
+from open_instruct.vllm_utils3 import POLL_S
+
+if TYPE_CHECKING:
+    from ray.actor import ActorHandle
+
+logger = logging.getLogger(__name__)
+
+ANSWER_S = 10.0
+"""Deadline of a call to an engine or to the controller that only asks or tells something."""
+STOCK_EVERY_S = 5.0
+"""From one look at the engines' progress to the next."""
+
+
+@dataclass
+class _Starting:
+    """An engine that is not there yet."""
+
+    engine: "ActorHandle"
+    ready: Any
+    deadline: float
+
+
+class EngineSupervisor:
+    """Watches the engines and replaces those that die, while restarts are left (`--max_engine_restarts`).
+
+    Args:
+        engines: all engines, by position; a replacement takes the place of the dead in this very list.
+        start_engine: makes the actor for a position.
+        controller: told of lost prompts.
+    """
+
+    def __init__(
+        self,
+        args: GRPOConfig,
+        engines: "list[ActorHandle]",
+        controller: "ActorHandle",
+        start_engine: "Callable[[int], ActorHandle]",
+    ) -> None:
+        self._args = args
+        self._engines = engines
+        self._controller = controller
+        self._start_engine = start_engine
+        self._futures: dict[int, Any] = {}
+        """Of `process_queue_continuously`, for each engine that serves: done means dead."""
+        self._starting: dict[int, _Starting] = {}
+        self._stock: dict[int, tuple[Any, float]] = {}
+        """Unanswered questions for progress, and when they were asked."""
+        self._asked_at = 0.0
+        self.num_restarts = 0
+        self.num_recovered_prompts = 0
+
+    @property
+    def serving(self) -> dict[int, "ActorHandle"]:
+        return {number: self._engines[number] for number in self._futures}
+
+    @property
+    def futures(self) -> list[Any]:
+        """One for each engine that serves; done when it has ended."""
+        return list(self._futures.values())
+
+    def serve(self, numbers: list[int]) -> None:
+        """Have these engines, which have the current weights, take prompts from now on."""
+        for number in numbers:
+            self._starting.pop(number, None)
+            self._futures[number] = self._engines[number].process_queue_continuously.remote()
+
+    def newly_ready(self) -> list[int]:
+        """Replacements that are loaded and wait for weights. Raises `ComponentDied` for one that cannot start."""
+        ready = []
+        for number, starting in self._starting.items():
+            done, _ = ray.wait([starting.ready], timeout=0)
+            if done:
+                self._value(starting.ready, f"engine {number} could not be started again")
+                ready.append(number)
+            elif time.monotonic() > starting.deadline:
+                raise ComponentDied(f"engine {number} was not ready {self._args.init_timeout_s:g} s after its restart")
+        return ready
+
+    def check(self) -> None:
+        """Notice engines that died or stand still, and replace them.
+
+        Raises:
+            ComponentDied: there is no restart left.
+        """
+        if not self._futures:
+            return
+        ended, _ = ray.wait(list(self._futures.values()), num_returns=1, timeout=0)
+        causes = {number: self._cause(future) for number, future in self._futures.items() if future in ended}
+        causes |= self._standing_still()
+        for number, cause in causes.items():
+            self.replace(number, cause)
+
+    def replace(self, number: int, cause: str) -> None:
+        """Take an engine out, issue its prompts again, and start another in its place."""
+        if number in self._starting:
+            return
+        if self.num_restarts >= self._args.max_engine_restarts:
+            raise ComponentDied(f"engine {number} {cause}")
+        self.num_restarts += 1
+        components.error(
+            "engine %d %s; starting it again (%d of %d)",
+            number,
+            cause,
+            self.num_restarts,
+            self._args.max_engine_restarts,
+        )
+        self._futures.pop(number, None)
+        self._stock.pop(number, None)
+        ray.kill(self._engines[number])
+        self._recover_prompts()
+        engine = self._start_engine(number)
+        self._engines[number] = engine
+        self._starting[number] = _Starting(engine, engine.ready.remote(), time.monotonic() + self._args.init_timeout_s)
+
+    def _cause(self, future: Any) -> str:
+        try:
+            ray.get(future, timeout=ANSWER_S)
+        except ray.exceptions.RayError as error:
+            return f"died: {root_cause(error)}"
+        return "ended before the run did"
+
+    def _standing_still(self) -> dict[int, str]:
+        """Engines that do not answer, or hold work and take no step. Questions are asked without waiting for the answers."""
+        limit, now = self._args.engine_stall_timeout_s, time.monotonic()
+        if now - self._asked_at > min(STOCK_EVERY_S, limit / 2):
+            self._asked_at = now
+            for number, engine in self.serving.items():
+                self._stock.setdefault(number, (engine.take_stock.remote(), now))
+        causes = {}
+        for number, (ref, asked_at) in list(self._stock.items()):
+            done, _ = ray.wait([ref], timeout=0)
+            if done:
+                del self._stock[number]
+                try:
+                    stock = ray.get(ref, timeout=ANSWER_S)
+                except ray.exceptions.RayError:
+                    continue  # its future tells of it
+                if stock["held"] and stock["idle_s"] > limit:
+                    causes[number] = f"holds {len(stock['held'])} prompts and took no step for {stock['idle_s']:.0f} s"
+            elif now - asked_at > limit:
+                causes[number] = f"did not answer for {now - asked_at:.0f} s"
+        return causes
+
+    def _recover_prompts(self) -> None:
+        """Take stock: what is neither in the prompt queue nor with a live engine nor back is issued again."""
+        self._value(self._controller.take_back_prompts.remote(), "taking prompts back")
+        time.sleep(2 * POLL_S)  # the longest get: what an engine was pulling is with it now
+        asked = [engine.take_stock.remote() for engine in self.serving.values()]
+        answered, _ = ray.wait(asked, num_returns=len(asked), timeout=ANSWER_S) if asked else ([], [])
+        held: list[str] = []
+        for ref in answered:
+            try:
+                held += ray.get(ref, timeout=ANSWER_S)["held"]
+            except ray.exceptions.RayError:
+                continue  # it has died too; the next check buries it
+        lost = self._value(self._controller.recover_lost.remote(held), "recovering lost prompts", ANSWER_S + 60.0)
+        self.num_recovered_prompts += lost
+        logger.warning("%d prompts were lost with the engine and are issued again", lost)
+
+    @staticmethod
+    def _value(ref: Any, what: str, timeout_s: float = ANSWER_S) -> Any:
+        try:
+            return ray.get(ref, timeout=timeout_s)
+        except ray.exceptions.GetTimeoutError as error:
+            raise ComponentDied(f"{what}: no answer in {timeout_s:g} s") from error
+        except ray.exceptions.RayError as error:
+            raise ComponentDied(f"{what} failed: {root_cause(error)}") from error

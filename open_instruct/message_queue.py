@@ -1,0 +1,370 @@
+"""The belt between the rollout side and the learners: a bounded queue of samples with version and time.
+
+    producers ── put, put_batch ──► MessageQueue (a Ray actor around a SampleBuffer) ──► get ── consumers
+                 wait while it is full                                                   wait until enough is there
+
+Nothing is evicted: a full queue makes its producers wait, and what has expired is set aside for its owner, who issues the prompts
+again. Large payloads do not pass through the actor: the producer stores them once in Ray's object store, a small message goes
+through the queue, and the consumer reads them where they lie. (They die with the producer that stored them.)
+"""
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import ray
+
+from open_instruct.config import GRPOConfig
+
+INLINE_BYTES = 50_000
+"""Payloads below this travel inside the message: cheaper than an object of their own."""
+REPLY_S = 30.0
+"""Beyond a caller's own timeout, how long the queue actor may take to answer."""
+
+
+@dataclass(frozen=True)
+class QueueItem:
+    """One message with what the queue has to know of it."""
+
+    payload: Any
+    version: int
+    """Oldest weights that sampled a token of it."""
+    num_samples: int
+    created_at: float
+    """Unix time at which it was put."""
+    num_bytes: int
+
+
+class SampleBuffer:
+    """A bounded first-in-first-out buffer that never waits. Thread-safe; pure, with a clock from outside.
+
+    Args:
+        max_queue_size: room, in samples.
+        max_staleness: items whose version lies more than this behind `set_version` have expired.
+        max_age_s: so have items older than this, in seconds of `clock`.
+    """
+
+    def __init__(
+        self,
+        max_queue_size: int,
+        *,
+        max_staleness: int | None = None,
+        max_age_s: float | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.max_queue_size = max_queue_size
+        self.version = 0
+        self._max_staleness = max_staleness
+        self._max_age_s = max_age_s
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._items: deque[QueueItem] = deque()
+        self._expired: list[QueueItem] = []
+        self._num_samples = 0
+        self._num_bytes = self._max_bytes = 0
+        self._total_produced = self._total_consumed = self._num_expired = 0
+
+    def try_put(self, items: Sequence[QueueItem]) -> int:
+        """Take items from the front of `items` while there is room; how many were taken.
+
+        Raises:
+            ValueError: an item that is larger than the whole queue.
+        """
+        with self._lock:
+            for number, item in enumerate(items):
+                if item.num_samples > self.max_queue_size:
+                    raise ValueError(
+                        f"{item.num_samples} samples in one message, the queue holds {self.max_queue_size}: "
+                        "raise --max_queue_size"
+                    )
+                if self._num_samples + item.num_samples > self.max_queue_size:
+                    return number
+                self._items.append(item)
+                self._count(item, 1)
+                self._total_produced += item.num_samples
+            return len(items)
+
+    def try_get(self, min_batch_count: int = 1, max_batch_count: int | None = None) -> list[QueueItem] | None:
+        """The oldest items that have not expired, `max_batch_count` at most; None while they are fewer than `min_batch_count`."""
+        with self._lock:
+            self._set_expired_aside()
+            if len(self._items) < min_batch_count:
+                return None
+            number = len(self._items) if max_batch_count is None else min(max_batch_count, len(self._items))
+            taken = [self._items.popleft() for _ in range(number)]
+            for item in taken:
+                self._count(item, -1)
+                self._total_consumed += item.num_samples
+            return taken
+
+    def set_version(self, version: int) -> None:
+        """Weights of `version` are being trained: expiry is judged by it."""
+        with self._lock:
+            self.version = version
+
+    def take_expired(self) -> list[QueueItem]:
+        """What has expired since the last call; nobody else gets it."""
+        with self._lock:
+            self._set_expired_aside()
+            expired, self._expired = self._expired, []
+            return expired
+
+    def statistics(self) -> dict[str, int]:
+        """Samples: `queue_size`, `total_produced` = `total_consumed` + `dropped_samples` (expired) + `queue_size`. Bytes held
+        now and at most: `memory_bytes`, `max_memory_bytes`."""
+        with self._lock:
+            return {
+                "queue_size": self._num_samples,
+                "total_produced": self._total_produced,
+                "total_consumed": self._total_consumed,
+                "dropped_samples": self._num_expired,
+                "memory_bytes": self._num_bytes,
+                "max_memory_bytes": self._max_bytes,
+            }
+
+    def _count(self, item: QueueItem, sign: int) -> None:
+        self._num_samples += sign * item.num_samples
+        self._num_bytes += sign * item.num_bytes
+        self._max_bytes = max(self._max_bytes, self._num_bytes)
+
+    def _set_expired_aside(self) -> None:
+        if self._max_staleness is None and self._max_age_s is None:
+            return
+        now = self._clock()
+        expired = [item for item in self._items if self._has_expired(item, now)]
+        if not expired:
+            return
+        self._items = deque(item for item in self._items if not self._has_expired(item, now))
+        for item in expired:
+            self._count(item, -1)
+            self._num_expired += item.num_samples
+        self._expired += expired
+
+    def _has_expired(self, item: QueueItem, now: float) -> bool:
+        too_stale = self._max_staleness is not None and self.version - item.version > self._max_staleness
+        return too_stale or (self._max_age_s is not None and now - item.created_at > self._max_age_s)
+
+
+def default_queue_size(args: GRPOConfig) -> int:
+    """Room for every sample that the staleness bound lets wait: one batch for each step ahead, and the one being trained."""
+    if args.max_queue_size is not None:
+        return args.max_queue_size
+    return (args.staleness_bound + 1) * args.num_samples_per_step
+
+
+# --- payloads ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A payload in Ray's object store, or a part of one."""
+
+    ref: Any
+    index: int | None = None
+    """Position, where the object is a batch of payloads."""
+
+
+def without_tensors(payload: Any) -> Any:
+    """The payload with a numpy array in place of each torch tensor; they share memory, and travel without being pickled."""
+    if isinstance(payload, dict):
+        return {key: without_tensors(value) for key, value in payload.items()}
+    if isinstance(payload, list | tuple):
+        return type(payload)([without_tensors(value) for value in payload])
+    if type(payload).__module__.partition(".")[0] == "torch" and hasattr(payload, "numpy"):
+        return payload.detach().cpu().numpy()
+    return payload
+
+
+def num_array_bytes(payload: Any) -> int:
+    """Bytes of all arrays in a payload of dicts, lists, tuples and dataclasses."""
+    return sum(array.nbytes for array in _arrays(payload))
+
+
+def _arrays(payload: Any) -> Iterator[np.ndarray]:
+    if isinstance(payload, np.ndarray):
+        yield payload
+    elif isinstance(payload, dict):
+        for value in payload.values():
+            yield from _arrays(value)
+    elif isinstance(payload, list | tuple):
+        for value in payload:
+            yield from _arrays(value)
+    elif hasattr(payload, "__dataclass_fields__"):
+        yield from _arrays(vars(payload))
+
+
+def _load(items: list[QueueItem]) -> list[Any]:
+    """The payloads of `items`; each stored object is fetched once, without a copy: arrays come out read-only."""
+    refs = list(dict.fromkeys(item.payload.ref for item in items if isinstance(item.payload, Stored)))
+    objects = dict(zip(refs, ray.get(refs, timeout=REPLY_S), strict=True))
+    return [_part(objects, item.payload) for item in items]
+
+
+def _part(objects: dict[Any, Any], payload: Any) -> Any:
+    if not isinstance(payload, Stored):
+        return payload
+    stored = objects[payload.ref]
+    return stored if payload.index is None else stored[payload.index]
+
+
+# --- the actor and its client -----------------------------------------------------------------------------------------
+
+
+class _QueueActor:
+    """A `SampleBuffer` whose callers wait. One event loop, so no two calls run at once."""
+
+    def __init__(self, max_queue_size: int, max_staleness: int | None, max_age_s: float | None) -> None:
+        self._buffer = SampleBuffer(max_queue_size, max_staleness=max_staleness, max_age_s=max_age_s)
+        self._changed = asyncio.Condition()
+        self._num_put_waits = 0
+        self._put_wait_s = 0.0
+
+    async def put(self, item: QueueItem, num_parts: int | None, timeout: float | None) -> int:
+        """Put an item, or a batch whose parts are items of their own; how many fitted in before the timeout."""
+        items = [item] if num_parts is None else _parts(item, num_parts)
+        taken = self._buffer.try_put(items)
+        if taken < len(items):
+            taken += await self._put_rest(items[taken:], timeout)
+        async with self._changed:
+            self._changed.notify_all()
+        return taken
+
+    async def _put_rest(self, items: list[QueueItem], timeout: float | None) -> int:
+        started, taken = time.perf_counter(), 0
+        self._num_put_waits += 1
+        deadline = None if timeout is None else started + timeout
+        async with self._changed:
+            while taken < len(items):
+                left = None if deadline is None else deadline - time.perf_counter()
+                try:
+                    await asyncio.wait_for(self._changed.wait(), left)
+                except TimeoutError:
+                    break
+                if number := self._buffer.try_put(items[taken:]):
+                    taken += number
+                    self._changed.notify_all()
+        self._put_wait_s += time.perf_counter() - started
+        return taken
+
+    async def get(self, min_batch_count: int, max_batch_count: int | None, timeout: float | None) -> list | None:
+        items = self._buffer.try_get(min_batch_count, max_batch_count)
+        deadline = None if timeout is None else time.perf_counter() + timeout
+        async with self._changed:
+            while items is None:
+                left = None if deadline is None else deadline - time.perf_counter()
+                try:
+                    await asyncio.wait_for(self._changed.wait(), left)
+                except TimeoutError:
+                    return None
+                items = self._buffer.try_get(min_batch_count, max_batch_count)
+            self._changed.notify_all()
+        return items
+
+    async def set_version(self, version: int) -> None:
+        self._buffer.set_version(version)
+
+    async def take_expired(self) -> list[QueueItem]:
+        expired = self._buffer.take_expired()
+        async with self._changed:
+            self._changed.notify_all()
+        return expired
+
+    async def statistics(self) -> dict[str, float]:
+        return {**self._buffer.statistics(), "put_waits": self._num_put_waits, "put_wait_s": self._put_wait_s}
+
+
+def _parts(batch: QueueItem, num_parts: int) -> list[QueueItem]:
+    """The items of a batch: each is one payload of the stored list."""
+    stored = batch.payload
+    payloads = [Stored(stored.ref, index) for index in range(num_parts)] if isinstance(stored, Stored) else stored
+    return [replace(batch, payload=payload, num_bytes=batch.num_bytes // num_parts) for payload in payloads]
+
+
+class MessageQueue:
+    """A handle on the queue; may be given to any actor or task.
+
+    Every call has a deadline: its own `timeout` in seconds and a little more for the answer.
+    """
+
+    def __init__(self, actor: Any) -> None:
+        self.actor = actor
+
+    @classmethod
+    def create(
+        cls,
+        max_queue_size: int,
+        *,
+        max_staleness: int | None = None,
+        max_age_s: float | None = None,
+        actor_options: dict[str, Any] | None = None,
+    ) -> "MessageQueue":
+        """Start the actor; see `SampleBuffer` for the bounds."""
+        options = {"num_cpus": 0, "max_concurrency": 1000, **(actor_options or {})}
+        return cls(ray.remote(_QueueActor).options(**options).remote(max_queue_size, max_staleness, max_age_s))
+
+    def put(self, payload: Any, *, version: int = 0, num_samples: int = 1, timeout: float = REPLY_S) -> None:
+        """Put one message; waits while the queue is full.
+
+        Raises:
+            TimeoutError: there was no room in time; nothing was put.
+        """
+        payload = without_tensors(payload)
+        num_bytes = num_array_bytes(payload)
+        carried = payload if num_bytes < INLINE_BYTES else Stored(ray.put(payload))
+        self._put(QueueItem(carried, version, num_samples, time.time(), num_bytes), None, timeout)
+
+    def put_batch(self, payloads: Sequence[Any], *, version: int = 0, timeout: float = REPLY_S) -> None:
+        """Put several samples in one call, stored as one object; each is got by itself.
+
+        Raises:
+            TimeoutError: not all found room in time; it says how many did, from the front.
+        """
+        payloads = without_tensors(list(payloads))
+        num_bytes = num_array_bytes(payloads)
+        carried = payloads if num_bytes < INLINE_BYTES else Stored(ray.put(payloads))
+        self._put(QueueItem(carried, version, 1, time.time(), num_bytes), len(payloads), timeout)
+
+    def _put(self, item: QueueItem, num_parts: int | None, timeout: float) -> None:
+        wanted = 1 if num_parts is None else num_parts
+        taken = ray.get(self.actor.put.remote(item, num_parts, timeout), timeout=timeout + REPLY_S)
+        if taken < wanted:
+            raise TimeoutError(f"the message queue took {taken} of {wanted} messages in {timeout:g} s: it is full")
+
+    def get(
+        self, min_batch_count: int = 1, timeout: float = REPLY_S, *, max_batch_count: int | None = None
+    ) -> list | None:
+        """The payloads that are there, oldest first: at least `min_batch_count`, or None when there are not so many in time."""
+        items = ray.get(
+            self.get_ref(min_batch_count, timeout, max_batch_count=max_batch_count), timeout=timeout + REPLY_S
+        )
+        return None if items is None else _load(items)
+
+    def get_ref(self, min_batch_count: int = 1, timeout: float = REPLY_S, *, max_batch_count: int | None = None) -> Any:
+        """`get` for one who waits for several things at once: a reference to the `QueueItem`s, or to None."""
+        return self.actor.get.remote(min_batch_count, max_batch_count, timeout)
+
+    def set_version(self, version: int) -> None:
+        ray.get(self.actor.set_version.remote(version), timeout=REPLY_S)
+
+    def take_expired(self) -> list[Any]:
+        """Payloads that have expired: the one who put them issues their prompts again."""
+        return _load(ray.get(self.actor.take_expired.remote(), timeout=REPLY_S))
+
+    def get_statistics(self) -> dict[str, float]:
+        """See `SampleBuffer.statistics`; and how often and long producers waited for room."""
+        return ray.get(self.get_statistics_ref(), timeout=REPLY_S)
+
+    def get_statistics_ref(self) -> Any:
+        return self.actor.statistics.remote()
+
+    def qsize(self) -> int:
+        """Samples in the queue."""
+        return int(self.get_statistics()["queue_size"])
+
+    def shutdown(self) -> None:
+        ray.kill(self.actor)

@@ -1,0 +1,174 @@
+"""The batch of one training step while it grows: groups come in, pieces for the learners go out.
+
+add(group) … add(group) ─► next_piece()         with --streaming, as soon as every rank's share is a full micro-batch
+                           next_piece(last)     the rest, with the metrics of the whole step
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from open_instruct import batch_building
+from open_instruct.batch_building import ScoredGroup
+from open_instruct.config import GRPOConfig
+from open_instruct.data_types import MiniBatch, TrainingSample
+from open_instruct.rl_utils import prepare_collated_data_for_workers
+from open_instruct.staleness import Assignment, sample_age
+
+
+@dataclass(frozen=True)
+class CollationOptions:
+    """What collation needs beside the user's options."""
+
+    num_ranks: int
+    layout: Literal["padded", "packed"]
+    pad_token_id: int
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What the learners get at once. `rank_batches` has a list of mini-batches for each rank."""
+
+    number: int
+    rank_batches: list[list[MiniBatch]]
+    num_samples: int
+    min_version: int
+    """Oldest version among the trained tokens."""
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """A group that is trained on."""
+
+    issue_number: int
+    group: ScoredGroup
+    oldest_trained_version: int
+    samples: list[TrainingSample]
+
+
+class StepAssembly:
+    """The groups of one training step. Pure: the controller says which groups, and carries the pieces."""
+
+    def __init__(self, training_step: int, args: GRPOConfig, options: CollationOptions) -> None:
+        self.training_step = training_step
+        self.num_tokens = 0
+        """Trained tokens so far."""
+        self._args = args
+        self._options = options
+        self._groups: list[ScoredGroup] = []
+        self._kept: list[_Kept] = []
+        self._unsent: list[_Kept] = []
+        self._num_pieces = 0
+        self._num_computed = 0
+        self._packing_s = 0.0
+
+    @property
+    def teaches(self) -> bool:
+        """Whether there is a group to train on."""
+        return bool(self._kept)
+
+    def add(self, group: ScoredGroup, assignment: Assignment) -> bool:
+        """Take a group into the step; whether it is trained on (one whose samples all scored alike teaches nothing)."""
+        args = self._args
+        self._groups.append(group)
+        if args.filter_zero_std_samples and group.has_zero_std:
+            return False
+        age = sample_age(self.training_step, assignment.oldest_trained_version)
+        assert age <= args.staleness_bound, (
+            f"{group.result.prompt_id} is {age} steps old, allowed are {args.staleness_bound}"
+        )
+        kept = _Kept(
+            assignment.prompt.issue_number, group, assignment.oldest_trained_version, self._samples(group, assignment)
+        )
+        self._kept.append(kept)
+        self._unsent.append(kept)
+        self.num_tokens += sum(int(sample.mask.sum()) for sample in kept.samples)
+        return True
+
+    def _samples(self, group: ScoredGroup, assignment: Assignment) -> list[TrainingSample]:
+        args = self._args
+        masks = None
+        if group.result.oldest_version < assignment.oldest_trained_version:  # straggler_policy truncate
+            masks = [batch_building.fresh_masks(group.result, assignment.oldest_trained_version)]
+        return batch_building.training_samples(
+            [group],
+            verification_reward=args.verification_reward,
+            advantage_normalization_type=args.advantage_normalization_type,
+            mask_truncated_completions=args.mask_truncated_completions,
+            masks=masks,
+        )
+
+    def next_piece(self, *, last: bool) -> Piece | None:
+        """What the learners can have now; None while a share is not full. The last piece may be empty, and always comes."""
+        started = time.perf_counter()
+        unsent_tokens = sum(len(sample) for kept in self._unsent for sample in kept.samples)
+        if not last and not (self._args.streaming and unsent_tokens >= self._full_share):
+            return None
+        piece = self._make_piece()
+        self._packing_s += time.perf_counter() - started
+        return piece
+
+    @property
+    def _full_share(self) -> int:
+        """Tokens that give every rank `--min_batch_count` full micro-batches."""
+        args = self._args
+        return self._options.num_ranks * args.per_device_train_batch_size * args.pack_length * args.min_batch_count
+
+    def _make_piece(self) -> Piece:
+        args, options = self._args, self._options
+        # In the order of issue: a batch in one piece does not depend on which group was done first.
+        unsent = sorted(self._unsent, key=lambda kept: kept.issue_number)
+        samples = [sample for kept in unsent for sample in kept.samples]
+        rank_batches = prepare_collated_data_for_workers(
+            samples,
+            dp_world_size=options.num_ranks,
+            pack_length=args.pack_length,
+            rows=args.per_device_train_batch_size,
+            layout=options.layout,
+            pad_token_id=options.pad_token_id,
+            num_mini_batches=args.num_mini_batches,
+        )
+        piece = Piece(
+            number=self._num_pieces,
+            rank_batches=rank_batches,
+            num_samples=len(samples),
+            min_version=min((kept.oldest_trained_version for kept in unsent), default=self.training_step - 1),
+        )
+        self._unsent = []
+        self._num_pieces += 1
+        self._num_computed += batch_building.num_computed_tokens(rank_batches)
+        return piece
+
+    def metrics(self, now: float) -> dict[str, float]:
+        """Of the whole step, once its last piece was made at Unix time `now`. All groups count in rewards and lengths, those that
+        teach nothing too; ages are of what is trained on."""
+        args = self._args
+        kept = sorted(self._kept, key=lambda one: one.issue_number)
+        samples = [sample for one in kept for sample in one.samples]
+        groups = [one.group for one in kept]
+        metrics = {
+            **batch_building.response_metrics(self._groups, verification_reward=args.verification_reward),
+            **batch_building.step_metrics(
+                self.training_step, self._groups, groups, num_prompts=args.num_unique_prompts_rollout
+            ),
+            **batch_building.straggler_metrics(self._groups),
+            **self._freshness(kept, now),
+            "packed_ratio": sum(len(sample) for sample in samples) / max(self._num_computed, 1),
+            "batch/num_pieces": self._num_pieces,
+            "time/packing": self._packing_s,
+            "time/verification": self._groups[-1].score_s,  # of the last to come: the others were scored meanwhile
+        }
+        return metrics | (batch_building.advantage_metrics(samples) if samples else {})
+
+    def _freshness(self, kept: Sequence[_Kept], now: float) -> dict[str, float]:
+        oldest = [one.oldest_trained_version for one in kept]
+        metrics = batch_building.freshness_metrics(self.training_step, [one.group for one in kept], oldest, now=now)
+        # What was trained on: of a truncated group, the fresh tokens alone.
+        return metrics | {
+            "num_steps_off_policy": self.training_step - 1 - min(oldest),
+            "model_step_min": min(oldest),
+            "model_step_mean": float(np.mean(oldest)),
+        }
