@@ -121,9 +121,10 @@ class RunLog:
     def step(self, row: dict[str, Any]) -> None:
         """The row of a completed training step."""
         self.flush()
-        row["alerts"] = component_log.check_alerts(self._args.alerts, row)
-        for alert in row["alerts"].values():
-            logger.warning("alert at step %d: %s", row[STEP_KEY], alert)
+        if raised := component_log.check_alerts(self._args.alerts, row):
+            row["alerts"] = raised
+            for alert in raised.values():
+                logger.warning("alert at step %d: %s", row[STEP_KEY], alert)
         self._waiting = row
         if self._line is not None:
             self._line.update(

@@ -1,5 +1,6 @@
 """From scored groups to samples and metrics: exact numbers on small groups."""
 
+import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
@@ -8,12 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from open_instruct.batch_building import (
+    OverIssueBias,
     ScoredGroup,
     advantage_metrics,
     evaluation_metrics,
-    packed_ratio,
+    fresh_masks,
+    freshness_metrics,
+    num_computed_tokens,
     response_metrics,
     step_metrics,
+    straggler_metrics,
     training_samples,
 )
 from open_instruct.data_types import GenerationResult, TokenStatistics, TrainingSample
@@ -106,7 +111,7 @@ def test_when_all_are_truncated_nothing_is_trained_on() -> None:
         samples, dp_world_size=2, pack_length=16, rows=1, layout="padded", pad_token_id=0
     )
     assert [[mini_batch.num_global_tokens for mini_batch in rank] for rank in ranks] == [[0], [0]]
-    assert packed_ratio(ranks, samples) == 0.0
+    assert num_computed_tokens(ranks) == 4  # a row of two tokens for each rank
 
 
 def test_an_empty_response_counts_in_the_baseline_and_is_left_out() -> None:
@@ -224,7 +229,7 @@ def test_advantage_metrics_count_each_sample_once() -> None:
     }
 
 
-def test_packed_ratio() -> None:
+def test_computed_tokens_count_padding_and_filling_rows() -> None:
     # Rows of 3 + 2 and 3 + 5 tokens: padded to 8 they are 16 positions, of which 13 are real.
     samples = samples_of(make_group([1, 0], lengths=[2, 5]))
 
@@ -237,7 +242,7 @@ def test_packed_ratio() -> None:
             layout=layout,
             pad_token_id=0,
         )
-        return packed_ratio(batches, samples)
+        return 13 / num_computed_tokens(batches)
 
     assert ratio(ranks=1, pack_length=16, layout="padded") == 13 / 16
     assert ratio(ranks=1, pack_length=16, layout="packed") == 1.0
@@ -266,3 +271,56 @@ def test_evaluation_metrics() -> None:
         "eval/actor_tokens_per_second": 3.0,
     }
     assert {key: metrics[key] for key in chosen} == chosen
+
+
+# --- who is fresh and who is slow -------------------------------------------------------------------------------------
+
+
+def test_fresh_tokens_are_those_of_new_enough_weights() -> None:
+    group = make_group([1, 0], lengths=[5, 5], spans=[(2, 2), (4, 3)])
+    masks = fresh_masks(group.result, 4)
+    assert [mask.tolist() for mask in masks] == [[False] * 2 + [True] * 3] * 2
+    assert [mask.all() for mask in fresh_masks(group.result, 2)] == [True, True]
+    samples = training_samples(
+        [group],
+        verification_reward=1.0,
+        advantage_normalization_type="centered",
+        mask_truncated_completions=False,
+        masks=[[masks[0], np.zeros(5, dtype=bool)]],
+    )
+    [sample] = samples  # of the other no token is trained on, but it counted in the baseline
+    assert sample.advantage == 0.5
+    assert sample.mask.tolist() == masks[0].tolist()
+
+
+def test_freshness_is_counted_in_samples() -> None:
+    groups = [make_group([1, 0], prompt_id="train-0"), make_group([1, 0, 0, 0, 0, 0], prompt_id="train-1")]
+    end = groups[0].result.token_statistics.start_time + groups[0].result.token_statistics.generation_time
+    metrics = freshness_metrics(5, groups, [4, 1], now=end + 2.0)
+    assert metrics["avg_sample_age"] == metrics["freshness/avg_sample_age"] == 6 * 3 / 8
+    assert (metrics["min_sample_age"], metrics["max_sample_age"]) == (0, 3)
+    assert metrics["stale_samples_ratio"] == 6 / 8
+    assert metrics["version_diversity"] == 2
+    assert metrics["freshness/max_sample_latency"] == pytest.approx(2.0)
+
+
+def test_the_slowest_group_has_a_name() -> None:
+    quick, slow = make_group([1, 0], prompt_id="train-3"), make_group([1, 0], prompt_id="train-4", lengths=[7, 9])
+    slow = dataclasses.replace(slow, score_s=100.0)
+    metrics = straggler_metrics([quick, slow])
+    assert metrics["agent_loop/slowest/prompt_id"] == "train-4"
+    assert metrics["agent_loop/slowest/response_length"] == 9
+    assert metrics["agent_loop/compute_score/max"] == metrics["agent_loop/slowest/compute_score"] == 100.0
+    assert metrics["agent_loop/compute_score/min"] == metrics["agent_loop/tool_calls/max"] == 0.0
+
+
+def test_what_over_issuing_prefers_is_told() -> None:
+    bias = OverIssueBias()
+    bias.record(make_group([1, 0], lengths=[2, 4]), was_left_behind=False)
+    assert bias.metrics() == {}
+    bias.record(make_group([1, 0], lengths=[20, 40]), was_left_behind=True)
+    assert bias.metrics() == {
+        "over_issue/num_left_behind": 1,
+        "over_issue/response_length_taken": 3.0,
+        "over_issue/response_length_left": 30.0,
+    }

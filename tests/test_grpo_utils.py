@@ -11,9 +11,12 @@ from hypothesis import strategies as st
 
 from open_instruct.grpo_utils import (
     LOSS_FNS,
+    RhoOptions,
     compute_grpo_loss,
+    compute_rho_correction,
     dapo_loss,
     finish_logprob_difference,
+    finish_ratio_variance,
     logprob_difference_sums,
     merge_logprob_differences,
 )
@@ -76,6 +79,7 @@ def test_grpo_loss_equals_its_definition_token_by_token(kl_estimator: int) -> No
     loss, sums = compute_grpo_loss(**batch, **(OPTIONS | {"kl_estimator": kl_estimator}))
 
     policy = clipfrac = ratios = 0.0
+    squares = 0.0
     kls = np.zeros(4)
     for new, old, ref, advantage in zip(
         *(batch[k][batch["mask"]].tolist() for k in ("new_logprobs", "old_logprobs", "ref_logprobs", "advantages")),
@@ -86,6 +90,7 @@ def test_grpo_loss_equals_its_definition_token_by_token(kl_estimator: int) -> No
         policy += max(-advantage * ratio, -advantage * clamped)
         clipfrac += -advantage * clamped > -advantage * ratio
         ratios += ratio
+        squares += ratio * ratio
         d = new - ref
         kls += [d, d * d / 2, math.exp(-d) - 1 + d, ratio * d]
     expected = {
@@ -94,6 +99,7 @@ def test_grpo_loss_equals_its_definition_token_by_token(kl_estimator: int) -> No
         "loss/total_avg": policy + 0.05 * kls[kl_estimator],
         "policy/clipfrac_avg": clipfrac,
         "val/ratio": ratios,
+        "val/ratio_squared": squares,
         **{f"objective/kl{i}_avg": kl for i, kl in enumerate(kls)},
     }
     assert 0 < clipfrac < int(batch["mask"].sum())
@@ -153,6 +159,130 @@ def test_a_micro_batch_without_trained_tokens_gives_zero_and_a_gradient_of_zero(
     assert loss == 0
     assert all(value == 0 for value in sums.values())
     assert (batch["new_logprobs"].grad == 0).all()
+
+
+# --------------------------------------------------------------------------------------- off-policy correction
+
+NO_BOUNDS = RhoOptions(clamp_upper=0.0)
+
+
+def make_behaviour(seed: int = 1) -> dict[str, torch.Tensor]:
+    """Engine and old policy that differ, and masked tokens that hold nonsense."""
+    batch, generator = make_batch(), torch.Generator().manual_seed(seed)
+    noise = torch.randn(SHAPE, generator=generator, dtype=torch.float64)
+    mask = batch["mask"]
+    return {
+        "old_logprobs": batch["old_logprobs"],
+        "vllm_logprobs": torch.where(mask, batch["old_logprobs"] - noise, torch.nan),
+        "mask": mask,
+        "position_ids": torch.arange(SHAPE[1]).expand(SHAPE),
+    }
+
+
+def test_weighted_loss_is_the_importance_weighted_objective() -> None:
+    """Its gradient is that of sum over tokens of pi_old/pi_engine * A * pi_new/pi_old, done by hand in double precision."""
+    batch, behaviour = make_batch(ref_logprobs=None), make_behaviour()
+    weights, sums = compute_rho_correction(**behaviour, options=NO_BOUNDS)
+    options = {**OPTIONS, "clip_lower": 1.0, "clip_higher": 1e9}
+    loss, _ = compute_grpo_loss(**batch, **options, weights=weights)
+    loss.backward()
+    new = batch["new_logprobs"].detach().clone().requires_grad_()
+    mask = behaviour["mask"]
+    total = 0.0
+    for b, t in zip(*torch.nonzero(mask, as_tuple=True), strict=True):
+        total = total - (new[b, t] - behaviour["vllm_logprobs"][b, t]).exp() * batch["advantages"][b, t]
+    total.backward()
+    assert loss.item() == pytest.approx(total.item(), rel=1e-10)
+    torch.testing.assert_close(batch["new_logprobs"].grad, new.grad, rtol=1e-10, atol=0)
+    assert sums["val/rho_weight"].item() == pytest.approx(weights.sum().item(), rel=1e-6)
+
+
+def test_on_policy_nothing_is_weighed() -> None:
+    batch = make_batch()
+    mask, old = batch["mask"], batch["old_logprobs"]
+    positions = torch.arange(SHAPE[1]).expand(SHAPE)
+    weights, sums = compute_rho_correction(old, old.clone(), mask, positions, RhoOptions())
+    assert torch.equal(weights, mask.double())
+    assert sums["val/rho_clipfrac"] == sums["val/rho_drop_frac"] == 0
+    plain, _ = compute_grpo_loss(**make_batch(), **OPTIONS)
+    weighed, _ = compute_grpo_loss(**make_batch(), **OPTIONS, weights=weights)
+    assert plain.item() == weighed.item()
+
+
+def test_the_kl_is_not_weighed() -> None:
+    zero = torch.zeros(SHAPE, dtype=torch.float64)
+    _, sums = compute_grpo_loss(**make_batch(), **OPTIONS, weights=zero)
+    _, plain = compute_grpo_loss(**make_batch(), **OPTIONS)
+    assert sums["loss/policy_avg"] == 0
+    assert sums["loss/kl_avg"] == plain["loss/kl_avg"] != 0
+
+
+def rho_of(*values: float) -> dict[str, torch.Tensor]:
+    """One sequence whose tokens have these rho."""
+    logs = torch.tensor([values], dtype=torch.float64).log()
+    row = torch.arange(len(values))[None]
+    return {
+        "old_logprobs": logs,
+        "vllm_logprobs": torch.zeros_like(logs),
+        "mask": torch.ones_like(logs, dtype=torch.bool),
+        "position_ids": row,
+    }
+
+
+def test_truncation_and_masking() -> None:
+    tokens = rho_of(0.1, 0.5, 1.0, 1.9, 3.0)
+    weights, sums = compute_rho_correction(**tokens, options=RhoOptions(clamp_lower=0.2, clamp_upper=2.0))
+    torch.testing.assert_close(weights, torch.tensor([[0.2, 0.5, 1.0, 1.9, 2.0]], dtype=torch.float64))
+    assert sums["val/rho_clipfrac"] == 2
+    assert sums["val/rho_drop_frac"] == 0
+    options = RhoOptions(mask_lower=0.4, mask_upper=1.5)
+    weights, sums = compute_rho_correction(**tokens, options=options)
+    torch.testing.assert_close(weights, torch.tensor([[0.0, 0.5, 1.0, 0.0, 0.0]], dtype=torch.float64))
+    assert [sums[f"val/rho_drop_{side}frac"].item() for side in ("", "low_", "high_")] == [3, 1, 2]
+
+
+def test_far_log_probs_stay_finite() -> None:
+    weights, _ = compute_rho_correction(**rho_of(1e-300, 1e300), options=NO_BOUNDS)
+    torch.testing.assert_close(weights, torch.tensor([[math.exp(-10), math.exp(10)]], dtype=torch.float64))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        RhoOptions(clamp_upper=0.0, mask_lower=0.7, mask_upper=1.4, sequence_level=True),
+        RhoOptions(clamp_upper=0.0, mask_upper=0.3, tv_divergence=True),
+    ],
+)
+def test_sequences_are_judged_apart_in_a_packed_row(options: RhoOptions) -> None:
+    near, far = rho_of(0.9, 1.3, 1.0), rho_of(2.5, 2.0)
+    alone = [compute_rho_correction(**one, options=options) for one in (near, far)]
+    assert alone[0][0].all()
+    assert not alone[1][0].any()
+    packed = {name: torch.cat([near[name], far[name]], dim=1) for name in near}
+    weights, sums = compute_rho_correction(**packed, options=options)
+    assert torch.equal(weights, torch.cat([alone[0][0], alone[1][0]], dim=1))
+    for name, value in sums.items():
+        assert value == alone[0][1][name] + alone[1][1][name], name
+
+
+def test_untrained_tokens_do_not_count_in_a_sequence() -> None:
+    tokens = rho_of(1.0, 50.0, 1.0)
+    tokens["mask"][0, 1] = False
+    tokens["vllm_logprobs"][0, 1] = torch.nan
+    options = RhoOptions(mask_upper=1.5, sequence_level=True)
+    weights, _ = compute_rho_correction(**tokens, options=options)
+    assert weights.tolist() == [[1.0, 0.0, 1.0]]
+
+
+def test_ratio_variance_is_that_of_all_tokens() -> None:
+    parts = [make_batch(), make_batch(advantages=torch.ones(SHAPE, dtype=torch.float64))]
+    sums = [compute_grpo_loss(**part, **OPTIONS)[1] for part in parts]
+    count = sum(int(part["mask"].sum()) for part in parts)
+    means = {name: sum(float(one[name]) for one in sums) / count for name in ("val/ratio", "val/ratio_squared")}
+    ratios = torch.cat([(part["new_logprobs"] - part["old_logprobs"]).exp()[part["mask"]] for part in parts])
+    finished = finish_ratio_variance(means)
+    assert set(finished) == {"val/ratio", "val/ratio_var"}
+    assert finished["val/ratio_var"] == pytest.approx(ratios.var(unbiased=False).item(), rel=1e-4)
 
 
 # ------------------------------------------------------------------------------------ engine against learner

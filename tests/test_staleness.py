@@ -1,6 +1,7 @@
 """How old a sample may be, and what becomes of prompts: whatever happens in whatever order."""
 
 import copy
+import dataclasses
 import json
 from collections import Counter
 from dataclasses import dataclass, field
@@ -13,9 +14,12 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from open_instruct.staleness import (
     CONSUMED,
+    FAILED,
     RUN_ENDED,
     ZERO_STD,
+    FlowOptions,
     IssuedPrompt,
+    PromptFlow,
     PromptLedger,
     last_admissible_step,
     sample_age,
@@ -66,7 +70,7 @@ class Expected:
 
     prompts: list[IssuedPrompt] = field(default_factory=list)
     arrived: set[str] = field(default_factory=set)
-    staged: dict[str, str] = field(default_factory=dict)
+    staged: dict[str, tuple[int, str]] = field(default_factory=dict)
     fates: dict[str, str] = field(default_factory=dict)
     num_reissued: int = 0
     num_duplicates: int = 0
@@ -85,10 +89,10 @@ class LedgerMachine(RuleBasedStateMachine):
         self.expected = Expected()
         self.saved: tuple[str, Expected] = (json.dumps(self.ledger.state_dict()), Expected())
 
-    @rule(training_step=st.integers(1, 3))
-    def issue(self, training_step: int) -> None:
+    @rule(version=st.integers(0, 3))
+    def issue(self, version: int) -> None:
         number = len(self.expected.prompts)
-        prompt = IssuedPrompt(f"train-{number}", number, training_step)
+        prompt = IssuedPrompt(f"train-{number}", number, version)
         self.ledger.issue(prompt)
         self.expected.prompts.append(prompt)
 
@@ -96,31 +100,31 @@ class LedgerMachine(RuleBasedStateMachine):
     def arrive(self, number: int) -> None:
         prompt_id = f"train-{number}"
         waited_for = {prompt.prompt_id for prompt in self.expected.open} - self.expected.arrived
-        assert self.ledger.arrive(prompt_id) == (prompt_id in waited_for)
-        if prompt_id in waited_for:
+        prompt = self.ledger.arrive(prompt_id)
+        assert (prompt is not None) == (prompt_id in waited_for)
+        if prompt is not None:
+            self.ledger.update(dataclasses.replace(prompt, arrived=True))
             self.expected.arrived.add(prompt_id)
         else:
             self.expected.num_duplicates += 1
 
     @precondition(lambda self: self.undecided())
-    @rule(data=st.data(), fate=st.sampled_from([CONSUMED, ZERO_STD]))
-    def stage(self, data: Any, fate: str) -> None:
+    @rule(data=st.data(), fate=st.sampled_from([CONSUMED, ZERO_STD, FAILED]), training_step=st.integers(1, 3))
+    def stage(self, data: Any, fate: str, training_step: int) -> None:
         prompt_id = data.draw(st.sampled_from(self.undecided()))
-        self.ledger.stage(prompt_id, fate)
-        self.expected.staged[prompt_id] = fate
+        self.ledger.stage(prompt_id, fate, training_step)
+        self.expected.staged[prompt_id] = training_step, fate
 
     def undecided(self) -> list[str]:
         return [p.prompt_id for p in self.expected.open if p.prompt_id not in self.expected.staged]
 
-    @rule(training_step=st.integers(1, 3), fate=st.sampled_from([CONSUMED, ZERO_STD]))
-    def commit(self, training_step: int, fate: str) -> None:
-        for prompt in self.expected.open:
-            if prompt.training_step == training_step:
-                if not self.ledger.is_staged(prompt.prompt_id):
-                    self.ledger.stage(prompt.prompt_id, fate)
-                    self.expected.staged[prompt.prompt_id] = fate
-                self.expected.fates[prompt.prompt_id] = self.expected.staged.pop(prompt.prompt_id)
-        self.ledger.commit(training_step)
+    @rule(training_step=st.integers(1, 3))
+    def commit(self, training_step: int) -> None:
+        settled = {i: fate for i, (step, fate) in self.expected.staged.items() if step == training_step}
+        for prompt_id in settled:
+            self.expected.fates[prompt_id] = self.expected.staged.pop(prompt_id)[1]
+        in_order = [(p.prompt_id, settled[p.prompt_id]) for p in self.expected.prompts if p.prompt_id in settled]
+        assert [(prompt.prompt_id, fate) for prompt, fate in self.ledger.commit(training_step)] == in_order
 
     @rule()
     def close(self) -> None:
@@ -136,12 +140,10 @@ class LedgerMachine(RuleBasedStateMachine):
     def kill_and_load(self) -> None:
         state, expected = self.saved
         self.ledger, self.expected = PromptLedger(), copy.deepcopy(expected)
-        issued_again = self.ledger.load_state_dict(json.loads(state))
-        # What taught nothing need not be sampled again; a fate of consumed needs its samples, and they are gone.
-        self.expected.staged = {i: fate for i, fate in self.expected.staged.items() if fate == ZERO_STD}
-        assert issued_again == [p for p in self.expected.open if p.prompt_id not in self.expected.staged]
-        self.expected.num_reissued += len(issued_again)
-        self.expected.arrived &= {*self.expected.fates, *self.expected.staged}
+        self.ledger.load_state_dict(json.loads(state))
+        # What was staged needs its samples, and they are gone.
+        self.expected.staged = {}
+        self.expected.arrived &= set(self.expected.fates)
 
     @invariant()
     def adds_up(self) -> None:
@@ -163,14 +165,11 @@ class LedgerMachine(RuleBasedStateMachine):
         assert self.ledger.num_duplicates == self.expected.num_duplicates
 
     @invariant()
-    def open_prompts_are_known_by_step_in_order(self) -> None:
-        for training_step in (1, 2, 3):
-            of_step = self.ledger.for_step(training_step)
-            expected = [prompt for prompt in self.expected.open if prompt.training_step == training_step]
-            assert [prompt.prompt_id for prompt in of_step] == [prompt.prompt_id for prompt in expected]
-            for prompt in of_step:
-                assert prompt.arrived == (prompt.prompt_id in self.expected.arrived)
-                assert self.ledger.is_staged(prompt.prompt_id) == (prompt.prompt_id in self.expected.staged)
+    def open_prompts_are_known_in_order(self) -> None:
+        prompts = self.ledger.open_prompts()
+        assert [prompt.prompt_id for prompt in prompts] == [prompt.prompt_id for prompt in self.expected.open]
+        for prompt in prompts:
+            assert prompt.arrived == (prompt.prompt_id in self.expected.arrived)
 
 
 LedgerMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
@@ -179,67 +178,216 @@ TestLedger = LedgerMachine.TestCase
 
 @pytest.fixture
 def ledger() -> PromptLedger:
-    """Four prompts of step 1 and one of step 2; the first two have come back."""
+    """Five prompts."""
     ledger = PromptLedger()
     for number in range(5):
-        ledger.issue(IssuedPrompt(f"train-{number}", number, 1 if number < 4 else 2))
-    assert ledger.arrive("train-0")
-    assert ledger.arrive("train-1")
+        ledger.issue(IssuedPrompt(f"train-{number}", number, 0))
     return ledger
-
-
-def test_a_result_counts_once(ledger: PromptLedger) -> None:
-    assert not ledger.arrive("train-0")
-    assert not ledger.arrive("train-99")
-    assert ledger.num_duplicates == 2
-    assert ledger.arrive("train-2")
 
 
 def test_a_staged_fate_is_not_final(ledger: PromptLedger) -> None:
     for number in range(4):
-        ledger.stage(f"train-{number}", ZERO_STD if number == 3 else CONSUMED)
+        ledger.stage(f"train-{number}", ZERO_STD if number == 3 else CONSUMED, 1)
+    ledger.stage("train-4", CONSUMED, 2)
     assert ledger.counts() == {"issued": 5, "consumed": 0, "dropped": {}, "reissued": 0, "open": 5}
     ledger.commit(1)
     assert ledger.counts() == {"issued": 5, "consumed": 3, "dropped": {ZERO_STD: 1}, "reissued": 0, "open": 1}
 
 
 def test_a_result_after_its_fate_changes_nothing(ledger: PromptLedger) -> None:
-    for number in range(4):
-        ledger.stage(f"train-{number}", CONSUMED)
+    ledger.stage("train-2", CONSUMED, 1)
     ledger.commit(1)
     before = ledger.counts()
-    assert not ledger.arrive("train-2")
+    assert ledger.arrive("train-2") is None
     assert ledger.counts() == before
 
 
 def test_close_drops_what_is_open(ledger: PromptLedger) -> None:
-    ledger.stage("train-0", CONSUMED)
+    ledger.stage("train-0", CONSUMED, 1)
     ledger.close()
     assert ledger.counts() == {"issued": 5, "consumed": 0, "dropped": {RUN_ENDED: 5}, "reissued": 0, "open": 0}
-    assert not ledger.is_staged("train-0")
-
-
-def test_a_checkpoint_issues_again_what_it_holds_no_fate_of(ledger: PromptLedger) -> None:
-    ledger.stage("train-0", CONSUMED)
-    state = json.loads(json.dumps(ledger.state_dict()))
-    state["open"].reverse()
-    resumed = PromptLedger()
-    again = resumed.load_state_dict(state)
-    assert [(p.prompt_id, p.issue_number, p.training_step, p.arrived) for p in again] == [
-        (f"train-{number}", number, 1 if number < 4 else 2, False) for number in range(5)
-    ]
-    assert resumed.counts() == {"issued": 5, "consumed": 0, "dropped": {}, "reissued": 5, "open": 5}
-    assert resumed.arrive("train-0")
 
 
 def test_what_cannot_be_is_refused(ledger: PromptLedger) -> None:
     with pytest.raises(AssertionError, match="train-0 is already issued"):
         ledger.issue(IssuedPrompt("train-0", 0, 1))
     with pytest.raises(AssertionError, match="train-9 got the fate consumed but is not open"):
-        ledger.stage("train-9", CONSUMED)
-    ledger.stage("train-0", CONSUMED)
-    with pytest.raises(AssertionError, match="train-0 got the fate zero_std after consumed"):
-        ledger.stage("train-0", ZERO_STD)
+        ledger.stage("train-9", CONSUMED, 1)
+    ledger.stage("train-0", CONSUMED, 1)
+    with pytest.raises(AssertionError, match="train-0 got the fate zero_std, but step 1 has it"):
+        ledger.stage("train-0", ZERO_STD, 2)
     ledger.fates["lost"] += 1
     with pytest.raises(AssertionError, match="5 issued, 1 settled, 5 open"):
         ledger.check()
+
+
+# --- the flow of prompts ----------------------------------------------------------------------------------------------
+
+
+class Flow:
+    """A `PromptFlow` of two prompts a step, as the tests speak to it."""
+
+    def __init__(self, threshold: int = 0, bound: int | None = None, **options: Any) -> None:
+        flow_options = FlowOptions(2, 6, threshold, threshold if bound is None else bound, **options)
+        self.flow = PromptFlow(flow_options, PromptLedger())
+
+    def issue(self) -> list[int]:
+        """Numbers of all prompts that may be issued now."""
+        numbers = []
+        while (prompt := self.flow.next_prompt()) is not None:
+            numbers.append(prompt.issue_number)
+        return numbers
+
+    def arrive(self, *numbers: int, oldest: int | None = None, newest: int | None = None) -> None:
+        version = self.flow.version
+        for number in numbers:
+            waited_for = self.flow.arrive(
+                f"train-{number}",
+                oldest_version=version if oldest is None else oldest,
+                newest_version=version if newest is None else newest,
+            )
+            assert waited_for, number
+
+    def assign(self) -> list[int]:
+        assigned = self.flow.assign()
+        for one in assigned:
+            self.flow.ledger.stage(one.prompt.prompt_id, CONSUMED, self.flow.assembling)
+        return [one.prompt.issue_number for one in assigned]
+
+    def finish_step(self) -> None:
+        """Close, train, and send the weights."""
+        self.flow.close_step()
+        step = self.flow.assembling - 1
+        self.flow.ledger.commit(step)
+        self.flow.set_version(step)
+
+
+def test_a_step_takes_the_oldest_prompts_whatever_comes_first() -> None:
+    play = Flow(threshold=1)
+    assert play.issue() == [0, 1, 2, 3]
+    play.arrive(3, 1)
+    assert play.assign() == [1]  # 3 is for the next step
+    play.arrive(0)
+    assert play.assign() == [0]
+    play.finish_step()
+    assert play.assign() == [3]
+    assert play.issue() == [4, 5]
+
+
+def test_over_issuing_takes_the_first_to_come() -> None:
+    play = Flow(threshold=1, bound=3, over_issued=1)
+    play.issue()
+    play.arrive(2, 1)
+    assert play.assign() == [2, 1]
+    play.finish_step()
+    assert play.issue() == [4, 5]
+    play.arrive(3, 4)  # 4 is outside of the window: 0 and 3 and one more
+    assert play.assign() == [3, 4]
+
+
+def test_waiting_for_one_that_would_be_too_old() -> None:
+    play = Flow(threshold=1, bound=2, over_issued=1)
+    play.issue()
+    play.arrive(1, 2)
+    assert play.assign() == [1, 2]  # 0 is left behind, sampled from version 0
+    play.finish_step()
+    play.issue()
+    play.arrive(3, 4)
+    assert play.assign() == [3, 4]  # in step 3 it would be 2 steps old: that is allowed
+    play.finish_step()
+    play.issue()
+    play.arrive(5, 6)
+    assert play.assign() == [5]  # in step 4 it would be 3 steps old: the other place is kept for it
+    play.arrive(0, oldest=0)
+    assert play.assign() == [0]
+
+
+@pytest.mark.parametrize(("policy", "newest"), [("drop", 3), ("truncate", 0), ("truncate", 1)])
+def test_one_that_is_too_old(policy: Any, newest: int) -> None:
+    play = Flow(threshold=1, bound=2, over_issued=1, straggler_policy=policy)
+    for numbers in ((1, 2), (3, 4), (5, 6)):
+        play.issue()
+        play.arrive(*numbers)
+        assert play.assign() == list(numbers)
+        play.finish_step()
+    play.issue()
+    play.arrive(0, oldest=0, newest=newest)
+    [*assigned] = play.flow.assign()
+    if policy == "truncate" and newest >= 1:  # step 4 allows version 1
+        assert [(one.prompt.issue_number, one.oldest_trained_version) for one in assigned] == [(0, 1)]
+        return
+    assert assigned == []
+    assert play.flow.num_stale_discarded == 1
+    assert play.issue() == [0]  # issued again, at the version of now
+    assert play.flow.ledger["train-0"].version == 3
+    assert play.flow.ledger.num_reissued == 1
+
+
+def test_a_step_of_groups_that_teach_nothing_gets_as_many_again() -> None:
+    play = Flow()
+    assert play.issue() == [0, 1]
+    play.arrive(0, 1)
+    for one in play.flow.assign():
+        play.flow.ledger.stage(one.prompt.prompt_id, ZERO_STD, 1)
+    assert play.issue() == []
+    play.flow.extend_step()
+    assert play.issue() == [2, 3]
+    play.arrive(3, 2)
+    assert play.assign() == [3, 2]
+    play.finish_step()
+    assert play.flow.ledger.counts()["dropped"] == {ZERO_STD: 2}
+
+
+def test_what_an_engine_took_with_it_is_issued_again_first() -> None:
+    play = Flow(threshold=1)
+    play.issue()
+    play.arrive(1)
+    assert play.flow.recover(present={"train-3"}) == ["train-0", "train-2"]
+    assert play.issue() == [0, 2]
+    play.arrive(0, 2, 3)
+    assert not play.flow.waits_for("train-2")  # it was not lost after all
+    assert play.flow.ledger.num_duplicates == 1
+
+
+def test_one_that_comes_after_it_was_given_up_for_lost_is_not_issued_again() -> None:
+    play = Flow()
+    play.issue()
+    assert play.flow.recover(present=()) == ["train-0", "train-1"]
+    play.arrive(0)
+    assert play.issue() == [1]
+    play.arrive(1)
+    assert play.assign() == [0, 1]
+
+
+def test_a_prompt_that_fails_again_and_again_is_given_up() -> None:
+    play = Flow()
+    play.issue()
+    for _ in range(2):
+        assert play.flow.give_up("train-1", max_attempts=3)
+        assert play.issue() == [1]
+    assert not play.flow.give_up("train-1", max_attempts=3)
+    assert play.issue() == [2]  # in its place
+    play.arrive(0, 2)
+    assert play.assign() == [0, 2]
+    play.finish_step()
+    assert play.flow.ledger.counts()["dropped"] == {FAILED: 1}
+
+
+def test_a_resumed_flow_issues_open_prompts_first_and_no_more_than_the_bound_allows() -> None:
+    killed = Flow(threshold=1)
+    killed.issue()
+    killed.arrive(0, 1)
+    killed.assign()
+    killed.finish_step()
+    assert killed.issue() == [4, 5]
+    state = json.loads(json.dumps(killed.flow.ledger.state_dict()))
+    resumed = Flow(threshold=0)
+    resumed.flow.ledger.load_state_dict(state)
+    resumed.flow.next_issue_number = killed.flow.next_issue_number
+    resumed.flow.start(1)
+    assert resumed.issue() == [2, 3]
+    resumed.arrive(2, 3)
+    assert resumed.assign() == [2, 3]
+    resumed.finish_step()
+    assert resumed.issue() == [4, 5]
+    assert resumed.flow.ledger.num_reissued == 4
