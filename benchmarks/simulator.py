@@ -120,6 +120,7 @@ class Simulation:
         self._blocked: deque[QueueItem] = deque()
         speeds = world.engine_speeds or (1.0,) * world.num_engines
         self.engines = [_Engine(number, speed) for number, speed in enumerate(speeds)]
+        self._free = [(0, number) for number in range(len(self.engines))]
         self._prompts: deque[IssuedPrompt] = deque()
         self._lengths: dict[tuple[str, int], float] = {}
         self._teaches = False
@@ -174,14 +175,27 @@ class Simulation:
     def _feed(self) -> None:
         """Issue what the flow admits and hand it to engines with a free place, the least loaded first."""
         while True:
-            free = [e for e in self.engines if self._takes(e)]
             room = 2 * len(self.engines) - len(self._prompts)
             if room > 0 and (prompt := self.flow.next_prompt()) is not None:
                 self._prompts.append(prompt)
-            elif self._prompts and free:
-                self._begin(min(free, key=lambda e: len(e.running)), self._prompts.popleft())
+            elif self._prompts and (engine := self._least_loaded()) is not None:
+                self._begin(engine, self._prompts.popleft())
             else:
                 return
+
+    def _least_loaded(self) -> _Engine | None:
+        """Of the engines that may take a group; entries of the heap whose load has changed are skipped."""
+        while self._free:
+            load, number = self._free[0]
+            engine = self.engines[number]
+            if self._takes(engine) and load == len(engine.running):
+                return engine
+            heapq.heappop(self._free)
+        return None
+
+    def _offer(self, engine: _Engine) -> None:
+        if self._takes(engine):
+            heapq.heappush(self._free, (len(engine.running), engine.number))
 
     def _takes(self, engine: _Engine) -> bool:
         return engine.alive and not engine.closed and len(engine.running) < self.world.groups_at_once
@@ -193,6 +207,7 @@ class Simulation:
         left = min(seconds, self.world.generation_timeout)
         group = _Group(prompt, length, left, engine.version, self.now, timed_out)
         engine.running[prompt.prompt_id] = group
+        self._offer(engine)
         self._schedule(engine, group)
 
     def _schedule(self, engine: _Engine, group: _Group) -> None:
@@ -205,6 +220,7 @@ class Simulation:
         if generation != engine.generation or not engine.alive:
             return
         del engine.running[group.prompt.prompt_id]
+        self._offer(engine)
         engine.busy_s += self.now - group.started_at
         if group.timed_out:
             self.flow.give_up(group.prompt.prompt_id, max_attempts=self.world.max_attempts)
@@ -238,6 +254,7 @@ class Simulation:
         engine.alive = True
         engine.closed = False
         engine.version = self.flow.version
+        self._offer(engine)
         self._feed()
 
     # --- assembling: as the controller does it ------------------------------------------------------------------------
@@ -349,6 +366,7 @@ class Simulation:
         """New weights between two tokens: what runs goes on after the pause."""
         engine.version = version
         engine.closed = False
+        self._offer(engine)
         if not engine.running or not self.world.swap_pause_s:
             return
         engine.generation += 1

@@ -77,8 +77,27 @@ def parse_args(
     kinds = {field.name: hints[field.name] for field in dataclasses.fields(config_cls)}
     on_command_line, mistakes = _read_command_line(argv, kinds, _make_parser(config_cls, kinds, program))
     in_file, mistakes_of_file = _read_yaml(on_command_line.pop("config", None), kinds)
-    values, unreadable = _convert_all(in_file | on_command_line, kinds)
-    mistakes += [*mistakes_of_file, *unreadable.values()]
+    return make_config(
+        config_cls, in_file | on_command_line, validators=validators, mistakes=[*mistakes, *mistakes_of_file]
+    )
+
+
+def make_config(
+    config_cls: type[Config],
+    written: Mapping[str, Any],
+    *,
+    validators: Sequence[Callable[[Config], Iterable[str]]] = (),
+    mistakes: Sequence[str] = (),
+) -> Config:
+    """Options from values as they were written (texts, or what YAML made of them), checked.
+
+    Raises:
+        UsageError: with `mistakes`, which were found before, and all of writing and meaning that are found here.
+    """
+    hints = get_type_hints(config_cls)
+    kinds = {field.name: hints[field.name] for field in dataclasses.fields(config_cls)}
+    values, unreadable = _convert_all(written, kinds)
+    mistakes = [*mistakes, *unreadable.values()]
     for name in _required(config_cls):
         if name not in values:
             values[name] = ""  # so that the validators can look at the others
@@ -205,12 +224,13 @@ def _unknown_words(words: Sequence[str], names: Sequence[str]) -> Iterator[str]:
     for word in words:
         if word.startswith("-") and not NUMBER.match(word):
             after_option = True
-            yield _no_such_option(word.split("=")[0], names, prefix="--")
+            yield no_such_option(word.split("=")[0], names, prefix="--")
         elif not after_option:
             yield f"{word!r}: belongs to no option. Options begin with --."
 
 
-def _no_such_option(written: str, names: Sequence[str], *, prefix: str) -> str:
+def no_such_option(written: str, names: Sequence[str], *, prefix: str) -> str:
+    """What to say of a name that nobody knows."""
     near = difflib.get_close_matches(written.strip("-").replace("-", "_").lower(), names, n=1)
     cure = f"Did you mean {prefix}{near[0]}?" if near else "--help lists them all."
     return f"{written}: no such option. {cure}"
@@ -233,7 +253,7 @@ def _read_yaml(path: Any, names: Iterable[str]) -> tuple[dict[str, Any], list[st
     if not isinstance(content, dict | None):
         return {}, [f"--config {path}: it holds no options. Write one `name: value` per line."]
     names = list(names)
-    mistakes = [f"{path}: {_no_such_option(str(key), names, prefix='')}" for key in content or {} if key not in names]
+    mistakes = [f"{path}: {no_such_option(str(key), names, prefix='')}" for key in content or {} if key not in names]
     return {key: value for key, value in (content or {}).items() if key in names}, mistakes
 
 

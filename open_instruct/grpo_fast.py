@@ -21,7 +21,7 @@ if sys.path and Path(sys.path[0]).resolve() == Path(__file__).resolve().parent:
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -142,17 +142,22 @@ def run(args: GRPOConfig, inputs: "RunInputs", roles: Roles = Roles()) -> int:
 def read_options_and_data(argv: Sequence[str]) -> tuple[GRPOConfig, RunInputs]:
     """Options, tokenizer and datasets, all checked; every mistake in one message and exit code 2."""
     inputs: list[RunInputs] = []
+    try:
+        args = parse_args(argv, GRPOConfig, validators=validators(inputs))
+    except UsageError as error:
+        fail_with(error.mistakes)
+    return args, inputs[0]
+
+
+def validators(inputs: list[RunInputs]) -> list[Callable[[GRPOConfig], list[str]]]:
+    """All that has to be right before anything starts. The last of them puts what it loads into `inputs`."""
 
     def data_can_be_read(args: GRPOConfig) -> list[str]:
         loaded, mistakes = load_inputs(args)
         inputs.extend([loaded] if loaded else [])
         return mistakes
 
-    try:
-        args = parse_args(argv, GRPOConfig, validators=[collect_mistakes, resumes_the_same_run, data_can_be_read])
-    except UsageError as error:
-        fail_with(error.mistakes)
-    return args, inputs[0]
+    return [collect_mistakes, resumes_the_same_run, data_can_be_read]
 
 
 def load_inputs(args: GRPOConfig) -> tuple[RunInputs | None, list[str]]:

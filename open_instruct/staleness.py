@@ -203,6 +203,8 @@ class PromptFlow:
         """Issue numbers to be issued (again), as a heap."""
         self._arrived: dict[int, str] = {}
         """Unassigned groups that are complete, in the order of arrival."""
+        self._eligible: dict[int, str] = {}
+        """Those of them that lie in the window."""
         self._places = options.prompts_per_step
         """Groups that the step being assembled still takes."""
         self._newest_assigned = self._newest_of_earlier_steps = -1
@@ -272,6 +274,8 @@ class PromptFlow:
             return False
         self.ledger.update(replace(prompt, arrived=True, version=oldest_version, newest_version=newest_version))
         self._arrived[prompt.issue_number] = prompt_id
+        if prompt.issue_number <= self._window_end:
+            self._eligible[prompt.issue_number] = prompt_id
         return True
 
     def waits_for(self, prompt_id: str, being_scored: Collection[str] = ()) -> bool:
@@ -314,6 +318,7 @@ class PromptFlow:
         self.ledger.update(replace(prompt, arrived=False))
         self.ledger.num_reissued += 1
         self._arrived.pop(prompt.issue_number, None)
+        self._eligible.pop(prompt.issue_number, None)
         heappush(self._unsent, prompt.issue_number)
 
     # --- assembling ---------------------------------------------------------------------------------------------------
@@ -322,10 +327,10 @@ class PromptFlow:
         """Give complete groups of the window to the step being assembled, in the order of arrival, while it has places."""
         assigned = []
         waited_for = self._last_chances()
-        for number, prompt_id in list(self._arrived.items()):
+        for number, prompt_id in list(self._eligible.items()):
             if self._places == 0:
                 break
-            if number > self._window_end or (number not in waited_for and self._places <= len(waited_for)):
+            if number not in waited_for and self._places <= len(waited_for):
                 continue
             waited_for.discard(number)
             if (assignment := self._assign(self.ledger[prompt_id])) is not None:
@@ -340,7 +345,8 @@ class PromptFlow:
             self.num_stale_discarded += 1
             self._send_again(prompt)
             return None
-        del self._arrived[prompt.issue_number], self._unassigned[prompt.issue_number]
+        for waiting in (self._arrived, self._eligible, self._unassigned):
+            del waiting[prompt.issue_number]
         self._places -= 1
         was_left_behind = prompt.issue_number < self._newest_of_earlier_steps
         self._newest_assigned = max(self._newest_assigned, prompt.issue_number)
@@ -383,6 +389,7 @@ class PromptFlow:
         window = self._places + self.options.over_issued
         self._window_room = max(0, window - len(self._unassigned))
         self._window_end = max((number for number, _ in self._window()), default=-1)
+        self._eligible = {number: i for number, i in self._arrived.items() if number <= self._window_end}
 
     # --- resuming -----------------------------------------------------------------------------------------------------
 

@@ -351,21 +351,22 @@ class LLMRayActor:
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
         self._on_engine_thread(lambda: self._rpc("init_weight_transfer_engine", init_info=init_info))
 
-    def start_weight_update(self, update_id: int = 0) -> None:
+    def start_weight_update(self, update_id: int | None = None) -> None:
         """Begin an update; one that was begun before and not finished is forgotten.
 
-        With in-flight updates the engine goes on generating meanwhile. Without, it first finishes what it has begun.
+        With in-flight updates the engine goes on generating meanwhile. Without, it first finishes what it has begun. Updates are
+        numbered upwards; None is the next, and in the calls below the one under way.
         """
         self._drain()
 
         def start() -> None:
-            if update_id < self._update_id:
+            if update_id is not None and update_id < self._update_id:
                 raise RuntimeError(f"update {update_id} came after {self._update_id}, which is newer")
             if self._update_begun:
                 from open_instruct.vllm_weight_transfer import abandon_weight_update
 
                 self._engine.collective_rpc(abandon_weight_update)
-            self._update_id = update_id
+            self._update_id = self._update_id + 1 if update_id is None else update_id
             self._updating = self._pause_during_update
             self._update_begun = True
             self._rpc("start_weight_update")
@@ -385,7 +386,7 @@ class LLMRayActor:
                     f"engine {self.engine_id}: responses went on for {self._timeout_s:g} s before an update"
                 )
 
-    def update_weights(self, update_info: dict[str, Any], update_id: int = 0) -> None:
+    def update_weights(self, update_info: dict[str, Any], update_id: int | None = None) -> None:
         """Receive one bucket. `{"bucket": ObjectRef}` is fetched here, off the engine thread."""
         if "bucket" in update_info:
             update_info = ray.get(update_info["bucket"], timeout=self._timeout_s)
@@ -396,7 +397,7 @@ class LLMRayActor:
 
         self._on_engine_thread(receive)
 
-    def finish_weight_update(self, version: int, update_id: int = 0) -> dict[str, float]:
+    def finish_weight_update(self, version: int, update_id: int | None = None) -> dict[str, float]:
         """Swap the weights between two engine steps; the `version` served from now on, and `pause_s`, how long that took."""
 
         def finish() -> dict[str, float]:
@@ -413,9 +414,9 @@ class LLMRayActor:
 
         return self._on_engine_thread(finish)
 
-    def _check_update(self, update_id: int) -> None:
+    def _check_update(self, update_id: int | None) -> None:
         """A call of an update that was given up must not touch the one that came after it."""
-        if not self._update_begun or update_id != self._update_id:
+        if not self._update_begun or update_id not in (None, self._update_id):
             raise RuntimeError(f"update {update_id} is not the one under way ({self._update_id})")
 
     @property

@@ -63,7 +63,7 @@ def test_the_bound_holds_and_nothing_is_lost_in_a_thousand_schedules() -> None:
     assert sum(max(o.ages) == w.flow.max_staleness > 0 for w, o in outcomes) > 100
     assert sum(o.num_recovered > 0 for _, o in outcomes) > 100
     assert sum(o.num_stale_discarded > 0 for _, o in outcomes) > 0
-    assert sum("failed" in o.counts["dropped"] for _, o in outcomes) > 1  # type: ignore[operator]
+    assert sum("failed" in o.counts["dropped"] for _, o in outcomes) > 0  # type: ignore[operator]
     assert sum("zero_std" in o.counts["dropped"] for _, o in outcomes) > 300  # type: ignore[operator]
 
 

@@ -1,0 +1,265 @@
+"""Fully asynchronous training from a YAML file: the other door to the loop of `grpo_fast.py`.
+
+    python open_instruct/fully_async_main.py model.model_name_or_path=Qwen/Qwen3-0.6B
+    python open_instruct/fully_async_main.py --config-path /path/to/config --config-name my_config trainer.seed=2
+
+The file (`conf/fully_async.yaml` shows all sections) is composed by hydra. Every key is an option of `grpo_fast.py --help`,
+whichever section it stands in; beside those there are the few of `SPECIAL_KEYS`. Log, monitor and subclasses:
+docs/source_systems.md.
+"""
+
+import sys
+from pathlib import Path
+
+if sys.path and Path(sys.path[0]).resolve() == Path(__file__).resolve().parent:
+    del sys.path[0]  # run as a script, this folder would shadow top-level modules of the same names
+
+import argparse
+import dataclasses
+import importlib
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from open_instruct import grpo_fast
+from open_instruct.cli import UsageError, fail_with, make_config, no_such_option
+from open_instruct.component_log import LOG_FILE
+from open_instruct.config import GRPOConfig
+from open_instruct.fully_async_trainer import FullyAsyncTrainer
+from open_instruct.grpo_fast import Roles, RunInputs
+from open_instruct.rollout import Rollouter
+
+PROGRAM = "fully_async_main.py"
+CONFIG_DIRECTORY = Path(__file__).resolve().parents[1] / "conf"
+SPECIAL_KEYS = {
+    "async_training": ("sync_timeout", "alerts", "monitor"),
+    "trainer": ("cls", "n_gpus_per_node", "nnodes", "device"),
+    "rollout": ("cls", "n_gpus_per_node", "nnodes"),
+}
+"""Keys that are no option of `grpo_fast.py` under the same name."""
+
+
+@dataclass(frozen=True)
+class FullyAsyncMain:
+    """The coordinator: every component of a run is started, watched and ended here, by the loop that both doors share."""
+
+    args: GRPOConfig
+    inputs: RunInputs
+    roles: Roles
+
+    def run(self) -> int:
+        """Train; the exit code."""
+        return grpo_fast.run(self.args, self.inputs, self.roles)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Compose, check, train; the exit code of `grpo_fast.run`, or 2 for mistakes."""
+    let_user_modules_be_found()
+    try:
+        config = compose(sys.argv[1:] if argv is None else argv)
+        return read(config).run()
+    except UsageError as error:
+        fail_with(error.mistakes, program=PROGRAM)
+
+
+def let_user_modules_be_found() -> None:
+    """Classes that the file names may lie in the current directory, here and in Ray's processes."""
+    here = os.getcwd()
+    sys.path.insert(0, here)
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH", "")]))
+
+
+def compose(argv: Sequence[str]) -> dict[str, Any]:
+    """The sections of the YAML file with the overrides applied.
+
+    Raises:
+        UsageError: the file cannot be read or an override does not fit it.
+    """
+    parser = argparse.ArgumentParser(PROGRAM, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config-path", "-cp", default=str(CONFIG_DIRECTORY), help="directory of the YAML file")
+    parser.add_argument("--config-name", "-cn", default="fully_async", help="its name")
+    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="win over the file")
+    given, unknown = parser.parse_known_args(argv)
+    if unknown:
+        raise UsageError(
+            [f"{word}: no such option. Options of a run are written section.key=value." for word in unknown]
+        )
+    directory = Path(given.config_path).resolve()
+    name = given.config_name.removesuffix(".yaml")
+    if not (directory / f"{name}.yaml").is_file():
+        raise UsageError(
+            [f"--config-path {given.config_path} --config-name {name}: no such file. Check directory and name."]
+        )
+
+    import hydra
+    import yaml
+    from hydra.errors import HydraException
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        with hydra.initialize_config_dir(str(directory), version_base=None):
+            return OmegaConf.to_container(hydra.compose(name, list(given.overrides)), resolve=True)  # type: ignore[return-value]
+    except (HydraException, OmegaConfBaseException) as error:
+        raise UsageError([_as_mistake(error, given.overrides)]) from None
+    except yaml.YAMLError as error:
+        line = error.problem_mark.line + 1 if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark else "?"
+        raise UsageError([f"{directory / name}.yaml: line {line} is not valid YAML."]) from None
+
+
+def _as_mistake(error: Exception, overrides: Sequence[str]) -> str:
+    """Hydra's complaint in one line; of an unknown key, what may have been meant."""
+    for override in overrides:
+        key = override.partition("=")[0].lstrip("+~")
+        if f"'{key}'" in str(error) or key.rpartition(".")[2] in str(error):
+            return f"{override}: {no_such_option(key.rpartition('.')[2], sorted(_option_names()), prefix='').partition(': ')[2]}"
+    lines = str(error).strip().splitlines()
+    return f"{lines[0].rstrip('.')}. Overrides are written section.key=value."
+
+
+def _option_names() -> list[str]:
+    special = [key for keys in SPECIAL_KEYS.values() for key in keys]
+    return [*(field.name for field in dataclasses.fields(GRPOConfig)), *special]
+
+
+def read(config: Mapping[str, Any]) -> FullyAsyncMain:
+    """A run from the composed sections, checked in full.
+
+    Raises:
+        UsageError: with all mistakes; options are named by section and key.
+    """
+    written, where, mistakes = _flatten(config)
+    roles, mistakes_of_roles = _roles(config)
+    mistakes = [*mistakes, *mistakes_of_roles, *_device_mistakes(_section(config, "trainer"))]
+    inputs: list[RunInputs] = []
+    try:
+        args = make_config(GRPOConfig, written, validators=grpo_fast.validators(inputs), mistakes=mistakes)
+    except UsageError as error:
+        raise UsageError([_in_terms_of_the_file(mistake, where) for mistake in error.mistakes]) from None
+    return FullyAsyncMain(args, inputs[0], roles)
+
+
+def _section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    section = config.get(name)
+    return section if isinstance(section, Mapping) else {}
+
+
+def _flatten(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str], list[str]]:
+    """Options of `GRPOConfig` as they were written, where each stands, and mistakes. A null leaves the default."""
+    options = [field.name for field in dataclasses.fields(GRPOConfig)]
+    written: dict[str, Any] = {}
+    where: dict[str, str] = {}
+    mistakes = []
+    for section, values in config.items():
+        if not isinstance(values, Mapping):
+            mistakes.append(f"{section}: expected a section of `key: value` lines.")
+            continue
+        for key, value in values.items():
+            place = f"{section}.{key}"
+            if key in SPECIAL_KEYS.get(section, ()):
+                continue
+            if key not in options:
+                mistakes.append(f"{place}: {no_such_option(key, options, prefix='').partition(': ')[2]}")
+            elif key in where:
+                mistakes.append(f"{place}: {where[key]} says the same. Keep one of them.")
+            else:
+                where[key] = place
+                written |= {} if value is None else {key: value}
+    return written | _special_options(config, where, mistakes), where, mistakes
+
+
+def _special_options(config: Mapping[str, Any], where: dict[str, str], mistakes: list[str]) -> dict[str, Any]:
+    """What `sync_timeout`, `alerts` and the numbers of GPUs mean as options of `GRPOConfig`."""
+    training, rollout, pacing = (_section(config, name) for name in ("trainer", "rollout", "async_training"))
+    options: dict[str, Any] = {}
+    if pacing.get("sync_timeout") is not None:
+        options["weight_sync_timeout_s"] = pacing["sync_timeout"]
+        where["weight_sync_timeout_s"] = "async_training.sync_timeout"
+    if alerts := pacing.get("alerts"):
+        options["alerts"] = [f"{name}={limit}" for name, limit in alerts.items()]
+        where["alerts"] = "async_training.alerts"
+    if learners := _places(training, "trainer", mistakes):
+        options["num_learners_per_node"] = learners
+        where["num_learners_per_node"] = "trainer.n_gpus_per_node"
+    if engines := _places(rollout, "rollout", mistakes):
+        size = rollout.get("vllm_tensor_parallel_size") or 1
+        if isinstance(size, int) and size > 0 and sum(engines) % size:
+            mistakes.append(
+                f"rollout.n_gpus_per_node {engines[0]} rollout.nnodes {len(engines)} rollout.vllm_tensor_parallel_size {size}: "
+                f"{sum(engines)} places cannot be divided among engines of {size}. Change one of them."
+            )
+        else:
+            options["vllm_num_engines"] = sum(engines) // size
+            where["vllm_num_engines"] = "rollout.n_gpus_per_node"
+    return options
+
+
+def _places(section: Mapping[str, Any], name: str, mistakes: list[str]) -> list[int]:
+    """Places on each node; empty where the section does not say."""
+    per_node, nodes = section.get("n_gpus_per_node"), section.get("nnodes", 1)
+    if per_node is None:
+        return []
+    if not all(isinstance(value, int) and value > 0 for value in (per_node, nodes)):
+        mistakes.append(
+            f"{name}.n_gpus_per_node {per_node} {name}.nnodes {nodes}: expected whole numbers of 1 or more."
+        )
+        return []
+    return [per_node] * nodes
+
+
+def _device_mistakes(trainer: Mapping[str, Any]) -> list[str]:
+    device = trainer.get("device") or "auto"
+    if device not in ("auto", "cuda", "cpu"):
+        return [f"trainer.device {device}: unknown. Choose one of auto, cuda, cpu."]
+    if device == "cpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    import torch
+
+    if device == "cuda" and not torch.cuda.is_available():
+        return ["trainer.device cuda: this machine has no GPU. Set it to auto or cpu."]
+    return []
+
+
+def _roles(config: Mapping[str, Any]) -> tuple[Roles, list[str]]:
+    """The classes and the function that the file names by dotted path."""
+    mistakes: list[str] = []
+    trainer = _load_class(_section(config, "trainer").get("cls"), FullyAsyncTrainer, "trainer.cls", mistakes)
+    rollouter = _load_class(_section(config, "rollout").get("cls"), Rollouter, "rollout.cls", mistakes)
+    path = _section(config, "async_training").get("monitor")
+    monitor = _load(path, "async_training.monitor", mistakes) if path else None
+    if monitor is not None and not callable(monitor):
+        mistakes.append(f"async_training.monitor {path}: not a function. Give monitor(trainer_stats, rollouter_stats).")
+    return Roles(trainer=trainer, rollouter=rollouter, monitor=monitor, component_log_file=LOG_FILE), mistakes
+
+
+def _load_class(path: Any, base: type, key: str, mistakes: list[str]) -> Any:
+    """The class at a dotted path, or `base` itself where none is named or something is wrong."""
+    found = _load(path, key, mistakes) if path else base
+    if found is None:
+        return base
+    if not (isinstance(found, type) and issubclass(found, base)):
+        mistakes.append(
+            f"{key} {path}: no subclass of {base.__name__}. Derive it from {base.__module__}.{base.__name__}."
+        )
+        return base
+    return found
+
+
+def _load(path: Any, key: str, mistakes: list[str]) -> Any:
+    module, _, name = str(path).rpartition(".")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except Exception as error:  # whatever a user's module does when it is imported
+        mistakes.append(f"{key} {path}: it cannot be loaded ({type(error).__name__}: {error}). Check the dotted path.")
+        return None
+
+
+def _in_terms_of_the_file(mistake: str, where: Mapping[str, str]) -> str:
+    """`--option` as the key of the file that sets it, or as an override would."""
+    return re.sub(r"--(\w+)", lambda match: where.get(match[1], f"(section).{match[1]}"), mistake)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
