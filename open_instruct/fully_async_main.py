@@ -101,12 +101,19 @@ def compose(argv: Sequence[str]) -> dict[str, Any]:
 
     try:
         with hydra.initialize_config_dir(str(directory), version_base=None):
-            return OmegaConf.to_container(hydra.compose(name, list(given.overrides)), resolve=True)  # type: ignore[return-value]
+            config = hydra.compose(name, [_may_be_new(override) for override in given.overrides])
+            return OmegaConf.to_container(config, resolve=True)  # type: ignore[return-value]
     except (HydraException, OmegaConfBaseException) as error:
         raise UsageError([_as_mistake(error, given.overrides)]) from None
     except yaml.YAMLError as error:
         line = error.problem_mark.line + 1 if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark else "?"
         raise UsageError([f"{directory / name}.yaml: line {line} is not valid YAML."]) from None
+
+
+def _may_be_new(override: str) -> str:
+    """An option of a run needs no `+`, whether the file has it or not; hydra tells of other keys that the file lacks."""
+    key = override.partition("=")[0]
+    return f"++{override}" if key.count(".") == 1 and key.partition(".")[2] in _option_names() else override
 
 
 def _as_mistake(error: Exception, overrides: Sequence[str]) -> str:
@@ -258,7 +265,7 @@ def _load(path: Any, key: str, mistakes: list[str]) -> Any:
 
 def _in_terms_of_the_file(mistake: str, where: Mapping[str, str]) -> str:
     """`--option` as the key of the file that sets it, or as an override would."""
-    return re.sub(r"--(\w+)", lambda match: where.get(match[1], f"(section).{match[1]}"), mistake)
+    return re.sub(r"--(?!help)(\w+)", lambda match: where.get(match[1], f"(section).{match[1]}"), mistake)
 
 
 if __name__ == "__main__":

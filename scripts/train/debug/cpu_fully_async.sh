@@ -24,7 +24,7 @@ exec "$ROOT/.venv/bin/python" "$ROOT/open_instruct/fully_async_main.py" \
     rollout.num_unique_prompts_rollout=32 \
     rollout.num_samples_per_prompt_rollout=8 \
     rollout.n_gpus_per_node=1 \
-    +rollout.vllm_enforce_eager=true \
+    rollout.vllm_enforce_eager=true \
     trainer.n_gpus_per_node=1 \
     trainer.nnodes=1 \
     trainer.deepspeed_stage=2 \
@@ -33,10 +33,10 @@ exec "$ROOT/.venv/bin/python" "$ROOT/open_instruct/fully_async_main.py" \
     trainer.lr_scheduler_type=linear \
     trainer.checkpoint_state_freq=40 \
     trainer.output_dir=out/cpu_fully_async \
-    +trainer.seed=1 \
-    +trainer.eval_on_step_0=true \
-    +trainer.local_eval_every=40 \
-    +algorithm.verification_reward=1.0 \
+    trainer.seed=1 \
+    trainer.eval_on_step_0=true \
+    trainer.local_eval_every=40 \
+    algorithm.verification_reward=1.0 \
     async_training.batch_generation_interval=0.0 \
     async_training.statistics_interval_s=10 \
     "$@"

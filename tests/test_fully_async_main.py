@@ -1,0 +1,162 @@
+"""The YAML door: composition, every documented key, all mistakes in one message, and classes by dotted path."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from conftest import TINY_MODEL
+
+from open_instruct import fully_async_main
+from open_instruct.cli import UsageError
+from open_instruct.fully_async_main import CONFIG_DIRECTORY, compose, read
+from open_instruct.fully_async_trainer import FullyAsyncTrainer
+from open_instruct.rollout import RolloutController
+
+ROOT = Path(__file__).parents[1]
+SUMS = "reasoning_gym/chain_sum?min_terms=2&max_terms=2&size=30&seed=7"
+DOCUMENTED: dict[str, Any] = {
+    "staleness_threshold": 3,
+    "max_staleness_allowed": 5,
+    "min_batch_count": 1,
+    "batch_timeout": 30.0,
+    "generation_timeout": 30.0,
+    "batch_generation_interval": 0.1,
+    "max_sync_retries": 3,
+    "sync_timeout": 30.0,
+    "sync_retry_delay": 1.0,
+}
+"""Keys of `async_training` in the fully async policy's document, with their defaults; `max_queue_size` follows from the bound."""
+
+
+def small(tmp_path: Path, *further: str) -> list[str]:
+    """Overrides with which the shipped file fits this machine."""
+    return [
+        f"model.model_name_or_path={TINY_MODEL}",
+        f"data.dataset_mixer_list=['{SUMS}','1.0']",
+        "data.max_prompt_token_length=64",
+        "rollout.response_length=32",
+        "rollout.n_gpus_per_node=2",
+        "trainer.n_gpus_per_node=1",
+        "trainer.nnodes=1",
+        f"trainer.output_dir={tmp_path / 'out'}",
+        *further,
+    ]
+
+
+def mistakes_of(argv: list[str]) -> list[str]:
+    with pytest.raises(UsageError) as caught:
+        read(compose(argv))
+    return caught.value.mistakes
+
+
+def test_the_shipped_file_holds_the_documented_keys_and_defaults(tmp_path: Path) -> None:
+    section = yaml.safe_load((CONFIG_DIRECTORY / "fully_async.yaml").read_text())["async_training"]
+    assert {key: section[key] for key in DOCUMENTED} == DOCUMENTED
+    assert section["max_queue_size"] is None
+    args = read(compose(small(tmp_path))).args
+    for key, value in DOCUMENTED.items():
+        assert getattr(args, {"sync_timeout": "weight_sync_timeout_s"}.get(key, key)) == value, key
+    assert (args.staleness_target, args.staleness_bound) == (3, 5)
+    assert args.corrects_off_policy
+    assert args.streaming
+
+
+def test_overrides_win_and_need_no_plus(tmp_path: Path) -> None:
+    overrides = small(
+        tmp_path,
+        "async_training.staleness_threshold=1",
+        "async_training.alerts={max_sample_age: 3, time/total: 2.5}",
+        "trainer.seed=7",
+        "async_training.sync_timeout=60",
+        "rollout.n_gpus_per_node=4",
+        "rollout.vllm_tensor_parallel_size=2",
+        "async_training.max_queue_size=2000",
+    )
+    args = read(compose(overrides)).args
+    assert (args.staleness_threshold, args.seed, args.weight_sync_timeout_s) == (1, 7, 60.0)
+    assert args.alerts == ["max_sample_age=3", "time/total=2.5"]
+    assert (args.vllm_num_engines, args.vllm_tensor_parallel_size, args.num_learners_per_node) == (2, 2, [1])
+    assert args.max_queue_size == 2000
+
+
+def test_another_file(tmp_path: Path) -> None:
+    text = (CONFIG_DIRECTORY / "fully_async.yaml").read_text().replace("nnodes: 2", "nnodes: 1")
+    (tmp_path / "mine.yaml").write_text(text)
+    config = compose(["--config-path", str(tmp_path), "--config-name", "mine"])
+    assert config["trainer"]["nnodes"] == 1
+
+
+WRONG = [
+    (
+        "async_training.stalenes_threshold=3",
+        "async_training.stalenes_threshold=3: no such option. Did you mean staleness",
+    ),
+    ("async_training.staleness_threshold=many", "async_training.staleness_threshold many: expected one whole number."),
+    (
+        "async_training.max_staleness_allowed=2",
+        "async_training.max_staleness_allowed 2 async_training.staleness_threshold 3",
+    ),
+    (
+        "async_training.monitor=nowhere.monitor",
+        "async_training.monitor nowhere.monitor: it cannot be loaded (ModuleNot",
+    ),
+    ("trainer.cls=pathlib.Path", "trainer.cls pathlib.Path: no subclass of FullyAsyncTrainer. Derive it from "),
+    ("rollout.cls=os.getcwd", "rollout.cls os.getcwd: no subclass of RolloutController."),
+    ("trainer.device=tpu", "trainer.device tpu: unknown. Choose one of auto, cuda, cpu."),
+    (
+        "rollout.vllm_tensor_parallel_size=4",
+        "rollout.n_gpus_per_node 2 rollout.nnodes 1 rollout.vllm_tensor_parallel_size 4",
+    ),
+    ("trainer.n_gpus_per_node=0", "trainer.n_gpus_per_node 0 trainer.nnodes 1: expected whole numbers of 1 or more."),
+    ("algorithm.seed=3 trainer.seed=3", "algorithm.seed: trainer.seed says the same. Keep one of them."),
+    ("+extra.lr=3", "extra.lr: no such option."),
+]
+
+
+@pytest.mark.parametrize(("overrides", "expected"), WRONG, ids=[overrides for overrides, _ in WRONG])
+def test_each_mistake_is_told_once_in_terms_of_the_file(tmp_path: Path, overrides: str, expected: str) -> None:
+    mistakes = mistakes_of(small(tmp_path, *overrides.split()))
+    assert len(mistakes) == 1, mistakes
+    assert mistakes[0].startswith(expected)
+
+
+def test_a_file_that_is_not_there_or_is_no_yaml(tmp_path: Path) -> None:
+    assert "no such file" in mistakes_of(["--config-path", str(tmp_path)])[0]
+    (tmp_path / "broken.yaml").write_text("trainer: [1\nrollout: 2")
+    [mistake] = mistakes_of(["--config-path", str(tmp_path), "--config-name", "broken"])
+    assert "not valid YAML" in mistake
+
+
+def test_mistakes_end_the_program_before_anything_starts(tmp_path: Path) -> None:
+    words = [sys.executable, str(ROOT / "open_instruct/fully_async_main.py"), *small(tmp_path, "trainer.sede=1")]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-2:] == [
+        "fully_async_main.py: 1 mistake:",
+        "  1. trainer.sede=1: no such option. Did you mean seed?",
+    ]
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_user_s_classes_are_found_in_the_current_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "hooks_of_mine.py").write_text(
+        "from open_instruct.fully_async_trainer import FullyAsyncTrainer\n"
+        "from open_instruct.rollout import Rollouter\n"
+        "class CustomFullyAsyncTrainer(FullyAsyncTrainer):\n    pass\n"
+        "class CustomRollouter(Rollouter):\n    pass\n"
+        "def custom_monitor(trainer_stats, rollouter_stats):\n    return {}\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    fully_async_main.let_user_modules_be_found()
+    names = ("trainer.cls=hooks_of_mine.CustomFullyAsyncTrainer", "rollout.cls=hooks_of_mine.CustomRollouter")
+    roles = read(compose(small(tmp_path, *names, "async_training.monitor=hooks_of_mine.custom_monitor"))).roles
+    assert issubclass(roles.trainer, FullyAsyncTrainer)
+    assert issubclass(roles.rollouter, RolloutController)
+    assert roles.monitor is not None
+    assert roles.monitor({}, {}) == {}
