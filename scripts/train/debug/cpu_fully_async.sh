@@ -29,7 +29,7 @@ exec "$ROOT/.venv/bin/python" "$ROOT/open_instruct/fully_async_main.py" \
     trainer.nnodes=1 \
     trainer.deepspeed_stage=2 \
     trainer.total_episodes=40960 \
-    trainer.learning_rate=2e-4 \
+    trainer.learning_rate=1e-4 \
     trainer.lr_scheduler_type=linear \
     trainer.checkpoint_state_freq=40 \
     trainer.output_dir=out/cpu_fully_async \
