@@ -29,6 +29,8 @@ class SamplingConfig:
     """Samples per prompt (G)."""
     stop: tuple[str, ...] = ()
     """Strings that end a response, beside the model's own end token."""
+    ignore_eos: bool = False
+    """Go on to `max_tokens` whatever the model says: forces a length, for benchmarks."""
     seed: int | None = None
     """With a seed, the samples of this group do not depend on which engine draws them, nor on what else it is doing."""
 

@@ -65,6 +65,7 @@ class EngineSupervisor:
         self._stock: dict[int, tuple[Any, float]] = {}
         """Unanswered questions for progress, and when they were asked."""
         self._asked_at = 0.0
+        self._last_busy: dict[int, tuple[float, float, int]] = {}
         self.num_restarts = 0
         self.num_recovered_prompts = 0
 
@@ -130,6 +131,33 @@ class EngineSupervisor:
         engine = self._start_engine(number)
         self._engines[number] = engine
         self._starting[number] = _Starting(engine, engine.ready.remote(), time.monotonic() + self._args.init_timeout_s)
+
+    def busy(self) -> dict[str, float]:
+        """Since the last call: the mean share of time that engines spent in engine steps (`engines/busy_share`), and response
+        tokens of finished groups of all engines per second of wall time (`val/actor_tokens_per_second`). Who does not answer is
+        left out.
+        """
+        refs = {number: engine.take_stock.remote() for number, engine in self.serving.items()}
+        answered, _ = ray.wait(list(refs.values()), num_returns=len(refs), timeout=1.0) if refs else ([], [])
+        now = time.monotonic()
+        shares, rates = [], []
+        for number, ref in refs.items():
+            if ref not in answered:
+                continue
+            try:
+                stock = ray.get(ref, timeout=ANSWER_S)
+            except ray.exceptions.RayError:
+                continue  # the next check tells of it
+            asked_at, busy_s, num_tokens = self._last_busy.get(
+                number, (now, stock["busy_s"], stock["num_generated_tokens"])
+            )
+            self._last_busy[number] = now, stock["busy_s"], stock["num_generated_tokens"]
+            if now > asked_at and stock["busy_s"] >= busy_s:  # a new engine counts from 0
+                shares.append((stock["busy_s"] - busy_s) / (now - asked_at))
+                rates.append((stock["num_generated_tokens"] - num_tokens) / (now - asked_at))
+        if not shares:
+            return {}
+        return {"engines/busy_share": sum(shares) / len(shares), "val/actor_tokens_per_second": sum(rates)}
 
     def _cause(self, future: Any) -> str:
         try:

@@ -442,6 +442,7 @@ def record_step(run: Run, step: TrainedStep, *, seconds: float) -> None:
         **step.metrics,
         **run.timer.take(),
         **run.synchronizer.take_metrics(),
+        **run.parts.supervisor.busy(),
         **status.as_metrics(),
     }
     run.log.step(row)

@@ -506,6 +506,7 @@ def sampling_params(config: SamplingConfig) -> Any:
         max_tokens=config.max_tokens,
         stop=list(config.stop),
         seed=config.seed,
+        ignore_eos=config.ignore_eos,
         logprobs=0,
         flat_logprobs=True,
         detokenize=bool(config.stop),

@@ -1,0 +1,208 @@
+"""The belt: bounded, in order, nothing evicted; what expires is kept for its owner; arrays travel without being pickled."""
+
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import make_args
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from open_instruct.message_queue import (
+    MessageQueue,
+    QueueItem,
+    SampleBuffer,
+    default_queue_size,
+    num_array_bytes,
+    without_tensors,
+)
+
+
+def item(
+    payload: Any = None, *, version: int = 0, num_samples: int = 1, at: float = 0.0, num_bytes: int = 10
+) -> QueueItem:
+    return QueueItem(payload, version, num_samples, at, num_bytes)
+
+
+class BufferMachine(RuleBasedStateMachine):
+    """Against a plain list: whatever is put and got in whatever order, with versions and time going on."""
+
+    ROOM, STALENESS, AGE_S = 10, 2, 5.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+        self.buffer = SampleBuffer(
+            self.ROOM, max_staleness=self.STALENESS, max_age_s=self.AGE_S, clock=lambda: self.now
+        )
+        self.expected: list[QueueItem] = []
+        self.expired: list[QueueItem] = []
+        self.version = self.produced = self.consumed = self.dropped = 0
+
+    @rule(sizes=st.lists(st.integers(1, 4), max_size=4), lag=st.integers(0, 3))
+    def put(self, sizes: list[int], lag: int) -> None:
+        items = [item(object(), version=self.version - lag, num_samples=size, at=self.now) for size in sizes]
+        taken = self.buffer.try_put(items)
+        for number, one in enumerate(items):
+            fits = sum(e.num_samples for e in self.expected) + one.num_samples <= self.ROOM
+            assert (number < taken) == fits
+            if not fits:
+                break
+            self.expected.append(one)
+            self.produced += one.num_samples
+
+    @rule(low=st.integers(1, 4), extra=st.none() | st.integers(0, 3))
+    def get(self, low: int, extra: int | None) -> None:
+        self.set_aside()
+        got = self.buffer.try_get(low, None if extra is None else low + extra)
+        if len(self.expected) < low:
+            assert got is None
+            return
+        wanted = len(self.expected) if extra is None else min(low + extra, len(self.expected))
+        assert got == self.expected[:wanted]
+        self.consumed += sum(one.num_samples for one in self.expected[:wanted])
+        self.expected = self.expected[wanted:]
+
+    @rule(seconds=st.floats(0, 4), steps=st.integers(0, 2))
+    def go_on(self, seconds: float, steps: int) -> None:
+        self.now += seconds
+        self.version += steps
+        self.buffer.set_version(self.version)
+
+    @rule()
+    def take_expired(self) -> None:
+        self.set_aside()
+        assert self.buffer.take_expired() == self.expired
+        self.expired = []
+
+    def set_aside(self) -> None:
+        def has_expired(one: QueueItem) -> bool:
+            return self.version - one.version > self.STALENESS or self.now - one.created_at > self.AGE_S
+
+        gone = [one for one in self.expected if has_expired(one)]
+        self.dropped += sum(one.num_samples for one in gone)
+        self.expired += gone
+        self.expected = [one for one in self.expected if not has_expired(one)]
+
+    @invariant()
+    def counters_balance(self) -> None:
+        counts = self.buffer.statistics()
+        assert counts["total_produced"] == self.produced
+        assert counts["total_consumed"] == self.consumed
+        assert counts["dropped_samples"] == self.dropped
+        assert counts["queue_size"] == self.produced - self.consumed - self.dropped <= self.ROOM
+        assert counts["memory_bytes"] == 10 * len(self.expected)
+
+
+BufferMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestBuffer = BufferMachine.TestCase
+
+
+def test_an_item_larger_than_the_queue_is_an_error() -> None:
+    with pytest.raises(ValueError, match="11 samples in one message, the queue holds 10: raise --max_queue_size"):
+        SampleBuffer(10).try_put([item(num_samples=11)])
+
+
+@settings(deadline=None)
+@given(bound=st.integers(0, 5))
+def test_room_follows_from_staleness_and_batch(bound: int) -> None:
+    args = make_args(staleness_threshold=0, max_staleness_allowed=bound)
+    assert default_queue_size(args) == (bound + 1) * 16
+    args.max_queue_size = 77
+    assert default_queue_size(args) == 77
+
+
+def test_tensors_become_arrays_on_the_same_memory() -> None:
+    tensor = torch.arange(5)
+    changed = without_tensors({"a": [tensor, 3], "b": (np.ones(2), "text")})
+    assert isinstance(changed["a"][0], np.ndarray)
+    tensor[0] = 7
+    assert changed["a"][0][0] == 7
+    assert num_array_bytes(changed) == 5 * 8 + 2 * 8
+    assert isinstance(changed["b"], tuple)
+
+
+# --- the actor --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def queue(ray_session: Any) -> Any:
+    queue = MessageQueue.create(8)
+    yield queue
+    queue.shutdown()
+
+
+def test_large_and_small_payloads_come_out_as_they_went_in(queue: MessageQueue) -> None:
+    large = {"tokens": torch.arange(20_000), "name": "large"}
+    queue.put(large, version=3)
+    queue.put({"tokens": np.arange(3)})
+    queue.put_batch([np.full(20_000, i) for i in range(3)])
+    queue.put_batch(["a", "b"])
+    assert queue.qsize() == 7
+    statistics = queue.get_statistics()
+    assert statistics["memory_bytes"] == pytest.approx((20_000 * 4 + 3) * 8, abs=8)
+    first, small, *rest = queue.get(7) or []
+    assert first["name"] == "large"
+    np.testing.assert_array_equal(first["tokens"], np.arange(20_000))
+    assert not first["tokens"].flags.writeable  # it lies in shared memory
+    assert small["tokens"].tolist() == [0, 1, 2]
+    assert [part[0] for part in rest[:3]] == [0, 1, 2]
+    assert rest[3:] == ["a", "b"]
+    assert queue.get_statistics()["memory_bytes"] == 0
+
+
+def test_an_empty_queue_answers_none_in_time(queue: MessageQueue) -> None:
+    started = time.monotonic()
+    assert queue.get(timeout=1.0) is None
+    assert 0.9 <= time.monotonic() - started <= 2.0
+    queue.put("one")
+    assert queue.get(min_batch_count=2, timeout=0.2) is None  # and what is there stays
+    assert queue.get() == ["one"]
+
+
+def test_a_full_queue_makes_its_producer_wait_and_then_say_so(queue: MessageQueue) -> None:
+    queue.put_batch(list(range(8)))
+    with pytest.raises(TimeoutError, match=r"took 0 of 1 messages in 0.3 s: it is full"):
+        queue.put("too much", timeout=0.3)
+    waiting = threading.Thread(target=lambda: queue.put("patient", timeout=20))
+    waiting.start()
+    time.sleep(0.3)
+    assert queue.get(1, max_batch_count=1) == [0]
+    waiting.join(timeout=10)
+    assert not waiting.is_alive()
+    assert queue.get(8) == [*range(1, 8), "patient"]
+    assert queue.get_statistics()["put_waits"] == 2
+
+
+def test_nothing_is_lost_or_doubled_between_many_producers_and_consumers(ray_session: Any, queue: MessageQueue) -> None:
+    @ray_session.remote(num_cpus=0)
+    def produce(number: int) -> None:
+        for i in range(0, 30, 3):
+            queue.put_batch([(number, i + k) for k in range(3)], timeout=60)
+
+    @ray_session.remote(num_cpus=0)
+    def consume() -> list[Any]:
+        got: list[Any] = []
+        while (batch := queue.get(1, timeout=3.0, max_batch_count=2)) is not None:
+            got += batch
+        return got
+
+    consumers = [consume.remote() for _ in range(2)]
+    ray_session.get([produce.remote(number) for number in range(3)], timeout=60)
+    got = [one for part in ray_session.get(consumers, timeout=60) for one in part]
+    assert sorted(got) == [(number, i) for number in range(3) for i in range(30)]
+
+
+def test_what_expires_is_kept_for_its_owner(ray_session: Any) -> None:
+    queue = MessageQueue.create(8, max_staleness=3)
+    queue.put("old", version=1)
+    queue.put("new", version=4)
+    queue.set_version(5)
+    assert queue.get(1, timeout=1) == ["new"]
+    assert queue.take_expired() == ["old"]
+    assert queue.get_statistics()["dropped_samples"] == 1
+    queue.shutdown()
