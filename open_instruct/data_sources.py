@@ -1,6 +1,7 @@
 """Rows from wherever a mixer entry points to, read in a stream: reasoning-gym, local files, directories, hub names.
 
-Nothing here looks into a row. Local files are read in place; only a directory or a hub name goes through `datasets`,
+Nothing here looks into a row. A source has the columns that were asked for or, if it lacks one, those of the document's sample
+format (sample_record). Local files are read in place; only a directory or a hub name goes through `datasets`,
 which keeps its copy under `cache_dir` (its own default place if None).
 """
 
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from open_instruct.reasoning_gym_data import is_reasoning_gym, iter_reasoning_gym_rows
+from open_instruct.sample_record import COLUMNS, has_proto_columns
 
 FILE_SUFFIXES = (".jsonl", ".json", ".parquet")
 BATCH_ROWS = 1000
@@ -104,9 +106,9 @@ def _parquet(path: Path, columns: Sequence[str]) -> Iterator[RawRow]:
 
     try:
         with pq.ParquetFile(path) as file:
-            _need_columns(file.schema_arrow.names, columns)
+            columns = _columns_to_read(file.schema_arrow.names, columns)
             number = 0
-            for batch in file.iter_batches(batch_size=BATCH_ROWS, columns=list(columns)):
+            for batch in file.iter_batches(batch_size=BATCH_ROWS, columns=columns):
                 for values in batch.to_pylist():
                     number += 1
                     yield RawRow(f"row {number}", values)
@@ -123,8 +125,7 @@ def _hub(name: str, split: str, columns: Sequence[str], cache_dir: str | None) -
     except Exception as err:  # network, hub and format errors have no common base; all of them are for the user to read
         what = "this directory" if Path(name).is_dir() else "no file or directory here, and as a hub name it"
         raise SourceError(f"{what} could not be loaded, split {split!r}: {type(err).__name__}: {err}") from err
-    _need_columns(list(dataset.column_names), columns)
-    dataset = dataset.select_columns(list(columns))
+    dataset = dataset.select_columns(_columns_to_read(list(dataset.column_names), columns))
     assert isinstance(dataset, datasets.Dataset), type(dataset)
     for number, values in enumerate(dataset, start=1):
         yield RawRow(f"row {number}", dict(values))
@@ -158,10 +159,13 @@ def _offline_if(offline: bool) -> Iterator[None]:
         datasets.config.HF_HUB_OFFLINE = before
 
 
-def _need_columns(there: Sequence[str], columns: Sequence[str]) -> None:
+def _columns_to_read(there: Sequence[str], columns: Sequence[str]) -> list[str]:
     missing = [column for column in columns if column not in there]
+    if missing and has_proto_columns(there):
+        return [column for column in there if column in COLUMNS]
     if missing:
         raise SourceError(
             f"has no column {', '.join(missing)}; it has: {', '.join(there)} "
             "(--sft_messages_key and --ground_truths_key name the columns to read)"
         )
+    return list(columns)

@@ -15,6 +15,7 @@ from open_instruct.data_sources import BATCH_ROWS, RawRow, SourceError, iter_row
 from open_instruct.ground_truth_utils import check_label as check_label_of_verifier
 from open_instruct.ground_truth_utils import verifier_name
 from open_instruct.prompt_dataset import PromptDataset, PromptDatasetBuilder, prompt_key
+from open_instruct.sample_record import has_proto_columns, prompt_fields
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -109,6 +110,8 @@ class CheckedRow:
     messages: list[dict[str, str]]
     ground_truth: object
     dataset: str
+    rendered: str | None = None
+    """The prompt's text where the row has it finished, chat template applied; then there are no messages."""
 
 
 def parse_mixer_list(mixer_list: Sequence[str], flag: str = "--dataset_mixer_list") -> list[tuple[str, Amount]]:
@@ -176,8 +179,8 @@ def load_prompts(
     """Reads, checks and tokenizes what a mixer list names.
 
     A row has `messages_key` (a list of `{"role", "content"}`; a last one by the assistant is a demonstration and left
-    out), `ground_truths_key` (any JSON value) and `dataset` (a verifier's name, or a list with that one). `exclude`
-    holds prompts that must not come out, an evaluation set for one. `check_label(dataset, ground_truth)` raises
+    out), `ground_truths_key` (any JSON value) and `dataset` (a verifier's name, or a list with that one); or it is in the
+    document's sample format (sample_record). `exclude` holds prompts that must not come out, an evaluation set for one. `check_label(dataset, ground_truth)` raises
     `ValueError` for a ground truth that the verifier cannot use; None skips that. `flag` is what messages call the
     mixer list; `cache_dir` is for hub names.
 
@@ -309,7 +312,9 @@ class _Source:
         texts: list[str] = []
         for row in rows:
             try:
-                text = tokenizer.apply_chat_template(row.messages, tokenize=False, add_generation_prompt=True)
+                text = row.rendered or tokenizer.apply_chat_template(
+                    row.messages, tokenize=False, add_generation_prompt=True
+                )
             except Exception as err:  # a template is a program and may raise anything
                 self.mistakes.add(f"{self.name} {row.place}: the chat template refuses it: {err}")
                 continue
@@ -330,18 +335,48 @@ def check_row(row: RawRow, rules: RowRules) -> CheckedRow:
     """
     if row.problem:
         raise RowError(row.problem)
+    if DATASET_KEY not in row.values and has_proto_columns(row.values):
+        return _check_proto_row(row, rules)
     for column in rules.columns:
         if row.values.get(column) in (None, "", []) and not (column == rules.messages_key and column in row.values):
             raise RowError(_missing(column, row, rules))
     dataset = _check_dataset(row.values[DATASET_KEY], rules)
     ground_truth = row.values[rules.ground_truths_key]
     messages = _check_messages(row.values[rules.messages_key])
+    _check_label(dataset, ground_truth, rules)
+    return CheckedRow(row.place, _prompt_messages(messages, rules.system_prompt_override), ground_truth, dataset)
+
+
+def _check_proto_row(row: RawRow, rules: RowRules) -> CheckedRow:
+    """`check_row` of the document's sample format."""
+    try:
+        fields = prompt_fields(row.values)
+    except ValueError as err:
+        raise RowError(str(err)) from err
+    dataset = _check_dataset(_without_publisher(fields.data_source, rules), rules, column="data_source")
+    _check_label(dataset, fields.ground_truth, rules)
+    if fields.rendered_prompt is None:
+        messages = _prompt_messages(_check_messages(fields.messages), rules.system_prompt_override)
+        return CheckedRow(row.place, messages, fields.ground_truth, dataset)
+    if rules.system_prompt_override is not None:
+        raise RowError("has its prompt as finished text alone: a system prompt cannot be put in")
+    return CheckedRow(row.place, [], fields.ground_truth, dataset, fields.rendered_prompt)
+
+
+def _without_publisher(data_source: object, rules: RowRules) -> object:
+    """`openai/gsm8k` is `gsm8k`'s; `reasoning_gym/chain_sum` stays."""
+    if not isinstance(data_source, str) or verifier_name(data_source, rules.known_verifiers) is not None:
+        return data_source
+    last = data_source.rpartition("/")[2]
+    return last if verifier_name(last, rules.known_verifiers) is not None else data_source
+
+
+def _check_label(dataset: str, ground_truth: object, rules: RowRules) -> None:
     if rules.check_label is not None:
         try:
             rules.check_label(dataset, ground_truth)
         except ValueError as err:
             raise RowError(str(err)) from err
-    return CheckedRow(row.place, _prompt_messages(messages, rules.system_prompt_override), ground_truth, dataset)
 
 
 def _missing(column: str, row: RawRow, rules: RowRules) -> str:
@@ -350,16 +385,16 @@ def _missing(column: str, row: RawRow, rules: RowRules) -> str:
     return f"no {column!r}; it has: {there}" + (f" ({flag} names the column)" if flag else "")
 
 
-def _check_dataset(value: object, rules: RowRules) -> str:
+def _check_dataset(value: object, rules: RowRules, *, column: str = DATASET_KEY) -> str:
     if isinstance(value, list) and len(value) == 1:
         value = value[0]
     if not isinstance(value, str):
-        raise RowError(f"'dataset' is one verifier's name, got {value!r:.80}")
+        raise RowError(f"'{column}' is one verifier's name, got {value!r:.80}")
     if verifier_name(value, rules.known_verifiers) is None:
         known = sorted(rules.known_verifiers)
         near = difflib.get_close_matches(value.lower(), known, n=1)
         hint = f"nearest: {near[0]}" if near else f"there are: {', '.join(known)}"
-        raise RowError(f"unknown verifier {value!r} in 'dataset'; {hint}")
+        raise RowError(f"unknown verifier {value!r} in '{column}'; {hint}")
     return value
 
 

@@ -40,8 +40,9 @@ def dapo_loss(
     return torch.maximum(unclipped, clipped), clipped > unclipped, ratio
 
 
-RATIO_SQUARED = "val/ratio_squared"
-"""Sum that `finish_ratio_variance` turns into a variance."""
+RATIO_SPREAD = "val/ratio_spread"
+"""Sum of (ratio - 1)^2, that `finish_ratio_variance` turns into a variance. About 1, because a ratio strays from it by 1e-4 or less
+where the learning rate is small: as a difference of mean squares nothing would be left of that in float32."""
 LOSS_FNS: dict[str, LossFn] = {"dapo": dapo_loss}
 """`--loss_fn`: `(new_logprobs, old_logprobs, advantages, *, clip_lower, clip_higher) -> (loss, clipped, ratio)`."""
 
@@ -72,7 +73,7 @@ def compute_grpo_loss(
 
     Returns:
         The scalar loss, and by metric name the detached float32 sums to divide by the token count for a mean: the parts
-        of the loss (`loss/kl_avg` includes `beta`), `policy/clipfrac_avg`, `val/ratio` and its square, and with a reference
+        of the loss (`loss/kl_avg` includes `beta`), `policy/clipfrac_avg`, `val/ratio` and its spread, and with a reference
         the four estimates `objective/kl0_avg` to `kl3_avg`.
     """
     # Before exp, not after: the gradient of exp(inf) * 0 is NaN.
@@ -84,7 +85,7 @@ def compute_grpo_loss(
     )
     if weights is not None:
         policy_loss = policy_loss * torch.where(mask, weights.detach(), 0)
-    per_token = {"policy/clipfrac_avg": clipped, "val/ratio": ratio, RATIO_SQUARED: ratio.square()}
+    per_token = {"policy/clipfrac_avg": clipped, "val/ratio": ratio, RATIO_SPREAD: (ratio - 1).square()}
     kl_loss = torch.zeros_like(policy_loss)
     if ref_logprobs is not None:
         kls = estimate_kl(new_logprobs - torch.where(mask, ref_logprobs.detach(), 0), ratio)
@@ -132,23 +133,20 @@ def compute_rho_correction(
         position_ids: (B, T) of the tokens that the log-probs speak of. Where it does not increase, another sequence begins.
 
     Returns:
-        (B, T) float weights, 0 on masked tokens; and by metric name the sums over trained tokens: the weight, and the shares of
-        tokens that were clamped and masked. (open-instruct averages sequence-level quantities over a packed row; here it is over
-        each sequence in it.)
+        (B, T) float weights, 0 on masked tokens; and by metric name the float32 sums over trained tokens: the weights, and how
+        many tokens were truncated, masked, masked for a low and for a high rho. A NaN on a trained token stays one. (open-instruct
+        averages sequence-level quantities over a packed row; here it is over each sequence in it.)
     """
     log_rho = torch.where(mask, old_logprobs.detach() - vllm_logprobs, 0).clamp(-10, 10)
     rho = log_rho.exp()
+    lower = options.mask_lower
     judged = rho
     if options.sequence_level:
         judged = _sequence_means(log_rho, mask, position_ids).exp()
-    too_low = judged < options.mask_lower
-    too_high = judged > options.mask_upper if options.mask_upper > 0 else torch.zeros_like(mask)
-    if options.tv_divergence:
-        divergence = _sequence_means((rho - 1).abs() / 2, mask, position_ids)
-        too_low = torch.zeros_like(mask)
-        too_high = divergence > options.mask_upper if options.mask_upper > 0 else torch.zeros_like(mask)
-    upper = options.clamp_upper if options.clamp_upper > 0 else None
-    clamped = rho.clamp(options.clamp_lower, upper)
+    elif options.tv_divergence:
+        lower, judged = 0.0, _sequence_means((rho - 1).abs() / 2, mask, position_ids)
+    too_low, too_high = judged < lower, judged > (options.mask_upper or math.inf)
+    clamped = rho.clamp(options.clamp_lower, options.clamp_upper or math.inf)
     weights = torch.where(mask & ~too_low & ~too_high, clamped, 0)
     per_token = {
         "val/rho_weight": weights,
@@ -165,7 +163,7 @@ def _sequence_means(values: torch.Tensor, mask: torch.Tensor, position_ids: torc
     begins = torch.ones_like(mask)
     begins[:, 1:] = position_ids[:, 1:] <= position_ids[:, :-1]
     sequence = begins.flatten().cumsum(0) - 1  # each row begins one
-    sums = torch.zeros(int(sequence[-1]) + 1, dtype=values.dtype, device=values.device)
+    sums = torch.zeros(mask.numel(), dtype=values.dtype, device=values.device)  # there are no more sequences than tokens
     counts = torch.zeros_like(sums)
     sums.index_add_(0, sequence, torch.where(mask, values, 0).flatten())
     counts.index_add_(0, sequence, mask.flatten().to(values.dtype))
@@ -173,10 +171,10 @@ def _sequence_means(values: torch.Tensor, mask: torch.Tensor, position_ids: torc
 
 
 def finish_ratio_variance(metrics: dict[str, float]) -> dict[str, float]:
-    """`val/ratio_var`, over all trained tokens, in place of the mean square that sums of micro-batches and ranks add up to."""
+    """`val/ratio_var`, the variance over all trained tokens, in place of `RATIO_SPREAD`. Takes the means of a whole step."""
     metrics = dict(metrics)
-    squared = metrics.pop(RATIO_SQUARED, None)
-    return metrics if squared is None else metrics | {"val/ratio_var": max(squared - metrics["val/ratio"] ** 2, 0.0)}
+    spread = metrics.pop(RATIO_SPREAD, None)
+    return metrics if spread is None else metrics | {"val/ratio_var": max(spread - (metrics["val/ratio"] - 1) ** 2, 0.0)}
 
 
 # ------------------------------------------------------------------------------------ engine against learner

@@ -377,14 +377,16 @@ class LLMRayActor:
         """Wait until nothing is being generated; new prompts wait. The engine opens again when the update ends or is given up."""
         if self._inflight_updates:
             return
-        deadline = time.monotonic() + self._timeout_s
-        self._closed_until = deadline
+        self._on_engine_thread(self._close)
         with self._state:
             if not self._state.wait_for(lambda: not self._engine.has_unfinished_requests(), self._timeout_s):
                 self._closed_until = 0.0
                 raise TimeoutError(
                     f"engine {self.engine_id}: responses went on for {self._timeout_s:g} s before an update"
                 )
+
+    def _close(self) -> None:
+        self._closed_until = time.monotonic() + self._timeout_s
 
     def update_weights(self, update_info: dict[str, Any], update_id: int | None = None) -> None:
         """Receive one bucket. `{"bucket": ObjectRef}` is fetched here, off the engine thread."""

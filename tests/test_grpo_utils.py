@@ -78,8 +78,7 @@ def test_grpo_loss_equals_its_definition_token_by_token(kl_estimator: int) -> No
     batch = make_batch()
     loss, sums = compute_grpo_loss(**batch, **(OPTIONS | {"kl_estimator": kl_estimator}))
 
-    policy = clipfrac = ratios = 0.0
-    squares = 0.0
+    policy = clipfrac = ratios = spread = 0.0
     kls = np.zeros(4)
     for new, old, ref, advantage in zip(
         *(batch[k][batch["mask"]].tolist() for k in ("new_logprobs", "old_logprobs", "ref_logprobs", "advantages")),
@@ -90,7 +89,7 @@ def test_grpo_loss_equals_its_definition_token_by_token(kl_estimator: int) -> No
         policy += max(-advantage * ratio, -advantage * clamped)
         clipfrac += -advantage * clamped > -advantage * ratio
         ratios += ratio
-        squares += ratio * ratio
+        spread += (ratio - 1) ** 2
         d = new - ref
         kls += [d, d * d / 2, math.exp(-d) - 1 + d, ratio * d]
     expected = {
@@ -99,7 +98,7 @@ def test_grpo_loss_equals_its_definition_token_by_token(kl_estimator: int) -> No
         "loss/total_avg": policy + 0.05 * kls[kl_estimator],
         "policy/clipfrac_avg": clipfrac,
         "val/ratio": ratios,
-        "val/ratio_squared": squares,
+        "val/ratio_spread": spread,
         **{f"objective/kl{i}_avg": kl for i, kl in enumerate(kls)},
     }
     assert 0 < clipfrac < int(batch["mask"].sum())
@@ -197,16 +196,31 @@ def test_weighted_loss_is_the_importance_weighted_objective() -> None:
     assert sums["val/rho_weight"].item() == pytest.approx(weights.sum().item(), rel=1e-6)
 
 
-def test_on_policy_nothing_is_weighed() -> None:
-    batch = make_batch()
-    mask, old = batch["mask"], batch["old_logprobs"]
-    positions = torch.arange(SHAPE[1]).expand(SHAPE)
-    weights, sums = compute_rho_correction(old, old.clone(), mask, positions, RhoOptions())
-    assert torch.equal(weights, mask.double())
-    assert sums["val/rho_clipfrac"] == sums["val/rho_drop_frac"] == 0
-    plain, _ = compute_grpo_loss(**make_batch(), **OPTIONS)
-    weighed, _ = compute_grpo_loss(**make_batch(), **OPTIONS, weights=weights)
-    assert plain.item() == weighed.item()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    "options",
+    [
+        RhoOptions(),
+        RhoOptions(mask_lower=0.5, mask_upper=2.0),
+        RhoOptions(mask_lower=0.5, mask_upper=2.0, sequence_level=True),
+        RhoOptions(mask_upper=0.2, tv_divergence=True),
+    ],
+)
+def test_on_policy_loss_and_gradient_stay_as_they_were_to_the_bit(dtype: torch.dtype, options: RhoOptions) -> None:
+    results = []
+    for weighed in (False, True):
+        batch = {k: v if k == "mask" else v.detach().to(dtype) for k, v in make_batch().items()}
+        new, old, mask = batch["new_logprobs"].requires_grad_(), batch["old_logprobs"], batch["mask"]
+        positions = torch.arange(SHAPE[1]).expand(SHAPE)
+        weights, sums = compute_rho_correction(old, old.clone(), mask, positions, options)
+        assert torch.equal(weights, mask.to(dtype))
+        assert sums["val/rho_clipfrac"] == sums["val/rho_drop_frac"] == 0
+        assert sums["val/rho_weight"] == mask.sum()
+        loss, _ = compute_grpo_loss(**batch, **OPTIONS, weights=weights if weighed else None)
+        loss.backward()
+        results.append((loss.detach(), new.grad))
+    assert torch.equal(results[0][0], results[1][0])
+    assert torch.equal(results[0][1], results[1][1])
 
 
 def test_the_kl_is_not_weighed() -> None:
@@ -274,15 +288,36 @@ def test_untrained_tokens_do_not_count_in_a_sequence() -> None:
     assert weights.tolist() == [[1.0, 0.0, 1.0]]
 
 
-def test_ratio_variance_is_that_of_all_tokens() -> None:
-    parts = [make_batch(), make_batch(advantages=torch.ones(SHAPE, dtype=torch.float64))]
-    sums = [compute_grpo_loss(**part, **OPTIONS)[1] for part in parts]
-    count = sum(int(part["mask"].sum()) for part in parts)
-    means = {name: sum(float(one[name]) for one in sums) / count for name in ("val/ratio", "val/ratio_squared")}
-    ratios = torch.cat([(part["new_logprobs"] - part["old_logprobs"]).exp()[part["mask"]] for part in parts])
+@pytest.mark.parametrize("deviation", [1.0, 1e-2, 1e-4])
+def test_ratio_variance_is_that_of_all_tokens(deviation: float) -> None:
+    """Over micro-batches of different size and mean, in float32, also where ratios lie very near 1."""
+    generator = torch.Generator().manual_seed(2)
+    parts = []
+    for rows, shift in ((1, 0.0), (3, 0.5), (2, -0.5)):
+        log_ratios = deviation * (torch.randn(rows, 500, generator=generator) + shift)
+        mask = torch.rand(log_ratios.shape, generator=generator) < 0.7
+        zeros = torch.zeros_like(log_ratios)
+        _, sums = compute_grpo_loss(log_ratios, zeros, None, zeros, mask, **OPTIONS)
+        parts.append((sums, log_ratios.exp()[mask]))
+    ratios = torch.cat([ratios for _, ratios in parts]).double()
+    names = parts[0][0]
+    means = {name: sum(float(sums[name]) for sums, _ in parts) / len(ratios) for name in names}
     finished = finish_ratio_variance(means)
-    assert set(finished) == {"val/ratio", "val/ratio_var"}
+    assert set(finished) == {*names, "val/ratio_var"} - {"val/ratio_spread"}
     assert finished["val/ratio_var"] == pytest.approx(ratios.var(unbiased=False).item(), rel=1e-4)
+
+
+def test_on_policy_the_ratio_does_not_vary() -> None:
+    batch = make_batch()
+    batch["old_logprobs"] = batch["new_logprobs"].detach()
+    _, sums = compute_grpo_loss(**batch, **OPTIONS)
+    count = int(batch["mask"].sum())
+    assert finish_ratio_variance({name: float(value) / count for name, value in sums.items()})["val/ratio_var"] == 0
+
+
+def test_without_a_trained_token_there_is_no_variance() -> None:
+    _, sums = compute_grpo_loss(**make_batch(mask=torch.zeros(SHAPE, dtype=torch.bool)), **OPTIONS)
+    assert finish_ratio_variance({name: float(value) for name, value in sums.items()})["val/ratio_var"] == 0
 
 
 # ------------------------------------------------------------------------------------ engine against learner
