@@ -180,9 +180,9 @@ def load_prompts(
 
     A row has `messages_key` (a list of `{"role", "content"}`; a last one by the assistant is a demonstration and left
     out), `ground_truths_key` (any JSON value) and `dataset` (a verifier's name, or a list with that one); or it is in the
-    document's sample format (sample_record). `exclude` holds prompts that must not come out, an evaluation set for one. `check_label(dataset, ground_truth)` raises
-    `ValueError` for a ground truth that the verifier cannot use; None skips that. `flag` is what messages call the
-    mixer list; `cache_dir` is for hub names.
+    document's sample format (sample_record). `exclude` holds prompts that must not come out, an evaluation set for one.
+    `check_label(dataset, ground_truth)` raises `ValueError` for a ground truth that the verifier cannot use; None skips
+    that. `flag` is what messages call the mixer list; `cache_dir` is for hub names.
 
     Raises:
         DatasetError: everything that is wrong, by source and row.
@@ -360,6 +360,7 @@ def _check_proto_row(row: RawRow, rules: RowRules) -> CheckedRow:
         return CheckedRow(row.place, messages, fields.ground_truth, dataset)
     if rules.system_prompt_override is not None:
         raise RowError("has its prompt as finished text alone: a system prompt cannot be put in")
+    _check_text(fields.rendered_prompt, "'full_prompts'")
     return CheckedRow(row.place, [], fields.ground_truth, dataset, fields.rendered_prompt)
 
 
@@ -408,12 +409,16 @@ def _check_messages(value: object) -> list[dict[str, str]]:
         content = message.get("content")
         if not isinstance(content, str):
             raise RowError(f"a message's content is text, got {type(content).__name__}")
-        try:
-            content.encode()
-        except UnicodeEncodeError as err:  # half a surrogate pair, which JSON can say and no tokenizer takes
-            raise RowError(f"a message's content is not valid text: {err}") from err
+        _check_text(content, "a message's content")
         messages.append({"role": message["role"], "content": content})
     return messages
+
+
+def _check_text(text: str, what: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as err:  # half a surrogate pair, which JSON can say and no tokenizer takes
+        raise RowError(f"{what} is not valid text: {err}") from err
 
 
 def _prompt_messages(messages: list[dict[str, str]], system_prompt: str | None) -> list[dict[str, str]]:

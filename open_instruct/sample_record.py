@@ -60,8 +60,8 @@ def to_proto_item(
 ) -> DataProtoItem:
     """A prompt's and a response's token ids in the document's layout.
 
-    `mask` (R,) is False on response tokens that are not trained on; by default all are. Positions count attended tokens from 0 and
-    stand still on padding, as verl's do.
+    `mask` (R,) is False on response tokens that are not trained on; by default all are. Positions count attended tokens from
+    0 and stand still on padding, as verl's do.
 
     Raises:
         ValueError: a prompt or response longer than `shape` allows.
@@ -90,9 +90,10 @@ def to_proto_item(
 def non_tensor_fields(
     *, data_source: str, ground_truth: object, rendered_prompt: str, uid: str, index: int
 ) -> dict[str, Any]:
-    """The fields beside the arrays of a sample of a run; `full_prompts` is verl's name of the prompt's text, chat template applied.
+    """The fields beside the arrays of a sample of a run.
 
     Args:
+        rendered_prompt: chat template applied; verl calls it `full_prompts`.
         uid: the same for all responses to a prompt as it was issued.
         index: row of the data set.
     """

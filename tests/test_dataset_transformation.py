@@ -9,12 +9,14 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from open_instruct.dataset_transformation import DatasetError, load_prompts, parse_mixer_list, splits_of_names
 from open_instruct.ground_truth_utils import verifier_names
 from open_instruct.prompt_dataset import PromptDataset
 from open_instruct.reasoning_gym_data import reasoning_gym_rows
+from open_instruct.sample_record import ItemShape, append_record, non_tensor_fields, to_proto_item
 
 Row = dict[str, Any]
 
@@ -372,6 +374,86 @@ def test_a_tokenizer_without_chat_template() -> None:
     tokenizer = ByteTokenizer()
     tokenizer.chat_template = ""
     assert "no chat template" in mistakes_of("a", "1.0", tokenizer=tokenizer)[0]
+
+
+# The document's sample format
+
+
+def make_proto_row(**changes: Any) -> Row:
+    row = {
+        "data_source": "openai/gsm8k",
+        "ability": "math",
+        "reward_model": {"ground_truth": "35", "style": "rule"},
+        "extra_info": {"answer": "… #### 35", "index": 1421, "question": "5 * 7?", "split": "train"},
+        "uid": "fab3e910",
+        "index": 1421,
+    }
+    return {key: value for key, value in (row | changes).items() if value is not ...}
+
+
+@pytest.mark.parametrize(
+    ("file", "write"), [("d.jsonl", write_lines), ("d.json", write_json), ("d.parquet", write_parquet)]
+)
+def test_rows_in_the_documents_format(tmp_path: Path, file: str, write: Any) -> None:
+    rows = [
+        make_proto_row(prompt=chat(("user", "as a chat"))),
+        make_proto_row(prompt=chat(("user", "b")), data_source="string_matcher"),
+    ]
+    data = load(write(tmp_path / file, rows), "1.0")
+    assert questions(data) == ["as a chat", "b"]
+    assert [(row.dataset, row.ground_truth) for row in data] == [("gsm8k", "35"), ("string_matcher", "35")]
+    (row,) = load(write(tmp_path / file, [make_proto_row()]), "1.0", system_prompt_override="be brief")
+    assert row.raw_query == "system:be brief\nuser:5 * 7?\nassistant:"
+
+
+def test_whole_samples_are_read_by_what_is_not_a_tensor(tmp_path: Path) -> None:
+    for write, file in ((write_lines, "d.jsonl"), (write_parquet, "d.parquet")):
+        row = {"batch": {"prompts": [1, 2]}, "non_tensor_batch": make_proto_row(), "meta_info": {"n": [3]}}
+        assert questions(load(write(tmp_path / file, [row]), "1.0")) == ["5 * 7?"]
+
+
+def test_the_record_of_a_run_gives_the_same_prompts_again(tmp_path: Path) -> None:
+    (row,) = load("reasoning_gym/chain_sum?size=1&seed=7", "1.0")
+    fields = non_tensor_fields(
+        data_source=row.dataset, ground_truth=row.ground_truth, rendered_prompt=row.raw_query, uid="u", index=0
+    )
+    shape = ItemShape(prompt_length=256, response_length=8, pad_token_id=0)
+    item = to_proto_item(row.prompt, np.arange(3, dtype=np.int32), shape, non_tensor_batch=fields)
+    append_record(tmp_path / "record.jsonl", [item])
+    append_record(tmp_path / "record.jsonl", [item])
+    for again in load(str(tmp_path / "record.jsonl"), "1.0"):
+        assert again.prompt.tolist() == row.prompt.tolist()
+        assert (again.dataset, again.ground_truth, again.raw_query) == (row.dataset, row.ground_truth, row.raw_query)
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"data_source": None}, "no 'data_source'; it has: data_source, ability"),
+        ({"data_source": "nobody/knows"}, "unknown verifier 'nobody/knows' in 'data_source'"),
+        ({"data_source": 3}, "'data_source' is one verifier's name, got 3"),
+        ({"reward_model": "35"}, "'reward_model' is {ground_truth, style}, got '35'"),
+        ({"reward_model": {"style": "rule"}}, "no 'reward_model.ground_truth'"),
+        ({"reward_model": {"ground_truth": "35", "style": "model"}}, "'reward_model.style' 'model': only 'rule'"),
+        ({"reward_model": {"ground_truth": "many"}}, "a gsm8k ground truth holds a number, got 'many'"),
+        ({"extra_info": {}}, "no prompt: neither 'prompt' nor 'raw_prompt', 'extra_info.question' or 'full_prompts'"),
+        ({"extra_info": {"question": 5}}, "a message's content is text, got int"),
+        ({"prompt": "5 * 7?"}, "messages are a list of {role, content}, got str"),
+        ({"extra_info": ..., "full_prompts": "\ud800"}, "'full_prompts' is not valid text"),
+    ],
+)
+def test_bad_rows_in_the_documents_format(tmp_path: Path, changes: Row, problem: str) -> None:
+    name = write_lines(tmp_path / "d.jsonl", [make_proto_row(), make_proto_row(**changes)])
+    (mistake,) = mistakes_of(name, "1.0")
+    assert mistake.startswith(f"{name} line 2: {problem}")
+    name = write_lines(tmp_path / "d.jsonl", [{"non_tensor_batch": make_proto_row(**changes)}])
+    assert mistakes_of(name, "1.0")[0].startswith(f"{name} line 1: {problem}")
+
+
+def test_no_system_prompt_gets_into_finished_text(tmp_path: Path) -> None:
+    name = write_lines(tmp_path / "d.jsonl", [make_proto_row(extra_info=..., full_prompts="done")])
+    assert load(name, "1.0")[0].raw_query == "done"
+    assert "a system prompt cannot be put in" in mistakes_of(name, "1.0", system_prompt_override="s")[0]
 
 
 # Filters
