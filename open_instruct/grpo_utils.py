@@ -41,8 +41,8 @@ def dapo_loss(
 
 
 RATIO_SPREAD = "val/ratio_spread"
-"""Sum of (ratio - 1)^2, that `finish_ratio_variance` turns into a variance. About 1, because a ratio strays from it by 1e-4 or less
-where the learning rate is small: as a difference of mean squares nothing would be left of that in float32."""
+"""Sum of (ratio - 1)^2, that `finish_ratio_variance` turns into a variance. About 1, because a ratio strays from it by 1e-4 or
+less where the learning rate is small: as a difference of mean squares nothing would be left of that in float32."""
 LOSS_FNS: dict[str, LossFn] = {"dapo": dapo_loss}
 """`--loss_fn`: `(new_logprobs, old_logprobs, advantages, *, clip_lower, clip_higher) -> (loss, clipped, ratio)`."""
 
@@ -134,8 +134,8 @@ def compute_rho_correction(
 
     Returns:
         (B, T) float weights, 0 on masked tokens; and by metric name the float32 sums over trained tokens: the weights, and how
-        many tokens were truncated, masked, masked for a low and for a high rho. A NaN on a trained token stays one. (open-instruct
-        averages sequence-level quantities over a packed row; here it is over each sequence in it.)
+        many tokens were truncated, masked, masked for a low and for a high rho. A NaN on a trained token stays one.
+        (open-instruct averages sequence-level quantities over a packed row; here it is over each sequence in it.)
     """
     log_rho = torch.where(mask, old_logprobs.detach() - vllm_logprobs, 0).clamp(-10, 10)
     rho = log_rho.exp()
@@ -163,7 +163,7 @@ def _sequence_means(values: torch.Tensor, mask: torch.Tensor, position_ids: torc
     begins = torch.ones_like(mask)
     begins[:, 1:] = position_ids[:, 1:] <= position_ids[:, :-1]
     sequence = begins.flatten().cumsum(0) - 1  # each row begins one
-    sums = torch.zeros(mask.numel(), dtype=values.dtype, device=values.device)  # there are no more sequences than tokens
+    sums = torch.zeros_like(values).flatten()  # there are no more sequences than tokens
     counts = torch.zeros_like(sums)
     sums.index_add_(0, sequence, torch.where(mask, values, 0).flatten())
     counts.index_add_(0, sequence, mask.flatten().to(values.dtype))
@@ -174,7 +174,9 @@ def finish_ratio_variance(metrics: dict[str, float]) -> dict[str, float]:
     """`val/ratio_var`, the variance over all trained tokens, in place of `RATIO_SPREAD`. Takes the means of a whole step."""
     metrics = dict(metrics)
     spread = metrics.pop(RATIO_SPREAD, None)
-    return metrics if spread is None else metrics | {"val/ratio_var": max(spread - (metrics["val/ratio"] - 1) ** 2, 0.0)}
+    if spread is not None:
+        metrics["val/ratio_var"] = max(spread - (metrics["val/ratio"] - 1) ** 2, 0.0)
+    return metrics
 
 
 # ------------------------------------------------------------------------------------ engine against learner

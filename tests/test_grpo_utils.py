@@ -1,14 +1,17 @@
 """The GRPO objective against its definition, and exact merging of what is measured per micro-batch."""
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from open_instruct.data_types import TrainingSample
 from open_instruct.grpo_utils import (
     LOSS_FNS,
     RhoOptions,
@@ -20,6 +23,7 @@ from open_instruct.grpo_utils import (
     logprob_difference_sums,
     merge_logprob_differences,
 )
+from open_instruct.rl_utils import collate_packed, collate_padded
 
 CLIP = {"clip_lower": 0.2, "clip_higher": 0.272}
 OPTIONS: dict[str, Any] = {"loss_fn": "dapo", "beta": 0.05, "kl_estimator": 2, **CLIP}
@@ -179,21 +183,19 @@ def make_behaviour(seed: int = 1) -> dict[str, torch.Tensor]:
 
 
 def test_weighted_loss_is_the_importance_weighted_objective() -> None:
-    """Its gradient is that of sum over tokens of pi_old/pi_engine * A * pi_new/pi_old, done by hand in double precision."""
+    """Where nothing is clipped or truncated, old cancels: sum over tokens of pi_new/pi_engine * A, in double precision."""
     batch, behaviour = make_batch(ref_logprobs=None), make_behaviour()
-    weights, sums = compute_rho_correction(**behaviour, options=NO_BOUNDS)
-    options = {**OPTIONS, "clip_lower": 1.0, "clip_higher": 1e9}
+    weights, _ = compute_rho_correction(**behaviour, options=NO_BOUNDS)
+    options = OPTIONS | {"clip_lower": 1.0, "clip_higher": 1e9}
     loss, _ = compute_grpo_loss(**batch, **options, weights=weights)
     loss.backward()
     new = batch["new_logprobs"].detach().clone().requires_grad_()
     mask = behaviour["mask"]
-    total = 0.0
-    for b, t in zip(*torch.nonzero(mask, as_tuple=True), strict=True):
-        total = total - (new[b, t] - behaviour["vllm_logprobs"][b, t]).exp() * batch["advantages"][b, t]
-    total.backward()
-    assert loss.item() == pytest.approx(total.item(), rel=1e-10)
+    ratios = (new[mask] - behaviour["vllm_logprobs"][mask]).exp()
+    expected = -(ratios * batch["advantages"][mask]).sum()
+    expected.backward()
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-10)
     torch.testing.assert_close(batch["new_logprobs"].grad, new.grad, rtol=1e-10, atol=0)
-    assert sums["val/rho_weight"].item() == pytest.approx(weights.sum().item(), rel=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -255,6 +257,36 @@ def test_truncation_and_masking() -> None:
     assert [sums[f"val/rho_drop_{side}frac"].item() for side in ("", "low_", "high_")] == [3, 1, 2]
 
 
+@pytest.mark.parametrize("rho", [0.5, 2.0])
+def test_a_rho_at_a_bound_is_within_it(rho: float) -> None:
+    options = RhoOptions(clamp_lower=0.5, clamp_upper=2.0, mask_lower=0.5, mask_upper=2.0)
+    old = torch.tensor([[math.log(rho)]], dtype=torch.float64)
+    weights, sums = compute_rho_correction(
+        old, torch.zeros_like(old), torch.tensor([[True]]), torch.tensor([[1]]), options
+    )
+    assert weights.item() == pytest.approx(rho)
+    assert sums["val/rho_clipfrac"] == sums["val/rho_drop_frac"] == 0
+
+
+@pytest.mark.parametrize("garbage", [math.nan, math.inf, -math.inf, 1e30])
+@pytest.mark.parametrize("field", ["old_logprobs", "vllm_logprobs"])
+@pytest.mark.parametrize("sequence_level", [False, True])
+def test_what_stands_outside_the_mask_weighs_nothing(field: str, garbage: float, sequence_level: bool) -> None:
+    options = RhoOptions(mask_lower=0.5, mask_upper=1.5, sequence_level=sequence_level)
+    results = []
+    for value in (0.0, garbage):
+        batch, behaviour = make_batch(), make_behaviour()
+        behaviour["vllm_logprobs"] = torch.where(behaviour["mask"], behaviour["vllm_logprobs"], 0)
+        behaviour[field] = torch.where(behaviour["mask"], behaviour[field], value)
+        weights, sums = compute_rho_correction(**behaviour, options=options)
+        loss, _ = compute_grpo_loss(**batch, **OPTIONS, weights=weights)
+        loss.backward()
+        gradient = batch["new_logprobs"].grad
+        assert gradient.isfinite().all()
+        results.append((weights, sums, loss.detach(), gradient))
+    torch.testing.assert_close(*results, rtol=0, atol=0)
+
+
 def test_far_log_probs_stay_finite() -> None:
     weights, _ = compute_rho_correction(**rho_of(1e-300, 1e300), options=NO_BOUNDS)
     torch.testing.assert_close(weights, torch.tensor([[math.exp(-10), math.exp(10)]], dtype=torch.float64))
@@ -277,6 +309,122 @@ def test_sequences_are_judged_apart_in_a_packed_row(options: RhoOptions) -> None
     assert torch.equal(weights, torch.cat([alone[0][0], alone[1][0]], dim=1))
     for name, value in sums.items():
         assert value == alone[0][1][name] + alone[1][1][name], name
+
+
+@dataclass(frozen=True)
+class Token:
+    """A response token with its three log-probs."""
+
+    new: float
+    old: float
+    vllm: float
+    is_trained: bool
+
+
+near_log_probs = st.floats(-4, 0, width=32)
+tokens_of_a_response = st.lists(
+    st.builds(Token, near_log_probs, near_log_probs, near_log_probs, st.booleans()), min_size=1, max_size=6
+)
+responses_to_learn_from = st.lists(
+    st.tuples(st.integers(1, 3), tokens_of_a_response, st.floats(-2, 2, width=32)), min_size=1, max_size=5
+)
+rho_options = st.builds(
+    RhoOptions,
+    clamp_lower=st.sampled_from([0.0, 0.5]),
+    clamp_upper=st.sampled_from([0.0, 1.5, 3.0]),
+    mask_lower=st.sampled_from([0.0, 0.25, 0.7]),
+    mask_upper=st.sampled_from([0.0, 1.1, 2.5]),
+    sequence_level=st.booleans(),
+) | st.builds(RhoOptions, mask_upper=st.sampled_from([0.0, 0.1, 0.5]), tv_divergence=st.just(True))
+
+
+def judged_by_hand(rhos: Sequence[float], options: RhoOptions) -> tuple[list[float], float]:
+    """What stands for each trained token of a response when outliers are sought, and its lower bound."""
+    if options.sequence_level:
+        return [math.prod(rhos) ** (1 / len(rhos))] * len(rhos), options.mask_lower
+    if options.tv_divergence:
+        return [sum(abs(rho - 1) for rho in rhos) / 2 / len(rhos)] * len(rhos), 0.0
+    return list(rhos), options.mask_lower
+
+
+def weights_by_hand(rhos: Sequence[float], options: RhoOptions) -> list[float]:
+    """Of the trained tokens of one response."""
+    if not rhos:
+        return []
+    judged, lower = judged_by_hand(rhos, options)
+    bounds = [bound for bound in (lower, options.mask_upper) if bound]
+    assume(all(abs(value - bound) > 1e-6 for value in judged for bound in bounds))
+    weights = []
+    for rho, value in zip(rhos, judged, strict=True):
+        is_outlier = value < lower or (options.mask_upper > 0 and value > options.mask_upper)
+        capped = min(rho, options.clamp_upper) if options.clamp_upper > 0 else rho
+        weights.append(0.0 if is_outlier else max(capped, options.clamp_lower))
+    return weights
+
+
+def as_samples(responses: Sequence[tuple[int, list[Token], float]]) -> tuple[list[TrainingSample], dict[int, Token]]:
+    """Samples in which every token has an id of its own, and the trained response tokens by that id."""
+    next_id, samples, trained = 0, [], {}
+    for query_length, tokens, advantage in responses:
+        ids = np.arange(next_id, next_id + query_length + len(tokens), dtype=np.int32)
+        next_id += len(ids)
+        mask = np.array([one.is_trained for one in tokens])
+        logprobs = np.array([one.vllm for one in tokens], dtype=np.float32)
+        samples.append(TrainingSample(ids[:query_length], ids[query_length:], mask, logprobs, advantage))
+        trained |= {int(i): one for i, one in zip(ids[query_length:], tokens, strict=True) if one.is_trained}
+    return samples, trained
+
+
+def decoupled_loss_by_hand(
+    samples: Sequence[TrainingSample], trained: dict[int, Token], new: torch.Tensor, options: RhoOptions
+) -> tuple[torch.Tensor, dict[int, float]]:
+    """sum of w(old / engine) * max(-A r, -A clip(r)) with r = new / old, in scalars; and w. `new` is by token id."""
+    loss, weights = torch.zeros((), dtype=torch.float64), {}
+    for sample in samples:
+        ids = [int(i) for i in sample.response[sample.mask]]
+        rhos = [math.exp(trained[i].old - trained[i].vllm) for i in ids]
+        for i, weight in zip(ids, weights_by_hand(rhos, options), strict=True):
+            ratio = (new[i] - trained[i].old).exp()
+            clipped = -sample.advantage * ratio.clamp(0.8, 1.272)
+            loss = loss + weight * torch.maximum(-sample.advantage * ratio, clipped)
+            weights[i] = weight
+    return loss, weights
+
+
+@settings(deadline=None)
+@given(
+    responses=responses_to_learn_from, options=rho_options, collate=st.sampled_from([collate_padded, collate_packed])
+)
+def test_decoupled_loss_and_gradient_are_those_of_each_response_by_itself(responses, options, collate) -> None:
+    """Rows as the learners get them, padded or packed, against response by response."""
+    samples, trained = as_samples(responses)
+    assume(trained)
+    num_ids = sum(len(sample) for sample in samples) + 1
+    old = torch.zeros(num_ids, dtype=torch.float64)
+    new = torch.zeros(num_ids, dtype=torch.float64)
+    for i, one in trained.items():
+        new[i], old[i] = one.new, one.old
+    by_hand, by_row = (new.clone().requires_grad_() for _ in range(2))
+    expected_loss, expected_weights = decoupled_loss_by_hand(samples, trained, by_hand, options)
+
+    batch = collate(samples, pad_token_id=num_ids - 1)
+    rows = {name: torch.from_numpy(array[:, 1:]) for name, array in vars(batch).items()}
+    ids, mask = rows["query_responses"].long(), rows["response_masks"]
+    weights, sums = compute_rho_correction(
+        old[ids], rows["vllm_logprobs"].double(), mask, rows["position_ids"], options
+    )
+    loss, _ = compute_grpo_loss(
+        by_row[ids], old[ids], None, rows["advantages"].double(), mask, **OPTIONS, weights=weights
+    )
+
+    got_weights = dict(zip(ids[mask].tolist(), weights[mask].tolist(), strict=True))
+    assert got_weights == pytest.approx(expected_weights, rel=1e-9)
+    assert sums["val/rho_weight"].item() == pytest.approx(sum(expected_weights.values()), rel=1e-5)
+    assert sums["val/rho_drop_frac"] == sums["val/rho_drop_low_frac"] + sums["val/rho_drop_high_frac"]
+    assert loss.item() == pytest.approx(expected_loss.item(), rel=1e-9, abs=1e-12)
+    loss.backward()
+    expected_loss.backward()
+    torch.testing.assert_close(by_row.grad, by_hand.grad, rtol=1e-9, atol=1e-12)
 
 
 def test_untrained_tokens_do_not_count_in_a_sequence() -> None:
