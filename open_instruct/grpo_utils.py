@@ -159,13 +159,13 @@ def compute_rho_correction(
 
 
 def _sequence_means(values: torch.Tensor, mask: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
-    """(B, T): at each token, the mean of `values` over the trained tokens of its sequence."""
+    """(B, T): at each token, the mean of `values` over the trained tokens of its sequence; elsewhere they are 0."""
     begins = torch.ones_like(mask)
     begins[:, 1:] = position_ids[:, 1:] <= position_ids[:, :-1]
     sequence = begins.flatten().cumsum(0) - 1  # each row begins one
     sums = torch.zeros_like(values).flatten()  # there are no more sequences than tokens
     counts = torch.zeros_like(sums)
-    sums.index_add_(0, sequence, torch.where(mask, values, 0).flatten())
+    sums.index_add_(0, sequence, values.flatten())
     counts.index_add_(0, sequence, mask.flatten().to(values.dtype))
     return (sums / counts.clamp(min=1))[sequence].view_as(values)
 

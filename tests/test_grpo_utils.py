@@ -227,10 +227,27 @@ def test_on_policy_loss_and_gradient_stay_as_they_were_to_the_bit(dtype: torch.d
 
 def test_the_kl_is_not_weighed() -> None:
     zero = torch.zeros(SHAPE, dtype=torch.float64)
-    _, sums = compute_grpo_loss(**make_batch(), **OPTIONS, weights=zero)
+    loss, sums = compute_grpo_loss(**make_batch(), **OPTIONS, weights=zero)
     _, plain = compute_grpo_loss(**make_batch(), **OPTIONS)
     assert sums["loss/policy_avg"] == 0
-    assert sums["loss/kl_avg"] == plain["loss/kl_avg"] != 0
+    assert loss.item() == pytest.approx(plain["loss/kl_avg"].item(), rel=1e-6)
+    assert loss != 0
+
+
+@pytest.mark.parametrize("garbage", [math.nan, math.inf])
+def test_weights_are_constants_that_count_within_the_mask(garbage: float) -> None:
+    gradients = []
+    for outside in (0.0, garbage):
+        batch = make_batch()
+        factor = torch.tensor(0.5, dtype=torch.float64, requires_grad=True)
+        weights = torch.where(batch["mask"], factor * batch["new_logprobs"].exp(), outside)
+        compute_grpo_loss(**batch, **OPTIONS, weights=weights)[0].backward()
+        assert factor.grad is None
+        gradients.append(batch["new_logprobs"].grad)
+    constant, batch = 0.5 * make_batch()["new_logprobs"].detach().exp(), make_batch()
+    compute_grpo_loss(**batch, **OPTIONS, weights=constant)[0].backward()
+    assert torch.equal(gradients[0], batch["new_logprobs"].grad)
+    assert torch.equal(gradients[1], batch["new_logprobs"].grad)
 
 
 def rho_of(*values: float) -> dict[str, torch.Tensor]:
@@ -420,11 +437,44 @@ def test_decoupled_loss_and_gradient_are_those_of_each_response_by_itself(respon
     got_weights = dict(zip(ids[mask].tolist(), weights[mask].tolist(), strict=True))
     assert got_weights == pytest.approx(expected_weights, rel=1e-9)
     assert sums["val/rho_weight"].item() == pytest.approx(sum(expected_weights.values()), rel=1e-5)
-    assert sums["val/rho_drop_frac"] == sums["val/rho_drop_low_frac"] + sums["val/rho_drop_high_frac"]
+    num_dropped = sum(weight == 0 for weight in expected_weights.values())
+    assert sums["val/rho_drop_frac"] == sums["val/rho_drop_low_frac"] + sums["val/rho_drop_high_frac"] == num_dropped
     assert loss.item() == pytest.approx(expected_loss.item(), rel=1e-9, abs=1e-12)
     loss.backward()
     expected_loss.backward()
     torch.testing.assert_close(by_row.grad, by_hand.grad, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("options", "is_kept"),
+    [
+        (RhoOptions(mask_upper=1.1), [True, False]),
+        (
+            RhoOptions(mask_lower=0.9, mask_upper=1.1, sequence_level=True),
+            [True, True],
+        ),  # 0.5 * 2 = 1, their mean is 1.25
+        (RhoOptions(mask_upper=0.4, tv_divergence=True), [True, True]),  # (0.5 + 1) / 2 / 2 = 0.375
+        (RhoOptions(mask_upper=0.35, tv_divergence=True), [False, False]),
+        (RhoOptions(mask_lower=0.9, tv_divergence=True), [True, True]),  # a divergence is never too small
+    ],
+)
+def test_a_sequence_is_judged_by_its_geometric_mean_or_its_divergence(options: RhoOptions, is_kept: list[bool]) -> None:
+    weights, _ = compute_rho_correction(**rho_of(0.5, 2.0), options=options)
+    assert (weights > 0).tolist() == [is_kept]
+
+
+def test_sequences_of_a_single_token_are_apart_too() -> None:
+    tokens = rho_of(1.0, 3.0)
+    tokens["position_ids"] = torch.zeros(1, 2, dtype=torch.long)
+    weights, _ = compute_rho_correction(**tokens, options=RhoOptions(mask_upper=1.5, sequence_level=True))
+    assert weights.tolist() == [[1.0, 0.0]]
+
+
+def test_a_row_of_one_token_has_nothing_to_weigh() -> None:
+    empty = {name: tensor[:, :0] for name, tensor in rho_of(1.0).items()}
+    weights, sums = compute_rho_correction(**empty, options=RhoOptions(sequence_level=True, mask_upper=1.5))
+    assert weights.shape == (1, 0)
+    assert all(value == 0 for value in sums.values())
 
 
 def test_untrained_tokens_do_not_count_in_a_sequence() -> None:
