@@ -20,6 +20,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.report import write_json
+
 ROOT = Path(__file__).resolve().parents[1]
 SUMS = "reasoning_gym/chain_sum?min_terms=2&max_terms=2&min_digits=2&max_digits=2&size=8000&seed=7"
 NUM_WARM_UP = 5
@@ -216,14 +220,27 @@ def main() -> None:
     parser.add_argument("--num_steps", type=int, default=20)
     parser.add_argument("--num_runs", type=int, default=3)
     parser.add_argument("--async_steps", type=int, default=0)
+    parser.add_argument("--json", help="file for the rows")
     args = parser.parse_args()
-    ratios = []
+    ratios, rows = [], []
     for _ in range(args.num_runs):
         with tempfile.TemporaryDirectory() as directory:
             options = run_options(args, Path(directory) / "out")
             bare = measure_bare(options)
-            ratios.append(report(measure_pipeline(options, Path(directory) / "out"), bare))
+            steps = measure_pipeline(options, Path(directory) / "out")
+            ratios.append(report(steps, bare))
+            rows.append(
+                {
+                    "async_steps": args.async_steps,
+                    "step_s": median(row["time/total"] for row in steps),
+                    "bare_sampling_s": median(one["sampling"] for one in bare),
+                    "bare_training_s": median(one["training"] for one in bare),
+                    "ratio": ratios[-1],
+                    "tokens_per_step": median(row["val/num_step_tokens"] for row in steps),
+                }
+            )
     print(f"\nratio over {len(ratios)} runs: median {median(ratios):.2f}, from {min(ratios):.2f} to {max(ratios):.2f}")
+    write_json(args.json, rows)
 
 
 if __name__ == "__main__":

@@ -34,14 +34,6 @@ def rollouter_stats(rollouter: Mapping[str, Any], *, queue_size: int) -> str:
     )
 
 
-def generated(num_batches: int, *, param_version: int, errors: int) -> str:
-    return f"Generated {num_batches} batches, param_version={param_version}, errors={errors}"
-
-
-def dropped_stale(num_samples: int) -> str:
-    return f"Dropped stale samples: {num_samples}"
-
-
 def processing_batch(num_samples: int, *, avg_age: float, max_age: int) -> str:
     return f"Processing batch: {num_samples} samples, avg_age={avg_age:.1f}, max_age={max_age}"
 

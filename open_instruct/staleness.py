@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass, replace
 from heapq import heappop, heappush
-from itertools import islice
+from itertools import islice, takewhile
 from typing import Literal
 
 CONSUMED = "consumed"
@@ -92,7 +92,7 @@ class PromptLedger:
     def arrive(self, prompt_id: str) -> IssuedPrompt | None:
         """The prompt of a result; None if it is not waited for (it came twice, or its prompt has its fate already)."""
         prompt = self._open.get(prompt_id)
-        if prompt is None or prompt.arrived:
+        if prompt is None or prompt.arrived or self._step_of_fate(prompt_id) is not None:
             self.num_duplicates += 1
             return None
         return prompt
@@ -100,9 +100,13 @@ class PromptLedger:
     def stage(self, prompt_id: str, fate: str, training_step: int) -> None:
         """Decide a fate that becomes final with the commit of `training_step`."""
         assert prompt_id in self._open, f"{prompt_id} got the fate {fate} but is not open"
-        staged = next((step for step, fates in self._staged.items() if prompt_id in fates), None)
+        staged = self._step_of_fate(prompt_id)
         assert staged is None, f"{prompt_id} got the fate {fate}, but step {staged} has it"
         self._staged.setdefault(training_step, {})[prompt_id] = fate
+
+    def _step_of_fate(self, prompt_id: str) -> int | None:
+        """The step that makes the prompt's staged fate final."""
+        return next((step for step, fates in self._staged.items() if prompt_id in fates), None)
 
     def commit(self, training_step: int) -> list[tuple[IssuedPrompt, str]]:
         """The step was trained: make the fates of its prompts final; they come back in the order of issue."""
@@ -200,7 +204,7 @@ class PromptFlow:
         self._unassigned: dict[int, str] = {}
         """Issue number to prompt id; numbers only ever grow, so in the order of issue."""
         self._unsent: list[int] = []
-        """Issue numbers to be issued (again), as a heap."""
+        """Issue numbers to be issued again, as a heap; some may have arrived meanwhile, or be in it twice."""
         self._arrived: dict[int, str] = {}
         """Unassigned groups that are complete, in the order of arrival."""
         self._eligible: dict[int, str] = {}
@@ -238,10 +242,12 @@ class PromptFlow:
             heappop(self._unsent)
         if self._unsent:
             number = self._unsent[0]
-            num_before = sum(1 for other in self._unassigned if other < number)
-            if num_before >= self.num_admissible:
+            if not self._is_admissible(number):
                 return None
-            prompt = self.ledger[self._unassigned[heappop(self._unsent)]]
+            while self._unsent and self._unsent[0] == number:  # one that was lost twice is issued once
+                heappop(self._unsent)
+            prompt = self.ledger[self._unassigned[number]]
+            self.ledger.num_reissued += 1
         elif len(self._unassigned) < self.num_admissible:
             prompt = self._issue()
         else:
@@ -249,6 +255,12 @@ class PromptFlow:
         prompt = replace(prompt, version=self.version, num_attempts=prompt.num_attempts + 1)
         self.ledger.update(prompt)
         return prompt
+
+    def _is_admissible(self, number: int) -> bool:
+        """Always so, unless the run was resumed with a lower threshold."""
+        if len(self._unassigned) <= self.num_admissible:
+            return True
+        return sum(1 for other in self._unassigned if other < number) < self.num_admissible
 
     def _waits_for_issue(self, number: int) -> bool:
         """A result that was given up for lost may have come after all."""
@@ -316,7 +328,6 @@ class PromptFlow:
 
     def _send_again(self, prompt: IssuedPrompt) -> None:
         self.ledger.update(replace(prompt, arrived=False))
-        self.ledger.num_reissued += 1
         self._arrived.pop(prompt.issue_number, None)
         self._eligible.pop(prompt.issue_number, None)
         heappush(self._unsent, prompt.issue_number)
@@ -341,7 +352,7 @@ class PromptFlow:
         oldest_allowed = self.assembling - 1 - self.options.max_staleness
         policy = self.options.straggler_policy
         if prompt.version < oldest_allowed and not (policy == "truncate" and prompt.newest_version >= oldest_allowed):
-            assert policy != "wait", f"{prompt} is older than version {oldest_allowed} and was not waited for"
+            # With `wait`, only a result that comes after its prompt was given up for lost and issued again.
             self.num_stale_discarded += 1
             self._send_again(prompt)
             return None
@@ -353,16 +364,23 @@ class PromptFlow:
         return Assignment(prompt, max(prompt.version, oldest_allowed), was_left_behind)
 
     def _last_chances(self) -> set[int]:
-        """Prompts that the next step could not take any more without breaking the bound; this one waits for them."""
+        """Prompts that the next step could not take any more without breaking the bound; this one waits for them.
+
+        All were left behind: those issued at their version or before filled no more than the steps before this one.
+        """
         if self.options.over_issued == 0 or self.options.straggler_policy != "wait":
             return set()
         oldest_allowed_next = self.assembling - self.options.max_staleness
-        unsent = set(self._unsent)  # these will be issued at a newer version
+        left_behind = takewhile(lambda number: number < self._newest_of_earlier_steps, self._unassigned)
         return {
             number
-            for number, prompt_id in self._window()
-            if number not in unsent and self.ledger[prompt_id].version < oldest_allowed_next
+            for number in left_behind
+            if self.ledger[self._unassigned[number]].version < oldest_allowed_next and not self._will_be_issued(number)
         }
+
+    def _will_be_issued(self, number: int) -> bool:
+        """Then its tokens will be newer than its version tells."""
+        return number not in self._arrived and number in self._unsent
 
     def _window(self) -> Iterator[tuple[int, str]]:
         return islice(self._unassigned.items(), self._places + self.options.over_issued)
@@ -399,6 +417,5 @@ class PromptFlow:
         self.assembling = training_step + 1
         for prompt in self.ledger.open_prompts():
             self._unassigned[prompt.issue_number] = prompt.prompt_id
-            self.ledger.num_reissued += 1
             heappush(self._unsent, prompt.issue_number)
         self._count_window()

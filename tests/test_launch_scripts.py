@@ -7,13 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from open_instruct.cli import parse_args
+from open_instruct.cli import make_config, parse_args
 from open_instruct.config import GRPOConfig
+from open_instruct.fully_async_main import _flatten, compose
 
 ROOT = Path(__file__).parents[1]
 
 
-def arguments_of(script: str, tmp_path: Path, *further: str, **environment: str) -> list[str]:
+def arguments_of(
+    script: str, tmp_path: Path, *further: str, door: str = "grpo_fast.py", **environment: str
+) -> list[str]:
     """What the script hands to Python after the name of the program."""
     fake = tmp_path / "python"
     fake.write_text('#!/usr/bin/env bash\nprintf "%s\\0" "$@"\n')
@@ -27,7 +30,7 @@ def arguments_of(script: str, tmp_path: Path, *further: str, **environment: str)
         check=True,
     )
     program, *arguments = done.stdout.split("\0")[:-1]
-    assert program.endswith("open_instruct/grpo_fast.py")
+    assert program.endswith(f"open_instruct/{door}")
     return arguments
 
 
@@ -44,6 +47,16 @@ def test_one_node_script_takes_its_surroundings_from_the_environment(tmp_path: P
     args = parse_args(arguments_of(script, tmp_path, **environment), GRPOConfig)
     assert (args.output_dir, args.with_tracking, args.wandb_project, args.run_name) == ("/results/run", True, "p", "r")
     assert (args.num_learners, args.vllm_num_engines, args.deepspeed_stage) == (4, 4, 3)
+
+
+def test_the_streaming_script_passes_known_keys_and_the_users_win(tmp_path: Path) -> None:
+    script = "scripts/train/qwen3_8b_transferqueue.sh"
+    words = arguments_of(script, tmp_path, "trainer.seed=9", door="fully_async_main.py", WANDB_API_KEY="x")
+    written, _, mistakes = _flatten(compose(words))
+    args = make_config(GRPOConfig, written, mistakes=mistakes)
+    assert (args.seed, args.with_tracking, args.streaming) == (9, True, True)
+    assert (args.num_learners, args.vllm_num_engines, args.vllm_tensor_parallel_size) == (4, 1, 4)
+    assert (args.num_unique_prompts_rollout, args.num_samples_per_prompt_rollout) == (128, 5)
 
 
 def test_the_demo_passes_known_flags() -> None:
