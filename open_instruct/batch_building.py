@@ -152,17 +152,32 @@ def step_metrics(
 
 
 def freshness_metrics(
-    training_step: int, groups: Sequence[ScoredGroup], oldest_trained_versions: Sequence[int], *, now: float
+    training_step: int,
+    groups: Sequence[ScoredGroup],
+    oldest_trained_versions: Sequence[int],
+    *,
+    now: float,
+    mask_truncated_completions: bool = False,
 ) -> dict[str, float]:
-    """Ages of the samples (responses) of `groups`, in training steps, and seconds from the end of their generation to `now`.
+    """Ages of the samples trained on, in training steps, and seconds from the end of their group's generation to Unix time `now`.
 
-    The names are those of the fully async policy, where a sample is stale when it is more than 1 step old. A sample is as old as
-    its group's oldest trained token.
+    The names are those of the fully async policy. A sample is a response; it is as old as its oldest trained token, and stale
+    when that is more than 1 step. Beside them `freshness/avg_token_age`, which counts each trained token at its own version.
+
+    Args:
+        oldest_trained_versions: per group; tokens of older weights are not trained on (see `fresh_masks`).
     """
-    sizes = [len(group.result.responses) for group in groups]
-    ages = np.repeat([sample_age(training_step, version) for version in oldest_trained_versions], sizes)
-    statistics = [group.result.token_statistics for group in groups]
-    latencies = np.repeat([now - (one.start_time + one.generation_time) for one in statistics], sizes)
+    spans_per_group = [
+        _trained_spans(group.result, oldest, mask_truncated_completions=mask_truncated_completions)
+        for group, oldest in zip(groups, oldest_trained_versions, strict=True)
+    ]
+    if not any(spans_per_group):  # all were cut off and are masked: their groups stand for them
+        spans_per_group = [[[(oldest, 1)]] for oldest in oldest_trained_versions]
+    sample_spans = [spans for group_spans in spans_per_group for spans in group_spans]
+    ages = np.array([sample_age(training_step, min(spans)[0]) for spans in sample_spans])
+    versions, num_tokens = np.array([span for spans in sample_spans for span in spans]).T
+    ends = [one.result.token_statistics.start_time + one.result.token_statistics.generation_time for one in groups]
+    latencies = np.repeat(now - np.array(ends), [len(group_spans) for group_spans in spans_per_group])
     freshness = {
         "avg_sample_age": float(ages.mean()),
         "max_sample_age": int(ages.max()),
@@ -172,14 +187,33 @@ def freshness_metrics(
     return {
         **freshness,
         **{f"freshness/{name}": value for name, value in freshness.items()},
+        "freshness/avg_token_age": float(np.average(training_step - 1 - versions, weights=num_tokens)),
         "freshness/avg_sample_latency": float(latencies.mean()),
         "freshness/max_sample_latency": float(latencies.max()),
-        "version_diversity": len(set(oldest_trained_versions)),
+        "version_diversity": len(set(versions.tolist())),
     }
 
 
+def _trained_spans(
+    result: GenerationResult, oldest_trained_version: int, *, mask_truncated_completions: bool
+) -> list[list[tuple[int, int]]]:
+    """Per response that is trained on, `(weight version, number of tokens)` of its trained tokens."""
+    fresh = [
+        [(version, num_tokens) for version, num_tokens in spans if version >= oldest_trained_version and num_tokens]
+        for spans in result.version_spans
+    ]
+    return [
+        spans
+        for spans, reason in zip(fresh, result.finish_reasons, strict=True)
+        if spans and (reason == "stop" or not mask_truncated_completions)
+    ]
+
+
 def straggler_metrics(groups: Sequence[ScoredGroup]) -> dict[str, Any]:
-    """Who was slow: seconds per group in each phase, and the identity of the slowest. No tools are called in single turns."""
+    """Who was slow: seconds per group in each phase, and the slowest of all phases together with its identity.
+
+    Single turns call no tools. `agent_loop/slowest/response_length` is that of its longest response.
+    """
     statistics = [group.result.token_statistics for group in groups]
     phases = {
         "generate_sequences": np.array([one.generation_time for one in statistics]),
@@ -194,10 +228,9 @@ def straggler_metrics(groups: Sequence[ScoredGroup]) -> dict[str, Any]:
             f"agent_loop/{name}/min": float(values.min()),
             f"agent_loop/{name}/max": float(values.max()),
             f"agent_loop/{name}/mean": float(values.mean()),
+            **{f"agent_loop/{name}/p{q}": float(np.percentile(values, q)) for q in (50, 95)},
             f"agent_loop/slowest/{name}": float(values[slowest]),
         }
-    generation = phases["generate_sequences"]
-    metrics |= {f"agent_loop/generate_sequences/p{q}": float(np.percentile(generation, q)) for q in (50, 95)}
     result = groups[slowest].result
     return metrics | {
         "agent_loop/slowest/prompt_length": len(groups[slowest].query),

@@ -2,10 +2,11 @@
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from open_instruct.batch_building import (
@@ -276,51 +277,182 @@ def test_evaluation_metrics() -> None:
 # --- who is fresh and who is slow -------------------------------------------------------------------------------------
 
 
-def test_fresh_tokens_are_those_of_new_enough_weights() -> None:
-    group = make_group([1, 0], lengths=[5, 5], spans=[(2, 2), (4, 3)])
-    masks = fresh_masks(group.result, 4)
-    assert [mask.tolist() for mask in masks] == [[False] * 2 + [True] * 3] * 2
-    assert [mask.all() for mask in fresh_masks(group.result, 2)] == [True, True]
-    samples = training_samples(
+def make_spanned_group(spans_G: Sequence[Sequence[tuple[int, int]]], **options: Any) -> ScoredGroup:
+    """A group whose responses were sampled across updates of the weights, each with spans of its own."""
+    lengths = [sum(num for _, num in spans) for spans in spans_G]
+    group = make_group([i % 2 for i in range(len(spans_G))], lengths=lengths, **options)
+    result = dataclasses.replace(group.result, version_spans=[list(spans) for spans in spans_G])
+    return dataclasses.replace(group, result=result)
+
+
+def truncated_samples(group: ScoredGroup, masks: Sequence[np.ndarray]) -> list[TrainingSample]:
+    return training_samples(
         [group],
         verification_reward=1.0,
         advantage_normalization_type="centered",
         mask_truncated_completions=False,
-        masks=[[masks[0], np.zeros(5, dtype=bool)]],
+        masks=[masks],
     )
-    [sample] = samples  # of the other no token is trained on, but it counted in the baseline
-    assert sample.advantage == 0.5
+
+
+def test_fresh_tokens_are_those_of_new_enough_weights() -> None:
+    group = make_spanned_group([[(2, 2), (4, 3)], [(3, 4)], []])
+    masks = fresh_masks(group.result, 4)
+    assert [mask.tolist() for mask in masks] == [[False] * 2 + [True] * 3, [False] * 4, []]
+    [sample] = truncated_samples(group, masks)  # the others have no fresh token, but counted in the baseline
+    assert sample.advantage == pytest.approx(-1 / 3)
     assert sample.mask.tolist() == masks[0].tolist()
+    assert len(sample.response) == len(sample.logprobs) == 5
 
 
-def test_freshness_is_counted_in_samples() -> None:
-    groups = [make_group([1, 0], prompt_id="train-0"), make_group([1, 0, 0, 0, 0, 0], prompt_id="train-1")]
-    end = groups[0].result.token_statistics.start_time + groups[0].result.token_statistics.generation_time
-    metrics = freshness_metrics(5, groups, [4, 1], now=end + 2.0)
-    assert metrics["avg_sample_age"] == metrics["freshness/avg_sample_age"] == 6 * 3 / 8
-    assert (metrics["min_sample_age"], metrics["max_sample_age"]) == (0, 3)
-    assert metrics["stale_samples_ratio"] == 6 / 8
-    assert metrics["version_diversity"] == 2
-    assert metrics["freshness/max_sample_latency"] == pytest.approx(2.0)
+spans_of_a_response = st.lists(st.integers(1, 4), max_size=4).flatmap(
+    lambda lengths: st.lists(st.integers(0, 6), min_size=len(lengths), max_size=len(lengths), unique=True).map(
+        lambda versions: list(zip(sorted(versions), lengths, strict=True))
+    )
+)
+spans_of_a_group = st.lists(spans_of_a_response, min_size=2, max_size=5)
 
 
-def test_the_slowest_group_has_a_name() -> None:
-    quick, slow = make_group([1, 0], prompt_id="train-3"), make_group([1, 0], prompt_id="train-4", lengths=[7, 9])
-    slow = dataclasses.replace(slow, score_s=100.0)
-    metrics = straggler_metrics([quick, slow])
-    assert metrics["agent_loop/slowest/prompt_id"] == "train-4"
-    assert metrics["agent_loop/slowest/response_length"] == 9
-    assert metrics["agent_loop/compute_score/max"] == metrics["agent_loop/slowest/compute_score"] == 100.0
-    assert metrics["agent_loop/compute_score/min"] == metrics["agent_loop/tool_calls/max"] == 0.0
+def token_versions(spans: Sequence[tuple[int, int]]) -> list[int]:
+    return [version for version, num in spans for _ in range(num)]
+
+
+@settings(deadline=None)
+@given(spans_G=spans_of_a_group, oldest_allowed=st.integers(0, 7))
+def test_a_token_is_trained_on_just_if_it_is_fresh(spans_G, oldest_allowed: int) -> None:
+    group = make_spanned_group(spans_G)
+    masks = fresh_masks(group.result, oldest_allowed)
+    assert [mask.tolist() for mask in masks] == [
+        [version >= oldest_allowed for version in token_versions(spans)] for spans in spans_G
+    ]
+    assert all(mask.dtype == bool for mask in masks)
+    samples = truncated_samples(group, masks)
+    assert [sample.mask.tolist() for sample in samples] == [mask.tolist() for mask in masks if mask.any()]
+    whole = truncated_samples(group, [np.ones_like(mask) for mask in masks])
+    advantages = {sample.response.tobytes(): sample.advantage for sample in whole}
+    assert all(advantages[sample.response.tobytes()] == sample.advantage for sample in samples)
+
+
+@settings(deadline=None)
+@given(
+    groups_of_spans=st.lists(spans_of_a_group, min_size=1, max_size=4),
+    oldest_allowed=st.integers(0, 6),
+    cut_off=st.sets(st.integers(0, 4)),
+    mask_truncated=st.booleans(),
+)
+def test_freshness_is_that_of_the_tokens_trained_on(groups_of_spans, oldest_allowed, cut_off, mask_truncated) -> None:
+    """Against all tokens written out one by one, whatever the samples that training gets."""
+    groups = [
+        make_spanned_group(spans_G, reasons=["length" if i in cut_off else "stop" for i in range(len(spans_G))])
+        for spans_G in groups_of_spans
+    ]
+    trained = [
+        np.array(token_versions(spans))[sample_mask]
+        for group in groups
+        for spans, sample_mask, reason in zip(
+            group.result.version_spans,
+            fresh_masks(group.result, oldest_allowed),
+            group.result.finish_reasons,
+            strict=True,
+        )
+        if sample_mask.any() and (reason == "stop" or not mask_truncated)
+    ]
+    assume(trained)
+    metrics = freshness_metrics(
+        8, groups, [oldest_allowed] * len(groups), now=0.0, mask_truncated_completions=mask_truncated
+    )
+    ages = [7 - versions.min() for versions in trained]
+    tokens = np.concatenate(trained)
+    expected = {
+        "avg_sample_age": np.mean(ages),
+        "max_sample_age": max(ages),
+        "min_sample_age": min(ages),
+        "stale_samples_ratio": sum(age > 1 for age in ages) / len(ages),
+    }
+    for name, value in expected.items():
+        assert metrics[name] == metrics[f"freshness/{name}"] == pytest.approx(value)
+    assert metrics["freshness/avg_token_age"] == pytest.approx((7 - tokens).mean())
+    assert metrics["version_diversity"] == len(set(tokens.tolist()))
+    assert metrics["max_sample_age"] <= 7 - oldest_allowed
+
+
+def test_freshness_counts_each_response_by_itself() -> None:
+    """An update came while the first response of one group was under way."""
+    groups = [
+        make_spanned_group([[(2, 1), (4, 3)], [(4, 2)]], seconds=2.0, start_time=100.0),
+        make_spanned_group([[(1, 1)], [(3, 1)], [(4, 2)], [(4, 6)]], seconds=1.0, start_time=104.0),
+    ]
+    assert freshness_metrics(5, groups, [2, 1], now=108.0) == {
+        "avg_sample_age": 1.0,  # 2, 0 and 3, 1, 0, 0
+        "max_sample_age": 3,
+        "min_sample_age": 0,
+        "stale_samples_ratio": 2 / 6,
+        "freshness/avg_sample_age": 1.0,
+        "freshness/max_sample_age": 3,
+        "freshness/min_sample_age": 0,
+        "freshness/stale_samples_ratio": 2 / 6,
+        "freshness/avg_token_age": pytest.approx((2 + 3 + 1) / 16),
+        "freshness/avg_sample_latency": pytest.approx((2 * 6.0 + 4 * 3.0) / 6),
+        "freshness/max_sample_latency": 6.0,
+        "version_diversity": 4,
+    }
+    # Only the tokens of version 4 are trained on: the responses without one are left out.
+    truncated = freshness_metrics(5, groups, [4, 4], now=108.0)
+    assert (truncated["max_sample_age"], truncated["version_diversity"]) == (0, 1)
+    assert truncated["freshness/avg_sample_latency"] == pytest.approx((2 * 6.0 + 2 * 3.0) / 4)
+
+
+def test_freshness_of_a_step_that_trains_on_nothing_is_that_of_its_groups() -> None:
+    groups = [make_group([1, 0], reasons=["length"] * 2, spans=[(version, 2)]) for version in (1, 3)]
+    metrics = freshness_metrics(5, groups, [1, 3], now=101.0, mask_truncated_completions=True)
+    assert (metrics["min_sample_age"], metrics["max_sample_age"]) == (1, 3)
+    assert metrics["freshness/avg_sample_latency"] == 0.0
+
+
+def with_costs(group: ScoredGroup, *, score_s: float, num_preempted: int = 0, engine_id: int = 0) -> ScoredGroup:
+    statistics = dataclasses.replace(group.result.token_statistics, num_preempted=num_preempted)
+    result = dataclasses.replace(group.result, token_statistics=statistics, engine_id=engine_id)
+    return dataclasses.replace(group, result=result, score_s=score_s)
+
+
+def test_the_slowest_group_is_named() -> None:
+    """The one whose generation and verification together took longest, though neither did."""
+    long_generation = with_costs(make_group([1, 0], prompt_id="train-3", seconds=5.0), score_s=0.0, num_preempted=7)
+    slowest = make_group([1, 0], prompt_id="train-4", lengths=[9, 7], seconds=4.0)
+    slowest = with_costs(slowest, score_s=2.0, num_preempted=1, engine_id=6)
+    long_verification = with_costs(make_group([1, 0], prompt_id="train-5", seconds=0.0), score_s=4.0, num_preempted=1)
+    metrics = straggler_metrics([long_generation, slowest, long_verification])
+    assert {name.removeprefix("agent_loop/slowest/"): v for name, v in metrics.items() if "/slowest/" in name} == {
+        "prompt_id": "train-4",
+        "engine_id": 6,
+        "generate_sequences": 4.0,
+        "tool_calls": 0.0,
+        "compute_score": 2.0,
+        "num_preempted": 1,
+        "prompt_length": 3,
+        "response_length": 9,
+    }
+    expected = {  # min, median, mean, max
+        "generate_sequences": (0.0, 4.0, 3.0, 5.0),
+        "tool_calls": (0.0, 0.0, 0.0, 0.0),
+        "compute_score": (0.0, 2.0, 2.0, 4.0),
+        "num_preempted": (1.0, 1.0, 3.0, 7.0),
+    }
+    for phase, numbers in expected.items():
+        assert tuple(metrics[f"agent_loop/{phase}/{kind}"] for kind in ("min", "p50", "mean", "max")) == numbers
+        assert numbers[1] <= metrics[f"agent_loop/{phase}/p95"] <= numbers[3]
+    assert metrics["agent_loop/generate_sequences/p95"] == pytest.approx(4.9)
 
 
 def test_what_over_issuing_prefers_is_told() -> None:
+    """Means are over responses, not over groups."""
     bias = OverIssueBias()
     bias.record(make_group([1, 0], lengths=[2, 4]), was_left_behind=False)
     assert bias.metrics() == {}
     bias.record(make_group([1, 0], lengths=[20, 40]), was_left_behind=True)
+    bias.record(make_group([1, 0, 0, 0], lengths=[9, 9, 9, 9]), was_left_behind=False)
     assert bias.metrics() == {
         "over_issue/num_left_behind": 1,
-        "over_issue/response_length_taken": 3.0,
+        "over_issue/response_length_taken": 7.0,
         "over_issue/response_length_left": 30.0,
     }
