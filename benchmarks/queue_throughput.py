@@ -195,7 +195,8 @@ def run(num_rounds: int, batch: int, producer_counts: list[int]) -> list[dict[st
     """Rows of medians, of each queue and operation and number of producers."""
     largest = max(producer_counts)
     num_batched = max(16, largest) * batch
-    producers = [Producer.remote(number, batch) for number in range(largest)]
+    actor: Any = Producer  # what the decorator made of it
+    producers = [actor.remote(number, batch) for number in range(largest)]
     carriers: list[Any] = [Plain(2 * num_batched), Belt(2 * num_batched)]
     try:
         carriers.append(Transfer())

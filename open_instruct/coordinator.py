@@ -23,6 +23,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from open_instruct.config import GRPOConfig
 from open_instruct.config_checks import shown
 from open_instruct.device import Device
+from open_instruct.engine_sleep import SleepOptions
 from open_instruct.engine_supervisor import EngineSupervisor
 from open_instruct.failures import ComponentDied, root_cause
 from open_instruct.learner import PolicyTrainerRayProcess, RayTrainGroup
@@ -336,6 +337,12 @@ def engine_options(args: GRPOConfig, device: Device, *, seed: int, max_model_len
         enable_prefix_caching=args.vllm_enable_prefix_caching,
         inflight_updates=args.inflight_updates,
         generation_timeout=args.generation_timeout,
+        sleep=SleepOptions(
+            after_s=args.engine_sleep_after_s,
+            level=args.engine_sleep_level,
+            calls_vllm=device.can_release_memory and args.engine_sleep_after_s is not None,
+            memory_in_use_bytes=device.whole_memory_in_use_bytes,
+        ),
         extra=device.engine_kwargs(
             max_model_len=max_model_len,
             gpu_memory_utilization=args.vllm_gpu_memory_utilization,

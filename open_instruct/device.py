@@ -133,6 +133,20 @@ class Device:
         resident_pages = int(Path("/proc/self/statm").read_text().split()[1])
         return resident_pages * os.sysconf("SC_PAGE_SIZE")
 
+    @property
+    def can_release_memory(self) -> bool:
+        """Whether an engine that sleeps gives memory back (vLLM 0.32: not on CPU)."""
+        return self.kind == "cuda"
+
+    def whole_memory_in_use_bytes(self) -> int:
+        """Memory in use on the GPU, whoever holds it (an engine is a process of its own there); on CPU, this process's."""
+        if self.kind == "cuda":
+            import torch
+
+            free, total = torch.cuda.mem_get_info()
+            return total - free
+        return self.memory_in_use_bytes()
+
     def num_workers_needed(self, num_learners: int, num_engines: int, tensor_parallel_size: int) -> int:
         """Places (see `num_places`) that a run takes up."""
         if self.single_gpu_mode:

@@ -66,6 +66,8 @@ class EngineSupervisor:
         """Unanswered questions for progress, and when they were asked."""
         self._asked_at = 0.0
         self._last_busy: dict[int, tuple[float, float, int]] = {}
+        self.needs_weights = False
+        """An engine dropped its weights in sleep and has prompts to wake up for."""
         self.num_restarts = 0
         self.num_recovered_prompts = 0
 
@@ -133,14 +135,16 @@ class EngineSupervisor:
         self._starting[number] = _Starting(engine, engine.ready.remote(), time.monotonic() + self._args.init_timeout_s)
 
     def busy(self) -> dict[str, float]:
-        """Since the last call: the mean share of time that engines spent in engine steps (`engines/busy_share`), and response
-        tokens of finished groups of all engines per second of wall time (`val/actor_tokens_per_second`). Who does not answer is
-        left out.
+        """Numbers for a row of metrics; an engine that does not answer is left out.
+
+        Since the last call: the mean share of time in engine steps (`engines/busy_share`), and response tokens of finished groups
+        of all engines per second of wall time (`val/actor_tokens_per_second`). Since their start: how often and how long they slept,
+        and the bytes that their last sleeps gave back.
         """
         refs = {number: engine.take_stock.remote() for number, engine in self.serving.items()}
         answered, _ = ray.wait(list(refs.values()), num_returns=len(refs), timeout=1.0) if refs else ([], [])
         now = time.monotonic()
-        shares, rates = [], []
+        shares, rates, stocks = [], [], []
         for number, ref in refs.items():
             if ref not in answered:
                 continue
@@ -148,6 +152,7 @@ class EngineSupervisor:
                 stock = ray.get(ref, timeout=ANSWER_S)
             except ray.exceptions.RayError:
                 continue  # the next check tells of it
+            stocks.append(stock)
             asked_at, busy_s, num_tokens = self._last_busy.get(
                 number, (now, stock["busy_s"], stock["num_generated_tokens"])
             )
@@ -157,7 +162,13 @@ class EngineSupervisor:
                 rates.append((stock["num_generated_tokens"] - num_tokens) / (now - asked_at))
         if not shares:
             return {}
-        return {"engines/busy_share": sum(shares) / len(shares), "val/actor_tokens_per_second": sum(rates)}
+        return {
+            "engines/busy_share": sum(shares) / len(shares),
+            "val/actor_tokens_per_second": sum(rates),
+            "engines/num_sleeps": sum(stock["num_sleeps"] for stock in stocks),
+            "engines/asleep_s": sum(stock["asleep_s"] for stock in stocks),
+            "memory/engines_released_bytes": sum(stock["memory_released_bytes"] for stock in stocks),
+        }
 
     def _cause(self, future: Any) -> str:
         try:
@@ -182,6 +193,7 @@ class EngineSupervisor:
                     stock = ray.get(ref, timeout=ANSWER_S)
                 except ray.exceptions.RayError:
                     continue  # its future tells of it
+                self.needs_weights |= stock["needs_weights"]
                 if stock["held"] and stock["idle_s"] > limit:
                     causes[number] = f"holds {len(stock['held'])} prompts and took no step for {stock['idle_s']:.0f} s"
             elif now - asked_at > limit:

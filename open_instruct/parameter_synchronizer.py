@@ -72,8 +72,10 @@ class ParameterSynchronizer:
         return done
 
     def give_weights_to_newcomers(self) -> None:
-        """Replacements that became ready while the learners' weights are still those of the last `sync` begin to serve."""
-        if self._supervisor.newly_ready():
+        """Replacements that became ready while the learners' weights are still those of the last `sync` begin to serve; and an
+        engine that dropped its weights in sleep gets them again."""
+        if self._supervisor.newly_ready() or self._supervisor.needs_weights:
+            self._supervisor.needs_weights = False
             self.sync(self.current_param_version)
 
     def _wanted(self, newcomers: list[int]) -> list[int]:

@@ -36,6 +36,7 @@ from open_instruct.data_types import (
     ShutdownSentinel,
     TokenStatistics,
 )
+from open_instruct.engine_sleep import EngineSleep, SleepOptions
 
 POLL_S = 0.5
 """Longest wait of a helper thread before it looks whether it should stop."""
@@ -62,6 +63,7 @@ class EngineOptions:
     """Take new weights between two tokens of a response; else what was begun is finished first."""
     generation_timeout: float | None = None
     """Seconds after which a group is broken off and reported as failed."""
+    sleep: SleepOptions = field(default_factory=SleepOptions)
     extra: dict[str, Any] = field(default_factory=dict)
     """Further vLLM engine arguments that follow from the device (see `device.py`)."""
     env: dict[str, str] = field(default_factory=dict)
@@ -126,6 +128,7 @@ class LLMRayActor:
         self._busy_s = 0.0
         self._last_step_at = time.time()
         self._engine = make_engine(options, version)
+        self._sleep = EngineSleep(self._engine, options.sleep)
         self._max_num_seqs = options.max_num_seqs
         self._max_tokens = _kv_cache_tokens(self._engine)
 
@@ -177,12 +180,14 @@ class LLMRayActor:
         if self._updating:
             self._wait_for_work()
             return
-        if time.monotonic() >= self._closed_until:
+        if time.monotonic() >= self._closed_until and not self._sleep.needs_weights:
             self._admit()
         self._break_off_late_groups()
         if not self._engine.has_unfinished_requests():
+            self._sleep.sleep_if_due()
             self._wait_for_work()
             return
+        self._sleep.has_work()
         started = time.perf_counter()
         for output in self._engine.step():
             if output.finished:
@@ -193,10 +198,14 @@ class LLMRayActor:
     def _wait_for_work(self) -> None:
         with self._state:
             self._state.notify_all()  # an update may wait for the engine to be empty
-            if not self._commands and (self._updating or self._closed_until or not self._inbox):
+            if not self._commands and (
+                self._updating or self._closed_until or self._sleep.needs_weights or not self._inbox
+            ):
                 self._state.wait(IDLE_S)
 
     def _admit(self) -> None:
+        if self._inbox:
+            self._sleep.resume()
         while self._inbox:
             held = self._inbox.popleft()
             held.admitted_at = time.time()
@@ -332,21 +341,51 @@ class LLMRayActor:
 
         `held`: ids of prompts inside, finished ones on their way out included; `num_outstanding_tokens` that they may still come
         to; `version`; `num_generated_tokens` of finished groups and `busy_s` inside engine steps since the start; `idle_s` since
-        the last engine step, while there is something to generate.
+        the last engine step, while there is something to generate; `state`; `needs_weights`: prompts wait, and the weights were
+        dropped in sleep.
         """
         with self._state:
             held = [*self._held, *self._outgoing]
             num_tokens = sum(one.num_tokens for one in self._held.values())
-            is_busy = bool(self._held)
+            is_busy = bool(self._held) and not self._sleep.needs_weights
         return {
             "engine_id": self.engine_id,
             "held": held,
             "num_outstanding_tokens": num_tokens,
+            "state": self._state_name,
+            "needs_weights": self._sleep.needs_weights and bool(held),
+            "num_sleeps": self._sleep.num_sleeps,
+            "asleep_s": self._sleep.asleep_s,
+            "memory_released_bytes": self._sleep.memory_released_bytes,
             "version": self.version,
             "num_generated_tokens": self._num_generated_tokens,
             "busy_s": self._busy_s,
             "idle_s": time.time() - self._last_step_at if is_busy else 0.0,
         }
+
+    @property
+    def _state_name(self) -> str:
+        if self._stopping.is_set():
+            return "stopped"
+        if self._updating or self._update_begun:
+            return "updating"
+        if self._closed_until:
+            return "draining"
+        return "asleep" if self._sleep.is_asleep else "serving"
+
+    def release_memory_occupation(self) -> int:
+        """Fall asleep; the bytes that this gave back. Raises `RuntimeError` while something is being generated."""
+
+        def release() -> int:
+            if self._engine.has_unfinished_requests():
+                raise RuntimeError(f"engine {self.engine_id} is generating: let it finish before it releases memory")
+            return self._sleep.release()
+
+        return self._on_engine_thread(release)
+
+    def resume_memory_occupation(self, tags: list[str] | None = None) -> None:
+        """Take back `weights`, `kv_cache` or both. An engine that sleeps wakes by itself when a prompt arrives."""
+        self._on_engine_thread(lambda: self._sleep.resume(tags))
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
         self._on_engine_thread(lambda: self._rpc("init_weight_transfer_engine", init_info=init_info))
@@ -366,6 +405,7 @@ class LLMRayActor:
                 from open_instruct.vllm_weight_transfer import abandon_weight_update
 
                 self._engine.collective_rpc(abandon_weight_update)
+            self._sleep.resume(["weights"])
             self._update_id = self._update_id + 1 if update_id is None else update_id
             self._updating = self._pause_during_update
             self._update_begun = True
@@ -410,6 +450,7 @@ class LLMRayActor:
                 self._engine.reset_prefix_cache(reset_running_requests=True)
             self._engine.set_weight_version(str(version))
             self.version = version
+            self._sleep.weights_came()
             self._updating = self._update_begun = False
             self._closed_until = 0.0
             return {"version": version, "pause_s": time.perf_counter() - started}
@@ -483,6 +524,7 @@ def make_engine(options: EngineOptions, version: int) -> Any:
             generation_config="vllm",  # sampling follows the request alone, not the model's generation_config.json
             weight_transfer_config=WeightTransferConfig(backend=options.weight_transport),
             disable_log_stats=True,
+            enable_sleep_mode=options.sleep.calls_vllm,
             **options.extra,
         )
     )

@@ -18,6 +18,7 @@ class FakeSupervisor:
         self.ready: list[int] = []
         self.replaced: list[tuple[int, str]] = []
         self.num_restarts = 0
+        self.needs_weights = False
         self.num_engines = num_engines
         self.restarts_left = 10
 
@@ -141,6 +142,16 @@ def test_a_replacement_gets_the_current_weights_before_it_serves() -> None:
     play.sync.give_weights_to_newcomers()
     assert play.sent[-1] == (3, [0])
     assert list(play.supervisor.serving) == [0]
+
+
+def test_an_engine_that_dropped_its_weights_in_sleep_gets_them_again() -> None:
+    play = Play().start()
+    play.sync.sync(3)
+    play.supervisor.needs_weights = True
+    play.sync.give_weights_to_newcomers()
+    assert play.sent[-1] == (3, [0, 1])
+    play.sync.give_weights_to_newcomers()
+    assert len(play.sent) == 2
 
 
 def test_without_restarts_left_the_run_ends_with_the_cause() -> None:

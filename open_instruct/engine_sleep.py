@@ -1,0 +1,89 @@
+"""When an engine gives memory back, and how it takes it again.
+
+    awake ── nothing to do for `after_s` ──► asleep (level 1: weights in main memory, 2: weights dropped; no key-value cache)
+      ▲                                         │ a prompt or new weights arrive
+      └──── kv_cache ◄── weights ◄──────────────┘        level 2 serves only once new weights have come
+
+vLLM's sleep releases nothing on CPU and warns about it: there the states and their order are the same, without the calls.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+WEIGHTS = "weights"
+KV_CACHE = "kv_cache"
+
+
+@dataclass(frozen=True)
+class SleepOptions:
+    """How an engine sleeps."""
+
+    after_s: float | None = None
+    """Seconds without work; None is never, unless it is asked to."""
+    level: int = 1
+    calls_vllm: bool = False
+    """Whether the device can release memory."""
+    memory_in_use_bytes: Callable[[], int] = lambda: 0
+
+
+class EngineSleep:
+    """The sleep of one engine. Used by the thread that owns the engine alone."""
+
+    def __init__(self, engine: Any, options: SleepOptions, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._engine = engine
+        self._options = options
+        self._clock = clock
+        self._idle_since = clock()
+        self._asleep_since: float | None = None
+        self._released: set[str] = set()
+        self.needs_weights = False
+        """The weights were dropped: nothing may be generated until new ones have come."""
+        self.num_sleeps = 0
+        self.asleep_s = 0.0
+        self.memory_released_bytes = 0
+        """Measured, by the last sleep."""
+
+    @property
+    def is_asleep(self) -> bool:
+        return bool(self._released)
+
+    def has_work(self) -> None:
+        """Something is being generated, or was just now."""
+        self._idle_since = self._clock()
+
+    def sleep_if_due(self) -> None:
+        after_s = self._options.after_s
+        if after_s is not None and not self.is_asleep and self._clock() - self._idle_since >= after_s:
+            self.release()
+
+    def release(self) -> int:
+        """Fall asleep; the bytes that this gave back."""
+        if self.is_asleep:
+            return 0
+        before = self._options.memory_in_use_bytes()
+        if self._options.calls_vllm:
+            self._engine.reset_prefix_cache()
+            self._engine.sleep(self._options.level)
+        self._released = {WEIGHTS, KV_CACHE}
+        self.needs_weights = self._options.level == 2
+        self._asleep_since = self._clock()
+        self.num_sleeps += 1
+        self.memory_released_bytes = max(before - self._options.memory_in_use_bytes(), 0)
+        return self.memory_released_bytes
+
+    def resume(self, tags: list[str] | None = None) -> None:
+        """Wake up, or take back a part: weights before the key-value cache."""
+        for tag in (WEIGHTS, KV_CACHE):
+            if tag in self._released and (tags is None or tag in tags):
+                if self._options.calls_vllm:
+                    self._engine.wake_up([tag])
+                self._released.discard(tag)
+        if not self._released and self._asleep_since is not None:
+            self.asleep_s += self._clock() - self._asleep_since
+            self._asleep_since = None
+            self.has_work()
+
+    def weights_came(self) -> None:
+        self.needs_weights = False
