@@ -312,6 +312,8 @@ class SavingOptions:
     """Directory of the checkpoints. By default checkpoint_states in output_dir."""
     keep_last_n_checkpoints: int = 3
     """Checkpoints that are kept, the newest ones. -1: all."""
+    save_traces: bool = False
+    """Write what each step trains on to samples/ in output_dir, in a format that can be read as data again."""
 
 
 @dataclass(kw_only=True)

@@ -138,8 +138,8 @@ class EngineSupervisor:
         """Numbers for a row of metrics; an engine that does not answer is left out.
 
         Since the last call: the mean share of time in engine steps (`engines/busy_share`), and response tokens of finished groups
-        of all engines per second of wall time (`val/actor_tokens_per_second`). Since their start: how often and how long they slept,
-        and the bytes that their last sleeps gave back.
+        of all engines per second of wall time (`val/actor_tokens_per_second`). Since their start: how often and how long they
+        slept, and the bytes that their last sleeps gave back.
         """
         refs = {number: engine.take_stock.remote() for number, engine in self.serving.items()}
         answered, _ = ray.wait(list(refs.values()), num_returns=len(refs), timeout=1.0) if refs else ([], [])

@@ -17,6 +17,7 @@ import threading
 import time
 from collections import Counter, deque
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,6 +30,7 @@ from open_instruct.config import GRPOConfig
 from open_instruct.data_types import EVAL, GenerationResult, PromptRequest, RolloutBatch
 from open_instruct.message_queue import MessageQueue
 from open_instruct.prompt_dataset import PromptDataset, PromptOrder
+from open_instruct.sample_record import ItemShape, append_record, non_tensor_fields, to_proto_item
 from open_instruct.staleness import CONSUMED, ZERO_STD, Assignment, FlowOptions, IssuedPrompt, PromptFlow, PromptLedger
 from open_instruct.step_assembly import CollationOptions, StepAssembly
 from open_instruct.verifier_pool import VerifierPool
@@ -587,6 +589,8 @@ class RolloutController:
             num_samples=piece.num_samples,
             min_version=piece.min_version,
         )
+        if complete and self._args.save_traces:
+            self._write_record(assembly)
         while not self._stopping.is_set():
             try:
                 self.message_queue.put(
@@ -595,6 +599,31 @@ class RolloutController:
                 return
             except TimeoutError:  # full: learners take their time
                 continue
+
+    def _write_record(self, assembly: StepAssembly) -> None:
+        """The samples of a step in a file of its own: a resumed run writes it anew."""
+        path = Path(self._args.output_dir) / "samples" / f"step_{assembly.training_step:06d}.jsonl"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)
+        shape = ItemShape(self._args.max_prompt_token_length, self._args.response_length, self._options.pad_token_id)
+        items = []
+        for group, samples in assembly.trained:
+            row = self._row(group.result)
+            fields = non_tensor_fields(
+                data_source=row.dataset,
+                ground_truth=row.ground_truth,
+                rendered_prompt=self._tokenizer.decode(row.prompt),
+                uid=group.result.prompt_id,
+                index=group.result.index,
+            )
+            meta = {"training_step": assembly.training_step, "engine_id": group.result.engine_id}
+            items += [
+                to_proto_item(
+                    sample.query, sample.response, shape, mask=sample.mask, non_tensor_batch=fields, meta_info=meta
+                )
+                for sample in samples
+            ]
+        append_record(path, items)
 
 
 def request_seed(*key: int) -> int:

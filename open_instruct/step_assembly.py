@@ -5,7 +5,7 @@ add(group) … add(group) ─► next_piece()         with --streaming, as soon 
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -69,6 +69,12 @@ class StepAssembly:
     def teaches(self) -> bool:
         """Whether there is a group to train on."""
         return bool(self._kept)
+
+    @property
+    def trained(self) -> Iterator[tuple[ScoredGroup, list[TrainingSample]]]:
+        """Groups that are trained on, with their samples, in the order of issue."""
+        for kept in sorted(self._kept, key=lambda one: one.issue_number):
+            yield kept.group, kept.samples
 
     def add(self, group: ScoredGroup, assignment: Assignment) -> bool:
         """Take a group into the step; whether it is trained on (one whose samples all scored alike teaches nothing)."""

@@ -8,6 +8,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -21,6 +23,7 @@ from open_instruct.dataset_transformation import load_prompts
 from open_instruct.ground_truth_utils import score_response, verifier_names
 from open_instruct.prompt_dataset import PromptDataset
 from open_instruct.rollout import ControllerOptions, RolloutController
+from open_instruct.sample_record import DataProtoItem
 from open_instruct.staleness import CONSUMED, ZERO_STD
 from open_instruct.verifier_pool import Scored, VerifierPool
 
@@ -419,6 +422,95 @@ def test_a_result_that_comes_twice_counts_once(make_play: MakePlay) -> None:
     )
 
 
+def test_a_step_comes_in_pieces_while_others_are_still_out(make_play: MakePlay) -> None:
+    play = make_play(streaming=True, pack_length=256).start()
+    requests = play.receive(NUM_PROMPTS)
+    results = [play.answer(request) for request in requests]
+    play.deliver(*results[:3])
+    first = play.message_queue.pieces.get(timeout=TIMEOUT_S)
+    assert (first.number, first.is_last, first.metrics) == (0, False, {})
+    play.deliver(results[3])
+    rest = [play.message_queue.pieces.get(timeout=TIMEOUT_S)]
+    while not rest[-1].is_last:
+        rest.append(play.message_queue.pieces.get(timeout=TIMEOUT_S))
+    pieces = [first, *rest]
+    assert sorted(one for piece in pieces for one in play.prompts_in(piece)) == all_samples_of(*requests)
+    trained = sum(int(mask.sum()) for piece in pieces for _, mask in _rows(piece))
+    assert pieces[-1].num_global_tokens == trained
+    assert sum(piece.num_samples for piece in pieces) == 4 * NUM_PROMPTS
+    assert pieces[-1].metrics["batch/num_pieces"] == len(pieces)
+
+
+def test_what_a_step_trained_on_can_be_read_as_data_again(make_play: MakePlay, tmp_path: Path, tokenizer: Any) -> None:
+    play = make_play(save_traces=True, output_dir=str(tmp_path), response_length=64).start()
+    requests = play.receive(NUM_PROMPTS)
+    play.deliver(*(play.answer(request) for request in requests))
+    play.batch(1)
+    path = tmp_path / "samples" / "step_000001.jsonl"
+    items = [DataProtoItem.from_json(line) for line in path.read_text().splitlines()]
+    assert len(items) == 4 * NUM_PROMPTS
+    assert [item.non_tensor_batch["uid"] for item in items[::4]] == ids(requests)
+    dataset, _ = load_prompts(
+        [str(path), "1.0"],
+        ["train"],
+        tokenizer=tokenizer,
+        max_prompt_token_length=64,
+        overlong_prompts="error",
+        messages_key="messages",
+        ground_truths_key="ground_truth",
+        known_verifiers=verifier_names(),
+    )
+    for row, request in zip(range(0, len(dataset), 4), requests, strict=True):
+        np.testing.assert_array_equal(dataset[row].prompt, request.prompt)
+        assert dataset[row].ground_truth == play.datasets[False][request.index].ground_truth
+
+
+# --- pausing and loss -------------------------------------------------------------------------------------------------
+
+
+def test_a_paused_controller_issues_nothing_until_it_is_resumed(make_play: MakePlay) -> None:
+    play = make_play()
+    play.controller.pause()
+    play.start()
+    assert play.no_more_comes()
+    assert play.controller.get_statistics()["is_paused"]
+    play.controller.resume()
+    play.receive(NUM_PROMPTS)
+    statistics = play.controller.get_statistics()
+    assert (statistics["is_paused"], statistics["pause_count"], statistics["resume_count"]) == (False, 1, 1)
+
+
+def test_prompts_that_an_engine_took_with_it_are_issued_again(make_play: MakePlay) -> None:
+    play = make_play(async_steps=1, room=2).start()
+    at_engines = play.receive(2)  # one bundle
+    time.sleep(QUIET_S)
+    taken_back = play.controller.take_back_prompts()
+    assert taken_back >= 2
+    assert play.no_more_comes()  # nothing is issued while stock is taken
+    play.deliver(play.answer(at_engines[0]))
+    assert play.controller.recover_lost(held=[]) == 1
+    again = play.receive(2 * NUM_PROMPTS - 1)
+    assert at_engines[1].prompt_id in ids(again)
+    assert at_engines[0].prompt_id not in ids(again)
+    assert play.controller.status()["prompts"]["reissued"] == 1
+
+
+def test_a_prompt_that_the_engine_gave_up_is_issued_again_and_then_dropped(make_play: MakePlay) -> None:
+    play = make_play(max_generation_attempts=2).start()
+    requests = play.receive(NUM_PROMPTS)
+    failed = replace(play.answer(requests[0]), error="generation_timeout: over 1 s", responses=[], version_spans=[])
+    play.deliver(failed)
+    assert ids(play.receive(1)) == ["train-0"]
+    play.deliver(failed)
+    [instead] = play.receive(1)
+    assert instead.prompt_id == f"train-{NUM_PROMPTS}"
+    play.deliver(*(play.answer(request) for request in (*requests[1:], instead)))
+    assert play.prompts_in(play.batch(1)) == all_samples_of(*requests[1:], instead)
+    play.finish_step(1)
+    assert play.controller.status()["prompts"]["dropped"] == {"failed": 1}
+    assert play.controller.get_statistics()["generation_errors"] == 2
+
+
 # --- groups that teach nothing ----------------------------------------------------------------------------------------
 
 
@@ -644,12 +736,17 @@ def test_an_error_in_a_thread_is_raised_by_the_next_call(
             call()
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_group_older_than_the_bound_ends_the_run(make_play: MakePlay) -> None:
+def test_a_group_older_than_the_bound_is_never_trained_on(make_play: MakePlay) -> None:
+    """Pacing does not let it come to this; what comes all the same is thrown away, counted, and its prompt issued again."""
     play = make_play(async_steps=1).start(version=2)
     play.deliver(*(play.answer(request, version=0) for request in play.receive_admitted()))
-    with pytest.raises(RuntimeError, match=r"train-0.* is older than version 1 and was not waited for"):
-        play.batch(3)
+    again = play.receive(NUM_PROMPTS)
+    assert ids(again) == [f"train-{number}" for number in range(NUM_PROMPTS)]
+    play.deliver(*(play.answer(request) for request in again))
+    batch = play.batch(3)
+    assert batch.metrics["max_sample_age"] == 0
+    assert batch.metrics["stale_results_dropped"] == NUM_PROMPTS
+    assert play.controller.get_statistics()["dropped_stale_samples"] >= 4 * NUM_PROMPTS
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
