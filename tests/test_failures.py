@@ -61,6 +61,24 @@ def test_an_engine_that_does_not_take_an_update_in_time_is_replaced(tmp_path: Pa
     assert last["engine_restarts"] >= 1
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_run_whose_results_nobody_takes_for_30_s_goes_on(tmp_path: Path) -> None:
+    """The controller stands still: results pile up in the queue and in the engine, and nothing is lost."""
+    out = tmp_path / "out"
+    process = Process(command(out, total_episodes=16 * 30, async_steps=2))
+    process.wait_for_rows(out / "prompts.jsonl", 3)
+    [controller] = [pid for pid, title in process.processes() if title.startswith("ray::RolloutController")]
+    os.kill(controller, signal.SIGSTOP)
+    time.sleep(30)
+    os.kill(controller, signal.SIGCONT)
+    code, output = process.wait(400)
+    assert code == 0, output
+    assert_ledger_balances(out)
+    last = rows(out / "metrics.jsonl")[-1]
+    assert (last["training_step"], last["engine_restarts"]) == (30, 0)
+
+
 @pytest.fixture
 def own_engine(ray_session: Any, engines: SimpleNamespace) -> Iterator[SimpleNamespace]:
     """An engine with queues of its own, of which the results queue holds one item."""

@@ -1,5 +1,6 @@
 """`--async_steps 0` is a plain synchronous GRPO loop: the same samples, the same weights."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -113,10 +114,13 @@ class PlainLoop:
         self.optimizer.step()
 
 
+@pytest.mark.parametrize("streaming", [False, True])
 def test_async_steps_0_equals_a_plain_synchronous_loop(
-    ray_session: Any, engines: SimpleNamespace, tmp_path: Path, options: dict[str, Any]
+    ray_session: Any, engines: SimpleNamespace, tmp_path: Path, options: dict[str, Any], streaming: bool
 ) -> None:
     from safetensors.torch import load_file
+
+    options = {**options, "streaming": streaming}
 
     words = [sys.executable, str(Path(__file__).parents[1] / "open_instruct" / "grpo_fast.py")]
     for name, value in {**options, "output_dir": tmp_path / "out"}.items():
@@ -124,6 +128,8 @@ def test_async_steps_0_equals_a_plain_synchronous_loop(
     done = subprocess.run(words, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
 
+    rows = [json.loads(line) for line in (tmp_path / "out/metrics.jsonl").read_text().splitlines()]
+    assert (max(row["batch/num_pieces"] for row in rows) > 1) == streaming
     loop = PlainLoop(ray_session, engines.actors[0], make_args(**options))
     for training_step in range(1, NUM_STEPS + 1):
         loop.step(training_step)
