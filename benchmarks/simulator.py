@@ -1,106 +1,54 @@
 """A run on a simulated clock: the real admission, ledger and message queue, with fake engines and learners. No model, no Ray.
 
-    PromptFlow ─► prompt queue ─► engines (a group takes its longest response; weight swaps pause it; engines die and come back)
+    PromptFlow ─► prompt queue ─► engines (a group takes as long as its longest response; weight swaps pause it; engines die)
         ▲                            │
-        └── arrive, give_up, recover ┘        SampleBuffer ─► learners (a constant and a cost per token) ─► weights ─► engines
+        └── arrive, give_up, recover ┘     SampleBuffer ─► learners (a constant and a cost per token) ─► weights ─► engines
 
-Everything is checked on the way: no trained token is older than the bound, each step trains its groups once, the counters balance
-at every commit, and the run comes to its end.
+Checked at every event: the counters balance, and no more prompts wait for a step than pacing allows. Checked of every token that
+is trained, by the version of the engine that sampled it: it is no older than the bound. Each step trains its groups, and at the
+end every prompt has its fate. Nothing left to happen before the end is a deadlock.
 """
 
 import heapq
 import itertools
+import json
+import math
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
+from benchmarks.simulated_engine import Group, SimulatedEngine, Spans
+from benchmarks.simulated_world import Mark, Outcome, World
 from open_instruct.message_queue import QueueItem, SampleBuffer
-from open_instruct.staleness import CONSUMED, ZERO_STD, Assignment, FlowOptions, IssuedPrompt, PromptFlow, PromptLedger
+from open_instruct.staleness import (
+    CONSUMED,
+    FAILED,
+    RUN_ENDED,
+    ZERO_STD,
+    Assignment,
+    IssuedPrompt,
+    PromptFlow,
+    PromptLedger,
+    sample_age,
+)
 
-Draw = Callable[[np.random.Generator], float]
-
-
-@dataclass(frozen=True)
-class World:
-    """What a simulated run is made of. Times in seconds, lengths in tokens."""
-
-    flow: FlowOptions
-    draw_length: Draw
-    """Longest response of a group."""
-    num_engines: int = 2
-    groups_at_once: int = 4
-    """Groups that an engine generates at the same time, each at full speed."""
-    token_s: float = 0.01
-    engine_speeds: tuple[float, ...] = ()
-    """Of each engine, relative; empty: all 1."""
-    step_s: float = 0.1
-    """Constant part of a training step."""
-    learner_token_s: float = 0.0
-    sync_s: float = 0.01
-    """From the end of a step to the new version on every engine."""
-    swap_pause_s: float = 0.0
-    inflight_updates: bool = True
-    sync_every: int = 1
-    streaming: bool = False
-    zero_std_share: float = 0.0
-    generation_timeout: float = float("inf")
-    max_attempts: int = 3
-    num_deaths: int = 0
-    death_horizon_s: float = 10.0
-    restart_s: float = 1.0
-    duplicate_share: float = 0.0
-    group_size: int = 4
-    seed: int = 0
-
-
-@dataclass
-class _Group:
-    """A group inside an engine."""
-
-    prompt: IssuedPrompt
-    length: float
-    left_s: float
-    oldest_version: int
-    started_at: float
-    timed_out: bool = False
-
-
-@dataclass
-class _Engine:
-    number: int
-    speed: float
-    version: int = 0
-    running: dict[str, _Group] = field(default_factory=dict)
-    alive: bool = True
-    paused_until: float = 0.0
-    closed: bool = False
-    """Takes nothing new, because an update waits for it to be empty."""
-    generation: int = 0
-    """Changes when running groups are rescheduled: events of before are void."""
-    busy_s: float = 0.0
+EVENTS_PER_GROUP = 400
+"""A run with more of them makes no progress."""
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What a simulated run came to."""
+class _Piece:
+    """Payload of a message: groups of a step, each as the spans that are trained."""
 
-    makespan_s: float
-    step_ends_s: list[float]
-    learner_busy_s: float
-    engine_busy_group_s: float
-    ages: list[int]
-    """Of every consumed group, oldest trained token."""
-    counts: dict[str, object]
-    num_stale_discarded: int
-    num_recovered: int
-    durations_s: list[float]
-    """Of generated groups, without pauses."""
+    training_step: int
+    groups: list[Spans]
+    is_last: bool
 
 
 class Deadlock(AssertionError):
-    """Nothing is left to happen and the run is not over."""
+    """Nothing is left to happen and the run is not over, or it goes round in circles."""
 
 
 class Simulation:
@@ -112,52 +60,97 @@ class Simulation:
         self._rng = np.random.default_rng(world.seed)
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
-        self.ledger = PromptLedger()
-        self.flow = PromptFlow(world.flow, self.ledger)
-        options = world.flow
-        room = (options.max_staleness + 1) * options.prompts_per_step * world.group_size
-        self.buffer = SampleBuffer(room, max_staleness=options.max_staleness, clock=lambda: self.now)
-        self._blocked: deque[QueueItem] = deque()
         speeds = world.engine_speeds or (1.0,) * world.num_engines
-        self.engines = [_Engine(number, speed) for number, speed in enumerate(speeds)]
-        self._free = [(0, number) for number in range(len(self.engines))]
-        self._prompts: deque[IssuedPrompt] = deque()
-        self._lengths: dict[tuple[str, int], float] = {}
-        self._teaches = False
-        self._pending_tokens = 0.0
-        self._pending_groups = 0
-        self._oldest = 0
-        self._step = 1
-        self._learner_busy = False
-        self._step_ends: list[float] = []
-        self._learner_busy_s = 0.0
+        self.engines = [
+            SimulatedEngine(number, world.groups_at_once, speed / world.token_s, world.saturated_at)
+            for number, speed in enumerate(speeds)
+        ]
+        self._begin_run(PromptLedger(), 0, 0)
+        self._num_stale_discarded = self._num_truncated = self._num_put_waits = 0
         self._ages: list[int] = []
-        self._durations: list[float] = []
-        self._num_recovered = 0
+        self._lengths: list[float] = []
+        self._learner_busy_s = 0.0
+        self._marks: list[Mark] = []
+
+    def _begin_run(self, ledger: PromptLedger, next_issue_number: int, step: int) -> None:
+        """From the start or, after a kill, from the end of `step`."""
+        options = self.world.flow
+        self.ledger = ledger
+        self.flow = PromptFlow(options, ledger)
+        self.flow.next_issue_number = next_issue_number
+        self._num_resumed = len(ledger.open_prompts())
+        """May be more than would be issued now: the steps ahead that took more groups, because none taught anything, are gone."""
+        self.flow.start(step)
+        room = (min(self.world.queue_batches, options.max_staleness + 1)) * options.prompts_per_step
+        self.buffer = SampleBuffer(
+            math.ceil(room) * self.world.group_size, max_staleness=options.max_staleness, clock=lambda: self.now
+        )
+        self.buffer.set_version(step)
+        self._events.clear()
+        self._free = [(0, engine.number) for engine in self.engines]
+        self._prompts: deque[IssuedPrompt] = deque()
+        self._on_their_way: set[str] = set()
+        self._arrived: dict[str, Spans] = {}
+        self._batch: list[Spans] = []
+        """Of the step being assembled, what is not sent yet."""
+        self._teaches = False
+        self._num_extensions: dict[int, int] = {}
+        self._blocked: QueueItem | None = None
+        self._num_trained_steps = step
+        self._num_trained_groups = 0
+        self._learner_is_busy = False
+        self._to_swap: set[int] = set()
+        self._num_pauses = 0
 
     def run(self) -> Outcome:
-        for _ in range(self.world.num_deaths):
-            engine = self.engines[int(self._rng.integers(len(self.engines)))]
-            self._at(float(self._rng.uniform(0, self.world.death_horizon_s)), lambda engine=engine: self._die(engine))
+        self._plan_faults()
+        self._mark()
         self._feed()
-        while len(self._step_ends) < self.world.flow.num_training_steps:
-            if not self._events:
+        options = self.world.flow
+        most = EVENTS_PER_GROUP * (options.prompts_per_step * options.num_training_steps + 100)
+        for number in itertools.count():
+            if self._num_trained_steps == options.num_training_steps and not self._learner_is_busy:
+                break
+            if not self._events or number > most:
                 raise Deadlock(self._describe())
             self.now, _, action = heapq.heappop(self._events)
             action()
+            self._check()
+        return self._outcome()
+
+    def _plan_faults(self) -> None:
+        world = self.world
+        for _ in range(world.num_deaths):
+            engine = self.engines[int(self._rng.integers(len(self.engines)))]
+            self._at(float(self._rng.uniform(0, world.fault_horizon_s)), lambda engine=engine: self._die(engine))
+        for _ in range(world.num_pauses):
+            begin = float(self._rng.uniform(0, world.fault_horizon_s))
+            self._at(begin, lambda: self._pause(1))
+            self._at(begin + world.pause_s, lambda: self._pause(-1))
+
+    def _check(self) -> None:
         self.ledger.check()
+        assert self.flow.num_unassigned <= max(self.flow.num_admissible, self._num_resumed), self._describe()
+
+    def _outcome(self) -> Outcome:
+        if left := self.ledger.open_prompts():
+            assert self._num_resumed, f"issued for nothing: {left}, {self._describe()}"
+            self.ledger.close()
         counts = self.ledger.counts()
-        assert counts["open"] == 0 or self.world.flow.num_training_steps == len(self._step_ends)
+        assert set(+self.ledger.fates) <= {CONSUMED, ZERO_STD, FAILED, *([RUN_ENDED] if self._num_resumed else [])}, (
+            counts
+        )
+        queue = self.buffer.statistics()
+        assert queue["total_produced"] == queue["total_consumed"], queue
         return Outcome(
-            makespan_s=self.now,
-            step_ends_s=self._step_ends,
-            learner_busy_s=self._learner_busy_s,
-            engine_busy_group_s=sum(engine.busy_s for engine in self.engines),
+            marks=self._marks,
             ages=self._ages,
+            lengths=self._lengths,
             counts=counts,
-            num_stale_discarded=self.flow.num_stale_discarded,
-            num_recovered=self._num_recovered,
-            durations_s=self._durations,
+            num_stale_discarded=self._num_stale_discarded + self.flow.num_stale_discarded,
+            num_duplicates=self.ledger.num_duplicates,
+            num_truncated=self._num_truncated,
+            num_put_waits=self._num_put_waits,
         )
 
     def _at(self, when: float, action: Callable[[], None]) -> None:
@@ -166,16 +159,20 @@ class Simulation:
     def _describe(self) -> str:
         held = {engine.number: list(engine.running) for engine in self.engines}
         return (
-            f"at {self.now}: step {self._step} is waited for, {self.flow.assembling} assembled, version {self.flow.version}, "
-            f"{self.flow.num_unassigned} unassigned, queued {len(self._prompts)}, held {held}, world {self.world}"
+            f"at {self.now}: {self._num_trained_steps} steps are trained, {self.flow.assembling} is assembled, version "
+            f"{self.flow.version}, {self.flow.num_unassigned} of {self.flow.num_admissible} unassigned, queued "
+            f"{len(self._prompts)}, held {held}, on their way {self._on_their_way}, world {self.world}"
         )
+
+    def _longer(self, seconds: float) -> float:
+        return seconds * (1 + self.world.jitter * self._rng.random())
 
     # --- prompts and engines ------------------------------------------------------------------------------------------
 
     def _feed(self) -> None:
         """Issue what the flow admits and hand it to engines with a free place, the least loaded first."""
         while True:
-            room = 2 * len(self.engines) - len(self._prompts)
+            room = 0 if self._num_pauses else 2 * len(self.engines) - len(self._prompts)
             if room > 0 and (prompt := self.flow.next_prompt()) is not None:
                 self._prompts.append(prompt)
             elif self._prompts and (engine := self._least_loaded()) is not None:
@@ -183,84 +180,108 @@ class Simulation:
             else:
                 return
 
-    def _least_loaded(self) -> _Engine | None:
-        """Of the engines that may take a group; entries of the heap whose load has changed are skipped."""
+    def _pause(self, change: int) -> None:
+        self._num_pauses = max(0, self._num_pauses + change)
+        self._feed()
+
+    def _least_loaded(self) -> SimulatedEngine | None:
+        """Of the engines with room; entries of the heap whose load has changed are skipped."""
         while self._free:
             load, number = self._free[0]
             engine = self.engines[number]
-            if self._takes(engine) and load == len(engine.running):
+            if engine.has_room and load == len(engine.running):
                 return engine
             heapq.heappop(self._free)
         return None
 
-    def _offer(self, engine: _Engine) -> None:
-        if self._takes(engine):
+    def _offer(self, engine: SimulatedEngine) -> None:
+        if engine.has_room:
             heapq.heappush(self._free, (len(engine.running), engine.number))
 
-    def _takes(self, engine: _Engine) -> bool:
-        return engine.alive and not engine.closed and len(engine.running) < self.world.groups_at_once
-
-    def _begin(self, engine: _Engine, prompt: IssuedPrompt) -> None:
-        length = self._lengths.setdefault((prompt.prompt_id, prompt.num_attempts), self.world.draw_length(self._rng))
-        seconds = length * self.world.token_s / engine.speed
-        timed_out = seconds > self.world.generation_timeout
-        left = min(seconds, self.world.generation_timeout)
-        group = _Group(prompt, length, left, engine.version, self.now, timed_out)
-        engine.running[prompt.prompt_id] = group
+    def _begin(self, engine: SimulatedEngine, prompt: IssuedPrompt) -> None:
+        if prompt.prompt_id in engine.running:
+            return  # it was given up for lost and is there after all
+        group = engine.begin(prompt, self.world.draw_length(self._rng), self.now)
         self._offer(engine)
-        self._schedule(engine, group)
+        self._expect_end(engine)
+        if self.world.generation_timeout < math.inf:
+            self._at(self.now + self.world.generation_timeout, lambda: self._time_out(engine, group))
 
-    def _schedule(self, engine: _Engine, group: _Group) -> None:
-        generation = engine.generation
-        start = max(self.now, engine.paused_until)
-        group.started_at = start
-        self._at(start + group.left_s, lambda: self._end(engine, group, generation))
-
-    def _end(self, engine: _Engine, group: _Group, generation: int) -> None:
-        if generation != engine.generation or not engine.alive:
+    def _expect_end(self, engine: SimulatedEngine) -> None:
+        if engine.expected == engine.schedule or (end := engine.next_end()) is None:
             return
-        del engine.running[group.prompt.prompt_id]
-        self._offer(engine)
-        engine.busy_s += self.now - group.started_at
-        if group.timed_out:
+        when, group = end
+        schedule = engine.expected = engine.schedule
+        self._at(when, lambda: self._end(engine, group) if schedule == engine.schedule else None)
+
+    def _end(self, engine: SimulatedEngine, group: Group) -> None:
+        spans = engine.end(group, self.now)
+        self._lengths.append(group.length)
+        self._place_is_free(engine)
+        for _ in range(1 + self._is_late()):
+            self._send_result(group.prompt.prompt_id, spans)
+
+    def _time_out(self, engine: SimulatedEngine, group: Group) -> None:
+        if engine.running.get(group.prompt.prompt_id) is group:
+            engine.end(group, self.now)
             self.flow.give_up(group.prompt.prompt_id, max_attempts=self.world.max_attempts)
-        else:
-            self._durations.append(group.length * self.world.token_s / engine.speed)
-            self._arrive(group, engine.version)
+            self._place_is_free(engine)
+
+    def _place_is_free(self, engine: SimulatedEngine) -> None:
+        if engine.is_closed and not engine.running:
+            self._swap(engine)
+        self._offer(engine)
+        self._expect_end(engine)
+        self._feed()
+
+    def _send_result(self, prompt_id: str, spans: Spans) -> None:
+        if not self.flow.waits_for(prompt_id, self._on_their_way):
+            return
+        self._on_their_way.add(prompt_id)
+        delay = float(self._rng.uniform(0, 2 * self.world.score_s))
+        self._at(self.now + delay, lambda: self._arrive(prompt_id, spans))
+
+    def _arrive(self, prompt_id: str, spans: Spans) -> None:
+        self._on_their_way.discard(prompt_id)
+        if self.flow.arrive(prompt_id, oldest_version=spans[0][0], newest_version=spans[-1][0]):
+            self._arrived[prompt_id] = spans
         self._assemble()
         self._feed()
 
-    def _arrive(self, group: _Group, newest: int) -> None:
-        prompt_id = group.prompt.prompt_id
-        for _ in range(1 + (self._rng.random() < self.world.duplicate_share)):
-            if self.flow.waits_for(prompt_id):
-                self._lengths[prompt_id, 0] = group.length
-                self.flow.arrive(prompt_id, oldest_version=group.oldest_version, newest_version=newest)
-
-    def _die(self, engine: _Engine) -> None:
-        """Its groups are gone; the others' and what is queued are not. It comes back with the current weights."""
-        if not engine.alive:
+    def _die(self, engine: SimulatedEngine) -> None:
+        """Its groups are gone, or one comes after all; it may take a prompt out of the queue with it."""
+        if not engine.is_alive:
             return
-        engine.alive = False
-        engine.generation += 1
-        engine.running.clear()
+        for group in engine.die(self.now):
+            if self._is_late():
+                self._come_late(group)
+        if self._prompts and self._rng.random() < 0.5:
+            self._prompts.popleft()
         held = {prompt_id for other in self.engines for prompt_id in other.running}
-        lost = self.flow.recover(held | {prompt.prompt_id for prompt in self._prompts})
-        self._num_recovered += len(lost)
+        seen = {prompt_id for prompt_id in self._on_their_way if not self._is_late()}
+        self.flow.recover(held | seen | {prompt.prompt_id for prompt in self._prompts})
+        self._is_swapped(engine)
         self._at(self.now + self.world.restart_s, lambda: self._come_back(engine))
         self._feed()
 
-    def _come_back(self, engine: _Engine) -> None:
-        engine.alive = True
-        engine.closed = False
-        engine.version = self.flow.version
+    def _is_late(self) -> bool:
+        return self._rng.random() < self.world.late_share
+
+    def _come_late(self, group: Group) -> None:
+        """Its engine was taken for dead and was only slow: the result is as old as it can be."""
+        spans = ((group.prompt.version, group.length),)
+        delay = float(self._rng.exponential(5 * self.world.restart_s))
+        self._at(self.now + delay, lambda: self._arrive(group.prompt.prompt_id, spans))
+
+    def _come_back(self, engine: SimulatedEngine) -> None:
+        engine.come_back(self._num_trained_steps, self.now)
         self._offer(engine)
         self._feed()
 
     # --- assembling: as the controller does it ------------------------------------------------------------------------
 
     def _assemble(self) -> None:
-        while self.flow.assembling <= self.world.flow.num_training_steps:
+        while self._blocked is None and self.flow.assembling <= self.world.flow.num_training_steps:
             step = self.flow.assembling
             taken = self.flow.assign()
             for assignment in taken:
@@ -268,125 +289,159 @@ class Simulation:
             complete = self.flow.step_is_full and self._teaches
             if self.flow.step_is_full and not complete:
                 self.flow.extend_step()
+                self._num_extensions[step] = self._num_extensions.get(step, 0) + 1
             if complete:
                 self.flow.close_step()
-            if complete or (self.world.streaming and self._pending_groups):
-                self._send(step, is_last=complete)
-            if complete:
                 self._teaches = False
-            elif not taken:
+            if complete or (self.world.streaming and self._batch):
+                self._send(step, is_last=complete)
+            if not complete and not taken:
                 return
 
     def _take(self, assignment: Assignment, step: int) -> None:
-        prompt = assignment.prompt
+        spans = self._arrived.pop(assignment.prompt.prompt_id)
         teaches = self._rng.random() >= self.world.zero_std_share
-        self.ledger.stage(prompt.prompt_id, CONSUMED if teaches else ZERO_STD, step)
-        if not teaches:
-            return
-        age = step - 1 - assignment.oldest_trained_version
-        options = self.world.flow
-        assert age <= options.max_staleness, f"age {age} over the bound: {assignment}"
-        assert options.over_issued or age <= options.staleness_threshold, f"age {age} over the threshold: {assignment}"
-        self._ages.append(age)
-        self._teaches = True
-        self._oldest = min(self._oldest, assignment.oldest_trained_version) if self._pending_groups else step - 1 - age
-        self._pending_tokens += self._lengths.get((prompt.prompt_id, 0), 0.0)
-        self._pending_groups += 1
+        self.ledger.stage(assignment.prompt.prompt_id, CONSUMED if teaches else ZERO_STD, step)
+        if teaches:
+            trained = tuple(span for span in spans if span[0] >= assignment.oldest_trained_version)
+            self._num_truncated += len(trained) < len(spans)
+            self._batch.append(trained)
+            self._teaches = True
 
     def _send(self, step: int, *, is_last: bool) -> None:
-        oldest = self._oldest if self._pending_groups else step - 1
-        samples = max(self._pending_groups, 1) * self.world.group_size
-        item = QueueItem((step, self._pending_tokens, is_last), oldest, samples, self.now, 0)
-        self._pending_tokens, self._pending_groups = 0.0, 0
-        self._blocked.append(item)
+        groups, self._batch = self._batch, []
+        oldest = min((spans[0][0] for spans in groups), default=step - 1)
+        num_samples = max(len(groups), 1) * self.world.group_size
+        self._blocked = QueueItem(_Piece(step, groups, is_last), oldest, num_samples, self.now, 0)
         self._put_blocked()
+        self._num_put_waits += self._blocked is not None
         self._train()
 
     def _put_blocked(self) -> None:
-        while self._blocked and self.buffer.try_put([self._blocked[0]]):
-            self._blocked.popleft()
+        if self._blocked is not None and self.buffer.try_put([self._blocked]):
+            self._blocked = None
 
     # --- learners -----------------------------------------------------------------------------------------------------
 
     def _train(self) -> None:
         """Take the next piece if the learners are free."""
-        if self._learner_busy or (items := self.buffer.try_get(1, 1)) is None:
+        if self._learner_is_busy or (items := self.buffer.try_get(1, 1)) is None:
             return
-        self._put_blocked()
         assert not self.buffer.take_expired(), "something expired in the queue"
-        step, tokens, is_last = items[0].payload
-        assert step == self._step, f"a piece of step {step} while {self._step} is trained"
-        assert step - 1 - items[0].version <= self.world.flow.max_staleness
-        seconds = tokens * self.world.learner_token_s + (self.world.step_s if is_last else 0.0)
-        self._learner_busy = True
-        self._learner_busy_s += seconds
-        self._at(self.now + seconds, lambda: self._trained(is_last))
+        piece: _Piece = items[0].payload
+        self._learner_is_busy = True
+        seconds = self._longer(self._step_seconds(piece))
+        self._check_ages(piece)
+        self._at(self.now + seconds, lambda: self._trained(piece, seconds))
+        if self._blocked is not None:
+            self._put_blocked()
+            self._assemble()
 
-    def _trained(self, is_last: bool) -> None:
-        if not is_last:
-            self._learner_busy = False
+    def _step_seconds(self, piece: _Piece) -> float:
+        num_tokens = sum(tokens for spans in piece.groups for _, tokens in spans)
+        return num_tokens * self.world.learner_token_s + (self.world.step_s if piece.is_last else 0.0)
+
+    def _check_ages(self, piece: _Piece) -> None:
+        """By what the engines sampled and what the learners hold, not by what the flow says of it."""
+        options = self.world.flow
+        step = self._num_trained_steps + 1
+        assert piece.training_step == step, f"a piece of step {piece.training_step} while {step} is trained"
+        for spans in piece.groups:
+            assert spans, f"a group of step {step} has nothing to train on"
+            age = sample_age(step, min(version for version, _ in spans))
+            assert 0 <= age <= options.max_staleness, f"age {age} in step {step}, {self._describe()}"
+            assert options.over_issued or age <= options.staleness_threshold, f"age {age}, {self._describe()}"
+            self._ages.append(age)
+
+    def _trained(self, piece: _Piece, seconds: float) -> None:
+        self._learner_busy_s += seconds
+        self._num_trained_groups += len(piece.groups)
+        if not piece.is_last:
+            self._learner_is_busy = False
             self._train()
             return
-        step = self._step
-        settled = self.ledger.commit(step)
-        consumed = sum(fate == CONSUMED for _, fate in settled)
-        assert 1 <= consumed <= self.world.flow.prompts_per_step, f"step {step} consumed {consumed}"
-        sends = step % self.world.sync_every == 0
-        self._at(self.now + (self.world.sync_s if sends else 0.0), lambda: self._stepped(step, sends))
-
-    def _stepped(self, step: int, sends: bool) -> None:
-        if sends and not self.world.inflight_updates and any(e.alive and e.running for e in self.engines):
-            for engine in self.engines:
-                engine.closed = True
-            self._at(self.now + self.world.token_s, lambda: self._when_drained(step))
-            return
-        self._finish_step(step, sends)
-
-    def _when_drained(self, step: int) -> None:
-        if any(e.alive and e.running for e in self.engines):
-            self._at(self.now + self.world.token_s, lambda: self._when_drained(step))
+        step = piece.training_step
+        self._check_settled(step, [fate for _, fate in self.ledger.commit(step)])
+        self._num_trained_steps = step
+        self._num_trained_groups = 0
+        if step % self.world.sync_every:
+            self._finish_step()
         else:
-            self._finish_step(step, True)
+            self._begin_sync()
 
-    def _finish_step(self, step: int, sends: bool) -> None:
-        self._step_ends.append(self.now)
-        self._step = step + 1
-        self._learner_busy = False
+    def _check_settled(self, step: int, fates: list[str]) -> None:
+        per_step = self.world.flow.prompts_per_step
+        assert fates.count(CONSUMED) == self._num_trained_groups, (step, fates)
+        num_groups = fates.count(CONSUMED) + fates.count(ZERO_STD)
+        num_extensions = self._num_extensions.pop(step, 0)
+        assert num_groups == per_step * (1 + num_extensions), f"step {step}: {fates}, extended {num_extensions} times"
+        assert 1 <= fates.count(CONSUMED) <= per_step, f"step {step} is not one batch: {fates}"
+
+    # --- weights ------------------------------------------------------------------------------------------------------
+
+    def _begin_sync(self) -> None:
+        """Every live engine gets the weights, at its own time; the learners go on when the last one has them."""
+        seconds = self._longer(self.world.sync_s)
+        self._learner_busy_s += seconds
+        self._to_swap = {engine.number for engine in self.engines}
+        for engine in self.engines:
+            last = engine.number == len(self.engines) - 1
+            delay = seconds if last else seconds * float(self._rng.random())
+            self._at(self.now + delay, lambda engine=engine: self._weights_are_there(engine))
+
+    def _weights_are_there(self, engine: SimulatedEngine) -> None:
+        if not engine.is_alive:
+            self._is_swapped(engine)
+        elif self.world.inflight_updates or not engine.running:
+            self._swap(engine)
+        else:
+            engine.is_closed = True
+
+    def _swap(self, engine: SimulatedEngine) -> None:
+        engine.swap(self._num_trained_steps, self.now, self.world.swap_pause_s)
+        self._expect_end(engine)
+        self._offer(engine)
+        self._is_swapped(engine)
+
+    def _is_swapped(self, engine: SimulatedEngine) -> None:
+        """Or dead: it comes back with the learners' weights."""
+        if engine.number in self._to_swap:
+            self._to_swap.discard(engine.number)
+            if not self._to_swap:
+                self.flow.set_version(self._num_trained_steps)
+                self._finish_step()
+
+    def _finish_step(self) -> None:
+        step = self._num_trained_steps
+        self._learner_is_busy = False
         self.buffer.set_version(step)
-        if sends:
-            for engine in self.engines:
-                if engine.alive:
-                    self._swap(engine, step)
-            self.flow.set_version(step)
+        self._mark()
+        if step in self.world.killed_after:
+            self._kill_and_resume()
         self._assemble()
         self._train()
         self._feed()
 
-    def _swap(self, engine: _Engine, version: int) -> None:
-        """New weights between two tokens: what runs goes on after the pause."""
-        engine.version = version
-        engine.closed = False
-        self._offer(engine)
-        if not engine.running or not self.world.swap_pause_s:
-            return
-        engine.generation += 1
-        engine.paused_until = self.now + self.world.swap_pause_s
-        for group in engine.running.values():
-            done = max(self.now - group.started_at, 0.0)
-            engine.busy_s += done
-            group.left_s -= done
-            self._schedule(engine, group)
+    def _mark(self) -> None:
+        for engine in self.engines:
+            engine.advance(self.now)
+        self._marks.append(
+            Mark(
+                at_s=self.now,
+                engine_tokens=sum(engine.num_tokens for engine in self.engines),
+                engine_possible_tokens=sum(engine.num_possible_tokens for engine in self.engines),
+                learner_busy_s=self._learner_busy_s,
+                num_groups=len(self._ages),
+            )
+        )
 
-
-def log_normal(mean: float, sigma: float, longest: float) -> Draw:
-    """Lengths with a heavy tail, cut off at `longest`."""
-    mu = np.log(mean) - sigma**2 / 2
-    return lambda rng: float(min(rng.lognormal(mu, sigma), longest))
-
-
-def uniform(low: float, high: float) -> Draw:
-    return lambda rng: float(rng.uniform(low, high))
-
-
-def constant(length: float) -> Draw:
-    return lambda rng: length
+    def _kill_and_resume(self) -> None:
+        """Only what a checkpoint holds survives."""
+        state = json.loads(json.dumps(self.ledger.state_dict()))
+        self._num_stale_discarded += self.flow.num_stale_discarded
+        ledger = PromptLedger()
+        ledger.load_state_dict(state)
+        for engine in self.engines:
+            engine.die(self.now)
+            engine.come_back(self._num_trained_steps, self.now)
+        self._begin_run(ledger, self.flow.next_issue_number, self._num_trained_steps)

@@ -4,12 +4,15 @@
     python benchmarks/staleness_simulation.py --json out/staleness.json
 
 Drives the real admission, ledger and message queue (see simulator.py). Response lengths have a heavy tail (log-normal, sigma 1,
-cut off at eight times the mean); engines and learners are equally fast on average: each waits for the other whenever it can.
+cut off at eight times the mean), a batch takes every place of every engine once, and engines and learners are equally fast on
+average: each waits for the other whenever it can. With over-issuing, the bound is one step above the threshold.
 """
 
 import argparse
 import sys
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,63 +21,79 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.report import print_table, write_json
-from benchmarks.simulator import Simulation, World, log_normal
+from benchmarks.simulated_world import World, log_normal
+from benchmarks.simulator import Simulation
 from open_instruct.staleness import FlowOptions
 
 GROUPS_AT_ONCE = 8
 MEAN_LENGTH = 200.0
 TOKEN_S = 0.01
+GROUPS_PER_RUN = 100_000
+"""About so many are generated for a row, over all of its seeds."""
 
 
-def world(num_engines: int, threshold: int, *, streaming: bool, num_steps: int, seed: int) -> World:
-    """A batch takes every place of every engine once."""
-    prompts = num_engines * GROUPS_AT_ONCE
-    mean_s = MEAN_LENGTH * TOKEN_S
-    return World(
-        flow=FlowOptions(prompts, num_steps, threshold, threshold),
-        draw_length=log_normal(MEAN_LENGTH, 1.0, 8 * MEAN_LENGTH),
-        num_engines=num_engines,
-        groups_at_once=GROUPS_AT_ONCE,
-        token_s=TOKEN_S,
-        step_s=0.05 * mean_s,
-        learner_token_s=0.93 * mean_s / (prompts * MEAN_LENGTH),
-        sync_s=0.02 * mean_s,
-        streaming=streaming,
-        seed=seed,
-    )
+@dataclass(frozen=True)
+class Case:
+    """A row of the table."""
 
+    num_engines: int
+    threshold: int
+    streaming: bool
+    over_issued_share: float = 0.0
 
-def measure(num_engines: int, threshold: int, *, streaming: bool, num_steps: int, seeds: range) -> dict[str, Any]:
-    """Medians over seeds; the first tenth of the steps, in which the pipeline fills, is left out of the throughput."""
-    places = num_engines * GROUPS_AT_ONCE
-    shares = []
-    ages: list[int] = []
-    started = time.process_time()
-    for seed in seeds:
-        one = world(num_engines, threshold, streaming=streaming, num_steps=num_steps, seed=seed)
-        outcome = Simulation(one).run()
-        ages += outcome.ages
-        first = num_steps // 10
-        rate = (num_steps - 1 - first) * places / (outcome.step_ends_s[-1] - outcome.step_ends_s[first])
-        mean_s = float(np.mean(outcome.durations_s))
-        shares.append(
-            (
-                outcome.engine_busy_group_s / (places * outcome.makespan_s),
-                outcome.learner_busy_s / outcome.makespan_s,
-                rate / min(places / mean_s, 1 / (0.07 * mean_s / places + 0.93 * mean_s / places)),
-            )
+    @property
+    def prompts_per_step(self) -> int:
+        return self.num_engines * GROUPS_AT_ONCE
+
+    def world(self, num_steps: int, seed: int) -> World:
+        prompts, mean_s = self.prompts_per_step, MEAN_LENGTH * TOKEN_S
+        over_issued = int(self.over_issued_share * prompts)
+        bound = self.threshold + (over_issued > 0)
+        return World(
+            flow=FlowOptions(prompts, num_steps, self.threshold, bound, over_issued),
+            draw_length=log_normal(MEAN_LENGTH, 1.0, 8 * MEAN_LENGTH),
+            num_engines=self.num_engines,
+            groups_at_once=GROUPS_AT_ONCE,
+            token_s=TOKEN_S,
+            step_s=0.05 * mean_s,
+            learner_token_s=0.93 * TOKEN_S / prompts,
+            sync_s=0.02 * mean_s,
+            streaming=self.streaming,
+            seed=seed,
         )
-    engine, learner, throughput = np.median(np.array(shares), axis=0)
+
+
+def cases(engines: list[int], thresholds: list[int]) -> Iterator[Case]:
+    for num_engines in engines:
+        for streaming in (False, True):
+            for threshold in thresholds:
+                yield Case(num_engines, threshold, streaming)
+        for threshold in thresholds:
+            if threshold > 0:
+                yield Case(num_engines, threshold, streaming=True, over_issued_share=0.25)
+
+
+def measure(case: Case, num_steps: int) -> dict[str, Any]:
+    """Shares and rates are means over the steps that are neither the first tenth, in which the pipeline fills, nor the last, in
+    which nothing more is issued."""
+    started = time.process_time()
+    num_seeds = max(1, round(GROUPS_PER_RUN / (case.prompts_per_step * num_steps)))
+    outcomes = [Simulation(case.world(num_steps, seed)).run() for seed in range(num_seeds)]
+    window = num_steps // 10, num_steps - 1 - case.threshold
+    ages = np.concatenate([outcome.ages for outcome in outcomes])
+    capacity = case.prompts_per_step / (float(np.mean(np.concatenate([o.lengths for o in outcomes]))) * TOKEN_S)
     return {
-        "engines": num_engines,
-        "streaming": streaming,
-        "threshold_steps": threshold,
-        "engine_busy_share": float(engine),
-        "learner_busy_share": float(learner),
-        "throughput_share_of_capacity": float(throughput),
+        "engines": case.num_engines,
+        "streaming": case.streaming,
+        "threshold_steps": case.threshold,
+        "over_issued_groups": int(case.over_issued_share * case.prompts_per_step),
+        "engine_busy_share": float(np.mean([outcome.engine_share(*window) for outcome in outcomes])),
+        "learner_busy_share": float(np.mean([outcome.learner_share(*window) for outcome in outcomes])),
+        "groups_per_s": float(np.mean([outcome.groups_per_s(*window) for outcome in outcomes])),
+        "engine_capacity_groups_per_s": capacity,
         "age_mean_steps": float(np.mean(ages)),
         "age_p95_steps": float(np.percentile(ages, 95)),
-        "age_max_steps": max(ages),
+        "age_max_steps": int(np.max(ages)),
         "groups": len(ages),
         "simulation_cpu_s": time.process_time() - started,
     }
@@ -85,16 +104,9 @@ def main() -> None:
     parser.add_argument("--json", help="file for the rows")
     parser.add_argument("--engines", type=int, nargs="+", default=[8, 64, 512])
     parser.add_argument("--thresholds", type=int, nargs="+", default=[0, 1, 2, 3, 5, 8])
-    parser.add_argument("--num_steps", type=int, default=60)
-    parser.add_argument("--num_seeds", type=int, default=3)
+    parser.add_argument("--num_steps", type=int, default=40)
     args = parser.parse_args()
-    rows = []
-    for num_engines in args.engines:
-        for streaming in (False, True):
-            for threshold in args.thresholds:
-                steps = args.num_steps if num_engines <= 64 else args.num_steps // 2
-                seeds = range(args.num_seeds)
-                rows.append(measure(num_engines, threshold, streaming=streaming, num_steps=steps, seeds=seeds))
+    rows = [measure(case, args.num_steps) for case in cases(args.engines, args.thresholds)]
     print_table(rows)
     write_json(args.json, rows)
 

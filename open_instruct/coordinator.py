@@ -175,24 +175,22 @@ class Parts:
     def watch(self) -> None:
         """From now on notice when the controller or a queue fails or hangs."""
         self.watches["the controller"] = self.manager.controller.watch.remote()
-        prompts, results = self.queues
-        self.heartbeats = Heartbeats(
-            {
-                "the prompt queue": prompts.actor.qsize.remote,
-                "the results queue": results.actor.qsize.remote,
-                "the message queue": self.message_queue.get_statistics_ref,
-            }
-        )
+        self.heartbeats = Heartbeats.of_queues(*self.queues, self.message_queue)
 
     def check_health(self) -> None:
         """Raise `ComponentDied` if a part has ended that cannot be replaced; replace engines that have."""
-        for name, ref in self.watches.items():
-            if ray.wait([ref], timeout=0)[0]:
-                _value(ref, name)
-                raise ComponentDied(f"{name} ended before the run did")
-        if self.heartbeats is not None:
-            self.heartbeats.check()
-        self.supervisor.check()
+        try:
+            for name, ref in self.watches.items():
+                if ray.wait([ref], timeout=0)[0]:
+                    _value(ref, name)
+                    raise ComponentDied(f"{name} ended before the run did")
+            if self.heartbeats is not None:
+                self.heartbeats.check()
+            self.supervisor.check()
+        except ComponentDied:
+            if self.heartbeats is not None:
+                self.heartbeats.name_the_dead()  # a queue that died takes those who use it along: it is the cause to tell
+            raise
 
     def shut_down(self) -> None:
         """End all parts: asked first, killed when they do not answer. Never raises: it runs while an error is on its way."""
@@ -221,6 +219,16 @@ class Heartbeats:
         self._asked: dict[str, tuple[Any, float]] = {}
         self._last_round = 0.0
 
+    @classmethod
+    def of_queues(cls, prompts: Queue, results: Queue, messages: MessageQueue) -> "Heartbeats":
+        return cls(
+            {
+                "the prompt queue": prompts.actor.qsize.remote,
+                "the results queue": results.actor.qsize.remote,
+                "the message queue": messages.get_statistics_ref,
+            }
+        )
+
     def check(self) -> None:
         now = time.monotonic()
         if now - self._last_round > self.EVERY_S:
@@ -233,6 +241,13 @@ class Heartbeats:
                 del self._asked[name]
             elif now - asked_at > self.LIMIT_S:
                 raise ComponentDied(f"{name} did not answer for {self.LIMIT_S:g} s")
+
+    def name_the_dead(self) -> None:
+        """Raise `ComponentDied` for a part that is dead right now; one that only stays silent is not blamed."""
+        asked = {ask(): name for name, ask in self._ask.items()}
+        answered, _ = ray.wait(list(asked), num_returns=len(asked), timeout=self.EVERY_S)
+        for ref in answered:
+            _value(ref, asked[ref])
 
 
 def _value(ref: Any, what: str) -> Any:

@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 ANSWER_S = 10.0
-"""Deadline of a call to an engine or to the controller that only asks or tells something."""
+"""Deadline of a call to an engine that only asks something."""
+CONTROL_S = 60.0
+"""Deadline of a call to the controller."""
 STOCK_EVERY_S = 5.0
 """From one look at the engines' progress to the next."""
 
@@ -34,8 +36,8 @@ STOCK_EVERY_S = 5.0
 class _Starting:
     """An engine that is not there yet."""
 
-    engine: "ActorHandle"
     ready: Any
+    """Done when it is loaded, or has failed."""
     deadline: float
 
 
@@ -66,8 +68,8 @@ class EngineSupervisor:
         """Unanswered questions for progress, and when they were asked."""
         self._asked_at = 0.0
         self._last_busy: dict[int, tuple[float, float, int]] = {}
-        self.needs_weights = False
-        """An engine dropped its weights in sleep and has prompts to wake up for."""
+        self.needs_weights: set[int] = set()
+        """Engines that dropped their weights in sleep and have prompts to wake up for."""
         self.num_restarts = 0
         self.num_recovered_prompts = 0
 
@@ -80,42 +82,42 @@ class EngineSupervisor:
         """One for each engine that serves; done when it has ended."""
         return list(self._futures.values())
 
-    def serve(self, numbers: list[int]) -> None:
-        """Have these engines, which have the current weights, take prompts from now on."""
-        for number in numbers:
-            self._starting.pop(number, None)
-            self._futures[number] = self._engines[number].process_queue_continuously.remote()
+    @property
+    def ready(self) -> dict[int, "ActorHandle"]:
+        """Replacements that are loaded and wait for weights."""
+        loaded = {n for n, one in self._starting.items() if ray.wait([one.ready], timeout=0)[0]}
+        return {number: self._engines[number] for number in sorted(loaded)}
 
-    def newly_ready(self) -> list[int]:
-        """Replacements that are loaded and wait for weights. Raises `ComponentDied` for one that cannot start."""
-        ready = []
-        for number, starting in self._starting.items():
-            done, _ = ray.wait([starting.ready], timeout=0)
-            if done:
-                self._value(starting.ready, f"engine {number} could not be started again")
-                ready.append(number)
-            elif time.monotonic() > starting.deadline:
-                raise ComponentDied(f"engine {number} was not ready {self._args.init_timeout_s:g} s after its restart")
-        return ready
+    def serve(self, numbers: list[int]) -> None:
+        """Have these engines, which have the current weights, take prompts from now on; except those being started again."""
+        for number in numbers:
+            if number not in self._starting:
+                self._futures[number] = self._engines[number].process_queue_continuously.remote()
+
+    def welcome(self, numbers: list[int]) -> None:
+        """Replacements have got the current weights: they serve from now on."""
+        for number in numbers:
+            del self._starting[number]
+        self.serve(numbers)
 
     def check(self) -> None:
-        """Notice engines that died or stand still, and replace them.
+        """Notice engines that died, stand still or do not come up, and replace them.
 
         Raises:
             ComponentDied: there is no restart left.
         """
-        if not self._futures:
-            return
-        ended, _ = ray.wait(list(self._futures.values()), num_returns=1, timeout=0)
-        causes = {number: self._cause(future) for number, future in self._futures.items() if future in ended}
-        causes |= self._standing_still()
+        causes = self._standing_still() | self._not_starting()
+        if self._futures:
+            ended, _ = ray.wait(self.futures, num_returns=len(self._futures), timeout=0)
+            for number, future in self._futures.items():
+                if future in ended:
+                    cause = self._cause(future)
+                    causes[number] = f"died: {cause}" if cause else "ended before the run did"
         for number, cause in causes.items():
             self.replace(number, cause)
 
     def replace(self, number: int, cause: str) -> None:
         """Take an engine out, issue its prompts again, and start another in its place."""
-        if number in self._starting:
-            return
         if self.num_restarts >= self._args.max_engine_restarts:
             raise ComponentDied(f"engine {number} {cause}")
         self.num_restarts += 1
@@ -126,13 +128,14 @@ class EngineSupervisor:
             self.num_restarts,
             self._args.max_engine_restarts,
         )
-        self._futures.pop(number, None)
+        served = self._futures.pop(number, None) is not None
         self._stock.pop(number, None)
         ray.kill(self._engines[number])
-        self._recover_prompts()
+        if served:
+            self._recover_prompts()
         engine = self._start_engine(number)
         self._engines[number] = engine
-        self._starting[number] = _Starting(engine, engine.ready.remote(), time.monotonic() + self._args.init_timeout_s)
+        self._starting[number] = _Starting(engine.ready.remote(), time.monotonic() + self._args.init_timeout_s)
 
     def busy(self) -> dict[str, float]:
         """Numbers for a row of metrics; an engine that does not answer is left out.
@@ -170,39 +173,55 @@ class EngineSupervisor:
             "memory/engines_released_bytes": sum(stock["memory_released_bytes"] for stock in stocks),
         }
 
-    def _cause(self, future: Any) -> str:
+    @staticmethod
+    def _cause(future: Any) -> str:
+        """What a future that is done failed with; "" if it did not."""
         try:
             ray.get(future, timeout=ANSWER_S)
         except ray.exceptions.RayError as error:
-            return f"died: {root_cause(error)}"
-        return "ended before the run did"
+            return root_cause(error)
+        return ""
+
+    def _not_starting(self) -> dict[int, str]:
+        """Replacements that failed while they were being loaded, or are not ready in time."""
+        causes = {}
+        for number, starting in self._starting.items():
+            is_done = bool(ray.wait([starting.ready], timeout=0)[0])
+            if is_done and (error := self._cause(starting.ready)):
+                causes[number] = f"could not be started: {error}"
+            elif not is_done and time.monotonic() > starting.deadline:
+                causes[number] = f"was not ready {self._args.init_timeout_s:g} s after it was started again"
+        return causes
 
     def _standing_still(self) -> dict[int, str]:
         """Engines that do not answer, or hold work and take no step. Questions are asked without waiting for the answers."""
         limit, now = self._args.engine_stall_timeout_s, time.monotonic()
         if now - self._asked_at > min(STOCK_EVERY_S, limit / 2):
             self._asked_at = now
-            for number, engine in self.serving.items():
+            for number, engine in (self.serving | self.ready).items():
                 self._stock.setdefault(number, (engine.take_stock.remote(), now))
         causes = {}
         for number, (ref, asked_at) in list(self._stock.items()):
-            done, _ = ray.wait([ref], timeout=0)
-            if done:
+            if ray.wait([ref], timeout=0)[0]:
                 del self._stock[number]
-                try:
-                    stock = ray.get(ref, timeout=ANSWER_S)
-                except ray.exceptions.RayError:
-                    continue  # its future tells of it
-                self.needs_weights |= stock["needs_weights"]
-                if stock["held"] and stock["idle_s"] > limit:
-                    causes[number] = f"holds {len(stock['held'])} prompts and took no step for {stock['idle_s']:.0f} s"
+                if cause := self._cause(ref):
+                    causes[number] = f"died: {cause}"
+                elif cause := self._judge(number, ray.get(ref, timeout=ANSWER_S)):
+                    causes[number] = cause
             elif now - asked_at > limit:
                 causes[number] = f"did not answer for {now - asked_at:.0f} s"
         return causes
 
+    def _judge(self, number: int, stock: dict[str, Any]) -> str:
+        if stock["needs_weights"]:
+            self.needs_weights.add(number)
+        if stock["held"] and stock["idle_s"] > self._args.engine_stall_timeout_s:
+            return f"holds {len(stock['held'])} prompts and took no step for {stock['idle_s']:.0f} s"
+        return ""
+
     def _recover_prompts(self) -> None:
         """Take stock: what is neither in the prompt queue nor with a live engine nor back is issued again."""
-        self._value(self._controller.take_back_prompts.remote(), "taking prompts back")
+        self._value(self._controller.take_back_prompts.remote(), "taking prompts back", CONTROL_S)
         time.sleep(2 * POLL_S)  # the longest get: what an engine was pulling is with it now
         asked = [engine.take_stock.remote() for engine in self.serving.values()]
         answered, _ = ray.wait(asked, num_returns=len(asked), timeout=ANSWER_S) if asked else ([], [])
@@ -212,12 +231,13 @@ class EngineSupervisor:
                 held += ray.get(ref, timeout=ANSWER_S)["held"]
             except ray.exceptions.RayError:
                 continue  # it has died too; the next check buries it
-        lost = self._value(self._controller.recover_lost.remote(held), "recovering lost prompts", ANSWER_S + 60.0)
+        in_time = self._args.batch_timeout + CONTROL_S  # it waits for results on their way first
+        lost = self._value(self._controller.recover_lost.remote(held), "recovering lost prompts", in_time)
         self.num_recovered_prompts += lost
         logger.warning("%d prompts were lost with the engine and are issued again", lost)
 
     @staticmethod
-    def _value(ref: Any, what: str, timeout_s: float = ANSWER_S) -> Any:
+    def _value(ref: Any, what: str, timeout_s: float) -> Any:
         try:
             return ray.get(ref, timeout=timeout_s)
         except ray.exceptions.GetTimeoutError as error:

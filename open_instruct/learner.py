@@ -17,7 +17,7 @@ import random
 import socket
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -40,8 +40,10 @@ from open_instruct.grpo_utils import (
 )
 from open_instruct.model_utils import LogProbModel
 from open_instruct.weight_sync import (
+    RAY_OBJECT,
     DeepSpeedWeightSource,
     EngineClient,
+    UpdateAbandoned,
     UpdateReport,
     WeightSender,
     make_weight_sender,
@@ -380,16 +382,17 @@ class PolicyTrainerRayProcess:
 
     # --- weights ------------------------------------------------------------------------------------------------------
 
-    def connect_rollout_engines(self, rollout_engines: "list[ActorHandle]") -> None:
-        """Set up the transport of weights to `rollout_engines`."""
-        args = self._args
+    def connect_rollout_engines(self, rollout_engines: "Mapping[int, ActorHandle]") -> None:
+        """Set up the transport of weights to `rollout_engines` (with their positions), in place of an earlier one."""
+        args, transport = self._args, self._device.weight_transport
         self._client = EngineClient(
             rollout_engines,
             workers_per_engine=args.vllm_tensor_parallel_size,
             timeout_s=args.weight_sync_timeout_s,
+            in_one_group=transport != RAY_OBJECT,
         )
         self._sender = make_weight_sender(
-            self._device.weight_transport,
+            transport,
             rank=self.rank,
             client=self._client,
             source=self._source,
@@ -398,11 +401,18 @@ class PolicyTrainerRayProcess:
         )
 
     def update_weights(self, version: int, engines: Sequence[int] | None = None) -> UpdateReport:
-        """Send the weights as `version` to these engines (by position; None is all); what became of it, on the first rank."""
+        """Send the weights as `version` to these engines (by position; None is all); what became of it, on the first rank.
+
+        Where engines receive in one collective, all that are connected are sent to.
+        """
         assert self._sender is not None, "connect_rollout_engines comes first"
         assert self._client is not None
         self._client.begin(version, engines)
-        self._sender.send_weights()
+        try:
+            self._sender.send_weights()
+        except UpdateAbandoned:
+            for _ in self._source:  # the other ranks wait in the gathers
+                pass
         return self._client.report()
 
     # --- saving -------------------------------------------------------------------------------------------------------
@@ -531,7 +541,7 @@ class RayTrainGroup:
     def async_init(self, master_address: str, master_port: int) -> list:
         return self._all("init", master_address, master_port)
 
-    def async_init_weight_update_connections(self, rollout_engines: "list[ActorHandle]") -> list:
+    def async_init_weight_update_connections(self, rollout_engines: "Mapping[int, ActorHandle]") -> list:
         return self._all("connect_rollout_engines", rollout_engines)
 
     def async_train(self, rank_data: Sequence[object], *, is_last: bool = True, num_global_tokens: int = 0) -> list:

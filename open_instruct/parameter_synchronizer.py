@@ -37,7 +37,10 @@ class ParameterSynchronizer:
         self._args = args
         self._parts = parts
         self._supervisor: EngineSupervisor = parts.supervisor
-        self._connected: set[int] = set()
+        self._group: dict[int, Any] = {}
+        """The engines that the learners are connected with, by position."""
+        self._versions: dict[Any, int] = {}
+        """What each engine (not its place: a replacement has nothing yet) has confirmed."""
         self.current_param_version = 0
         self.param_sync_count = 0
         self.sync_failures = 0
@@ -47,86 +50,104 @@ class ParameterSynchronizer:
 
     @property
     def sync_group_initialized(self) -> bool:
-        """Whether learners and engines are connected, with no engine missing."""
-        return bool(self._connected) and self._connected >= set(self._supervisor.serving)
+        """Whether the learners are connected with all engines that there are now."""
+        return bool(self._group) and self._group == self._members()
+
+    @property
+    def versions(self) -> dict[int, int]:
+        """The version that each engine serves, by position."""
+        return {n: self._versions[engine] for n, engine in self._members().items() if engine in self._versions}
 
     def sync(self, version: int) -> SyncReport:
         """Bring `version`, which the learners hold now, to every engine; replacements that are ready begin to serve with it.
 
-        When it returns, every engine that serves has confirmed `version`.
+        When it returns, every engine that serves has confirmed `version`. Raises `ComponentDied` when an engine stays behind and
+        no restart is left.
         """
         started = time.perf_counter()
         components.info(component_log.syncing(version))
-        newcomers = self._supervisor.newly_ready()
-        wanted = self._wanted(newcomers)
-        report = self._update(version, wanted)
-        self._supervisor.serve(newcomers_with_weights := [number for number in newcomers if number in report.confirmed])
-        self._connected |= set(newcomers_with_weights)
+        pauses_s, num_failed_attempts = self._update(version)
+        self._supervisor.welcome([n for n in self._supervisor.ready if self.versions.get(n) == version])
+        assert all(self.versions.get(number) == version for number in self._supervisor.serving), self.versions
         seconds = time.perf_counter() - started
         self.current_param_version = version
         self.param_sync_count += 1
         self.last_sync_time = time.time()
         components.info(component_log.sync_completed(seconds, version))
-        done = SyncReport(version, seconds, list(report.pauses_s.values()), report.num_failed_attempts)
-        self._reports.append(done)
-        return done
+        report = SyncReport(version, seconds, pauses_s, num_failed_attempts)
+        self._reports.append(report)
+        return report
 
-    def give_weights_to_newcomers(self) -> None:
-        """Replacements that became ready while the learners' weights are still those of the last `sync` begin to serve; and an
-        engine that dropped its weights in sleep gets them again."""
-        if self._supervisor.newly_ready() or self._supervisor.needs_weights:
-            self._supervisor.needs_weights = False
-            self.sync(self.current_param_version)
+    def give_weights_to_newcomers(self, version: int | None = None) -> None:
+        """Replacements that became ready begin to serve, and an engine that dropped its weights in sleep gets them again.
 
-    def _wanted(self, newcomers: list[int]) -> list[int]:
-        serving = set(self._supervisor.serving)
-        if newcomers or not serving:  # the group has changed, or is made for the first time
-            self._connect()
-        everyone = serving or set(range(len(self._parts.manager.rollout_engines)))
-        return sorted(everyone | set(newcomers))
+        `version` is what the learners hold; None is that of the last `sync`.
+        """
+        if not self._supervisor.ready and not self._supervisor.needs_weights:
+            return
+        for number in self._supervisor.needs_weights:
+            self._versions.pop(self._members().get(number), None)
+        self._supervisor.needs_weights.clear()
+        self.sync(self.current_param_version if version is None else version)
 
-    def _connect(self) -> None:
-        """Make the communication group anew, with the engines that are there now."""
-        self._parts.wait(
-            self._parts.group.async_init_weight_update_connections(self._parts.manager.rollout_engines),
-            what="the connection of learners and engines",
-            timeout_s=self._args.init_timeout_s,
-        )
+    def _members(self) -> dict[int, Any]:
+        """The engines that can take weights now: those that serve and replacements that are loaded; at first, all."""
+        members = self._supervisor.serving | self._supervisor.ready
+        if not members and self._supervisor.num_restarts == 0:
+            return dict(enumerate(self._parts.manager.rollout_engines))
+        return dict(sorted(members.items()))
 
-    def _update(self, version: int, wanted: list[int]) -> "_Outcome":
-        outcome, report = _Outcome({}, {}, 0), UpdateReport()
-        served_before = set(self._supervisor.serving)
+    def _behind(self, version: int) -> list[int]:
+        return [number for number, engine in self._members().items() if self._versions.get(engine) != version]
+
+    def _update(self, version: int) -> tuple[list[float], int]:
+        """Send until nobody is behind, or replace who stays so; pauses of engines in seconds, and attempts that failed."""
+        pauses_s: list[float] = []
+        causes: dict[int, str] = {}
         for attempt in range(1, self._args.max_sync_retries + 2):
-            behind = [number for number in wanted if number not in outcome.confirmed]
-            report = self._attempt(version, behind)
-            outcome.confirmed |= report.confirmed
-            outcome.pauses_s |= report.pauses_s
+            report = self._attempt(version)
+            pauses_s += report.pauses_s.values()
             if not report.failures:
-                return outcome
-            outcome.num_failed_attempts += 1
+                return pauses_s, attempt - 1
             self.sync_failures += 1
+            causes |= report.failures
             components.warning(component_log.sync_attempt_failed(attempt, report.failures))
             self._parts.check_health()  # a dead engine is replaced, not tried again
-            gone = served_before - set(self._supervisor.serving)
-            wanted = [number for number in wanted if number not in gone]
-            if all(number in outcome.confirmed for number in wanted):
-                return outcome
+            if not self._behind(version):
+                return pauses_s, attempt
             if attempt <= self._args.max_sync_retries:
                 components.info(component_log.retrying_sync(self._args.sync_retry_delay))
                 time.sleep(self._args.sync_retry_delay)
         components.error(component_log.all_sync_attempts_failed(self.sync_failures))
-        for number in wanted:
-            if number not in outcome.confirmed:
-                self._supervisor.replace(number, f"did not take version {version}: {report.failures.get(number, '')}")
-        return outcome
+        for number in self._behind(version):
+            self._supervisor.replace(number, f"did not take version {version}: {causes.get(number, 'it came late')}")
+        return pauses_s, self._args.max_sync_retries + 1
 
-    def _attempt(self, version: int, engines: list[int]) -> UpdateReport:
+    def _attempt(self, version: int) -> UpdateReport:
+        """Send once to all that are behind. The group is made anew when its members have changed, and after a failure."""
+        members, behind = self._members(), self._behind(version)
+        if not behind:
+            return UpdateReport()
+        if members != self._group:
+            self._connect(members)
         reports = self._parts.wait(
-            self._parts.group.async_update_weights(version, engines),
+            self._parts.group.async_update_weights(version, behind),
             what=f"weights of version {version}",
-            timeout_s=self._args.weight_sync_timeout_s + 60.0,
+            timeout_s=2 * self._args.weight_sync_timeout_s + 60.0,
         )
+        self._versions |= {members[number]: confirmed for number, confirmed in reports[0].confirmed.items()}
+        if reports[0].failures:
+            self._group = {}
         return reports[0]
+
+    def _connect(self, members: dict[int, Any]) -> None:
+        """Make the communication group of learners and `members`."""
+        self._parts.wait(
+            self._parts.group.async_init_weight_update_connections(members),
+            what="the connection of learners and engines",
+            timeout_s=self._args.init_timeout_s,
+        )
+        self._group = members
 
     def take_metrics(self) -> dict[str, float]:
         """Of the syncs since the last call: seconds of the whole (`time/weight_sync`), and how long engines stood still."""
@@ -150,12 +171,3 @@ class ParameterSynchronizer:
             "sync_failures": self.sync_failures,
             "engine_restarts": self._supervisor.num_restarts,
         }
-
-
-@dataclass
-class _Outcome:
-    """What the attempts of one sync have come to."""
-
-    confirmed: dict[int, int]
-    pauses_s: dict[int, float]
-    num_failed_attempts: int

@@ -209,6 +209,8 @@ class PromptFlow:
         """Unassigned groups that are complete, in the order of arrival."""
         self._eligible: dict[int, str] = {}
         """Those of them that lie in the window."""
+        self._last_chances: set[int] = set()
+        """Prompts that the step being assembled waits for, since the next would be too late."""
         self._places = options.prompts_per_step
         """Groups that the step being assembled still takes."""
         self._newest_assigned = self._newest_of_earlier_steps = -1
@@ -257,7 +259,7 @@ class PromptFlow:
         return prompt
 
     def _is_admissible(self, number: int) -> bool:
-        """Always so, unless the run was resumed with a lower threshold."""
+        """Always so, except after a resume: with a lower threshold, or after steps ahead were extended whose groups are lost."""
         if len(self._unassigned) <= self.num_admissible:
             return True
         return sum(1 for other in self._unassigned if other < number) < self.num_admissible
@@ -288,6 +290,8 @@ class PromptFlow:
         self._arrived[prompt.issue_number] = prompt_id
         if prompt.issue_number <= self._window_end:
             self._eligible[prompt.issue_number] = prompt_id
+        if self._is_last_chance(prompt.issue_number, oldest_version):  # known already, unless it was given up for lost
+            self._last_chances.add(prompt.issue_number)
         return True
 
     def waits_for(self, prompt_id: str, being_scored: Collection[str] = ()) -> bool:
@@ -310,6 +314,7 @@ class PromptFlow:
             self._send_again(prompt)
             return True
         del self._unassigned[prompt.issue_number]
+        self._last_chances.discard(prompt.issue_number)
         self.ledger.stage(prompt_id, FAILED, self.assembling)
         self._count_window()
         return False
@@ -330,6 +335,7 @@ class PromptFlow:
         self.ledger.update(replace(prompt, arrived=False))
         self._arrived.pop(prompt.issue_number, None)
         self._eligible.pop(prompt.issue_number, None)
+        self._last_chances.discard(prompt.issue_number)
         heappush(self._unsent, prompt.issue_number)
 
     # --- assembling ---------------------------------------------------------------------------------------------------
@@ -337,13 +343,12 @@ class PromptFlow:
     def assign(self) -> list[Assignment]:
         """Give complete groups of the window to the step being assembled, in the order of arrival, while it has places."""
         assigned = []
-        waited_for = self._last_chances()
         for number, prompt_id in list(self._eligible.items()):
             if self._places == 0:
                 break
-            if number not in waited_for and self._places <= len(waited_for):
+            if number not in self._last_chances and self._places <= len(self._last_chances):
                 continue
-            waited_for.discard(number)
+            self._last_chances.discard(number)
             if (assignment := self._assign(self.ledger[prompt_id])) is not None:
                 assigned.append(assignment)
         return assigned
@@ -363,24 +368,23 @@ class PromptFlow:
         self._newest_assigned = max(self._newest_assigned, prompt.issue_number)
         return Assignment(prompt, max(prompt.version, oldest_allowed), was_left_behind)
 
-    def _last_chances(self) -> set[int]:
-        """Prompts that the next step could not take any more without breaking the bound; this one waits for them.
+    def _is_last_chance(self, number: int, oldest_version: int) -> bool:
+        """Whether the next step could not take it any more without breaking the bound; then this one waits for it.
 
-        All were left behind: those issued at their version or before filled no more than the steps before this one.
+        It was left behind: what was issued at its version or before fills no more than the steps before this one.
         """
-        if self.options.over_issued == 0 or self.options.straggler_policy != "wait":
-            return set()
-        oldest_allowed_next = self.assembling - self.options.max_staleness
+        is_left_behind = number < self._newest_of_earlier_steps
+        next_is_too_late = oldest_version < self.assembling - self.options.max_staleness
+        return is_left_behind and next_is_too_late and self.options.straggler_policy == "wait"
+
+    def _count_last_chances(self) -> None:
         left_behind = takewhile(lambda number: number < self._newest_of_earlier_steps, self._unassigned)
-        return {
+        self._last_chances = {
             number
             for number in left_behind
-            if self.ledger[self._unassigned[number]].version < oldest_allowed_next and not self._will_be_issued(number)
+            if self._is_last_chance(number, self.ledger[self._unassigned[number]].version)
+            and (number in self._arrived or number not in self._unsent)  # else its tokens will be newer
         }
-
-    def _will_be_issued(self, number: int) -> bool:
-        """Then its tokens will be newer than its version tells."""
-        return number not in self._arrived and number in self._unsent
 
     def _window(self) -> Iterator[tuple[int, str]]:
         return islice(self._unassigned.items(), self._places + self.options.over_issued)
@@ -401,6 +405,7 @@ class PromptFlow:
         self._newest_of_earlier_steps = self._newest_assigned
         self._places = self.options.prompts_per_step
         self._count_window()
+        self._count_last_chances()
 
     def _count_window(self) -> None:
         """The window's last prompt. Assigning one of its prompts takes a place too, so it changes only when places are added."""

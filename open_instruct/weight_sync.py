@@ -9,7 +9,7 @@ weight-transfer API.
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 RAY_OBJECT = "ray_object"
 BUCKET_BYTES = 256 * 2**20
 """A bucket holds whole parameters up to about this size, so that a learner never holds a second copy of the model."""
+
+FETCH_S = 10.0
+"""Deadline for an answer that is there already."""
 
 
 def register_weight_transfer() -> None:
@@ -106,25 +109,45 @@ class UpdateReport:
     """Seconds that generation stood still for it."""
 
 
+class UpdateAbandoned(RuntimeError):
+    """All engines receive in one collective, and one of them cannot take part: nobody was sent anything."""
+
+
 class EngineClient:
-    """The learners' line to every engine at once, with a deadline for each update. The shape of vLLM's weight-sync client.
+    """The learners' line to every engine at once, with a limit for each. The shape of vLLM's weight-sync client.
 
     Call `begin` before an update is sent. An engine that fails in the middle is left out of the rest of it; the others get it
     whole. Each update has a number, so that an engine that comes back late refuses what belongs to an older one.
+
+    Args:
+        engines: by position, or with their positions.
+        workers_per_engine: processes of one engine that receive.
+        timeout_s: how long the calls of one update may take on an engine. What the others take does not count, else one that
+            hangs would cost all of them the update; in all it may take twice as long.
+        in_one_group: engines receive in one collective: all are sent to, and if one fails before it begins, none is.
     """
 
-    def __init__(self, engines: "list[ActorHandle]", *, workers_per_engine: int, timeout_s: float) -> None:
-        self._engines = engines
+    def __init__(
+        self,
+        engines: "Sequence[ActorHandle] | Mapping[int, ActorHandle]",
+        *,
+        workers_per_engine: int,
+        timeout_s: float,
+        in_one_group: bool = False,
+    ) -> None:
+        self._engines = dict(engines) if isinstance(engines, Mapping) else dict(enumerate(engines))
         self._workers_per_engine = workers_per_engine
         self._timeout_s = timeout_s
+        self._in_one_group = in_one_group
         self.begin(0)
 
     def begin(self, version: int, engines: Sequence[int] | None = None) -> None:
         """An update to `version` follows, for these engines (by position; None is all)."""
         self._version = version
         self._update_id = time.time_ns()
-        self._deadline = time.monotonic() + self._timeout_s
-        self._taking_part = list(range(len(self._engines)) if engines is None else engines)
+        self._ends_at = time.monotonic() + 2 * self._timeout_s
+        self._taking_part = list(self._engines if engines is None or self._in_one_group else engines)
+        self._left_s = dict.fromkeys(self._taking_part, self._timeout_s)
         self._confirmed: dict[int, int] = {}
         self._failures: dict[int, str] = {}
         self._pauses_s: dict[int, float] = {}
@@ -142,10 +165,16 @@ class EngineClient:
         """Engines are apart: each has its own range of ranks in the transfer group, behind those of the engines before it."""
         if "rank_offset" not in init_info:
             return init_info
-        return {**init_info, "rank_offset": init_info["rank_offset"] + number * self._workers_per_engine}
+        num_before = list(self._engines).index(number)
+        return {**init_info, "rank_offset": init_info["rank_offset"] + num_before * self._workers_per_engine}
 
     def start_weight_update(self) -> None:
+        """Raises `UpdateAbandoned` if one engine's failure leaves all of them without the update."""
         self._call("start_weight_update", lambda _: (self._update_id,))
+        if self._in_one_group and self._failures:
+            for number in self._taking_part:
+                self._failures[number] = "nothing was sent, because another engine could not take part"
+            raise UpdateAbandoned(str(self._failures))
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
         self._call("update_weights", lambda _: (update_info, self._update_id))
@@ -162,17 +191,30 @@ class EngineClient:
 
     def _call(self, method: str, arguments: Callable[[int], tuple]) -> dict[int, Any]:
         """Call `method` on every engine that still takes part; the answers of those that gave one in time."""
-        refs = {n: getattr(self._engines[n], method).remote(*arguments(n)) for n in self._taking_part}
+        started = time.monotonic()
+        waiting = {getattr(self._engines[n], method).remote(*arguments(n)): n for n in self._taking_part}
         answers = {}
-        for number, ref in refs.items():
-            try:
-                answers[number] = ray.get(ref, timeout=max(self._deadline - time.monotonic(), 0.001))
-            except ray.exceptions.GetTimeoutError:
-                self._failures[number] = f"did not answer {method} within the {self._timeout_s:g} s of the update"
-            except ray.exceptions.RayError as error:
-                self._failures[number] = f"{method}: {root_cause(error)}"
-        self._taking_part = list(answers)
+        while waiting:
+            soonest = min(min(self._left_s[n] for n in waiting.values()) + started, self._ends_at)
+            done, _ = ray.wait(list(waiting), num_returns=1, timeout=max(soonest - time.monotonic(), 0.0))
+            now = time.monotonic()
+            for ref, number in list(waiting.items()):
+                if ref in done:
+                    self._take_answer(method, number, ref, answers)
+                    self._left_s[number] -= now - started
+                elif now - started >= self._left_s[number] or now >= self._ends_at:
+                    self._failures[number] = f"did not answer {method} within the {self._timeout_s:g} s of the update"
+                else:
+                    continue
+                del waiting[ref]
+        self._taking_part = sorted(answers)
         return answers
+
+    def _take_answer(self, method: str, number: int, ref: Any, answers: dict[int, Any]) -> None:
+        try:
+            answers[number] = ray.get(ref, timeout=FETCH_S)
+        except ray.exceptions.RayError as error:
+            self._failures[number] = f"{method}: {root_cause(error)}"
 
 
 class WeightSender(Protocol):

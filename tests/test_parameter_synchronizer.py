@@ -13,22 +13,24 @@ from open_instruct.weight_sync import UpdateReport
 
 
 class FakeSupervisor:
-    def __init__(self, num_engines: int) -> None:
+    """Engines are names; a replacement has another one."""
+
+    def __init__(self, engines: list[str]) -> None:
+        self.engines = engines
         self.serving: dict[int, str] = {}
-        self.ready: list[int] = []
+        self.ready: dict[int, str] = {}
         self.replaced: list[tuple[int, str]] = []
         self.num_restarts = 0
-        self.needs_weights = False
-        self.num_engines = num_engines
+        self.needs_weights: set[int] = set()
         self.restarts_left = 10
 
     def serve(self, numbers: list[int]) -> None:
-        for number in numbers:
-            self.serving[number] = f"engine {number}"
-        self.ready = [number for number in self.ready if number not in numbers]
+        self.serving |= {number: self.engines[number] for number in numbers}
 
-    def newly_ready(self) -> list[int]:
-        return self.ready
+    def welcome(self, numbers: list[int]) -> None:
+        for number in numbers:
+            del self.ready[number]
+        self.serve(numbers)
 
     def replace(self, number: int, cause: str) -> None:
         if self.restarts_left == 0:
@@ -36,30 +38,38 @@ class FakeSupervisor:
         self.restarts_left -= 1
         self.num_restarts += 1
         self.replaced.append((number, cause))
-        del self.serving[number]
+        self.serving.pop(number, None)
+        self.ready.pop(number, None)
+        self.engines[number] += " again"
+
+    def load(self, number: int) -> None:
+        self.ready[number] = self.engines[number]
 
 
 class Play:
     """Learners whose updates go as the test says: one dict of failures by engine for each attempt."""
 
     def __init__(self, *attempts: dict[int, str], num_engines: int = 2, **options: Any) -> None:
-        self.supervisor = FakeSupervisor(num_engines)
+        engines = [f"engine {number}" for number in range(num_engines)]
+        self.supervisor = FakeSupervisor(engines)
         self.attempts = list(attempts)
         self.sent: list[tuple[int, list[int]]] = []
-        self.num_connections = 0
+        self.connected: list[dict[int, str]] = []
         self.dying: set[int] = set()
-        self.manager = SimpleNamespace(rollout_engines=[f"engine {number}" for number in range(num_engines)])
+        self.loading: set[int] = set()
+        """Replacements that become ready while the next update is under way."""
+        self.manager = SimpleNamespace(rollout_engines=engines)
         self.group = SimpleNamespace(
             async_update_weights=self.update, async_init_weight_update_connections=self.connect
         )
         self.sync = ParameterSynchronizer(make_args(sync_retry_delay=0.0, **options), self)
 
     def start(self) -> "Play":
-        self.supervisor.serve(list(range(self.supervisor.num_engines)))
+        self.supervisor.serve(list(range(len(self.supervisor.engines))))
         return self
 
-    def connect(self, engines: list[Any]) -> list[Any]:
-        self.num_connections += 1
+    def connect(self, engines: dict[int, str]) -> list[Any]:
+        self.connected.append(engines)
         return []
 
     def update(self, version: int, engines: list[int]) -> list[UpdateReport]:
@@ -75,14 +85,20 @@ class Play:
         for number in list(self.dying):
             self.supervisor.replace(number, "died")
             self.dying.discard(number)
+        for number in list(self.loading):
+            self.supervisor.load(number)
+            self.loading.discard(number)
 
 
 def test_the_first_sync_makes_the_group_and_reaches_everyone() -> None:
     play = Play()
     assert not play.sync.sync_group_initialized
     report = play.sync.sync(0)
-    assert (play.num_connections, play.sent) == (1, [(0, [0, 1])])
+    assert play.connected == [{0: "engine 0", 1: "engine 1"}]
+    assert play.sent == [(0, [0, 1])]
     assert report.pauses_s == [0.25, 0.25]
+    assert play.sync.sync_group_initialized
+    assert play.sync.versions == {0: 0, 1: 0}
 
 
 def test_only_those_that_failed_are_tried_again(caplog: pytest.LogCaptureFixture) -> None:
@@ -117,11 +133,11 @@ def test_one_that_stays_behind_is_replaced_and_the_run_goes_on(caplog: pytest.Lo
     assert list(play.supervisor.serving) == [0]
     play.sync.sync(5)  # the replacement is not there yet
     assert play.sent[-1] == (5, [0])
-    play.supervisor.ready = [1]
+    play.supervisor.load(1)
     play.sync.sync(6)
     assert play.sent[-1] == (6, [0, 1])
-    assert play.num_connections == 1  # the group was made anew
-    assert sorted(play.supervisor.serving) == [0, 1]
+    assert play.connected[-1] == {0: "engine 0", 1: "engine 1 again"}
+    assert play.supervisor.serving == {0: "engine 0", 1: "engine 1 again"}
 
 
 def test_one_that_died_in_the_middle_is_not_tried_again() -> None:
@@ -138,18 +154,81 @@ def test_a_replacement_gets_the_current_weights_before_it_serves() -> None:
     play.supervisor.replace(0, "died")
     play.sync.give_weights_to_newcomers()
     assert play.sent == [(3, [0])]  # nobody is there yet
-    play.supervisor.ready = [0]
+    play.supervisor.load(0)
     play.sync.give_weights_to_newcomers()
-    assert play.sent[-1] == (3, [0])
+    assert play.sent == [(3, [0]), (3, [0])]
+    assert play.supervisor.serving == {0: "engine 0 again"}
+    play.sync.give_weights_to_newcomers()
+    assert len(play.sent) == 2
+
+
+def test_a_replacement_gets_what_the_learners_hold_and_the_others_are_left_alone() -> None:
+    play = Play().start()
+    play.sync.sync(3)
+    play.supervisor.replace(1, "died")
+    play.supervisor.load(1)
+    play.sync.give_weights_to_newcomers(3)
+    assert play.sent[-1] == (3, [1])
+    play.supervisor.replace(1, "died")
+    play.supervisor.load(1)
+    play.sync.give_weights_to_newcomers(5)  # steps without a sync lie in between
+    assert play.sent[-1] == (5, [0, 1])
+    assert play.sync.current_param_version == 5
+
+
+def test_a_replacement_that_dies_before_it_serves_is_replaced_too() -> None:
+    play = Play({}, *[{1: "update_weights: ActorDiedError"}] * 4).start()
+    play.sync.sync(3)
+    play.supervisor.replace(1, "died")
+    play.supervisor.load(1)
+    play.sync.sync(4)
+    assert play.supervisor.engines[1] == "engine 1 again again"
     assert list(play.supervisor.serving) == [0]
+    play.supervisor.load(1)
+    play.sync.sync(5)
+    assert play.sync.versions == {0: 5, 1: 5}
+
+
+def test_what_the_dead_confirmed_does_not_count_for_its_replacement() -> None:
+    """It confirms, dies while another is tried again, and is ready before the sync ends."""
+    play = Play({0: "slow"}, {0: "slow"}).start()
+    play.dying, play.loading = {1}, {1}
+    play.sync.sync(4)
+    assert play.sent == [(4, [0, 1]), (4, [0, 1]), (4, [0])]
+    assert play.supervisor.serving == {0: "engine 0", 1: "engine 1 again"}
+
+
+def test_the_group_is_made_anew_after_a_loss_and_after_a_failure() -> None:
+    play = Play({}, {1: "slow"}, num_engines=3).start()
+    play.sync.sync(1)
+    assert len(play.connected) == 1
+    play.sync.sync(2)
+    assert len(play.connected) == 2  # for the second attempt
+    play.supervisor.replace(0, "died")
+    assert not play.sync.sync_group_initialized
+    play.sync.sync(3)
+    assert play.connected[-1] == {1: "engine 1", 2: "engine 2"}
+    play.sync.sync(4)
+    assert len(play.connected) == 3
+
+
+def test_when_all_engines_stay_behind_all_are_replaced_and_the_sync_returns() -> None:
+    play = Play(*[{0: "deaf", 1: "deaf"}] * 2, max_sync_retries=1).start()
+    play.sync.sync(4)
+    assert [number for number, _ in play.supervisor.replaced] == [0, 1]
+    play.sync.sync(5)  # there is nobody to send to
+    assert len(play.sent) == 2
+    play.supervisor.load(0)
+    play.sync.give_weights_to_newcomers()
+    assert play.sync.versions == {0: 5}
 
 
 def test_an_engine_that_dropped_its_weights_in_sleep_gets_them_again() -> None:
     play = Play().start()
     play.sync.sync(3)
-    play.supervisor.needs_weights = True
+    play.supervisor.needs_weights = {1}
     play.sync.give_weights_to_newcomers()
-    assert play.sent[-1] == (3, [0, 1])
+    assert play.sent[-1] == (3, [1])
     play.sync.give_weights_to_newcomers()
     assert len(play.sent) == 2
 

@@ -1,0 +1,400 @@
+"""Engines that die, hang or do not come up again, and who notices. Played engines are plain Ray actors; one test has a real one."""
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import MAX_MODEL_LEN, TIMEOUT_S, make_args
+
+from open_instruct import coordinator
+from open_instruct.coordinator import Heartbeats, Parts, Signals
+from open_instruct.data_types import PromptRequest, SamplingConfig
+from open_instruct.engine_supervisor import EngineSupervisor
+from open_instruct.failures import ComponentDied
+from open_instruct.parameter_synchronizer import ParameterSynchronizer
+from open_instruct.weight_sync import DeepSpeedWeightSource, EngineClient, RayObjectSender, UpdateAbandoned
+
+
+class PlayedEngine:
+    """Answers like an engine; `hangs_on` and `fails_on` name calls that do not go well."""
+
+    def __init__(self, number: int, hangs_on: str = "", fails_on: str = "") -> None:
+        self._number = number
+        self._troubles = {hangs_on: time.sleep, fails_on: self._fail}
+        self._stock = {"held": [f"train-{number}"], "idle_s": 0.0, "needs_weights": False}
+        self._calls: list[str] = []
+
+    def _fail(self, _: float) -> None:
+        raise RuntimeError(f"engine {self._number} was told to fail")
+
+    def _called(self, name: str) -> None:
+        self._calls.append(name)
+        if name in self._troubles:
+            self._troubles[name](1000.0)
+
+    def calls(self) -> list[str]:
+        return self._calls
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def ready(self) -> int:
+        self._called("ready")
+        return self._number
+
+    def process_queue_continuously(self) -> None:
+        self._called("process_queue_continuously")
+        time.sleep(1000.0)
+
+    def take_stock(self) -> dict[str, Any]:
+        return self._stock
+
+    def set_stock(self, **changes: Any) -> None:
+        self._stock |= changes
+
+    def start_weight_update(self, update_id: int) -> None:
+        self._called("start")
+
+    def update_weights(self, update_info: dict[str, Any], update_id: int) -> None:
+        self._called("update")
+
+    def finish_weight_update(self, version: int, update_id: int) -> dict[str, float]:
+        self._called("finish")
+        return {"version": version, "pause_s": 0.1}
+
+
+class PlayedController:
+    def __init__(self) -> None:
+        self._events: list[Any] = []
+
+    def take_back_prompts(self) -> int:
+        self._events.append("take back")
+        return 0
+
+    def recover_lost(self, held: list[str]) -> int:
+        self._events.append(held)
+        return 3
+
+    def events(self) -> list[Any]:
+        return self._events
+
+
+class Stage:
+    """Played engines under a real supervisor. `roles`: what the next engines that are started do, by `PlayedEngine`'s options."""
+
+    def __init__(self, ray: Any, *roles: dict[str, str], num_engines: int = 2, **options: Any) -> None:
+        self.ray = ray
+        self.roles = list(roles)
+        self.controller = ray.remote(PlayedController).options(num_cpus=0).remote()
+        self.engines = [self.start_engine(number) for number in range(num_engines)]
+        self.supervisor = EngineSupervisor(make_args(**options), self.engines, self.controller, self.start_engine)
+        self.ask([engine.pid.remote() for engine in self.engines])
+
+    def start_engine(self, number: int) -> Any:
+        role = self.roles.pop(0) if self.roles else {}
+        return self.ray.remote(PlayedEngine).options(num_cpus=0, max_concurrency=8).remote(number, **role)
+
+    def ask(self, refs: Any) -> Any:
+        return self.ray.get(refs, timeout=TIMEOUT_S)
+
+    def pid(self, number: int) -> int:
+        return self.ask(self.engines[number].pid.remote())
+
+    def check_until(self, is_so: Callable[[], object], timeout_s: float = 30.0) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not is_so():
+            assert time.monotonic() < deadline
+            self.supervisor.check()
+            time.sleep(0.05)
+
+
+@pytest.fixture
+def stage(ray_session: Any) -> Iterator[Callable[..., Stage]]:
+    stages: list[Stage] = []
+
+    def make(*roles: dict[str, str], **options: Any) -> Stage:
+        stages.append(Stage(ray_session, *roles, **options))
+        return stages[-1]
+
+    yield make
+    for one in stages:
+        for actor in (*one.engines, one.controller):
+            ray_session.kill(actor)
+
+
+def test_a_dead_engine_is_replaced_its_prompts_first(stage: Callable[..., Stage]) -> None:
+    play = stage()
+    play.supervisor.serve([0, 1])
+    play.check_until(lambda: True)
+    assert play.supervisor.num_restarts == 0
+    os.kill(play.pid(0), signal.SIGKILL)
+    play.check_until(lambda: play.supervisor.num_restarts == 1)
+    assert play.ask(play.controller.events.remote()) == ["take back", ["train-1"]]
+    assert play.supervisor.num_recovered_prompts == 3
+    assert list(play.supervisor.serving) == [1]
+
+    play.check_until(lambda: play.supervisor.ready)
+    play.supervisor.serve([0])  # it has no weights yet
+    assert list(play.supervisor.serving) == [1]
+    play.supervisor.welcome([0])
+    assert sorted(play.supervisor.serving) == [0, 1]
+    assert not play.supervisor.ready
+    play.supervisor.check()
+    assert play.supervisor.num_restarts == 1
+
+
+def test_a_stopped_engine_is_killed_and_replaced(stage: Callable[..., Stage]) -> None:
+    play = stage(engine_stall_timeout_s=1.5)
+    play.supervisor.serve([0, 1])
+    pid = play.pid(0)
+    os.kill(pid, signal.SIGSTOP)
+    play.check_until(lambda: play.supervisor.num_restarts == 1)
+    play.check_until(lambda: play.supervisor.ready)
+    play.check_until(lambda: not os.path.exists(f"/proc/{pid}"))  # it could have gone on later
+    assert list(play.supervisor.serving) == [1]
+
+
+def test_an_engine_with_work_that_takes_no_step_is_replaced(
+    stage: Callable[..., Stage], caplog: pytest.LogCaptureFixture
+) -> None:
+    play = stage(engine_stall_timeout_s=1.0)
+    play.supervisor.serve([0, 1])
+    play.ask(play.engines[1].set_stock.remote(held=[], idle_s=100.0))  # nothing to do
+    play.ask(play.engines[0].set_stock.remote(idle_s=7.0))
+    play.check_until(lambda: play.supervisor.num_restarts == 1)
+    assert "engine 0 holds 1 prompts and took no step for 7 s; starting it again (1 of 3)" in caplog.text
+    assert list(play.supervisor.serving) == [1]
+
+
+def test_a_replacement_that_does_not_come_up_is_replaced_until_no_restart_is_left(stage: Callable[..., Stage]) -> None:
+    play = stage({}, {}, {"fails_on": "ready"}, {"hangs_on": "ready"}, init_timeout_s=2.0, max_engine_restarts=2)
+    play.supervisor.serve([0, 1])
+    os.kill(play.pid(0), signal.SIGKILL)
+    play.check_until(lambda: play.supervisor.num_restarts == 2)
+    with pytest.raises(ComponentDied, match="engine 0 was not ready 2 s after it was started again"):
+        play.check_until(lambda: False)
+    assert play.ask(play.controller.events.remote()) == ["take back", ["train-1"]]  # the second had no prompts
+
+
+def test_a_replacement_that_dies_before_it_serves_is_noticed(stage: Callable[..., Stage]) -> None:
+    play = stage(engine_stall_timeout_s=2.0)
+    play.supervisor.serve([0, 1])
+    play.supervisor.replace(0, "was in the way")
+    play.check_until(lambda: play.supervisor.ready)
+    os.kill(play.pid(0), signal.SIGKILL)
+    play.check_until(lambda: play.supervisor.num_restarts == 2)
+    play.check_until(lambda: play.supervisor.ready)
+
+
+def test_without_restarts_the_first_death_ends_the_run(stage: Callable[..., Stage]) -> None:
+    play = stage(max_engine_restarts=0)
+    play.supervisor.serve([0, 1])
+    os.kill(play.pid(1), signal.SIGKILL)
+    with pytest.raises(ComponentDied, match="engine 1 died"):
+        play.check_until(lambda: False)
+
+
+# --- one update, several engines --------------------------------------------------------------------------------------
+
+
+def send(client: EngineClient, version: int) -> None:
+    client.begin(version)
+    RayObjectSender(
+        client=client, source=DeepSpeedWeightSource(torch.nn.Linear(2, 2), zero_stage=0), is_sender=True
+    ).send_weights()
+
+
+@pytest.mark.parametrize("call", ["start", "update", "finish"])
+def test_an_engine_that_hangs_does_not_cost_the_others_the_update(stage: Callable[..., Stage], call: str) -> None:
+    play = stage({"hangs_on": call}, num_engines=3)
+    client = EngineClient(play.engines, workers_per_engine=1, timeout_s=1.0)
+    started = time.monotonic()
+    send(client, 4)
+    assert time.monotonic() - started < 3
+    report = client.report()
+    assert report.confirmed == {1: 4, 2: 4}
+    assert report.failures.keys() == {0}
+    assert "did not answer" in report.failures[0]
+    assert play.ask(play.engines[0].calls.remote())[-1] == call  # and nothing after it
+
+
+def test_engines_that_hang_one_after_another_cost_an_update_at_most_twice_its_limit(
+    stage: Callable[..., Stage],
+) -> None:
+    play = stage({"hangs_on": "start"}, {"hangs_on": "update"}, {"hangs_on": "finish"}, num_engines=3)
+    client = EngineClient(play.engines, workers_per_engine=1, timeout_s=0.5)
+    started = time.monotonic()
+    send(client, 4)
+    assert time.monotonic() - started < 1.5
+    assert client.report().failures.keys() == {0, 1, 2}
+
+
+def test_where_all_receive_in_one_collective_nothing_is_sent_without_one_of_them(stage: Callable[..., Stage]) -> None:
+    play = stage({"fails_on": "start"})
+    client = EngineClient(play.engines, workers_per_engine=1, timeout_s=5.0, in_one_group=True)
+    client.begin(4, engines=[1])
+    with pytest.raises(UpdateAbandoned):
+        client.start_weight_update()
+    assert client.report().failures.keys() == {0, 1}
+    assert play.ask(play.engines[1].calls.remote()) == ["start"]
+
+
+# --- queues -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def queues_and_parts(stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
+    """Real queues and a played rest, watched as in a run."""
+    from ray.util.queue import Queue
+
+    from open_instruct.message_queue import MessageQueue
+
+    monkeypatch.setattr(Heartbeats, "EVERY_S", 0.5)
+    monkeypatch.setattr(Heartbeats, "LIMIT_S", 2.0)
+    play = stage()
+    prompts, results = (Queue(actor_options={"num_cpus": 0}) for _ in range(2))
+    messages = MessageQueue.create(8)
+    manager = SimpleNamespace(controller=play.controller, rollout_engines=play.engines)
+    parts = Parts(manager, SimpleNamespace(workers=[]), [prompts, results], messages, play.supervisor, Signals())  # type: ignore[arg-type]
+    play.supervisor.serve([0, 1])
+    parts.heartbeats = Heartbeats.of_queues(prompts, results, messages)
+    for queue in (prompts, results):
+        queue.qsize()
+    messages.qsize()
+    yield SimpleNamespace(
+        parts=parts,
+        play=play,
+        actors={
+            "the prompt queue": prompts.actor,
+            "the results queue": results.actor,
+            "the message queue": messages.actor,
+        },
+    )
+    for queue in (prompts, results):
+        queue.shutdown(force=True)
+    messages.shutdown()
+
+
+def wait_for_nothing(parts: Parts, ray: Any) -> None:
+    parts.wait(ray.remote(time.sleep).options(num_cpus=0).remote(60), what="nothing", timeout_s=30.0)
+
+
+@pytest.mark.parametrize("name", ["the prompt queue", "the results queue", "the message queue"])
+def test_a_dead_queue_ends_the_run_by_name(queues_and_parts: SimpleNamespace, ray_session: Any, name: str) -> None:
+    ray_session.kill(queues_and_parts.actors[name])
+    started = time.monotonic()
+    with pytest.raises(ComponentDied, match=f"{name} failed: ActorDiedError"):
+        wait_for_nothing(queues_and_parts.parts, ray_session)
+    assert time.monotonic() - started < 10
+
+
+def test_a_dead_queue_is_named_even_when_its_users_die_first(
+    queues_and_parts: SimpleNamespace, ray_session: Any
+) -> None:
+    def fail() -> None:
+        raise RuntimeError("a queue is gone")
+
+    parts = queues_and_parts.parts
+    parts.watches["the controller"] = ray_session.remote(fail).options(num_cpus=0).remote()
+    ray_session.wait([parts.watches["the controller"]], timeout=TIMEOUT_S)
+    ray_session.kill(queues_and_parts.actors["the prompt queue"])
+    with pytest.raises(ComponentDied, match="the prompt queue failed: ActorDiedError"):
+        wait_for_nothing(parts, ray_session)
+
+
+def test_a_queue_that_hangs_ends_the_run_by_name(queues_and_parts: SimpleNamespace, ray_session: Any) -> None:
+    actor = queues_and_parts.actors["the message queue"]
+    pid = ray_session.get(actor.__ray_call__.remote(lambda _: os.getpid()), timeout=TIMEOUT_S)
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(ComponentDied, match="the message queue did not answer for 2 s"):
+            wait_for_nothing(queues_and_parts.parts, ray_session)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+# --- a real engine ----------------------------------------------------------------------------------------------------
+
+
+class LocalLearner:
+    """Sends the weights of a model in this process, as the group of learners does."""
+
+    def __init__(self, ray: Any, model: torch.nn.Module) -> None:
+        self._ray = ray
+        self.model = model
+        self.workers: list[Any] = []
+
+    def async_init_weight_update_connections(self, engines: dict[int, Any]) -> list[Any]:
+        self._client = EngineClient(engines, workers_per_engine=1, timeout_s=60.0)
+        return []
+
+    def async_update_weights(self, version: int, engines: list[int]) -> list[Any]:
+        self._client.begin(version, engines)
+        source = DeepSpeedWeightSource(self.model, zero_stage=0)
+        RayObjectSender(client=self._client, source=source, is_sender=True).send_weights()
+        return [self._ray.put(self._client.report())]
+
+
+def test_an_engine_killed_while_it_samples_serves_again_with_the_current_weights(
+    ray_session: Any, tied_model: str, prompts: list[np.ndarray]
+) -> None:
+    from ray.util.queue import Queue
+    from transformers import AutoModelForCausalLM
+
+    from open_instruct.message_queue import MessageQueue
+
+    args = make_args(vllm_num_engines=1)
+    queues = [Queue(actor_options={"num_cpus": 0}) for _ in range(2)]
+    controller = ray_session.remote(PlayedController).options(num_cpus=0).remote()
+
+    def start_engine(number: int) -> Any:
+        return coordinator.create_vllm_engine(args, args.device, tuple(queues), number, max_model_len=MAX_MODEL_LEN)
+
+    engines = [start_engine(0)]
+    supervisor = EngineSupervisor(args, engines, controller, start_engine)
+    model = AutoModelForCausalLM.from_pretrained(tied_model, dtype=torch.float32)
+    learner: Any = LocalLearner(ray_session, model)
+    manager: Any = SimpleNamespace(controller=controller, rollout_engines=engines)
+    messages = MessageQueue.create(8)
+    parts = Parts(manager, learner, queues, messages, supervisor, Signals())
+    pid = ray_session.get(engines[0].pid.remote(), timeout=TIMEOUT_S)
+    synchronizer = ParameterSynchronizer(args, parts)
+    synchronizer.sync(0)
+    supervisor.serve([0])
+
+    long = SamplingConfig(max_tokens=100, n=8, ignore_eos=True)
+    queues[0].put([PromptRequest(prompts[0], long, 0, "train-0", 1)], timeout=TIMEOUT_S)
+    while not ray_session.get(engines[0].take_stock.remote(), timeout=TIMEOUT_S)["busy_s"]:
+        time.sleep(0.01)
+    os.kill(pid, signal.SIGKILL)
+    while supervisor.num_restarts == 0:
+        parts.check_health()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.02 * torch.randn_like(parameter))
+    synchronizer.sync(1)  # nobody is there
+    assert not supervisor.serving
+
+    short = SamplingConfig(max_tokens=24, n=1, seed=5)
+    queues[0].put([PromptRequest(prompts[1], short, 1, "train-1", 2)], timeout=TIMEOUT_S)
+    deadline = time.monotonic() + TIMEOUT_S
+    while not supervisor.serving:
+        assert time.monotonic() < deadline
+        parts.check_health()
+        synchronizer.give_weights_to_newcomers()
+        time.sleep(0.1)
+    assert synchronizer.versions == {0: 1}
+    [result] = queues[1].get(timeout=TIMEOUT_S)
+    assert result.prompt_id == "train-1"
+    assert {version for spans in result.version_spans for version, _ in spans} == {1}
+    ids = torch.from_numpy(np.concatenate([prompts[1], result.responses[0]])).long()[None]
+    with torch.no_grad():
+        logprobs = model(ids).logits[0, :-1].log_softmax(-1).gather(-1, ids[0, 1:, None])[:, 0]
+    np.testing.assert_allclose(result.logprobs[0], logprobs[len(prompts[1]) - 1 :].numpy(), atol=1e-4)
+    parts.shut_down()
