@@ -175,7 +175,7 @@ class Parts:
     def watch(self) -> None:
         """From now on notice when the controller or a queue fails or hangs."""
         self.watches["the controller"] = self.manager.controller.watch.remote()
-        self.heartbeats = Heartbeats.of_queues(*self.queues, self.message_queue)
+        self.heartbeats = Heartbeats.of_queues(self.queues, self.message_queue)
 
     def check_health(self) -> None:
         """Raise `ComponentDied` if a part has ended that cannot be replaced; replace engines that have."""
@@ -220,7 +220,8 @@ class Heartbeats:
         self._last_round = 0.0
 
     @classmethod
-    def of_queues(cls, prompts: Queue, results: Queue, messages: MessageQueue) -> "Heartbeats":
+    def of_queues(cls, queues: Sequence[Queue], messages: MessageQueue) -> "Heartbeats":
+        prompts, results = queues
         return cls(
             {
                 "the prompt queue": prompts.actor.qsize.remote,

@@ -1,4 +1,4 @@
-"""Engines that die, hang or do not come up again, and who notices. Played engines are plain Ray actors; one test has a real one."""
+"""Engines that die, hang or do not come up again. Most are played by plain Ray actors; the last test has a real one."""
 
 import os
 import signal
@@ -263,7 +263,7 @@ def queues_and_parts(stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatc
     manager = SimpleNamespace(controller=play.controller, rollout_engines=play.engines)
     parts = Parts(manager, SimpleNamespace(workers=[]), [prompts, results], messages, play.supervisor, Signals())  # type: ignore[arg-type]
     play.supervisor.serve([0, 1])
-    parts.heartbeats = Heartbeats.of_queues(prompts, results, messages)
+    parts.heartbeats = Heartbeats.of_queues([prompts, results], messages)
     for queue in (prompts, results):
         queue.qsize()
     messages.qsize()
