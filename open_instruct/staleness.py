@@ -343,15 +343,18 @@ class PromptFlow:
     def assign(self) -> list[Assignment]:
         """Give complete groups of the window to the step being assembled, in the order of arrival, while it has places."""
         assigned = []
-        for number, prompt_id in list(self._eligible.items()):
-            if self._places == 0:
-                break
-            if number not in self._last_chances and self._places <= len(self._last_chances):
-                continue
-            self._last_chances.discard(number)
-            if (assignment := self._assign(self.ledger[prompt_id])) is not None:
+        while (number := self._next_to_assign()) is not None:
+            if (assignment := self._assign(self.ledger[self._eligible[number]])) is not None:
                 assigned.append(assignment)
         return assigned
+
+    def _next_to_assign(self) -> int | None:
+        """The first arrival of the window, or of those that the step waits for when it has no other places left."""
+        if self._places == 0:
+            return None
+        if self._places > len(self._last_chances):
+            return next(iter(self._eligible), None)
+        return next((number for number in self._last_chances if number in self._eligible), None)
 
     def _assign(self, prompt: IssuedPrompt) -> Assignment | None:
         oldest_allowed = self.assembling - 1 - self.options.max_staleness
@@ -363,6 +366,7 @@ class PromptFlow:
             return None
         for waiting in (self._arrived, self._eligible, self._unassigned):
             del waiting[prompt.issue_number]
+        self._last_chances.discard(prompt.issue_number)
         self._places -= 1
         was_left_behind = prompt.issue_number < self._newest_of_earlier_steps
         self._newest_assigned = max(self._newest_assigned, prompt.issue_number)
