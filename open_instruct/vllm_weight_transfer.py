@@ -35,15 +35,22 @@ class RayObjectUpdateInfo(WeightTransferUpdateInfo):
 
 
 class RayObjectWeightTransferEngine(WeightTransferEngine[RayObjectInitInfo, RayObjectUpdateInfo]):
-    """Collects buckets and loads them all in `finish_weight_update`: until then the model is untouched and may generate."""
+    """Collects buckets and loads them all in `finish_weight_update`: until then the model is untouched and may generate.
+
+    When loading breaks off, the model is half old, half new, and vLLM's reload cannot be begun again: every later update is
+    refused, so that the engine stays behind and is replaced.
+    """
 
     init_info_cls = RayObjectInitInfo
     update_info_cls = RayObjectUpdateInfo
+    _is_swapping = False
 
     def init_transfer_engine(self, init_info: RayObjectInitInfo) -> None:
         """Nothing to set up."""
 
     def start_weight_update(self) -> None:
+        if self._is_swapping:
+            raise RuntimeError("the weights are half old, half new since an update broke off")
         self._buckets: list[RayObjectUpdateInfo] = []
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
@@ -53,10 +60,12 @@ class RayObjectWeightTransferEngine(WeightTransferEngine[RayObjectInitInfo, RayO
         self._buckets.append(update_info)
 
     def finish_weight_update(self) -> None:
+        self._is_swapping = True
         initialize_layerwise_reload(self.model)
         self.model.load_weights(self._named_tensors())  # type: ignore[operator]
         finalize_layerwise_reload(self.model, self.model_config)
         repack_tied_lm_head(self.model)
+        self._is_swapping = False
         self._buckets = []
 
     def _named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -19,6 +20,12 @@ from open_instruct.engine_supervisor import EngineSupervisor
 from open_instruct.failures import ComponentDied
 from open_instruct.parameter_synchronizer import ParameterSynchronizer
 from open_instruct.weight_sync import DeepSpeedWeightSource, EngineClient, RayObjectSender, UpdateAbandoned
+
+
+@pytest.fixture(autouse=True)
+def played_parts_travel_as_code(ray_session: Any) -> None:
+    """Actors cannot import test modules."""
+    ray_session.cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 class PlayedEngine:
@@ -341,15 +348,15 @@ class LocalLearner:
         return [self._ray.put(self._client.report())]
 
 
-def test_an_engine_killed_while_it_samples_serves_again_with_the_current_weights(
-    ray_session: Any, tied_model: str, prompts: list[np.ndarray]
-) -> None:
+@pytest.fixture
+def real(ray_session: Any, tied_model: str) -> Iterator[SimpleNamespace]:
+    """A real engine with queues of its own, supervised, and a learner in this process."""
     from ray.util.queue import Queue
     from transformers import AutoModelForCausalLM
 
     from open_instruct.message_queue import MessageQueue
 
-    args = make_args(vllm_num_engines=1)
+    args = make_args(vllm_num_engines=1, sync_retry_delay=0.1)
     queues = [Queue(actor_options={"num_cpus": 0}) for _ in range(2)]
     controller = ray_session.remote(PlayedController).options(num_cpus=0).remote()
 
@@ -361,40 +368,74 @@ def test_an_engine_killed_while_it_samples_serves_again_with_the_current_weights
     model = AutoModelForCausalLM.from_pretrained(tied_model, dtype=torch.float32)
     learner: Any = LocalLearner(ray_session, model)
     manager: Any = SimpleNamespace(controller=controller, rollout_engines=engines)
-    messages = MessageQueue.create(8)
-    parts = Parts(manager, learner, queues, messages, supervisor, Signals())
-    pid = ray_session.get(engines[0].pid.remote(), timeout=TIMEOUT_S)
+    parts = Parts(manager, learner, queues, MessageQueue.create(8), supervisor, Signals())
     synchronizer = ParameterSynchronizer(args, parts)
     synchronizer.sync(0)
     supervisor.serve([0])
+    yield SimpleNamespace(parts=parts, engines=engines, queues=queues, model=model, synchronizer=synchronizer)
+    parts.shut_down()
 
-    long = SamplingConfig(max_tokens=100, n=8, ignore_eos=True)
-    queues[0].put([PromptRequest(prompts[0], long, 0, "train-0", 1)], timeout=TIMEOUT_S)
-    while not ray_session.get(engines[0].take_stock.remote(), timeout=TIMEOUT_S)["busy_s"]:
-        time.sleep(0.01)
-    os.kill(pid, signal.SIGKILL)
-    while supervisor.num_restarts == 0:
-        parts.check_health()
+
+def wait_until_one_serves(real: SimpleNamespace) -> None:
+    """As the step loop does while it waits for data."""
+    deadline = time.monotonic() + TIMEOUT_S
+    while not real.parts.supervisor.serving:
+        assert time.monotonic() < deadline
+        real.parts.check_health()
+        real.synchronizer.give_weights_to_newcomers()
+        time.sleep(0.1)
+
+
+def assert_it_samples_with(real: SimpleNamespace, prompt: np.ndarray, version: int) -> None:
+    """The engine's log-probs are those of `real.model`, under the name `version`."""
+    request = PromptRequest(prompt, SamplingConfig(max_tokens=24, seed=5), 1, "train-1", version + 1)
+    real.queues[0].put([request], timeout=TIMEOUT_S)
+    [result] = real.queues[1].get(timeout=TIMEOUT_S)
+    assert result.prompt_id == "train-1"
+    assert {span[0] for spans in result.version_spans for span in spans} == {version}
+    ids = torch.from_numpy(np.concatenate([prompt, result.responses[0]])).long()[None]
+    with torch.no_grad():
+        logprobs = real.model(ids).logits[0, :-1].log_softmax(-1).gather(-1, ids[0, 1:, None])[:, 0]
+    np.testing.assert_allclose(result.logprobs[0], logprobs[len(prompt) - 1 :].numpy(), atol=1e-4)
+
+
+def change(model: torch.nn.Module) -> None:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.02 * torch.randn_like(parameter))
-    synchronizer.sync(1)  # nobody is there
-    assert not supervisor.serving
 
-    short = SamplingConfig(max_tokens=24, n=1, seed=5)
-    queues[0].put([PromptRequest(prompts[1], short, 1, "train-1", 2)], timeout=TIMEOUT_S)
-    deadline = time.monotonic() + TIMEOUT_S
-    while not supervisor.serving:
-        assert time.monotonic() < deadline
-        parts.check_health()
-        synchronizer.give_weights_to_newcomers()
-        time.sleep(0.1)
-    assert synchronizer.versions == {0: 1}
-    [result] = queues[1].get(timeout=TIMEOUT_S)
-    assert result.prompt_id == "train-1"
-    assert {version for spans in result.version_spans for version, _ in spans} == {1}
-    ids = torch.from_numpy(np.concatenate([prompts[1], result.responses[0]])).long()[None]
-    with torch.no_grad():
-        logprobs = model(ids).logits[0, :-1].log_softmax(-1).gather(-1, ids[0, 1:, None])[:, 0]
-    np.testing.assert_allclose(result.logprobs[0], logprobs[len(prompts[1]) - 1 :].numpy(), atol=1e-4)
-    parts.shut_down()
+
+def test_an_engine_killed_while_it_samples_serves_again_with_the_current_weights(
+    ray_session: Any, real: SimpleNamespace, prompts: list[np.ndarray]
+) -> None:
+    supervisor = real.parts.supervisor
+    pid = ray_session.get(real.engines[0].pid.remote(), timeout=TIMEOUT_S)
+    long = SamplingConfig(max_tokens=100, n=8, ignore_eos=True)
+    real.queues[0].put([PromptRequest(prompts[0], long, 0, "train-0", 1)], timeout=TIMEOUT_S)
+    while not ray_session.get(real.engines[0].take_stock.remote(), timeout=TIMEOUT_S)["busy_s"]:
+        time.sleep(0.01)
+    os.kill(pid, signal.SIGKILL)
+    while supervisor.num_restarts == 0:
+        real.parts.check_health()
+    change(real.model)
+    real.synchronizer.sync(1)  # nobody is there to take it
+    assert not supervisor.serving
+    wait_until_one_serves(real)
+    assert real.synchronizer.versions == {0: 1}
+    assert_it_samples_with(real, prompts[1], version=1)
+
+
+def test_an_engine_whose_swap_broke_off_is_replaced(
+    real: SimpleNamespace, prompts: list[np.ndarray], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A parameter in the middle does not fit: those before it are loaded, those after it are not."""
+    good = next(parameter for name, parameter in real.model.named_parameters() if "layers.1" in name)
+    data = good.data
+    good.data = torch.zeros(1, 2, 3)
+    real.synchronizer.sync(1)
+    assert "engine 0 did not take version 1: start_weight_update: RuntimeError: the weights are half old" in caplog.text
+    assert not real.parts.supervisor.serving
+    good.data = data
+    change(real.model)
+    wait_until_one_serves(real)
+    assert_it_samples_with(real, prompts[1], version=1)

@@ -1,5 +1,8 @@
 """After every update an engine computes what the learner computes; packing loses nothing."""
 
+import os
+import signal
+import time
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +14,7 @@ from conftest import MAX_MODEL_LEN, TIMEOUT_S, make_args
 from hypothesis import given
 from hypothesis import strategies as st
 
+from open_instruct import weight_sync
 from open_instruct.data_types import GenerationResult, SamplingConfig
 from open_instruct.weight_sync import DeepSpeedWeightSource, EngineClient, RayObjectSender, pack_buckets
 
@@ -44,6 +48,14 @@ def pair(request: pytest.FixtureRequest, ray_session: Any) -> Iterator[SimpleNam
         ray_session.kill(engine)
 
 
+def change(module: torch.nn.Module, *, seed: int) -> None:
+    """As if it had been trained."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter += 0.02 * torch.randn(parameter.shape, generator=generator)
+
+
 def largest_difference(pair: SimpleNamespace, prompts: list[np.ndarray], results: list[GenerationResult]) -> float:
     """Between the engine's log-probs and the learner's, over all sampled tokens."""
     largest = 0.0
@@ -60,12 +72,9 @@ def largest_difference(pair: SimpleNamespace, prompts: list[np.ndarray], results
 def test_engine_and_learner_agree_after_each_update(
     ray_session: Any, pair: SimpleNamespace, prompts: list[np.ndarray]
 ) -> None:
-    generator = torch.Generator().manual_seed(3)
     before = None
     for version in (1, 2, 3, 4):
-        with torch.no_grad():
-            for parameter in pair.module.parameters():
-                parameter += 0.02 * torch.randn(parameter.shape, generator=generator)
+        change(pair.module, seed=version)
         pair.client.begin(version)
         pair.sender.send_weights()
         results = ray_session.get(
@@ -95,6 +104,40 @@ def test_an_update_that_breaks_off_leaves_the_old_weights(
         assert one.version_spans == other.version_spans
     pair.sender.send_weights()  # and a new one begins from the start
     assert largest_difference(pair, prompts[:2], sample()) < 1e-4
+
+
+def test_an_engine_that_stood_still_in_an_update_serves_no_mixture_afterwards(
+    ray_session: Any, pair: SimpleNamespace, prompts: list[np.ndarray], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It wakes up with calls of the old update waiting, while a newer one comes in."""
+    monkeypatch.setattr(weight_sync, "BUCKET_BYTES", 2**16)
+    pid = ray_session.get(pair.engine.pid.remote(), timeout=TIMEOUT_S)
+
+    class SourceWithAStop(DeepSpeedWeightSource):
+        def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+            for number, weight in enumerate(super().__iter__()):
+                if number == 3:
+                    os.kill(pid, signal.SIGSTOP)
+                yield weight
+
+    change(pair.module, seed=21)
+    client = EngineClient([pair.engine], workers_per_engine=1, timeout_s=1.0)
+    client.begin(21)
+    source = SourceWithAStop(pair.module, zero_stage=0)
+    try:
+        RayObjectSender(client=client, source=source, is_sender=True).send_weights()
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert client.report().failures == {0: "did not answer update_weights within the 1 s of the update"}
+
+    change(pair.module, seed=22)
+    pair.client.begin(22)
+    pair.sender.send_weights()
+    assert pair.client.report().confirmed == {0: 22}
+    time.sleep(1.0)  # whatever came late
+    results = ray_session.get(pair.engine.generate_with_single_engine.remote(prompts[:2], CONFIG), timeout=TIMEOUT_S)
+    assert largest_difference(pair, prompts[:2], results) < 1e-4
+    assert {span[0] for result in results for spans in result.version_spans for span in spans} == {22}
 
 
 shapes = st.lists(st.lists(st.integers(1, 5), min_size=1, max_size=3).map(tuple), min_size=1, max_size=8)
