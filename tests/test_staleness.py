@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from open_instruct.staleness import (
     CONSUMED,
@@ -99,7 +99,9 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(number=st.integers(0, 30))
     def arrive(self, number: int) -> None:
         prompt_id = f"train-{number}"
-        waited_for = {prompt.prompt_id for prompt in self.expected.open} - self.expected.arrived
+        waited_for = (
+            {prompt.prompt_id for prompt in self.expected.open} - self.expected.arrived - {*self.expected.staged}
+        )
         prompt = self.ledger.arrive(prompt_id)
         assert (prompt is not None) == (prompt_id in waited_for)
         if prompt is not None:
@@ -200,6 +202,12 @@ def test_a_result_after_its_fate_changes_nothing(ledger: PromptLedger) -> None:
     before = ledger.counts()
     assert ledger.arrive("train-2") is None
     assert ledger.counts() == before
+
+
+def test_a_result_of_a_prompt_that_was_just_given_up_is_not_waited_for(ledger: PromptLedger) -> None:
+    ledger.stage("train-2", FAILED, 1)
+    assert ledger.arrive("train-2") is None
+    assert ledger.num_duplicates == 1
 
 
 def test_close_drops_what_is_open(ledger: PromptLedger) -> None:
@@ -359,6 +367,75 @@ def test_one_that_comes_after_it_was_given_up_for_lost_is_not_issued_again() -> 
     assert play.assign() == [0, 1]
 
 
+def test_one_that_comes_late_and_too_old_is_issued_again_even_where_the_policy_is_to_wait() -> None:
+    play = Flow(threshold=1, bound=2, over_issued=1)
+    for numbers in ((1, 2), (3, 4), (5, 6)):
+        play.issue()
+        if numbers[0] == 5:
+            assert play.flow.recover(present=()) != []
+            play.issue()
+        play.arrive(*numbers)
+        assert play.assign() == list(numbers)
+        play.finish_step()
+    play.arrive(0, oldest=0)  # its engine was taken for dead, and it is 3 steps old
+    assert play.assign() == []
+    assert play.issue() == [0, 8, 9]
+
+
+def test_one_that_comes_late_while_it_waits_to_be_issued_has_its_last_chance() -> None:
+    play = Flow(threshold=1, bound=2, over_issued=1)
+    for numbers in ((1, 2), (3, 4)):
+        play.issue()
+        play.arrive(*numbers)
+        assert play.assign() == list(numbers)
+        play.finish_step()
+    play.issue()
+    assert play.flow.recover(present={"train-5", "train-6", "train-7"}) == ["train-0"]
+    play.arrive(5)
+    assert play.assign() == [5]
+    play.arrive(0, oldest=0)
+    play.arrive(6)
+    assert play.assign() == [0]
+
+
+def test_a_place_is_kept_for_a_last_chance_whatever_comes_at_once() -> None:
+    play = Flow(threshold=1, bound=2, over_issued=2)
+    for numbers in ((2, 3), (4, 5)):
+        play.issue()
+        play.arrive(*numbers)
+        assert play.assign() == list(numbers)
+        play.finish_step()
+    play.issue()
+    play.arrive(6, 7)
+    assert play.assign() == []  # both places are kept for 0 and 1
+    play.arrive(1, oldest=0)
+    assert play.assign() == [1]
+    play.arrive(0, oldest=0)
+    assert play.assign() == [0]
+
+
+def test_one_that_is_lost_twice_is_issued_once() -> None:
+    play = Flow()
+    play.issue()
+    assert play.flow.recover(present={"train-1"}) == ["train-0"]
+    assert play.flow.give_up("train-0", max_attempts=3)  # the engine that was taken for dead gave it up
+    assert play.issue() == [0]
+    assert play.flow.ledger.num_reissued == 1
+
+
+def test_two_copies_that_both_fail_for_the_last_time_are_one_failure() -> None:
+    play = Flow()
+    play.issue()
+    assert not play.flow.give_up("train-1", max_attempts=1)
+    assert not play.flow.give_up("train-1", max_attempts=1)
+    assert not play.flow.waits_for("train-1")
+    play.issue()
+    play.arrive(0, 2)
+    assert play.assign() == [0, 2]
+    play.finish_step()
+    assert play.flow.ledger.counts()["dropped"] == {FAILED: 1}
+
+
 def test_a_prompt_that_fails_again_and_again_is_given_up() -> None:
     play = Flow()
     play.issue()
@@ -391,3 +468,142 @@ def test_a_resumed_flow_issues_open_prompts_first_and_no_more_than_the_bound_all
     resumed.finish_step()
     assert resumed.issue() == [4, 5]
     assert resumed.flow.ledger.num_reissued == 4
+
+
+@dataclass(frozen=True)
+class Copy:
+    """A prompt inside an engine. There may be several of one, after an engine was taken for dead and was not."""
+
+    prompt_id: str
+    version: int
+
+
+class FlowMachine(RuleBasedStateMachine):
+    """Everything that may happen to a flow, in any order; then the run is brought to its end."""
+
+    @initialize(
+        prompts=st.integers(1, 3),
+        threshold=st.integers(0, 2),
+        slack=st.integers(0, 2),
+        over_issued=st.integers(0, 3),
+        policy=st.sampled_from(["wait", "drop", "truncate"]),
+    )
+    def begin(self, prompts: int, threshold: int, slack: int, over_issued: int, policy: Any) -> None:
+        over_issued = min(over_issued, prompts) if threshold and slack else 0
+        self.options = FlowOptions(prompts, 8, threshold, threshold + slack, over_issued, policy)
+        self.flow = PromptFlow(self.options, PromptLedger())
+        self.copies: list[Copy] = []
+        self.tokens: dict[str, tuple[int, int]] = {}
+        """Oldest and newest version of what arrived."""
+        self.num_trained = self.num_resumed = 0
+        self.teaches = self.was_anything_late = False
+
+    @rule(number=st.integers(1, 6))
+    def issue(self, number: int) -> None:
+        for _ in range(number):
+            if (prompt := self.flow.next_prompt()) is not None:
+                assert prompt.version == self.flow.version
+                self.copies.append(Copy(prompt.prompt_id, prompt.version))
+
+    @precondition(lambda self: self.copies)
+    @rule(data=st.data(), comes_twice=st.booleans())
+    def arrive(self, data: Any, comes_twice: bool) -> None:
+        copy = data.draw(st.sampled_from(self.copies))
+        oldest = data.draw(st.integers(copy.version, min(copy.version + 1, self.flow.version)))
+        newest = data.draw(st.integers(oldest, self.flow.version))
+        self.take(copy, oldest, newest, comes_twice=comes_twice)
+
+    def take(self, copy: Copy, oldest: int, newest: int, *, comes_twice: bool = False) -> None:
+        if not comes_twice:
+            self.copies.remove(copy)
+        if self.flow.arrive(copy.prompt_id, oldest_version=oldest, newest_version=newest):
+            self.tokens[copy.prompt_id] = oldest, newest
+
+    @precondition(lambda self: self.copies)
+    @rule(data=st.data())
+    def give_up(self, data: Any) -> None:
+        copy = data.draw(st.sampled_from(self.copies))
+        self.copies.remove(copy)
+        self.flow.give_up(copy.prompt_id, max_attempts=2)
+
+    @rule(data=st.data(), really=st.booleans())
+    def recover(self, data: Any, really: bool) -> None:
+        lost = data.draw(st.lists(st.sampled_from(self.copies), unique=True)) if self.copies else []
+        kept = [copy for copy in self.copies if copy not in lost]
+        self.flow.recover({copy.prompt_id for copy in kept})
+        self.was_anything_late |= not really
+        if really:
+            self.copies = kept
+
+    @rule(zero_std=st.integers(0, 7))
+    def assign(self, zero_std: int) -> None:
+        step = self.flow.assembling
+        if step > self.options.num_training_steps:
+            return
+        for number, one in enumerate(self.flow.assign()):
+            oldest, newest = self.tokens.pop(one.prompt.prompt_id)
+            is_truncated = oldest < one.oldest_trained_version
+            assert not is_truncated or self.options.straggler_policy == "truncate"
+            age = sample_age(step, max(oldest, one.oldest_trained_version))
+            assert newest >= one.oldest_trained_version
+            assert 0 <= age <= self.options.max_staleness
+            assert self.options.over_issued or age <= self.options.staleness_threshold
+            is_kept = not zero_std >> number & 1
+            self.flow.ledger.stage(one.prompt.prompt_id, CONSUMED if is_kept else ZERO_STD, step)
+            self.teaches |= is_kept
+        if self.flow.step_is_full and self.teaches:
+            self.flow.close_step()
+            self.teaches = False
+        elif self.flow.step_is_full:
+            self.flow.extend_step()
+
+    @rule()
+    def train(self) -> None:
+        if self.num_trained < self.flow.assembling - 1:
+            self.num_trained += 1
+            fates = Counter(fate for _, fate in self.flow.ledger.commit(self.num_trained))
+            assert (fates[CONSUMED] + fates[ZERO_STD]) % self.options.prompts_per_step == 0
+
+    @rule()
+    def sync(self) -> None:
+        self.flow.set_version(self.num_trained)
+
+    @rule()
+    def kill_and_resume(self) -> None:
+        next_issue_number = self.flow.next_issue_number
+        ledger = PromptLedger()
+        ledger.load_state_dict(json.loads(json.dumps(self.flow.ledger.state_dict())))
+        self.num_resumed = len(ledger.open_prompts())
+        self.flow = PromptFlow(self.options, ledger)
+        self.flow.next_issue_number = next_issue_number
+        self.flow.start(self.num_trained)
+        self.copies, self.tokens, self.teaches = [], {}, False
+
+    @invariant()
+    def pacing_and_counters(self) -> None:
+        if hasattr(self, "flow"):
+            self.flow.ledger.check()
+            assert self.flow.num_unassigned <= max(self.flow.num_admissible, self.num_resumed)
+            assert (
+                self.flow.num_stale_discarded == 0 or self.was_anything_late or self.options.straggler_policy != "wait"
+            )
+
+    def teardown(self) -> None:
+        """Nothing stands still: if the engines answer, the run ends."""
+        if not hasattr(self, "flow"):
+            return
+        self.flow.recover({copy.prompt_id for copy in self.copies})
+        for _ in range(20 * self.options.num_training_steps):
+            self.issue(20)
+            for one in list(self.copies):
+                self.take(one, one.version, self.flow.version)
+            self.assign(0)
+            self.train()
+            self.sync()
+            self.pacing_and_counters()
+        assert self.num_trained == self.options.num_training_steps
+        assert self.num_resumed or not self.flow.ledger.open_prompts()
+
+
+FlowMachine.TestCase.settings = settings(max_examples=200, stateful_step_count=60, deadline=None)
+TestFlow = FlowMachine.TestCase
