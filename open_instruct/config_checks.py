@@ -220,6 +220,12 @@ def rho_bounds_are_in_order(args: GRPOConfig) -> Iterator[str]:
     if args.rho_mask_tv_divergence and args.rho_mask_sequence_level:
         options = shown(args, "rho_mask_tv_divergence", "rho_mask_sequence_level")
         yield f"{options}: two ways to judge a response. Choose one."
+    elif args.rho_mask_tv_divergence and args.rho_mask_upper_bound == 0:
+        options = shown(args, "rho_mask_tv_divergence", "rho_mask_upper_bound")
+        yield f"{options}: nothing would be masked. Set an upper bound, such as 0.1."
+    elif args.rho_mask_sequence_level and args.rho_mask_lower_bound == args.rho_mask_upper_bound == 0:
+        options = shown(args, "rho_mask_sequence_level", "rho_mask_lower_bound", "rho_mask_upper_bound")
+        yield f"{options}: nothing would be masked. Set a bound."
 
 
 def alerts_are_limits(args: GRPOConfig) -> Iterator[str]:

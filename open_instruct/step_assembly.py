@@ -171,7 +171,13 @@ class StepAssembly:
 
     def _freshness(self, kept: Sequence[_Kept], now: float) -> dict[str, float]:
         oldest = [one.oldest_trained_version for one in kept]
-        metrics = batch_building.freshness_metrics(self.training_step, [one.group for one in kept], oldest, now=now)
+        metrics = batch_building.freshness_metrics(
+            self.training_step,
+            [one.group for one in kept],
+            oldest,
+            now=now,
+            mask_truncated_completions=self._args.mask_truncated_completions,
+        )
         # What was trained on: of a truncated group, the fresh tokens alone.
         return metrics | {
             "num_steps_off_policy": self.training_step - 1 - min(oldest),

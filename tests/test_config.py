@@ -117,6 +117,15 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         {"rho_mask_tv_divergence": True, "rho_mask_sequence_level": True},
         "--rho_mask_tv_divergence True --rho_mask_sequence_level True: two ways to judge a response. Choose one.",
     ),
+    (
+        {"rho_mask_tv_divergence": True},
+        "--rho_mask_tv_divergence True --rho_mask_upper_bound 0.0: nothing would be masked. Set an upper bound, such as 0.1.",
+    ),
+    (
+        {"rho_mask_sequence_level": True},
+        "--rho_mask_sequence_level True --rho_mask_lower_bound 0.0 --rho_mask_upper_bound 0.0: nothing would be masked. "
+        "Set a bound.",
+    ),
     ({"alerts": ["age>3"]}, "--alerts age>3: no limit. Write metric=number, such as max_sample_age=3."),
     ({"temperature": 0.0}, "--temperature 0.0: out of range. Give more than 0, at most 2.0."),
     ({"eval_temperature": -0.1}, "--eval_temperature -0.1: out of range. Give 0 or more, at most 2.0."),

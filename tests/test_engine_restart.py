@@ -91,6 +91,9 @@ class PlayedController:
     def events(self) -> list[Any]:
         return self._events
 
+    def stop(self) -> None:
+        pass
+
 
 class Stage:
     """Played engines under a real supervisor. `roles`: what the next engines that are started do, by `PlayedEngine`'s options."""
@@ -289,7 +292,11 @@ def queues_and_parts(stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatc
 
 
 def wait_for_nothing(parts: Parts, ray: Any) -> None:
-    parts.wait(ray.remote(time.sleep).options(num_cpus=0).remote(60), what="nothing", timeout_s=30.0)
+    nothing = ray.remote(lambda: time.sleep(60)).options(num_cpus=0).remote()
+    try:
+        parts.wait(nothing, what="nothing", timeout_s=30.0)
+    finally:
+        ray.cancel(nothing, force=True)
 
 
 @pytest.mark.parametrize("name", ["the prompt queue", "the results queue", "the message queue"])

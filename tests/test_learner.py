@@ -64,6 +64,8 @@ class Learners:
     def __init__(self, ray: Any, **options: Any) -> None:
         from open_instruct import coordinator
 
+        # The engine's log-probs of `make_samples` are made up: by default they are not corrected for.
+        options = {"use_rho_correction": False, **options}
         self.args = make_args(learning_rate=LEARNING_RATE, total_episodes=16 * 4, **options)
         self.ray = ray
         self.group = coordinator.create_actor_group(self.args, self.args.device)
