@@ -140,6 +140,9 @@ class Simulation:
         assert set(+self.ledger.fates) <= {CONSUMED, ZERO_STD, FAILED, *([RUN_ENDED] if self._num_resumed else [])}, (
             counts
         )
+        num_stale_discarded = self._num_stale_discarded + self.flow.num_stale_discarded
+        may_discard = self.world.flow.straggler_policy != "wait" or self.world.late_share > 0
+        assert may_discard or num_stale_discarded == 0, f"{num_stale_discarded} were not waited for, {self._describe()}"
         queue = self.buffer.statistics()
         assert queue["total_produced"] == queue["total_consumed"], queue
         return Outcome(
@@ -147,7 +150,7 @@ class Simulation:
             ages=self._ages,
             lengths=self._lengths,
             counts=counts,
-            num_stale_discarded=self._num_stale_discarded + self.flow.num_stale_discarded,
+            num_stale_discarded=num_stale_discarded,
             num_duplicates=self.ledger.num_duplicates,
             num_truncated=self._num_truncated,
             num_put_waits=self._num_put_waits,

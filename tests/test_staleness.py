@@ -568,6 +568,16 @@ class FlowMachine(RuleBasedStateMachine):
     def sync(self) -> None:
         self.flow.set_version(self.num_trained)
 
+    @rule(num_stragglers=st.integers(1, 3), num_steps=st.integers(1, 3))
+    def go_on_without_stragglers(self, num_stragglers: int, num_steps: int) -> None:
+        for _ in range(num_steps):
+            self.issue(20)
+            for one in self.copies[min(num_stragglers, self.options.over_issued) :]:
+                self.take(one, one.version, self.flow.version)
+            self.assign(0)
+            self.train()
+            self.sync()
+
     @rule()
     def kill_and_resume(self) -> None:
         next_issue_number = self.flow.next_issue_number
