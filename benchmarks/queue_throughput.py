@@ -239,7 +239,8 @@ def ratios(rows: list[dict[str, Any]], count: int) -> dict[str, float]:
     result = {
         "belt put in batches / plain single put": rate["belt", "put_batch"] / rate["plain", "put"],
         "belt put+get in batches / plain single put+get": both("belt", "_batch") / both("plain"),
-        "belt single put+get / plain single put+get": both("belt") / both("plain"),
+        "belt single put / plain single put": rate["belt", "put"] / rate["plain", "put"],
+        "belt single get / plain single get": rate["belt", "get"] / rate["plain", "get"],
     }
     if ("transfer_queue", "put_batch") in rate:
         result["belt / TransferQueue, put+get in batches"] = both("belt", "_batch") / both("transfer_queue", "_batch")

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -10,14 +10,19 @@ import torch
 from conftest import make_args
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis.extra.numpy import array_shapes, arrays
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from open_instruct.message_queue import (
+    HALF_BYTES,
     MessageQueue,
     QueueItem,
     SampleBuffer,
     default_queue_size,
+    load,
     num_array_bytes,
+    pack,
+    unpack,
     without_tensors,
 )
 
@@ -126,6 +131,74 @@ def test_tensors_become_arrays_on_the_same_memory() -> None:
     assert isinstance(changed["b"], tuple)
 
 
+class Pair(NamedTuple):
+    left: Any
+    right: Any
+
+
+leaves = st.one_of(
+    st.integers(),
+    st.text(max_size=3),
+    st.none(),
+    arrays(
+        st.sampled_from([np.int64, np.int32, np.float32, np.bool_]), array_shapes(min_dims=0, min_side=0, max_side=5)
+    ),
+)
+payloads = st.recursive(
+    leaves,
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(st.text(max_size=2), inner, max_size=4)
+        | st.tuples(inner, inner)
+        | st.builds(Pair, inner, inner)
+    ),
+    max_leaves=12,
+)
+
+
+@given(payload=payloads)
+def test_what_is_packed_comes_out_as_it_was(payload: Any) -> None:
+    packed = pack(payload)
+    again = unpack(packed.skeleton, packed.halves)
+    assert_same(again, payload)
+    assert num_array_bytes(packed.skeleton) == 0
+
+
+def assert_same(one: Any, other: Any) -> None:
+    assert type(one) is type(other)
+    if isinstance(one, np.ndarray):
+        assert (one.dtype, one.shape) == (other.dtype, other.shape)
+        assert not one.flags.writeable
+        assert one.flags.aligned
+        np.testing.assert_array_equal(one, other)
+    elif isinstance(one, dict):
+        assert list(one) == list(other)
+        for key in one:
+            assert_same(one[key], other[key])
+    elif isinstance(one, list | tuple):
+        assert len(one) == len(other)
+        for left, right in zip(one, other, strict=True):
+            assert_same(left, right)
+    else:
+        assert one == other
+
+
+def test_the_documents_sample_is_packed_in_halves_that_ray_sends_at_once() -> None:
+    sample = {str(n): np.arange(length) for n, length in enumerate([3072, 3072, 3072, 1024, 2048, 2048])}
+    halves = pack(sample).halves
+    assert sum(map(len, halves)) == 114_688
+    assert max(map(len, halves)) <= HALF_BYTES
+
+
+def test_strided_arrays_and_those_of_objects() -> None:
+    strange = {"every other": np.arange(10)[::2], "transposed": np.ones((2, 3)).T, "objects": np.array([{}, "a"])}
+    packed = pack(strange)
+    again = unpack(packed.skeleton, packed.halves)
+    assert again["objects"] is strange["objects"]
+    np.testing.assert_array_equal(again["every other"], [0, 2, 4, 6, 8])
+    assert again["transposed"].shape == (3, 2)
+
+
 # --- the actor --------------------------------------------------------------------------------------------------------
 
 
@@ -153,6 +226,36 @@ def test_large_and_small_payloads_come_out_as_they_went_in(queue: MessageQueue) 
     assert [part[0] for part in rest[:3]] == [0, 1, 2]
     assert rest[3:] == ["a", "b"]
     assert queue.get_statistics()["memory_bytes"] == 0
+
+
+def test_payloads_of_every_size_keep_their_places(ray_session: Any, queue: MessageQueue) -> None:
+    """Without arrays, in halves, in halves that cannot be even, in the object store; got together, one by one, by reference."""
+    sent = [
+        np.zeros(0),
+        "text",
+        np.arange(5),
+        np.arange(12_000),
+        np.arange(20_000),
+        np.arange(30_000),
+        ray_session.put(7),
+    ]
+
+    def check(got: list[Any] | None) -> None:
+        assert got is not None
+        assert got[1] == "text"
+        assert [got[i].size for i in (0, 2, 3, 4, 5)] == [0, 5, 12_000, 20_000, 30_000]
+        assert [one[-1] for one in got[2:6]] == [4, 11_999, 19_999, 29_999]
+        assert ray_session.get(got[6], timeout=10) == 7
+
+    for one in sent:
+        queue.put(one)
+    check(queue.get(7))
+    for one in sent:
+        queue.put(one)
+    check([(queue.get(max_batch_count=1) or [])[0] for _ in sent])
+    for one in sent:
+        queue.put(one)
+    check(load(ray_session.get(queue.get_ref(7), timeout=10)))
 
 
 def test_an_empty_queue_answers_none_in_time(queue: MessageQueue) -> None:
@@ -199,10 +302,11 @@ def test_nothing_is_lost_or_doubled_between_many_producers_and_consumers(ray_ses
 
 def test_what_expires_is_kept_for_its_owner(ray_session: Any) -> None:
     queue = MessageQueue.create(8, max_staleness=3)
-    queue.put("old", version=1)
+    queue.put(["old", np.arange(3)], version=1)
     queue.put("new", version=4)
     queue.set_version(5)
     assert queue.get(1, timeout=1) == ["new"]
-    assert queue.take_expired() == ["old"]
+    [(name, values)] = queue.take_expired()
+    assert (name, values.tolist()) == ("old", [0, 1, 2])
     assert queue.get_statistics()["dropped_samples"] == 1
     queue.shutdown()
