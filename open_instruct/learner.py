@@ -145,6 +145,9 @@ class PolicyTrainerRayProcess:
             world_size=self.world_size,
             timeout=self._collective_timeout,
         )
+        # DeepSpeed 0.19 compiles an operator for its CPU accelerator here, behind a lock file without a deadline: a run that was
+        # killed meanwhile would hang every later one. Gloo does without. `test_a_lock_that_a_killed_build_left` notices.
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         deepspeed.init_distributed(dist_backend=self._device.collective_backend, auto_mpi_discovery=False)
 
     def _build_models(self) -> tuple[Any, torch.nn.Module | None]:

@@ -218,6 +218,16 @@ def test_a_run_whose_actor_dies_ends_at_once_and_says_so(tmp_path: Path, actor: 
     process.assert_nothing_is_left(before)
 
 
+def test_a_lock_that_a_killed_build_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of an operator that DeepSpeed compiles on CPU: whoever finds the lock waits for ever."""
+    build = tmp_path / "extensions" / "deepspeed_shm_comm"
+    build.mkdir(parents=True)
+    (build / "lock").touch()
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(build.parent))
+    code, output = Process(command(tmp_path / "out", total_episodes=16, init_timeout_s=90.0)).wait(150)
+    assert code == 0, output
+
+
 # --- mistakes ---------------------------------------------------------------------------------------------------------
 
 
