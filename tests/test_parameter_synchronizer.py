@@ -79,6 +79,7 @@ class Play:
         return [UpdateReport(confirmed, failures, dict.fromkeys(confirmed, 0.25))]
 
     def wait(self, refs: Any, **_: Any) -> Any:
+        self.check_health()
         return refs
 
     def check_health(self) -> None:
@@ -196,6 +197,19 @@ def test_what_the_dead_confirmed_does_not_count_for_its_replacement() -> None:
     play.sync.sync(4)
     assert play.sent == [(4, [0, 1]), (4, [0, 1]), (4, [0])]
     assert play.supervisor.serving == {0: "engine 0", 1: "engine 1 again"}
+
+
+def test_a_replacement_that_is_ready_when_all_is_sent_does_not_serve_yet() -> None:
+    play = Play().start()
+    play.sync.sync(3)
+    play.supervisor.replace(1, "died")
+    play.loading = {1}
+    play.sync.sync(4)
+    assert play.sent[-1] == (4, [0])
+    assert list(play.supervisor.serving) == [0]
+    play.sync.give_weights_to_newcomers()
+    assert play.sent[-1] == (4, [1])
+    assert play.sync.versions == {0: 4, 1: 4}
 
 
 def test_the_group_is_made_anew_after_a_loss_and_after_a_failure() -> None:
