@@ -259,9 +259,13 @@ def test_payloads_of_every_size_keep_their_places(ray_session: Any, queue: Messa
 
 
 def test_an_empty_queue_answers_none_in_time(queue: MessageQueue) -> None:
-    started = time.monotonic()
-    assert queue.get(timeout=1.0) is None
-    assert 0.9 <= time.monotonic() - started <= 2.0
+    def seconds() -> float:
+        started = time.monotonic()
+        assert queue.get(timeout=1.0) is None
+        return time.monotonic() - started
+
+    # The quickest of three: a machine that does other work answers late.
+    assert 0.9 <= min(seconds() for _ in range(3)) <= 2.0
     queue.put("one")
     assert queue.get(min_batch_count=2, timeout=0.2) is None  # and what is there stays
     assert queue.get() == ["one"]
