@@ -28,8 +28,8 @@ from open_instruct.staleness import FlowOptions
 GROUPS_AT_ONCE = 8
 MEAN_LENGTH = 200.0
 TOKEN_S = 0.01
-GROUPS_PER_RUN = 100_000
-"""About so many are generated for a row, over all of its seeds."""
+GROUPS_PER_RUN = 40_000
+"""At least about so many are generated for a row, over all of its seeds."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def measure(case: Case, num_steps: int) -> dict[str, Any]:
         "engine_busy_share": float(np.mean([outcome.engine_share(*window) for outcome in outcomes])),
         "learner_busy_share": float(np.mean([outcome.learner_share(*window) for outcome in outcomes])),
         "groups_per_s": float(np.mean([outcome.groups_per_s(*window) for outcome in outcomes])),
-        "engine_capacity_groups_per_s": capacity,
+        "capacity_groups_per_s": capacity,
         "age_mean_steps": float(np.mean(ages)),
         "age_p95_steps": float(np.percentile(ages, 95)),
         "age_max_steps": int(np.max(ages)),
@@ -104,7 +104,7 @@ def main() -> None:
     parser.add_argument("--json", help="file for the rows")
     parser.add_argument("--engines", type=int, nargs="+", default=[8, 64, 512])
     parser.add_argument("--thresholds", type=int, nargs="+", default=[0, 1, 2, 3, 5, 8])
-    parser.add_argument("--num_steps", type=int, default=40)
+    parser.add_argument("--num_steps", type=int, default=30)
     args = parser.parse_args()
     rows = [measure(case, args.num_steps) for case in cases(args.engines, args.thresholds)]
     print_table(rows)

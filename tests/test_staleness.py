@@ -393,9 +393,23 @@ def test_one_that_comes_late_while_it_waits_to_be_issued_has_its_last_chance() -
     assert play.flow.recover(present={"train-5", "train-6", "train-7"}) == ["train-0"]
     play.arrive(5)
     assert play.assign() == [5]
-    play.arrive(0, oldest=0)
     play.arrive(6)
+    play.arrive(0, oldest=0)
     assert play.assign() == [0]
+
+
+def test_nobody_waits_for_one_that_will_be_issued_again_with_newer_weights() -> None:
+    play = Flow(threshold=1, bound=2, over_issued=1)
+    for numbers in ((1, 2), (3, 4)):
+        play.issue()
+        play.arrive(*numbers)
+        assert play.assign() == list(numbers)
+        if numbers == (3, 4):
+            play.flow.recover(present=())
+        play.finish_step()
+    assert play.issue() == [0, 5, 6, 7]
+    play.arrive(5, 6)
+    assert play.assign() == [5, 6]
 
 
 def test_a_place_is_kept_for_a_last_chance_whatever_comes_at_once() -> None:
