@@ -10,6 +10,7 @@ die with the producer that stored them.)
 """
 
 import asyncio
+import contextlib
 import math
 import threading
 import time
@@ -30,6 +31,7 @@ HALF_BYTES = 100_000
 arrays of a payload go as two."""
 ALIGNMENT = 16
 """Of arrays within their half."""
+CLOCK_TICK_S = 0.01
 REPLY_S = 30.0
 """Beyond a caller's own timeout, how long the queue actor may take to answer."""
 
@@ -77,12 +79,13 @@ class SampleBuffer:
         self._total_produced = self._total_consumed = self._num_expired = 0
 
     def try_put(self, items: Sequence[QueueItem]) -> int:
-        """Take items from the front of `items` while there is room; how many were taken.
+        """Take items from the front of `items` while there is room, which what has expired does not take up; how many were taken.
 
         Raises:
             ValueError: an item that is larger than the whole queue.
         """
         with self._lock:
+            self._set_expired_aside()
             for number, item in enumerate(items):
                 if item.num_samples > self.max_queue_size:
                     raise ValueError(
@@ -120,6 +123,14 @@ class SampleBuffer:
             self._set_expired_aside()
             expired, self._expired = self._expired, []
             return expired
+
+    def seconds_to_expiry(self) -> float:
+        """Until the next item is too old; not 0 then, but time enough for the clock to have passed it."""
+        with self._lock:
+            if self._max_age_s is None or not self._items:
+                return math.inf
+            oldest = min(item.created_at for item in self._items)
+            return max(0.0, oldest + self._max_age_s - self._clock()) + CLOCK_TICK_S
 
     def statistics(self) -> dict[str, int]:
         """Samples: `queue_size`, `total_produced` = `total_consumed` + `dropped_samples` (expired) + `queue_size`. Bytes held
@@ -308,7 +319,7 @@ class _QueueActor:
         self._num_put_waits = 0
         self._put_wait_s = 0.0
 
-    async def put(self, item: QueueItem, num_parts: int | None, timeout: float | None, *halves: bytes) -> int:
+    async def put(self, item: QueueItem, num_parts: int | None, timeout: float, *halves: bytes) -> int:
         """Put an item, or a batch whose parts are items of their own; how many fitted in before the timeout.
 
         `halves` are those of a packed payload.
@@ -323,40 +334,39 @@ class _QueueActor:
             self._changed.notify_all()
         return taken
 
-    async def _put_rest(self, items: list[QueueItem], timeout: float | None) -> int:
+    async def _put_rest(self, items: list[QueueItem], timeout: float) -> int:
         started, taken = time.perf_counter(), 0
         self._num_put_waits += 1
-        deadline = None if timeout is None else started + timeout
         async with self._changed:
-            while taken < len(items):
-                left = None if deadline is None else deadline - time.perf_counter()
-                try:
-                    await asyncio.wait_for(self._changed.wait(), left)
-                except TimeoutError:
-                    break
+            while taken < len(items) and (left := started + timeout - time.perf_counter()) > 0:
+                await self._change(
+                    min(left, self._buffer.seconds_to_expiry())
+                )  # age makes room without telling anybody
                 if number := self._buffer.try_put(items[taken:]):
                     taken += number
                     self._changed.notify_all()
         self._put_wait_s += time.perf_counter() - started
         return taken
 
-    async def get(self, min_batch_count: int, max_batch_count: int | None, timeout: float | None) -> list | None:
+    async def get(self, min_batch_count: int, max_batch_count: int | None, timeout: float) -> list | None:
         items = self._buffer.try_get(min_batch_count, max_batch_count)
-        deadline = None if timeout is None else time.perf_counter() + timeout
+        deadline = time.perf_counter() + timeout
         async with self._changed:
-            while items is None:
-                left = None if deadline is None else deadline - time.perf_counter()
-                try:
-                    await asyncio.wait_for(self._changed.wait(), left)
-                except TimeoutError:
-                    return None
+            while items is None and (left := deadline - time.perf_counter()) > 0:
+                await self._change(left)
                 items = self._buffer.try_get(min_batch_count, max_batch_count)
-            self._changed.notify_all()
+            if items is not None:
+                self._changed.notify_all()
         return items
+
+    async def _change(self, timeout: float) -> None:
+        """Wait until somebody has changed the buffer, or `timeout` seconds."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._changed.wait(), timeout)
 
     @ray.method(num_returns=3)
     async def get_apart(
-        self, min_batch_count: int, max_batch_count: int | None, timeout: float | None
+        self, min_batch_count: int, max_batch_count: int | None, timeout: float
     ) -> tuple[list | None, list, list]:
         """`get`, with the two halves of packed payloads as results of their own."""
         items = await self.get(min_batch_count, max_batch_count, timeout)
@@ -364,6 +374,8 @@ class _QueueActor:
 
     async def set_version(self, version: int) -> None:
         self._buffer.set_version(version)
+        async with self._changed:
+            self._changed.notify_all()
 
     async def take_expired(self) -> list[QueueItem]:
         expired = self._buffer.take_expired()

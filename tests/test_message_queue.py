@@ -51,6 +51,7 @@ class BufferMachine(RuleBasedStateMachine):
     @rule(sizes=st.lists(st.integers(1, 4), max_size=4), lag=st.integers(0, 3))
     def put(self, sizes: list[int], lag: int) -> None:
         items = [item(object(), version=self.version - lag, num_samples=size, at=self.now) for size in sizes]
+        self.set_aside()
         taken = self.buffer.try_put(items)
         for number, one in enumerate(items):
             fits = sum(e.num_samples for e in self.expected) + one.num_samples <= self.ROOM
@@ -205,6 +206,7 @@ def test_strided_arrays_and_those_of_objects() -> None:
 @pytest.fixture
 def queue(ray_session: Any) -> Any:
     queue = MessageQueue.create(8)
+    assert queue.qsize() == 0  # it has started: tests may look at the clock
     yield queue
     queue.shutdown()
 
@@ -313,4 +315,29 @@ def test_what_expires_is_kept_for_its_owner(ray_session: Any) -> None:
     [(name, values)] = queue.take_expired()
     assert (name, values.tolist()) == ("old", [0, 1, 2])
     assert queue.get_statistics()["dropped_samples"] == 1
+    queue.shutdown()
+
+
+def test_a_new_version_makes_room_while_everybody_waits(ray_session: Any) -> None:
+    queue = MessageQueue.create(2, max_staleness=0)
+    queue.put_batch(["stale", "stale"], version=1)
+    queue.set_version(1)
+    producer = threading.Thread(target=lambda: queue.put("fresh", version=2, timeout=30))
+    producer.start()
+    time.sleep(0.5)
+    queue.set_version(2)
+    producer.join(timeout=10)
+    assert not producer.is_alive()
+    assert queue.get(timeout=30) == ["fresh"]
+    assert queue.take_expired() == ["stale", "stale"]
+    queue.shutdown()
+
+
+def test_age_makes_room_while_everybody_waits(ray_session: Any) -> None:
+    queue = MessageQueue.create(2, max_age_s=4.0)
+    queue.put_batch(["stale", "stale"])
+    time.sleep(2.0)
+    queue.put("fresh", timeout=30)  # it is 2 s younger: not too old when there is room
+    assert queue.get(timeout=1) == ["fresh"]
+    assert queue.take_expired() == ["stale", "stale"]
     queue.shutdown()
