@@ -6,7 +6,7 @@ under a field is its help, on the command line and in the YAML doors too. `confi
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from open_instruct.data_types import SamplingConfig
 from open_instruct.device import Device, current_device
@@ -250,7 +250,9 @@ class LearnerOptions:
     num_learners_per_node: list[int] = field(default_factory=lambda: [1])
     """Learners on each node: 4 4 is two nodes with four each."""
     single_gpu_mode: bool = False
-    """Learner and engine share one GPU."""
+    """Learner and engine share one GPU, and both stay in its memory."""
+    colocate: bool = False
+    """Engines share the devices of the learners and take turns with them: who does not compute gives its memory back."""
     deepspeed_stage: Literal[0, 2, 3] = 0
     """ZeRO stage. 0: every learner holds all; 2: optimizer and gradients are divided; 3: weights too."""
     backend_timeout: int = 120
@@ -320,6 +322,8 @@ class SavingOptions:
 class DeadlineOptions:
     """Deadlines"""
 
+    placement_timeout_s: float = 50.0
+    """Seconds that the cluster has to make room for learners and engines."""
     init_timeout_s: float = 1200.0
     """Seconds that engines and learners have to get ready."""
     progress_timeout_s: float = 1800.0
@@ -382,6 +386,11 @@ class GRPOConfig(
         return self.staleness_bound > 0 if self.use_rho_correction is None else self.use_rho_correction
 
     @property
+    def shares_devices(self) -> bool:
+        """Whether engines are on the devices of the learners."""
+        return self.colocate or self.single_gpu_mode
+
+    @property
     def tokenizer_name(self) -> str:
         return self.tokenizer_name_or_path or self.model_name_or_path
 
@@ -410,5 +419,13 @@ class GRPOConfig(
         return current_device(
             dtype=self.model_dtype,
             attn_implementation=self.attn_implementation,
-            single_gpu_mode=self.single_gpu_mode,
+            colocated=self.shares_devices,
         )
+
+
+def config_of(args: Any) -> GRPOConfig:
+    """The options of a run, out of any namespace that holds some of them; what is none of ours is left out."""
+    if isinstance(args, GRPOConfig):
+        return args
+    names = GRPOConfig.__dataclass_fields__
+    return GRPOConfig(**{name: value for name, value in vars(args).items() if name in names})

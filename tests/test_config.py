@@ -249,7 +249,7 @@ def test_room_of_a_cluster_is_not_judged_here(make_args: MakeArgs, monkeypatch: 
 
 
 def test_single_gpu_mode_takes_one_learner_and_one_engine(make_args: MakeArgs, monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu = Device("cuda", "bfloat16", "sdpa", single_gpu_mode=True)
+    gpu = Device("cuda", "bfloat16", "sdpa", colocated=True)
     monkeypatch.setattr(config, "current_device", lambda **_: gpu)
     monkeypatch.setattr(Device, "num_places", 1)
     assert collect_mistakes(make_args(single_gpu_mode=True)) == []
