@@ -135,6 +135,21 @@ class Device:
         resident_pages = int(Path("/proc/self/statm").read_text().split()[1])
         return resident_pages * os.sysconf("SC_PAGE_SIZE")
 
+    def synchronize(self) -> None:
+        """Wait until everything that this process has queued on its GPU is done; on CPU it is."""
+        if self.kind == "cuda":
+            import torch
+
+            torch.cuda.synchronize()
+
+    def return_freed_memory(self) -> None:
+        """Let other processes have what tensors of this one no longer use. On CPU the allocator does it by itself."""
+        if self.kind == "cuda":
+            import torch
+
+            torch.cuda.ipc_collect()  # of tensors that an engine had a look at
+            torch.cuda.empty_cache()
+
     @property
     def can_release_memory(self) -> bool:
         """Whether an engine that sleeps gives memory back (vLLM 0.32: not on CPU)."""
@@ -203,11 +218,6 @@ def gpu_uuid() -> str | None:
     if not torch.cuda.is_available():
         return None
     return str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
-
-
-def flash_attention_can_run(kind: Kind) -> bool:
-    """Whether there is a GPU and the package `flash_attn`."""
-    return kind == "cuda" and find_spec("flash_attn") is not None
 
 
 def _sees_a_gpu() -> bool:

@@ -68,7 +68,7 @@ class Lock:
     def acquire(self) -> "_Remote":
         """`acquire.remote(timeout=…)`, in seconds: a reference to True, or to False when the time is up.
 
-        First come, first served. 0 takes the lock only if it is free. A process that has the lock, or waits for it, gets an error.
+        First come, first served. 0 takes the lock only if it is free. A process that has the lock or waits for it gets an error.
         """
         return _Remote(self._acquire)
 
