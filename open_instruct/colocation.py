@@ -32,6 +32,11 @@ class SideBySide:
         """New weights go from the learners to the engines inside; after it the engines compute."""
         yield
 
+    @contextmanager
+    def learners_alone(self) -> Iterator[None]:
+        """Learners have all of their state inside, and the engines what they had after it."""
+        yield
+
     def take_metrics(self) -> dict[str, float]:
         return {}
 
@@ -71,6 +76,13 @@ class TakeTurns(SideBySide):
         released = self._timed("learners_offload", self._group.async_offload())
         self._metrics["memory/learners_offloaded_bytes"] = sum(released)
         self._timed("engines_onload", self._manager.async_onload([KV_CACHE]))
+
+    @contextmanager
+    def learners_alone(self) -> Iterator[None]:
+        self.learners_compute()
+        yield
+        self._timed("learners_offload", self._group.async_offload())
+        self._timed("engines_onload", self._manager.async_onload())
 
     def take_metrics(self) -> dict[str, float]:
         """Since the last call: seconds of each hand-over, and the bytes that the last ones gave back, measured."""

@@ -220,6 +220,11 @@ def gpu_uuid() -> str | None:
     return str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
 
 
+def flash_attention_can_run(kind: Kind) -> bool:
+    """Whether there is a GPU and the package `flash_attn`."""
+    return kind == "cuda" and find_spec("flash_attn") is not None
+
+
 def _sees_a_gpu() -> bool:
     import torch
 

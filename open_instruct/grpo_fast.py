@@ -439,7 +439,8 @@ def save_checkpoint(run: Run) -> None:
             "progress": vars(run.progress),
             "evaluation_of": run.evaluation_of,
         }
-        run.store.save(step, state, lambda path: _write_parts(run, path))
+        with run.parts.turns.learners_alone():
+            run.store.save(step, state, lambda path: _write_parts(run, path))
 
 
 def _write_parts(run: Run, path: Path) -> None:
@@ -452,7 +453,7 @@ def _write_parts(run: Run, path: Path) -> None:
 
 def save_model(run: Run, directory: Path) -> Path:
     """A Hugging Face model directory that Transformers and vLLM load."""
-    with run.timer("saving"), written_whole(directory) as beside:
+    with run.timer("saving"), run.parts.turns.learners_alone(), written_whole(directory) as beside:
         run.parts.wait(
             run.parts.group.async_save_model(run.progress.training_step, directory=str(beside), with_optimizer=False),
             what="saving the model",

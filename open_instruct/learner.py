@@ -40,6 +40,7 @@ from open_instruct.grpo_utils import (
     logprob_difference_sums,
 )
 from open_instruct.model_utils import LogProbModel
+from open_instruct.state_offload import REFERENCE, TAGS, WEIGHTS, StateOffload
 from open_instruct.train_actor import TrainRayActor
 from open_instruct.weight_sync import (
     RAY_OBJECT,
@@ -139,6 +140,7 @@ class PolicyTrainerRayProcess(TrainRayActor):
         self._torch_device = device.learner_device
         self.engine, self._ref_model = self._build_models(with_ref=with_ref)
         self._source = DeepSpeedWeightSource(_hf_model(self.engine), zero_stage=args.deepspeed_stage)
+        self._offload = StateOffload(device, self.engine, self._ref_model)
         return self.version
 
     def _join(self, master_address: str, master_port: int) -> None:
@@ -238,6 +240,7 @@ class PolicyTrainerRayProcess(TrainRayActor):
 
         Raises `ValueError` if the data belongs to another rollout.
         """
+        self._offload.check_loaded(*TAGS, what="a training step")
         started = time.perf_counter()
         batch, mini_batches = self._fetch(rollout_id, rollout_data_ref)
         step = self._step or _StepSums()
@@ -269,6 +272,7 @@ class PolicyTrainerRayProcess(TrainRayActor):
     @torch.no_grad()
     def eval(self, rollout_id: int, rollout_data_ref: Box | RolloutBatch) -> dict[str, Any]:
         """The sums of `train` for the weights as they are: no gradient, no step."""
+        self._offload.check_loaded(WEIGHTS, REFERENCE, what="an evaluation")
         _, mini_batches = self._fetch(rollout_id, rollout_data_ref)
         step, started = _StepSums(), time.perf_counter()
         for micro_batch in (micro for mini_batch in mini_batches for micro in mini_batch.micro_batches):
@@ -457,6 +461,7 @@ class PolicyTrainerRayProcess(TrainRayActor):
         """
         if self._sender is None or self._client is None:
             raise RuntimeError("there are no engines to send weights to: connect_rollout_engines comes first")
+        self._offload.check_loaded(WEIGHTS, what="an update of the engines")
         if self.rank != 0 or self._lock is None:
             return self._send(self._sender, self._client, version, engines)
         with self._lock.held(self._args.weight_sync_timeout_s):
@@ -476,10 +481,12 @@ class PolicyTrainerRayProcess(TrainRayActor):
     # --- giving the device to others ----------------------------------------------------------------------------------
 
     def sleep(self, tags: Sequence[str] | None = None) -> int:
-        return 0
+        """Move these states (see `state_offload`; None: all) off the device; the bytes that this gave back, as measured."""
+        return self._offload.offload(tags)
 
     def wake_up(self, tags: Sequence[str] | None = None) -> None:
-        return
+        """Bring them back, bit by bit as they were."""
+        self._offload.reload(tags)
 
     # --- saving -------------------------------------------------------------------------------------------------------
 
@@ -488,6 +495,7 @@ class PolicyTrainerRayProcess(TrainRayActor):
 
         With the optimizer, a checkpoint that training goes on from lies in it too, as `checkpoint`.
         """
+        self._offload.check_loaded(WEIGHTS, what="saving the model")
         path = Path(directory or Path(self._args.output_dir) / f"step_{iteration:06d}")
         self._save_weights(path)
         if with_optimizer:
@@ -508,11 +516,13 @@ class PolicyTrainerRayProcess(TrainRayActor):
 
     def save_checkpoint(self, directory: str) -> None:
         """Weights, optimizer, scheduler and this rank's random state, under `directory`."""
+        self._offload.check_loaded(*TAGS, what="saving a checkpoint")
         self.engine.save_checkpoint(directory, tag="deepspeed")
         torch.save(_random_state(), Path(directory) / f"random_state_{self.rank}.pt")
 
     def load_checkpoint(self, directory: str, version: int) -> None:
         """Go on from a checkpoint that was written after `version` training steps."""
+        self._offload.check_loaded(*TAGS, what="loading a checkpoint")
         path, _ = self.engine.load_checkpoint(directory, tag="deepspeed")
         if path is None:
             raise ValueError(
