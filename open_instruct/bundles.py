@@ -5,7 +5,6 @@
 
 import logging
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -154,7 +153,18 @@ def as_bundles(pg: Bundles | PlacementGroup) -> Bundles:
     return pg, hardware_order(bundle_places(pg))
 
 
-def actor_options(device: Device, bundles: Bundles | None, position: int, *, share: float = 1.0) -> dict[str, Any]:
+def node_ids(bundles: Bundles) -> list[str]:
+    """The node of each bundle, in the order of the indices."""
+    group, indices = bundles
+    places = bundle_places(group)
+    return [places[index].node_id for index in indices]
+
+
+def is_alive(node_id: str) -> bool:
+    return any(node["NodeID"] == node_id and node["Alive"] for node in ray.nodes())
+
+
+def actor_options(device: Device, bundles: Bundles | None, position: int = 0, *, share: float = 1.0) -> dict[str, Any]:
     """`.options()` of an actor that computes on the bundle at `position`, or anywhere without bundles.
 
     `share` of the place is the actor's: below 1 others share it.
@@ -169,8 +179,8 @@ def actor_options(device: Device, bundles: Bundles | None, position: int, *, sha
     return options
 
 
-def visible_gpus(bundles: Bundles, positions: Sequence[int]) -> str:
-    """The GPUs of several bundles of one node, as `CUDA_VISIBLE_DEVICES` names them."""
+def visible_gpus(bundles: Bundles) -> str:
+    """The GPUs of bundles on one node, as `CUDA_VISIBLE_DEVICES` names them."""
     group, indices = bundles
     places = bundle_places(group)
-    return ",".join(str(places[indices[position]].device) for position in positions)
+    return ",".join(str(places[index].device) for index in indices)

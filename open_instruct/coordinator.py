@@ -20,19 +20,21 @@ import ray
 from ray.util.placement_group import PlacementGroup, remove_placement_group
 from ray.util.queue import Queue
 
+from open_instruct import bundles
 from open_instruct.actor_group import RayTrainGroup
 from open_instruct.colocation import SideBySide, TakeTurns
 from open_instruct.config import GRPOConfig
 from open_instruct.engine_supervisor import EngineSupervisor
 from open_instruct.failures import ComponentDied, root_cause
 from open_instruct.message_queue import MessageQueue
+from open_instruct.node_watch import NodeWatch
 from open_instruct.placement_group import create_actor_group, create_placement_groups, create_rollout_manager
 from open_instruct.rollout import RolloutController
-from open_instruct.rollout_manager import RolloutManager, create_vllm_engine
+from open_instruct.rollout_manager import RolloutManager
 from open_instruct.run_inputs import RunInputs
 
 if TYPE_CHECKING:
-    from ray.actor import ActorHandle
+    pass
 
 logger = logging.getLogger(__name__)
 
@@ -120,6 +122,7 @@ class Parts:
     watches: dict[str, Any] = field(default_factory=dict)
     """References that are done only when something is wrong, by the name of the part."""
     heartbeats: "Heartbeats | None" = None
+    nodes: NodeWatch | None = None
 
     def wait(
         self,
@@ -151,7 +154,11 @@ class Parts:
                 _value(ref, what)
             done, waiting = ray.wait(pending, num_returns=len(pending), timeout=HEALTH_POLL_S)
             for ref in done:  # at once: while one has failed, the others may wait for it in a collective
-                values[ref] = _value(ref, what)
+                try:
+                    values[ref] = _value(ref, what)
+                except ComponentDied:
+                    self._check_nodes(at_once=True)  # a lost node takes along who was on it: it is the cause to tell
+                    raise
             if waiting and time.monotonic() > deadline:
                 raise TimeoutError(f"{what}: {len(waiting)} of {len(all_refs)} did not answer in {timeout_s:g} s")
         ordered = [values[ref] for ref in all_refs]
@@ -180,6 +187,7 @@ class Parts:
 
     def check_health(self) -> None:
         """Raise `ComponentDied` if a part has ended that cannot be replaced; replace engines that have."""
+        self._check_nodes()
         try:
             for name, ref in self.watches.items():
                 if ray.wait([ref], timeout=0)[0]:
@@ -192,6 +200,15 @@ class Parts:
             if self.heartbeats is not None:
                 self.heartbeats.name_the_dead()  # a queue that died takes those who use it along: it is the cause to tell
             raise
+
+    def _check_nodes(self, *, at_once: bool = False) -> None:
+        """Replace engines whose node was lost. Raises `ComponentDied` if learners were on it."""
+        for lost in self.nodes.lost(at_once=at_once) if self.nodes is not None else []:
+            if lost.learners:
+                raise ComponentDied(str(lost))
+            logger.error("%s", lost)
+            for number in lost.engines:
+                self.supervisor.replace(number, f"was on node {lost.address}, which was lost")
 
     def shut_down(self) -> None:
         """End all parts: asked first, killed when they do not answer. Never raises: it runs while an error is on its way."""
@@ -276,12 +293,11 @@ def create_parts(
         message_queue=message_queue,
         rollouter_cls=rollouter_cls,
     )
-
-    def start_engine(number: int) -> "ActorHandle":
-        return create_vllm_engine(args, queues, number, max_model_len=manager.max_model_len, pg=pgs["rollout"])
-
-    supervisor = EngineSupervisor(args, manager.rollout_engines, manager.controller, start_engine)
+    supervisor = EngineSupervisor(args, manager.rollout_engines, manager.controller, manager.start_engine)
     parts = Parts(manager, group, message_queue, supervisor, signals, placement=pgs["actor"][0])
+    learner_nodes = bundles.node_ids(pgs["actor"])
+    parts.nodes = NodeWatch(learner_nodes, lambda: manager.engine_nodes)
+    logger.info("places: %s", parts.nodes.describe())
     if args.colocate:
         parts.turns = TakeTurns(manager, group, parts.wait, timeout_s=args.weight_sync_timeout_s)
     return parts

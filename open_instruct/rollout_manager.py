@@ -24,6 +24,7 @@ from open_instruct.data_types import Box
 from open_instruct.device import Device
 from open_instruct.engine_sleep import SleepOptions
 from open_instruct.message_queue import MessageQueue, default_queue_size
+from open_instruct.placement_plan import Asked, CannotPlace
 from open_instruct.ray_utils import Lock
 from open_instruct.rollout import ControllerOptions, RolloutController
 from open_instruct.run_inputs import RunInputs, load_inputs
@@ -31,6 +32,7 @@ from open_instruct.vllm_utils3 import EngineOptions, LLMRayActor
 
 if TYPE_CHECKING:
     from ray.actor import ActorHandle
+    from ray.util.placement_group import PlacementGroup
 
 BUNDLES_QUEUED_PER_ENGINE = 2
 """Prompt queue: enough that an engine never waits, short enough that evaluation never does."""
@@ -97,25 +99,35 @@ def create_rollout_engines(
     args = config_of(args)
     queues = queues or create_queues(args)
     return [
-        create_vllm_engine(args, queues, number, pg=pg, max_model_len=max_model_len or args.max_sequence_length)
+        create_vllm_engine(
+            args,
+            queues,
+            number,
+            pg=_of_engine(args, pg, number),
+            max_model_len=max_model_len or args.max_sequence_length,
+        )
         for number in range(args.vllm_num_engines)
     ]
+
+
+def _of_engine(args: GRPOConfig, pg: Bundles | None, number: int) -> Bundles | None:
+    """The bundles of one engine."""
+    size = args.vllm_tensor_parallel_size
+    return None if pg is None else (pg[0], pg[1][number * size : (number + 1) * size])
 
 
 def create_vllm_engine(
     args: GRPOConfig, queues: tuple[Queue, Queue], number: int, *, max_model_len: int, pg: Bundles | None = None
 ) -> "ActorHandle":
-    """The engine at position `number`, on the bundles at its places."""
-    device, size = args.device, args.vllm_tensor_parallel_size
-    positions = range(number * size, (number + 1) * size)
-    share = COLOCATED_SHARE if args.shares_devices else 1.0
-    options = bundles.actor_options(device, pg, positions[0], share=share)
+    """The engine at position `number`, on the bundles `pg` of its own."""
+    device = args.device
+    options = bundles.actor_options(device, pg, share=COLOCATED_SHARE if args.shares_devices else 1.0)
     env = {}
-    if device.kind == "cuda" and size > 1 and pg is not None:
+    if device.kind == "cuda" and args.vllm_tensor_parallel_size > 1 and pg is not None:
         # Ray shows an actor the GPU of its own bundle; the engine's workers compute on those of its neighbours too.
         env = {
             "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1",
-            "CUDA_VISIBLE_DEVICES": bundles.visible_gpus(pg, positions),
+            "CUDA_VISIBLE_DEVICES": bundles.visible_gpus(pg),
         }
     options["runtime_env"] = {"env_vars": options["runtime_env"]["env_vars"] | env}
     actor = ray.remote(LLMRayActor).options(max_concurrency=8, **options)
@@ -185,6 +197,12 @@ class RolloutManager:
         self.max_model_len = inputs.longest_prompt + max(args.response_length, args.eval_sampling.max_tokens)
         self.controller = create_controller(args, inputs, self.queues, self.message_queue, rollouter_cls=rollouter_cls)
         self.rollout_engines = create_rollout_engines(args, pg, queues=self.queues, max_model_len=self.max_model_len)
+        engine_bundles = [_of_engine(args, pg, number) for number in range(args.vllm_num_engines)]
+        self._bundles = {number: one for number, one in enumerate(engine_bundles) if one is not None}
+        self.engine_nodes = {number: bundles.node_ids(one)[0] for number, one in self._bundles.items()}
+        """Node id of each engine, by position."""
+        self._own_groups: list[PlacementGroup] = []
+        """Of engines that had to move."""
         self.rollout_engine_lock = Lock.options(num_cpus=0, scheduling_strategy=on_this_node()).remote()
         self._supervised = supervised
         self._futures: list[Any] = []
@@ -193,6 +211,23 @@ class RolloutManager:
     def _serve(self) -> None:
         if not self._supervised and not self._futures:
             self._futures = [engine.process_queue_continuously.remote() for engine in self.rollout_engines]
+
+    def start_engine(self, number: int) -> "ActorHandle | None":
+        """A new engine in place of a dead one: where that was, or if the node is gone wherever there is room. None: nowhere."""
+        if number in self._bundles and not bundles.is_alive(self.engine_nodes[number]):
+            args = self._args
+            place, per_core = args.device.place_resources, args.device.places_per_core
+            asked = Asked((), 1, args.vllm_tensor_parallel_size, place, per_core)
+            try:
+                reservation = bundles.reserve(asked, timeout_s=0.0)
+            except CannotPlace:
+                return None
+            self._own_groups.append(reservation.group)
+            self._bundles[number] = reservation.group, reservation.rollout
+            self.engine_nodes[number] = bundles.node_ids(self._bundles[number])[0]
+        return create_vllm_engine(
+            self._args, self.queues, number, max_model_len=self.max_model_len, pg=self._bundles.get(number)
+        )
 
     def async_generate(self, rollout_id: int) -> "ray.ObjectRef[Box]":
         """The data of rollout `rollout_id`, which step `rollout_id + 1` trains on, in a `Box`.
@@ -237,6 +272,8 @@ class RolloutManager:
             queue.shutdown(force=True)
         self.message_queue.shutdown()
         self.rollout_engine_lock.shut_down()
+        for group in self._own_groups:
+            ray.util.remove_placement_group(group)
 
 
 def _read_inputs(args: GRPOConfig) -> RunInputs:

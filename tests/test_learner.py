@@ -140,15 +140,16 @@ def change_since_start(model_path: str, now: dict[str, torch.Tensor]) -> dict[st
     return {name: value - start[name] for name, value in now.items()}
 
 
-@pytest.mark.parametrize("num_learners", [1, 2])
-@pytest.mark.parametrize("stage", [0, 2, 3])
-def test_every_stage_takes_the_step_of_plain_torch(
-    ray_session: Any, tied_model: str, tmp_path: Path, stage: int, num_learners: int
+@pytest.mark.parametrize(
+    ("stage", "layout"),
+    [(0, [1]), (2, [1]), (3, [1]), (0, [2]), (2, [1, 1]), (3, [2]), (3, [2, 1])],
+    ids=lambda value: str(value),
+)
+def test_every_stage_and_layout_takes_the_step_of_plain_torch(
+    ray_session: Any, tied_model: str, tmp_path: Path, stage: int, layout: list[int]
 ) -> None:
     batches = [make_samples(15, seed=1), make_samples(9, seed=2), make_samples(7, seed=3)]
-    learners = Learners(
-        ray_session, deepspeed_stage=stage, num_learners_per_node=[num_learners], lr_scheduler_type="constant"
-    )
+    learners = Learners(ray_session, deepspeed_stage=stage, num_learners_per_node=layout, lr_scheduler_type="constant")
     first, second, third = batches  # many micro-batches of unequal size
     metrics = [
         learners.train(first, pack_length=128),

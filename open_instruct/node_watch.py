@@ -1,0 +1,61 @@
+"""Notices nodes that a cluster has lost, and knows who was on them."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import ray
+
+EVERY_S = 2.0
+"""From one look at the cluster to the next."""
+
+
+@dataclass(frozen=True)
+class LostNode:
+    """A node that is gone, and what was on it when it was last looked at."""
+
+    address: str
+    node_id: str
+    learners: list[int]
+    engines: list[int]
+
+    def __str__(self) -> str:
+        names = [f"learner {rank}" for rank in self.learners] + [f"engine {number}" for number in self.engines]
+        return f"node {self.address} ({self.node_id[:8]}) was lost, and with it {', '.join(names)}"
+
+
+class NodeWatch:
+    """Looks at the nodes of a run's learners and engines.
+
+    Args:
+        learner_nodes: node id of each rank.
+        engine_nodes: node id of each engine by position; asked anew each time, since engines move.
+    """
+
+    def __init__(self, learner_nodes: Sequence[str], engine_nodes: Callable[[], Mapping[int, str]]) -> None:
+        self._learner_nodes = learner_nodes
+        self._engine_nodes = engine_nodes
+        self._looked_at = 0.0
+        self._told: set[str] = set()
+
+    def describe(self) -> str:
+        """Who is on which node."""
+        address = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
+        learners = [f"learner {rank} on {address[node]}" for rank, node in enumerate(self._learner_nodes)]
+        return ", ".join(learners + [f"engine {n} on {address[node]}" for n, node in self._engine_nodes().items()])
+
+    def lost(self, *, at_once: bool = False) -> list[LostNode]:
+        """Nodes with a part of the run that were lost since the last call; looks at most every `EVERY_S`, unless `at_once`."""
+        now = time.monotonic()
+        if not at_once and now - self._looked_at < EVERY_S:
+            return []
+        self._looked_at = now
+        dead = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes() if not node["Alive"]}
+        found = []
+        for node_id in sorted(dead.keys() - self._told):
+            self._told.add(node_id)
+            learners = [rank for rank, node in enumerate(self._learner_nodes) if node == node_id]
+            engines = [number for number, node in self._engine_nodes().items() if node == node_id]
+            if learners or engines:
+                found.append(LostNode(dead[node_id], node_id, learners, engines))
+        return found
