@@ -131,8 +131,8 @@ class RolloutOptions:
 class AsyncOptions:
     """Asynchronous training"""
 
-    async_steps: int = 1
-    """Steps that generation may run ahead of training. 0 is strictly on-policy."""
+    async_steps: int | None = None
+    """Steps that generation may run ahead of training. 0 is strictly on-policy. By default 1, and 0 with colocate."""
     staleness_threshold: int | None = None
     """Age of samples, in steps, that pacing aims at: prompts are issued no faster than they can be used by then. By default
     async_steps."""
@@ -161,14 +161,6 @@ class AsyncOptions:
     """Seconds that an engine may take for one group; then it is broken off and its prompt issued again. By default no limit."""
     max_generation_attempts: int = 3
     """Times that a prompt is tried before it is given up."""
-
-    @property
-    def staleness_target(self) -> int:
-        return self.async_steps if self.staleness_threshold is None else self.staleness_threshold
-
-    @property
-    def staleness_bound(self) -> int:
-        return self.staleness_target if self.max_staleness_allowed is None else self.max_staleness_allowed
 
 
 @dataclass(kw_only=True)
@@ -379,6 +371,20 @@ class GRPOConfig(
     TrackingOptions,
 ):
     """All options of a GRPO run."""
+
+    @property
+    def staleness_target(self) -> int:
+        """Age of samples, in steps, that pacing aims at."""
+        if self.staleness_threshold is not None:
+            return self.staleness_threshold
+        if self.async_steps is not None:
+            return self.async_steps
+        return 0 if self.colocate else 1
+
+    @property
+    def staleness_bound(self) -> int:
+        """Age, in steps, past which no sample is trained on."""
+        return self.staleness_target if self.max_staleness_allowed is None else self.max_staleness_allowed
 
     @property
     def corrects_off_policy(self) -> bool:
