@@ -7,14 +7,15 @@
 
 DeepSpeed 0.19 moves states itself (`engine.offload_states`), but with torch's AdamW at stage 2 alone; at stage 3 it asks for its
 own fused Adam, and at stage 0 there is nothing. Here whole storages are moved instead of tensors: a storage is copied to main
-memory and shrunk to nothing, later grown again and filled. Every view into it (DeepSpeed keeps parameters, partitions and gradients
-as views into flat buffers) stays what it was and is right again afterwards, whoever holds it. A step then gives the same bits as
-without. On CPU the same copies are made, from main memory to main memory: nothing is gained there.
+memory and shrunk to nothing, later grown again and filled. Every view into it (DeepSpeed keeps parameters, partitions and
+gradients as views into flat buffers) stays what it was and is right again afterwards, whoever holds it. A step then gives the
+same bits as without. On CPU the same copies are made, from main memory to main memory: nothing is gained there.
 
 While its storage is gone a tensor must not be computed with; torch 2.13 does not notice, and reads through a null pointer. Hence
 `check_loaded`.
 """
 
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,8 @@ from typing import Any
 import torch
 
 from open_instruct.device import Device
+
+logger = logging.getLogger(__name__)
 
 WEIGHTS = "weights"
 OPTIMIZER = "optimizer"
@@ -60,6 +63,7 @@ class StateOffload:
         self._engine = engine
         self._ref_model = ref_model
         self._moved: dict[str, list[_Moved]] = {}
+        self._warned: set[str] = set()
 
     @property
     def offloaded(self) -> frozenset[str]:
@@ -108,10 +112,15 @@ class StateOffload:
 
     def _storages(self, tag: str) -> list[torch.UntypedStorage]:
         """Storages that belong to `tag` and to no earlier one."""
-        seen: set[int] = {storage._cdata for storage in self._resident(_scratch(self._engine))}
+        seen = {tensor.untyped_storage()._cdata for tensor in _scratch(self._engine)}
         for earlier in TAGS[: TAGS.index(tag)]:
             seen |= {tensor.untyped_storage()._cdata for tensor in self._tensors(earlier)}
-        return [storage for storage in self._resident(self._tensors(tag)) if storage._cdata not in seen]
+        own = [storage for storage in self._resident(self._tensors(tag)) if storage._cdata not in seen]
+        fixed = sum(storage.nbytes() for storage in own if not storage.resizable())
+        if fixed and tag not in self._warned:
+            self._warned.add(tag)
+            logger.warning("%s: %d bytes stay on the device: numpy has seen them, or torch.load made them", tag, fixed)
+        return [storage for storage in own if storage.resizable()]
 
     def _tensors(self, tag: str) -> Iterable[torch.Tensor]:
         if tag == REFERENCE:
@@ -121,12 +130,12 @@ class StateOffload:
         )
 
     def _resident(self, tensors: Iterable[torch.Tensor]) -> list[torch.UntypedStorage]:
-        """The storages behind `tensors`, each once, that are on the device and can be moved."""
+        """The storages behind `tensors`, each once, that are on the device and worth moving."""
         kind = self._device.learner_device.type
         storages = {}
         for tensor in tensors:
             storage = tensor.untyped_storage()
-            if tensor.device.type == kind and storage.nbytes() >= SMALL_BYTES and storage.resizable():
+            if tensor.device.type == kind and storage.nbytes() >= SMALL_BYTES:
                 storages[storage._cdata] = storage
         return list(storages.values())
 
@@ -148,7 +157,7 @@ def _move(storage: torch.UntypedStorage, *, keep_content: bool) -> _Moved:
 
 
 def _as_bytes(storage: torch.UntypedStorage) -> torch.Tensor:
-    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage, 0, (storage.nbytes(),))
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage, 0, (storage.nbytes(),), (1,))
 
 
 # --- what DeepSpeed 0.19.8 holds where --------------------------------------------------------------------------------

@@ -287,7 +287,6 @@ def test_a_drivers_lease_ends_with_it(ray_session: Any, workers: list[Any], end:
 
 
 def test_a_child_does_not_keep_its_parents_lease(lock: Lock, workers: list[Any]) -> None:
-    @ray.remote(num_cpus=0)
     class Parent(Worker):
         def fork(self) -> int:
             if (child := os.fork()) == 0:
@@ -295,7 +294,7 @@ def test_a_child_does_not_keep_its_parents_lease(lock: Lock, workers: list[Any])
                 os._exit(0)
             return child
 
-    parent = Parent.remote()
+    parent = ray.remote(Parent).options(num_cpus=0).remote()
     assert get(parent.acquire.remote(lock))
     child = get(parent.fork.remote())
     os.kill(get(parent.pid.remote()), signal.SIGKILL)
