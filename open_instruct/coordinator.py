@@ -27,7 +27,7 @@ from open_instruct.config import GRPOConfig
 from open_instruct.engine_supervisor import EngineSupervisor
 from open_instruct.failures import ComponentDied, root_cause
 from open_instruct.message_queue import MessageQueue
-from open_instruct.node_watch import NodeWatch
+from open_instruct.node_watch import LostNode, NodeWatch
 from open_instruct.placement_group import create_actor_group, create_placement_groups, create_rollout_manager
 from open_instruct.rollout import RolloutController
 from open_instruct.rollout_manager import RolloutManager
@@ -157,7 +157,8 @@ class Parts:
                 try:
                     values[ref] = _value(ref, what)
                 except ComponentDied:
-                    self._check_nodes(at_once=True)  # a lost node takes along who was on it: it is the cause to tell
+                    if self.nodes is not None:  # a lost node takes along who was on it: it is the cause to tell
+                        self._bury(self.nodes.wait_for_loss())
                     raise
             if waiting and time.monotonic() > deadline:
                 raise TimeoutError(f"{what}: {len(waiting)} of {len(all_refs)} did not answer in {timeout_s:g} s")
@@ -187,7 +188,8 @@ class Parts:
 
     def check_health(self) -> None:
         """Raise `ComponentDied` if a part has ended that cannot be replaced; replace engines that have."""
-        self._check_nodes()
+        if self.nodes is not None:
+            self._bury(self.nodes.lost())
         try:
             for name, ref in self.watches.items():
                 if ray.wait([ref], timeout=0)[0]:
@@ -201,9 +203,9 @@ class Parts:
                 self.heartbeats.name_the_dead()  # a queue that died takes those who use it along: it is the cause to tell
             raise
 
-    def _check_nodes(self, *, at_once: bool = False) -> None:
+    def _bury(self, nodes: Sequence[LostNode]) -> None:
         """Replace engines whose node was lost. Raises `ComponentDied` if learners were on it."""
-        for lost in self.nodes.lost(at_once=at_once) if self.nodes is not None else []:
+        for lost in nodes:
             if lost.learners:
                 raise ComponentDied(str(lost))
             logger.error("%s", lost)

@@ -8,6 +8,8 @@ import ray
 
 EVERY_S = 2.0
 """From one look at the cluster to the next."""
+NOTICED_S = 10.0
+"""Until Ray has noticed that a node is gone."""
 
 
 @dataclass(frozen=True)
@@ -44,12 +46,23 @@ class NodeWatch:
         learners = [f"learner {rank} on {address[node]}" for rank, node in enumerate(self._learner_nodes)]
         return ", ".join(learners + [f"engine {n} on {address[node]}" for n, node in self._engine_nodes().items()])
 
-    def lost(self, *, at_once: bool = False) -> list[LostNode]:
-        """Nodes with a part of the run that were lost since the last call; looks at most every `EVERY_S`, unless `at_once`."""
-        now = time.monotonic()
-        if not at_once and now - self._looked_at < EVERY_S:
+    def wait_for_loss(self) -> list[LostNode]:
+        """Somebody has failed: nodes that are found lost soon after. The peers of a dead process notice before Ray does."""
+        if len({*self._learner_nodes, *self._engine_nodes().values()}) < 2:
             return []
-        self._looked_at = now
+        deadline = time.monotonic() + NOTICED_S
+        while not (lost := self._look()) and time.monotonic() < deadline:
+            time.sleep(EVERY_S / 4)
+        return lost
+
+    def lost(self) -> list[LostNode]:
+        """Nodes with a part of the run that were lost since the last call; looks at most every `EVERY_S`."""
+        if time.monotonic() - self._looked_at < EVERY_S:
+            return []
+        self._looked_at = time.monotonic()
+        return self._look()
+
+    def _look(self) -> list[LostNode]:
         dead = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes() if not node["Alive"]}
         found = []
         for node_id in sorted(dead.keys() - self._told):
