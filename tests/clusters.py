@@ -90,7 +90,7 @@ def ray_nodes(nodes: Sequence[Node], *, own_networks: bool = False) -> Iterator[
         scratch = Path(tempfile.mkdtemp(prefix="oi"))  # short: paths of sockets have to fit into 107 characters
         cleanup.callback(shutil.rmtree, scratch, ignore_errors=True)
         if own_networks:
-            enter, addresses = _make_network(len(nodes), cleanup)
+            enter, addresses = make_network(len(nodes), cleanup)
             port = PORT_IN_NAMESPACE
         else:
             enter, addresses = [[] for _ in nodes], [_address_of_this_machine()] * len(nodes)
@@ -142,7 +142,7 @@ def _wait_until_started(processes: Sequence[subprocess.Popen], logs: Path) -> No
 # --- networks ---------------------------------------------------------------------------------------------------------
 
 
-def _make_network(num_nodes: int, cleanup: ExitStack) -> tuple[list[list[str]], list[str]]:
+def make_network(num_nodes: int, cleanup: ExitStack) -> tuple[list[list[str]], list[str]]:
     """A namespace with a switch and one per node, joined by cables; the words that enter each node's, and the addresses."""
     names = [f"node{number}" for number in range(num_nodes)]
     addresses = [f"10.77.0.{number + 1}" for number in range(num_nodes)]

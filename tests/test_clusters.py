@@ -9,7 +9,8 @@ from clusters import Node, marked, ray_nodes
 from runs import shared_memory
 
 PASS_ARRAYS_AROUND = """
-import os, socket, sys
+import os
+import socket
 import numpy as np
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -22,7 +23,7 @@ class Neighbour:
     def take(self, array):
         with open("/proc/net/dev") as lines:
             received = sum(int(line.split()[1]) for line in lines if line.strip().startswith("eth0:"))
-        return int(array.sum()), socket.gethostname(), received
+        return int(array.sum()), socket.gethostname(), received, os.stat("/dev/shm").st_dev
 
 ray.init(log_to_driver=False)
 nodes = sorted(ray.nodes(), key=lambda node: node["Resources"]["CPU"])
@@ -30,9 +31,9 @@ on = lambda node: NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
 actors = [Neighbour.options(scheduling_strategy=on(node)).remote() for node in nodes]
 arrays = [actor.make.remote() for actor in actors]
 for number, (node, actor) in enumerate(zip(nodes, actors)):
-    total, host, received = ray.get(actor.take.remote(arrays[number - 1]), timeout=60)
+    total, host, received, shared_memory = ray.get(actor.take.remote(arrays[number - 1]), timeout=60)
     assert total == sum(range(1_250_000))
-    print("node", node["NodeManagerAddress"], node["Resources"]["CPU"], host, received)
+    print("node", node["NodeManagerAddress"], node["Resources"]["CPU"], host, received, shared_memory)
 """
 NODES = [Node(num_cpus=1), Node(num_cpus=2), Node(num_cpus=3)]
 
@@ -48,6 +49,7 @@ def test_objects_travel_between_nodes(own_networks: bool) -> None:
         if own_networks:
             assert [line[2] for line in lines] == ["node0", "node1", "node2"]
             assert all(int(line[3]) > 10_000_000 for line in lines)  # what its neighbour made came over the network
+            assert len({line[4] for line in lines}) == len(NODES)
     assert not marked(cluster.mark)
     assert shared_memory() <= before
     assert network_interfaces() == interfaces
