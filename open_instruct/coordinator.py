@@ -158,7 +158,7 @@ class Parts:
                     values[ref] = _value(ref, what)
                 except ComponentDied:
                     if self.nodes is not None:  # a lost node takes along who was on it: it is the cause to tell
-                        self._bury(self.nodes.wait_for_loss())
+                        self._bury(self.nodes.lost_now())
                     raise
             if waiting and time.monotonic() > deadline:
                 raise TimeoutError(f"{what}: {len(waiting)} of {len(all_refs)} did not answer in {timeout_s:g} s")

@@ -1,15 +1,17 @@
 """Notices nodes that a cluster has lost, and knows who was on them."""
 
+import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import ray
 
 EVERY_S = 2.0
 """From one look at the cluster to the next."""
-NOTICED_S = 10.0
-"""Until Ray has noticed that a node is gone."""
+ANSWER_S = 2.0
+"""How long a node may take to accept a connection."""
 
 
 @dataclass(frozen=True)
@@ -46,29 +48,34 @@ class NodeWatch:
         learners = [f"learner {rank} on {address[node]}" for rank, node in enumerate(self._learner_nodes)]
         return ", ".join(learners + [f"engine {n} on {address[node]}" for n, node in self._engine_nodes().items()])
 
-    def wait_for_loss(self) -> list[LostNode]:
-        """Somebody has failed: nodes that are found lost soon after. The peers of a dead process notice before Ray does."""
-        if len({*self._learner_nodes, *self._engine_nodes().values()}) < 2:
-            return []
-        deadline = time.monotonic() + NOTICED_S
-        while not (lost := self._look()) and time.monotonic() < deadline:
-            time.sleep(EVERY_S / 4)
-        return lost
+    def lost_now(self) -> list[LostNode]:
+        """Somebody has failed: nodes that do not answer. Ray itself takes 15 s and more to notice that one is gone."""
+        return self._look(lambda node: not node["Alive"] or not _answers(node))
 
     def lost(self) -> list[LostNode]:
         """Nodes with a part of the run that were lost since the last call; looks at most every `EVERY_S`."""
         if time.monotonic() - self._looked_at < EVERY_S:
             return []
         self._looked_at = time.monotonic()
-        return self._look()
+        return self._look(lambda node: not node["Alive"])
 
-    def _look(self) -> list[LostNode]:
-        dead = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes() if not node["Alive"]}
+    def _look(self, is_dead: Callable[[dict[str, Any]], bool]) -> list[LostNode]:
+        residents = {*self._learner_nodes, *self._engine_nodes().values()} - self._told
+        nodes = [node for node in ray.nodes() if node["NodeID"] in residents]
+        dead = {node["NodeID"]: node["NodeManagerAddress"] for node in nodes if is_dead(node)}
         found = []
-        for node_id in sorted(dead.keys() - self._told):
+        for node_id in sorted(dead):
             self._told.add(node_id)
             learners = [rank for rank, node in enumerate(self._learner_nodes) if node == node_id]
             engines = [number for number, node in self._engine_nodes().items() if node == node_id]
-            if learners or engines:
-                found.append(LostNode(dead[node_id], node_id, learners, engines))
+            found.append(LostNode(dead[node_id], node_id, learners, engines))
         return found
+
+
+def _answers(node: dict[str, Any]) -> bool:
+    """Whether Ray's process on the node accepts a connection."""
+    try:
+        socket.create_connection((node["NodeManagerAddress"], node["NodeManagerPort"]), timeout=ANSWER_S).close()
+    except OSError:
+        return False
+    return True

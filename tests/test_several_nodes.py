@@ -19,15 +19,19 @@ LEFT_IN_THE_CLUSTER = """
 import json, time, ray
 from ray._private.state import actors, available_resources_per_node
 ray.init(log_to_driver=False)
-time.sleep(1)
-alive = [actor["ActorClassName"] for actor in actors().values() if actor["State"] == "ALIVE"]
-available = available_resources_per_node()
-taken = [
-    f"{name} {total - available[node['NodeID']].get(name, 0):g}"
-    for node in ray.nodes() if node["Alive"]
-    for name, total in node["Resources"].items() if name in ("CPU", "object_store_memory")
-    if total - available[node["NodeID"]].get(name, 0) > 1e-3
-]
+deadline = time.monotonic() + 40  # a node that was killed counts as alive for a while
+while True:
+    alive = [actor["ActorClassName"] for actor in actors().values() if actor["State"] == "ALIVE"]
+    available = available_resources_per_node()
+    taken = [
+        f"{name} {total - available[node['NodeID']].get(name, 0):g}"
+        for node in ray.nodes() if node["Alive"] and node["NodeID"] in available
+        for name, total in node["Resources"].items() if name in ("CPU", "object_store_memory")
+        if total - available[node["NodeID"]].get(name, 0) > 1e-3
+    ]
+    if not (alive or taken) or time.monotonic() > deadline:
+        break
+    time.sleep(1)
 print("LEFT", json.dumps({"actors": alive, "taken": taken}))
 """
 
@@ -51,7 +55,7 @@ def placement(out: Path) -> dict[str, str]:
 
 def assert_cluster_is_empty(cluster: Cluster) -> None:
     """No actor of a run is alive, and no resource taken."""
-    done = cluster.run([sys.executable, "-c", LEFT_IN_THE_CLUSTER], timeout_s=60)
+    done = cluster.run([sys.executable, "-c", LEFT_IN_THE_CLUSTER], timeout_s=90)
     [left] = [json.loads(line.removeprefix("LEFT ")) for line in done.stdout.splitlines() if line.startswith("LEFT ")]
     assert left["actors"] == [], done.stdout
     assert left["taken"] == [], done.stdout
