@@ -22,9 +22,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import ray
 from ray.util.queue import Empty, Full, Queue
 
@@ -327,7 +329,10 @@ class LLMRayActor:
 
     def shutdown(self) -> None:
         """After `stop`: end the engine, and the worker processes that it may have."""
+        shared = shared_memory_of_workers()
         self._engine.engine_core.shutdown()
+        for path in shared:
+            path.unlink(missing_ok=True)
 
     def ready(self) -> int:
         """Answer once the engine is loaded: its id."""
@@ -494,6 +499,13 @@ class LLMRayActor:
             done.set_exception(RuntimeError(f"engine {self.engine_id} has stopped"))
 
 
+def shared_memory_of_workers() -> set[Path]:
+    """Files in shared memory that child processes use: vLLM 0.32 ends its CPU workers without removing theirs."""
+    workers = psutil.Process().children(recursive=True)
+    files = {Path(area.path) for worker in workers for area in worker.memory_maps()}
+    return {path for path in files if path.is_relative_to("/dev/shm")}
+
+
 def make_engine(options: EngineOptions, version: int) -> Any:
     """A vLLM `LLMEngine` that labels its tokens with `version`. Sets `options.env` in this process first."""
     os.environ.update(options.env)
@@ -512,6 +524,8 @@ def make_engine(options: EngineOptions, version: int) -> Any:
             max_model_len=options.max_model_len,
             max_num_seqs=options.max_num_seqs,
             tensor_parallel_size=options.tensor_parallel_size,
+            # In a placement group vLLM would make Ray actors of its workers, for which there is no room.
+            distributed_executor_backend="mp" if options.tensor_parallel_size > 1 else None,
             seed=options.seed,
             enforce_eager=options.enforce_eager,
             enable_prefix_caching=options.enable_prefix_caching,

@@ -1,0 +1,23 @@
+"""An engine of two workers beside learners that are spread unevenly."""
+
+from pathlib import Path
+
+import pytest
+from runs import Process, assert_ledger_balances, command, rows, shared_memory
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_run_with_tensor_parallelism_and_uneven_learners(tmp_path: Path) -> None:
+    before, out = shared_memory(), tmp_path / "out"
+    options = {"vllm_tensor_parallel_size": 2, "num_learners_per_node": [2, 1], "deepspeed_stage": 3, "async_steps": 0}
+    process = Process(command(out, **options))
+    code, output = process.wait(300)
+    assert code == 0, output
+    metrics = rows(out / "metrics.jsonl")
+    assert [row["training_step"] for row in metrics] == [1, 2, 3, 4]
+    assert (
+        max(row["debug/vllm_vs_local_logprob_diff_max"] for row in metrics) < 1e-4
+    )  # the weights arrive at both workers
+    assert_ledger_balances(out)
+    process.assert_nothing_is_left(before)
