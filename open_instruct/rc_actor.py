@@ -10,7 +10,8 @@
 
 The loop puts as many states as the first queue takes and waits for results; full queues make everybody wait. The file
 (`conf/rc_base.yaml` holds every key) is composed by hydra. Start the same command again after an interruption: trajectories
-that are in the stream are not made again. Exit code 0 done, 1 failed, 2 mistakes in the options, 85 ended by SIGTERM, 130 by Ctrl-C.
+that are in the stream are not made again. Exit code 0 done, 1 failed, 2 mistakes in the options, 85 ended by SIGTERM, 130 by
+Ctrl-C.
 """
 
 import asyncio

@@ -1,7 +1,8 @@
 """Problems of reasoning-cache rollouts from reasoning-gym, local files, directories and hub names.
 
 `load_datasets` is what `dataset_loader` names by default. Rows may be those that training takes (`messages`,
-`ground_truth`, `dataset`), like GSM8K's (`question`, `answer` that ends in `#### 42`) or like MATH's (`problem`, `answer` or a `solution` with `\\boxed`).
+`ground_truth`, `dataset`), like GSM8K's (`question`, `answer` that ends in `#### 42`) or like MATH's
+(`problem`, `answer` or a `solution` with `\\boxed`).
 """
 
 from collections.abc import Iterator, Mapping, Sequence

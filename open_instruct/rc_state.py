@@ -103,18 +103,20 @@ class InferenceProblemState:
     # --- prompts ------------------------------------------------------------------------------------------------------
 
     def get_filled_reasoning_prompt(self, *, curr_summary: str | None = None) -> str:
-        """Problem and summary, nothing of earlier reasoning. `curr_summary` stands in for the state's, where that is too long."""
-        values = {
-            "problem": self.problem.text,
-            "curr_summary": self.curr_summary if curr_summary is None else curr_summary,
-        }
-        return fill_template(self.settings.reasoning_prompt_template, values)
+        """Problem and summary, nothing of earlier reasoning. An argument stands in for what the state has, where that is too
+        long."""
+        summary = self.curr_summary if curr_summary is None else curr_summary
+        return fill_template(
+            self.settings.reasoning_prompt_template, {"problem": self.problem.text, "curr_summary": summary}
+        )
 
-    def get_filled_summarization_prompt(self, *, reasoning: str | None = None) -> str:
-        """Problem, summary so far and the latest reasoning, or `reasoning` in its stead, where that is too long."""
+    def get_filled_summarization_prompt(
+        self, *, reasoning: str | None = None, existing_summary: str | None = None
+    ) -> str:
+        """Problem, summary so far and the latest reasoning; arguments as above."""
         values = {
             "problem": self.problem.text,
-            "existing_summary": self.curr_summary,
+            "existing_summary": self.curr_summary if existing_summary is None else existing_summary,
             "reasoning": self.curr_reasoning if reasoning is None else reasoning,
         }
         return fill_template(self.settings.summarization_prompt_template, values)

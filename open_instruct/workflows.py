@@ -121,32 +121,45 @@ class RCWorkflow:
         """Token ids of the next prompt; what the model wrote loses its middle if they are more than `room`."""
         if state.next_turn_type == REASONING:
             opens_think = _opens_think(state, REASONING)
-            written = state.curr_summary
-
-            def build(text: str) -> list[int]:
-                return self.codec.chat_prompt(
-                    state.get_filled_reasoning_prompt(curr_summary=text), opens_think=opens_think
-                )
-        else:
-            written = state.curr_reasoning
-
-            def build(text: str) -> list[int]:
-                return self.codec.chat_prompt(state.get_filled_summarization_prompt(reasoning=text))
-
-        return _fit(build, written, room, self.codec)
+            return _fit(
+                lambda summary: self.codec.chat_prompt(
+                    state.get_filled_reasoning_prompt(curr_summary=summary), opens_think=opens_think
+                ),
+                [state.curr_summary],
+                room,
+                self.codec,
+            )
+        return _fit(
+            lambda reasoning, summary: self.codec.chat_prompt(
+                state.get_filled_summarization_prompt(reasoning=reasoning, existing_summary=summary)
+            ),
+            [state.curr_reasoning, state.curr_summary],
+            room,
+            self.codec,
+        )
 
 
 def _opens_think(state: InferenceProblemState, turn_type: str) -> bool:
     return state.settings.use_think_tags and turn_type == REASONING
 
 
-def _fit(build: Callable[[str], list[int]], written: str, room: int, codec: ChatCodec) -> tuple[list[int], bool]:
-    prompt_ids = build(written)
-    if len(prompt_ids) <= room or not written:
+def _fit(build: Callable[..., list[int]], parts: list[str], room: int, codec: ChatCodec) -> tuple[list[int], bool]:
+    """The prompt that `build` makes of the parts, and whether they were shortened to make it fit."""
+    prompt_ids = build(*parts)
+    if len(prompt_ids) <= room or not any(parts):
         return prompt_ids, False
-    num_kept = len(codec.encode(written))
-    while len(prompt_ids) > room and num_kept > 0:
+    lengths = [len(codec.encode(part)) for part in parts]
+    while len(prompt_ids) > room and any(lengths):
         # Text cut in two and joined anew may have a token more than its parts: hence the loop, and the 1.
-        num_kept -= max(1, len(prompt_ids) - room)
-        prompt_ids = build(codec.shortened(written, num_kept) if num_kept > 0 else "")
+        lengths = _leveled(lengths, sum(lengths) - max(1, len(prompt_ids) - room))
+        kept = (codec.shortened(part, length) if length else "" for part, length in zip(parts, lengths, strict=True))
+        prompt_ids = build(*kept)
     return prompt_ids, True
+
+
+def _leveled(lengths: list[int], total: int) -> list[int]:
+    """The lengths with the longest cut down to a common level, so that they add up to `total` at most."""
+    level = max(lengths)
+    while level > 0 and sum(min(length, level) for length in lengths) > total:
+        level -= 1
+    return [min(length, level) for length in lengths]
