@@ -15,6 +15,7 @@ import json
 import logging
 import math
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -58,7 +59,7 @@ class Server:
 
 
 class ServerPool:
-    """Hands out slots of servers that are up, on the least loaded first. Of one event loop."""
+    """Hands out slots of servers that are up: who waits longest is served first, by the least loaded. Of one event loop."""
 
     def __init__(
         self,
@@ -72,7 +73,7 @@ class ServerPool:
         self._is_there = is_there
         self._max_downtime_s = max_downtime_s
         self._probe_interval_s = probe_interval_s
-        self._changed = asyncio.Condition()
+        self._waiting: deque[_Waiter] = deque()
         self._watchers: set[asyncio.Task[None]] = set()
 
     async def acquire(self, *, avoid: Server | None = None) -> Server:
@@ -81,20 +82,34 @@ class ServerPool:
         Raises:
             EnginesDown: all servers have been gone for too long.
         """
-        async with self._changed:
-            while True:
-                self._raise_if_gone_too_long()
-                free = [one for one in self.servers if one.down_since is None and one.in_flight < one.num_slots]
-                if free:
-                    server = min(free, key=lambda one: (one is avoid, one.in_flight))
-                    server.in_flight += 1
-                    return server
-                await self._changed.wait()
+        waiter = _Waiter(asyncio.get_running_loop().create_future(), avoid)
+        self._waiting.append(waiter)
+        self._hand_out()
+        try:
+            return await waiter.slot
+        except asyncio.CancelledError:
+            if waiter.slot.done() and not waiter.slot.cancelled():
+                self.release(waiter.slot.result())
+            raise
 
-    async def release(self, server: Server) -> None:
-        async with self._changed:
-            server.in_flight -= 1
-            self._changed.notify()
+    def release(self, server: Server) -> None:
+        server.in_flight -= 1
+        self._hand_out()
+
+    def _hand_out(self) -> None:
+        while self._waiting:
+            waiter = self._waiting[0]
+            if not waiter.slot.done():
+                server = self._least_loaded(waiter.avoid)
+                if server is None:
+                    return
+                server.in_flight += 1
+                waiter.slot.set_result(server)
+            self._waiting.popleft()
+
+    def _least_loaded(self, avoid: Server | None) -> Server | None:
+        free = [one for one in self.servers if one.down_since is None and one.in_flight < one.num_slots]
+        return min(free, key=lambda one: (one is avoid, one.in_flight), default=None)
 
     def mark_down(self, server: Server) -> None:
         """Give the server no more turns until it answers again."""
@@ -102,38 +117,44 @@ class ServerPool:
             return
         server.down_since = time.monotonic()
         logger.warning("%s does not answer: its turns wait or go elsewhere", server.url)
-        watcher = asyncio.create_task(self._watch(server))
+        watcher = asyncio.create_task(self._watch(server, server.down_since))
         self._watchers.add(watcher)
         watcher.add_done_callback(self._watchers.discard)
 
-    async def _watch(self, server: Server) -> None:
+    async def _watch(self, server: Server, down_since: float) -> None:
+        """Until the server is back; meanwhile those who wait are told when it has been too long."""
         while not await self._is_there(server):
-            async with self._changed:
-                self._changed.notify_all()  # they look whether it has been too long
+            if (error := self._gone_too_long()) is not None:
+                for waiter in self._waiting:
+                    if not waiter.slot.done():
+                        waiter.slot.set_exception(error)
             await asyncio.sleep(self._probe_interval_s)
-        async with self._changed:
-            assert server.down_since is not None
-            logger.warning("%s is back after %.0f s", server.url, time.monotonic() - server.down_since)
-            server.down_since = None
-            self._changed.notify_all()
+        logger.warning("%s is back after %.0f s", server.url, time.monotonic() - down_since)
+        server.down_since = None
+        self._hand_out()
 
-    def _raise_if_gone_too_long(self) -> None:
+    def _gone_too_long(self) -> EnginesDown | None:
         down = [one.down_since for one in self.servers if one.down_since is not None]
-        if len(down) < len(self.servers):
-            return
         gone_s = time.monotonic() - max(down)
-        if gone_s > self._max_downtime_s:
-            urls = ", ".join(one.url for one in self.servers)
-            raise EnginesDown(
-                f"no server has answered for {gone_s:.0f} s (me.max_server_downtime_s {self._max_downtime_s:g}): {urls}. "
-                "Start them again; the run goes on where it stopped."
-            )
+        if len(down) < len(self.servers) or gone_s <= self._max_downtime_s:
+            return None
+        urls = ", ".join(one.url for one in self.servers)
+        return EnginesDown(
+            f"no server has answered for {gone_s:.0f} s (me.max_server_downtime_s {self._max_downtime_s:g}): {urls}. "
+            "Start it again, then the same command: it goes on with what is not in the stream yet."
+        )
 
     async def close(self) -> None:
         watchers = list(self._watchers)
         for watcher in watchers:
             watcher.cancel()
         await asyncio.gather(*watchers, return_exceptions=True)
+
+
+@dataclass(frozen=True)
+class _Waiter:
+    slot: "asyncio.Future[Server]"
+    avoid: Server | None
 
 
 # --- turns ------------------------------------------------------------------------------------------------------------
@@ -196,7 +217,7 @@ class OpenAIClient:
                 pool.mark_down(server)
             return server, failure
         finally:
-            await pool.release(server)
+            pool.release(server)
 
     async def _post(self, server: Server, request: TurnRequest) -> dict[str, Any]:
         timeout = aiohttp.ClientTimeout(total=self.retry.request_timeout_s)

@@ -44,11 +44,11 @@ class Call:
     body: dict[str, Any]
 
 
-def completion(text: str, finish_reason: str = "stop", **fields: Any) -> dict[str, Any]:
+def completion(said: str, finish_reason: str = "stop", **fields: Any) -> dict[str, Any]:
     """What a server says to a turn; `fields` replace or add to those of the choice."""
-    token_ids = codec().encode(text)
+    token_ids = codec().encode(said)
     choice = {
-        "text": text,
+        "text": said,
         "finish_reason": finish_reason,
         "token_ids": token_ids,
         "logprobs": {"token_logprobs": [-0.5] * len(token_ids)},
