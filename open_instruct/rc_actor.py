@@ -309,8 +309,9 @@ class RCActorLoop:
                     line.update(self._progress())
                     tracker.log(self._metrics(), self._statistics.num_done)
         finally:
-            self._shut_down()
+            self._end_workers()
             listener.stop()
+            self._close_queues()
             tracker.finish()
 
     def _make_tracker(self) -> Tracker:
@@ -428,7 +429,7 @@ class RCActorLoop:
         dropped = self._statistics.dropped.total()
         return {**self._throughput.rates(), **accuracy, "rc/dropped_trajectories": dropped}
 
-    def _shut_down(self) -> None:
+    def _end_workers(self) -> None:
         """End the workers, by themselves if they can; nothing is left behind."""
         self._stopping.set()
         deadline = time.monotonic() + SHUTDOWN_S
@@ -437,6 +438,8 @@ class RCActorLoop:
             if worker.is_alive():
                 worker.kill()
                 worker.join()
+
+    def _close_queues(self) -> None:
         for one in (self._problem_queue, self._result_queue, self._log_queue):
             one.cancel_join_thread()
             one.close()

@@ -355,6 +355,8 @@ def _mistakes_between_sections(options: RCOptions) -> Iterator[str]:
     }
     for name, (known, needed) in required.items():
         template = getattr(options.actor, name)
+        if template.startswith(FILE_PREFIX):  # it could not be read, which has been told
+            continue
         for mistake in template_mistakes(template, known=known, required=needed):
             yield f"actor.{name}: {mistake}"
 

@@ -249,7 +249,8 @@ def test_what_is_no_completion(body: dict[str, Any]) -> None:
 def find(server: ScriptedServer, name: str, **options: Any) -> Any:
     import asyncio
 
-    return asyncio.run(find_model(server.url, name, **{"api_key": None, "timeout_s": 2.0, **options}))
+    given: dict[str, Any] = {"api_key": None, "timeout_s": 2.0, **options}
+    return asyncio.run(find_model(server.url, name, **given))
 
 
 def test_the_model_is_the_named_or_the_only_one(server: ScriptedServer) -> None:
