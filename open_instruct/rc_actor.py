@@ -48,7 +48,7 @@ from open_instruct.rc_state import InferenceProblemState, RCSettings
 from open_instruct.rc_statistics import RolloutProgress, RolloutStatistics, Throughput, format_table
 from open_instruct.rc_stream import EntryTooLarge, StreamWriter, resume_stream
 from open_instruct.rc_types import REASONING, SUMMARIZATION, Problem, RolloutResult
-from open_instruct.rc_worker import WorkerEnded, WorkerOptions, load_dotted
+from open_instruct.rc_worker import WorkerEnded, WorkerOptions, WorkerStarted, load_dotted
 from open_instruct.yaml_door import Door
 
 logger = logging.getLogger("open_instruct.rc_actor")
@@ -226,11 +226,12 @@ def run_phase(phase: Phase, options: RCOptions, model: ServedModel) -> dict[str,
         done.add(trajectory[0].trajectory_id)
     if done:
         logger.info("%d of %d trajectories are in %s already", len(done), phase.num_trajectories, path)
-    started, tokens_before = time.monotonic(), statistics.num_tokens
+    tokens_before = statistics.num_tokens
     with StreamWriter(path, max_entry_bytes=options.actor.shared_memory_entry_size) as stream:
-        RCActorLoop(phase, options, model, stream, statistics, done).run()
+        loop = RCActorLoop(phase, options, model, stream, statistics, done)
+        loop.run()
     summary = statistics.summary(
-        wall_seconds=time.monotonic() - started, tokens_of_this_run=statistics.num_tokens - tokens_before
+        wall_seconds=loop.wall_seconds, tokens_of_this_run=statistics.num_tokens - tokens_before
     )
     name = "summary.json" if phase.name == "actor" else f"{phase.name}_summary.json"
     write_atomically(output_dir / name, json.dumps(to_json_value(summary), indent=2).encode() + b"\n")
@@ -278,6 +279,10 @@ class RCActorLoop:
         self._waiting = (state for state in phase.states() if state.trajectory_id not in done)
         self._next: InferenceProblemState | None = next(self._waiting, None)
         self._num_sentinels = options.actor.rollout_workers
+        self.started_at: float | None = None
+        """When the first worker was ready (monotonic time)."""
+        self.wall_seconds = 0.0
+        """From then to the last result."""
         self._num_failures = 0
         """Trajectories in a row that could not be helped."""
         self._throughput = Throughput(options.actor.throughput_window_size)
@@ -308,6 +313,8 @@ class RCActorLoop:
                     self._publish(result)
                     line.update(self._progress())
                     tracker.log(self._metrics(), self._statistics.num_done)
+            if self.started_at is not None:
+                self.wall_seconds = time.monotonic() - self.started_at
         finally:
             self._end_workers()
             listener.stop()
@@ -358,12 +365,20 @@ class RCActorLoop:
             except queue.Empty:
                 self._raise_if_dead()
                 continue
-            if isinstance(message, WorkerEnded):
+            if isinstance(message, WorkerStarted):
+                self._note_start()
+            elif isinstance(message, WorkerEnded):
                 if message.error:
                     raise RunFailed(message.error)
                 num_running -= 1
             else:
                 yield message
+
+    def _note_start(self) -> None:
+        """The clock of the rollouts starts with the first worker that is ready."""
+        if self.started_at is None:
+            self.started_at = time.monotonic()
+            self._throughput = Throughput(self._options.actor.throughput_window_size)
 
     def _fill_problem_queue(self) -> None:
         """States while there is room, then a None for each worker."""

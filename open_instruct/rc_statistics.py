@@ -125,7 +125,7 @@ class RolloutStatistics:
         return max(scored), counts.num_right / counts.num_scored
 
     def summary(self, *, wall_seconds: float, tokens_of_this_run: int) -> dict[str, Any]:
-        """As in `summary.json`; `tokens_per_second` is over the wall time of this process."""
+        """As in `summary.json`; `wall_seconds` are those of this process, without its start."""
         return {
             "trajectories": self.num_trajectories,
             "turns": self.num_turns,

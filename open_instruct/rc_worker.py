@@ -48,6 +48,13 @@ class WorkerOptions:
 
 
 @dataclass(frozen=True)
+class WorkerStarted:
+    """The first message of a worker: everything is loaded, turns begin."""
+
+    number: int
+
+
+@dataclass(frozen=True)
 class WorkerEnded:
     """The last message of a worker."""
 
@@ -79,9 +86,9 @@ def work(options: WorkerOptions, problem_queue: Any, result_queue: Any, log_queu
 async def _work(
     options: WorkerOptions, problem_queue: BoundedQueue, result_queue: BoundedQueue, is_stopping: Callable[[], bool]
 ) -> None:
-    codec = ChatCodec(load_tokenizer(options.tokenizer))
-    policies: dict[str, RolloutPolicy] = {name: load_dotted(path) for name, path in options.policies.items()}
-    with VerifierPool(1, VERIFIER_TIMEOUT_S, ready=options.verifiers) as verifiers:
+    with VerifierPool(1, VERIFIER_TIMEOUT_S, ready=options.verifiers) as verifiers:  # loads while this process does
+        codec = ChatCodec(load_tokenizer(options.tokenizer))
+        policies: dict[str, RolloutPolicy] = {name: load_dotted(path) for name, path in options.policies.items()}
         async with make_session(os.environ.get(KEY_VARIABLE)) as session:
             client = OpenAIClient(session, {}, options.model, codec.encode, options.retry)
             pools = make_pools(options, client)
@@ -89,6 +96,7 @@ async def _work(
             workflow = RCWorkflow(client.generate, codec, policies, score_with(verifiers), options.max_model_len)
             num_slots = sum(server.num_slots for pool in set(pools.values()) for server in pool.servers)
             scheduler = SchedulerOptions(max_in_flight(num_slots), options.max_requeues)
+            result_queue.put(WorkerStarted(options.number))
             try:
                 await schedule_rollouts(problem_queue, result_queue, workflow, scheduler, is_stopping=is_stopping)
             finally:
