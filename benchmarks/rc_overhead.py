@@ -3,11 +3,11 @@
     python benchmarks/rc_overhead.py
     python benchmarks/rc_overhead.py --num_rounds 3 --num_problems 200 --json out/rc_overhead.json
 
-One vLLM server on this machine. A round is the actor (worker process, tokenizing, scoring, writing) on `--num_problems` problems and three
-cycles, then the replay: the recorded prompts, with the recorded lengths forced (`ignore_eos`), through the same server with as many
-requests at once, from a bare client that does nothing with the replies. The replay knows all prompts beforehand, where the actor waits for
-one turn to make the next. Seconds run from the first request to the last reply; start-up is not part of them. Prefix caching is
-off: the replay would find its prompts there.
+One vLLM server on this machine. A round is the actor (worker process, tokenizing, scoring, writing) on `--num_problems` problems
+and three cycles, then the replay: the recorded prompts, with the recorded lengths forced (`ignore_eos`), through the same server
+with as many requests at once, from a bare client that does nothing with the replies. The replay knows all prompts beforehand,
+where the actor waits for one turn to make the next. Seconds run from the first request to the last reply; start-up is not part of
+them. Prefix caching is off: the replay would find its prompts there.
 """
 
 import argparse

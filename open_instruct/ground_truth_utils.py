@@ -174,15 +174,15 @@ def extract_answer(text: str) -> str | None:
 
 def boxed_answer(text: str) -> str | None:
     """What stands in the last complete `\\boxed{…}`, braces inside it included; None without one."""
-    start = text.rfind(r"\boxed{")
-    while start >= 0:
-        begin, depth = start + len(r"\boxed{"), 1
-        for end in range(begin, len(text)):
-            depth += {"{": 1, "}": -1}.get(text[end], 0)
-            if depth == 0:
-                return text[begin:end].strip()
-        start = text.rfind(r"\boxed{", 0, start)
-    return None
+    best = (-1, 0)
+    open_braces: list[tuple[int, bool]] = []  # where the content begins, and whether it is a box's
+    for match in re.finditer(r"(\\boxed)?\{|\}", text):
+        if match[0] != "}":
+            open_braces.append((match.end(), match[1] is not None))
+        elif open_braces:
+            begin, is_box = open_braces.pop()
+            best = max(best, (begin, match.start())) if is_box else best
+    return text[best[0] : best[1]].strip() if best[0] >= 0 else None
 
 
 _SPACING = re.compile(r"\\(?:left|right|displaystyle|!|,|;|:|quad|qquad|%)(?![A-Za-z])|\\ |[\s$%]|^\\text\{([^{}]*)\}$")

@@ -3,8 +3,6 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -15,6 +13,7 @@ import pytest
 from aiohttp import web
 from conftest import TINY_MODEL
 from rc_fakes import Call, ScriptedServer, completion, polite
+from rc_runs import ROOT, TIMEOUT_S, run, start, summary_of, table
 from test_workflows import DOCUMENTED
 
 from open_instruct import rc_actor
@@ -22,12 +21,10 @@ from open_instruct.rc_options import read_options
 from open_instruct.rc_stream import read_stream, read_trajectories
 from open_instruct.rc_types import SUMMARIZATION, TrainingText
 
-ROOT = Path(__file__).parents[1]
 MARKED_TEMPLATES = (
     'actor.reasoning_prompt_template="THINK ABOUT {problem} KNOWING {curr_summary}"',
     'actor.summarization_prompt_template="SUM UP {problem} OLD {existing_summary} NEW {reasoning}"',
 )
-TIMEOUT_S = 90.0
 
 
 @pytest.fixture
@@ -63,19 +60,6 @@ def words(tmp_path: Path, problems: Path, servers: Sequence[ScriptedServer], *fu
     ]
 
 
-def start(arguments: Sequence[str], cwd: Path = ROOT, **environment: str) -> "subprocess.Popen[str]":
-    command = [sys.executable, "-m", "open_instruct.rc_actor", *arguments]
-    env = os.environ | {"HF_HUB_OFFLINE": "1"} | environment
-    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    return subprocess.Popen(command, cwd=cwd, env=env, text=True, start_new_session=True, **pipes)
-
-
-def run(arguments: Sequence[str], cwd: Path = ROOT, **environment: str) -> tuple[int, str]:
-    process = start(arguments, cwd, **environment)
-    output, _ = process.communicate(timeout=TIMEOUT_S)
-    return process.returncode, output
-
-
 def processes_of_group(group: int) -> list[str]:
     found = []
     for directory in Path("/proc").glob("[0-9]*"):
@@ -90,14 +74,6 @@ def processes_of_group(group: int) -> list[str]:
 
 def turns_of(tmp_path: Path) -> list[TrainingText]:
     return list(read_stream(tmp_path / "out" / "streams" / "actor.jsonl"))
-
-
-def table(turns: Sequence[TrainingText]) -> list[tuple[int, str, int]]:
-    return [(t.metadata["cycle_step"], t.metadata["turn_type"], t.metadata["turn_number"]) for t in turns]
-
-
-def summary_of(tmp_path: Path) -> dict[str, Any]:
-    return json.loads((tmp_path / "out" / "summary.json").read_text())
 
 
 # --- whole runs -------------------------------------------------------------------------------------------------------
