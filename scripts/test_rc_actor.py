@@ -4,8 +4,7 @@
     python scripts/test_rc_actor.py --config-name test_rc --num_servers 2 actor.num_reasoning_steps=5
 
 `model_path` of the file says what is served, on ports from 8080 upwards, one server per GPU or, without one, on the CPU. Logs of
-the servers lie in `output_dir/logs/`. Everything that is not listed below goes to `open_instruct.rc_actor`, and `me.llm_urls` with
-it.
+the servers lie in `output_dir/logs/`. Everything that is not listed below goes to `open_instruct.rc_actor`, with `me.llm_urls`.
 """
 
 import argparse
