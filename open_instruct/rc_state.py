@@ -151,6 +151,7 @@ class InferenceProblemState:
         assert turn_type == self.next_turn_type, (turn_type, self.trajectory_id, self.overall_cycle_step)
         rollout.group_id = self.group_id
         rollout.trajectory_id = self.trajectory_id
+        rollout.problem_id = self.problem.problem_id
         rollout.metadata |= {
             "model_version": generation.first_version,
             "rollout_index": self.rollout_index,

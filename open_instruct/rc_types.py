@@ -92,6 +92,7 @@ class TrainingText:
     group_id: str = ""
     """Of the samples of one problem in one attempt."""
     trajectory_id: str = ""
+    problem_id: str = ""
     metadata: dict[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
