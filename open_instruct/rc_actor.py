@@ -42,11 +42,12 @@ from open_instruct.logger_utils import (
     write_atomically,
 )
 from open_instruct.openai_client import ServedModel, ServerProblem, find_model
+from open_instruct.rc_evaluation import evaluate
 from open_instruct.rc_options import RCOptions, SamplingOptions, option_keys, read_options, split_urls
 from open_instruct.rc_scheduler import PROMPT_TOO_LONG
 from open_instruct.rc_state import InferenceProblemState, RCSettings
 from open_instruct.rc_statistics import RolloutProgress, RolloutStatistics, Throughput, format_table
-from open_instruct.rc_stream import EntryTooLarge, StreamWriter, resume_stream
+from open_instruct.rc_stream import EntryTooLarge, StreamWriter, read_trajectories, resume_stream
 from open_instruct.rc_types import REASONING, SUMMARIZATION, Problem, RolloutResult
 from open_instruct.rc_worker import WorkerEnded, WorkerOptions, WorkerStarted, load_dotted
 from open_instruct.yaml_door import Door
@@ -59,6 +60,8 @@ POLL_S = 0.05
 """Longest wait for a result before the queue of problems is looked after."""
 SHUTDOWN_S = 10.0
 """How long workers may take to end by themselves."""
+EVALUATION = "eval"
+"""Name of the stream of an evaluation."""
 ENTRY_TOO_LARGE = "entry_too_large"
 
 
@@ -209,7 +212,7 @@ def phases(options: RCOptions, problems: Mapping[str, list[Problem]]) -> Iterato
         return Phase(name, problems[kind], options.settings(sampling), samples, options.run.attempts)
 
     if problems["test"]:
-        yield phase("eval", "test", options.test_llm)
+        yield phase(EVALUATION, "test", options.test_llm)
     if problems["train"]:
         yield phase("actor", "train", options.llm)
 
@@ -233,6 +236,8 @@ def run_phase(phase: Phase, options: RCOptions, model: ServedModel) -> dict[str,
     summary = statistics.summary(
         wall_seconds=loop.wall_seconds, tokens_of_this_run=statistics.num_tokens - tokens_before
     )
+    if phase.name == EVALUATION:
+        summary["evaluation"] = evaluate(read_trajectories(path))
     name = "summary.json" if phase.name == "actor" else f"{phase.name}_summary.json"
     write_atomically(output_dir / name, json.dumps(to_json_value(summary), indent=2).encode() + b"\n")
     print(format_table(summary), flush=True)

@@ -372,4 +372,5 @@ def test_evaluation_uses_the_test_sampling_and_a_stream_of_its_own(
     limits = [call.body["max_tokens"] for call in server.calls if "SUM UP" not in call.prompt]
     assert limits == [7] * 36 + [48] * 36
     assert len(list(read_stream(tmp_path / "out" / "streams" / "eval.jsonl"))) == 72
-    assert json.loads((tmp_path / "out" / "eval_summary.json").read_text())["cycles"]["3"]["accuracy"] == 1
+    measures = json.loads((tmp_path / "out" / "eval_summary.json").read_text())["evaluation"]["overall"]
+    assert (measures["problems"], measures["accuracy_by_cycle"]) == (12, [1, 1, 1])

@@ -16,20 +16,8 @@ def trajectory(problem: str, sample: int, *answers: str, right: str = "yes", dat
             ids = np.zeros(size * number, np.int32)
             text = f"<answer>{answer}</answer>" if answer else "nothing"
             finished = number == 1
-            turns.append(
-                TrainingText(
-                    text,
-                    ids,
-                    ids,
-                    ids.astype(np.float32),
-                    reward,
-                    finished,
-                    "g",
-                    f"{problem}/{sample}",
-                    problem,
-                    metadata,
-                )
-            )
+            key = ("g", f"{problem}/{sample}", problem)
+            turns.append(TrainingText(text, ids, ids, ids.astype(np.float32), reward, finished, *key, metadata))
     return turns
 
 
