@@ -18,8 +18,8 @@ def evaluate(trajectories: Iterable[Trajectory]) -> dict[str, Any]:
     `overflow` is the share of turns at their token limit, `tokens_by_cycle` a mean over trajectories. The others are means over
     problems of what is true of a problem's trajectories, so that problems count alike: `accuracy_by_cycle` (the share that is
     right after k cycles; one that stopped early keeps its last answer), `initial` and `final` (the first and last of these),
-    `any_cycle` (the share that is right after at least one cycle), `best_of_n` (at least one is right at the end), `majority` (the
-    final answer that most of them give is right).
+    `any_cycle` (the share that is right after at least one cycle), `best_of_n` (at least one is right at the end), `majority`
+    (the final answer that most of them give is right).
     """
     by_dataset: defaultdict[str, list[Trajectory]] = defaultdict(list)
     for trajectory in trajectories:
