@@ -1,31 +1,24 @@
 """Reasoning-cache (RC) rollouts against any OpenAI-compatible server: think, summarise, think again.
 
     python -m open_instruct.rc_actor --config-name test_rc output_dir=out/rc
-    python -m open_instruct.rc_actor --config-name test_rc output_dir=out/rc actor.num_reasoning_steps=5 me.llm_urls=http://localhost:8000/v1
+    python -m open_instruct.rc_actor --config-name test_rc actor.num_reasoning_steps=5 me.llm_urls=http://localhost:8000/v1
 
-    data sets ─► RCActorLoop ── problem_queue ──► worker processes: schedule_rollouts ─► HTTP servers
-                     ▲  InferenceProblemStates (bounded)     turns, one at a time per trajectory
-                     └────────────── result_queue (bounded) ◄──┘
+    data sets ─► RCActorLoop ◄─► worker processes ─► HTTP servers
                      └─► output_dir/streams/actor.jsonl, one line a turn; live line; summary.json
 
-The loop puts as many states as the first queue takes and waits for results; full queues make everybody wait. The file
-(`conf/rc_base.yaml` holds every key) is composed by hydra. Start the same command again after an interruption: trajectories
-that are in the stream are not made again. Exit code 0 done, 1 failed, 2 mistakes in the options, 85 ended by SIGTERM, 130 by
-Ctrl-C.
+The file (`conf/rc_base.yaml` holds every key) is composed by hydra. Start the same command again after an interruption:
+trajectories that are in the stream are not made again. Exit code 0 done, 1 failed, 2 mistakes in the options, 85 ended by SIGTERM,
+130 by Ctrl-C.
 """
 
 import asyncio
 import json
 import logging
-import logging.handlers
-import multiprocessing
 import os
-import queue
 import signal
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -33,40 +26,26 @@ from typing import Any
 from open_instruct import rc_worker, yaml_door
 from open_instruct.cli import UsageError, fail_with
 from open_instruct.logger_utils import (
-    ProgressLine,
-    Tracker,
-    TrackerOptions,
-    make_tracker,
     setup_logging,
     to_json_value,
     write_atomically,
 )
 from open_instruct.openai_client import ServedModel, ServerProblem, find_model
+from open_instruct.rc_actor_loop import Phase, RCActorLoop, RunFailed
 from open_instruct.rc_evaluation import evaluate
 from open_instruct.rc_options import RCOptions, SamplingOptions, option_keys, read_options, split_urls
-from open_instruct.rc_scheduler import PROMPT_TOO_LONG
-from open_instruct.rc_state import InferenceProblemState, RCSettings
-from open_instruct.rc_statistics import RolloutProgress, RolloutStatistics, Throughput, format_table
-from open_instruct.rc_stream import EntryTooLarge, StreamWriter, read_trajectories, resume_stream
-from open_instruct.rc_types import REASONING, SUMMARIZATION, Problem, RolloutResult
-from open_instruct.rc_worker import WorkerEnded, WorkerOptions, WorkerStarted, load_dotted
+from open_instruct.rc_statistics import RolloutStatistics, format_table
+from open_instruct.rc_stream import StreamWriter, read_trajectories, resume_stream
+from open_instruct.rc_types import Problem
+from open_instruct.rc_worker import load_dotted
 from open_instruct.yaml_door import Door
 
 logger = logging.getLogger("open_instruct.rc_actor")
 
 PROGRAM = "rc_actor.py"
 DOOR = Door(PROGRAM, __doc__, "rc_base", "section.key=value", option_keys)
-POLL_S = 0.05
-"""Longest wait for a result before the queue of problems is looked after."""
-SHUTDOWN_S = 10.0
-"""How long workers may take to end by themselves."""
 EVALUATION = "eval"
 """Name of the stream of an evaluation."""
-ENTRY_TOO_LARGE = "entry_too_large"
-
-
-class RunFailed(RuntimeError):
-    """The run cannot go on; the message says why and what to do."""
 
 
 class Interrupted(Exception):
@@ -177,33 +156,6 @@ class signals_as_exceptions:
 # --- phases: an evaluation, and the rollouts --------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Phase:
-    """Problems worked on with one kind of sampling, into one stream."""
-
-    name: str
-    """Of the stream."""
-    problems: list[Problem]
-    settings: RCSettings
-    num_samples: int
-    attempts: int
-
-    @property
-    def num_trajectories(self) -> int:
-        return len(self.problems) * self.num_samples * self.attempts
-
-    def states(self) -> Iterator[InferenceProblemState]:
-        """A trajectory for each attempt, problem and sample, in this order."""
-        index = 0
-        for attempt in range(self.attempts):
-            for problem in self.problems:
-                for sample in range(self.num_samples):
-                    yield InferenceProblemState(
-                        problem, self.settings, index=index, rollout_index=attempt, sample_id=sample
-                    )
-                    index += 1
-
-
 def phases(options: RCOptions, problems: Mapping[str, list[Problem]]) -> Iterator[Phase]:
     """The evaluation first, if there is one; then the rollouts."""
 
@@ -259,217 +211,6 @@ def check_same_run(path: Path, phase: Phase, model: ServedModel) -> None:
                 f"{path.parent.parent}: holds a run with another {', '.join(changed)}. Choose another output_dir, or delete it."
             )
     write_atomically(path, json.dumps(settings).encode())
-
-
-# --- the loop ---------------------------------------------------------------------------------------------------------
-
-
-class RCActorLoop:
-    """Keeps the workers busy and writes what they bring. Use `run` once."""
-
-    def __init__(
-        self,
-        phase: Phase,
-        options: RCOptions,
-        model: ServedModel,
-        stream: StreamWriter,
-        statistics: RolloutStatistics,
-        done: set[str],
-    ) -> None:
-        self._phase = phase
-        self._options = options
-        self._model = model
-        self._stream = stream
-        self._statistics = statistics
-        self._waiting = (state for state in phase.states() if state.trajectory_id not in done)
-        self._next: InferenceProblemState | None = next(self._waiting, None)
-        self._num_sentinels = options.actor.rollout_workers
-        self.started_at: float | None = None
-        """When the first worker was ready (monotonic time)."""
-        self.wall_seconds = 0.0
-        """From then to the last result."""
-        self._num_failures = 0
-        """Trajectories in a row that could not be helped."""
-        self._throughput = Throughput(options.actor.throughput_window_size)
-        context = multiprocessing.get_context("spawn")
-        self._context = context
-        self._problem_queue: Any = context.Queue(options.actor.problem_queue_size)
-        self._result_queue: Any = context.Queue(options.actor.result_queue_size)
-        self._log_queue: Any = context.Queue()
-        self._stopping = context.Event()
-        self._workers: list[Any] = []
-
-    def run(self) -> None:
-        """Roll out all states; every one ends in the stream or among the dropped.
-
-        Raises:
-            RunFailed: a worker died, servers are gone for good, or too many trajectories failed in a row.
-        """
-        if self._next is None:
-            return
-        tracker = self._make_tracker()
-        listener = logging.handlers.QueueListener(self._log_queue, _ToLoggers())
-        listener.start()
-        first = self._statistics.num_done
-        try:
-            self._start_workers()
-            with ProgressLine(self._phase.num_trajectories, first_step=first, unit="trajectory") as line:
-                for result in self._results():
-                    self._publish(result)
-                    line.update(self._progress())
-                    tracker.log(self._metrics(), self._statistics.num_done)
-            if self.started_at is not None:
-                self.wall_seconds = time.monotonic() - self.started_at
-        finally:
-            self._end_workers()
-            listener.stop()
-            self._close_queues()
-            tracker.finish()
-
-    def _make_tracker(self) -> Tracker:
-        output_dir = self._options.run.output_dir
-        options = TrackerOptions(self._options.wandb.project, Path(output_dir).name, "rc", output_dir)
-        return make_tracker(self._options.wandb.use_wandb, options, asdict(self._phase.settings))
-
-    def _start_workers(self) -> None:
-        for number in range(self._options.actor.rollout_workers):
-            queues = (self._problem_queue, self._result_queue, self._log_queue)
-            arguments = (self._worker_options(number), *queues, self._stopping)
-            worker = self._context.Process(target=rc_worker.work, args=arguments, name=f"rc-worker-{number}")
-            worker.start()
-            self._workers.append(worker)
-
-    def _worker_options(self, number: int) -> WorkerOptions:
-        options = self._options
-        slots, extra = divmod(options.actor.llm_max_rollouts, options.actor.rollout_workers)
-        urls = split_urls(options.me.llm_urls)
-        assert self._model.max_model_len is not None
-        return WorkerOptions(
-            number=number,
-            tokenizer=options.run.model_path,
-            model=self._model.name,
-            max_model_len=self._model.max_model_len,
-            urls={REASONING: urls, SUMMARIZATION: split_urls(options.me.summarization_llm_urls) or urls},
-            num_slots=slots + (number < extra),
-            policies={
-                REASONING: options.actor.solution_rollout_policy,
-                SUMMARIZATION: options.actor.summarization_rollout_policy,
-            },
-            verifiers=sorted({problem.verifier for problem in self._phase.problems}),
-            retry=options.retry,
-            max_requeues=options.actor.max_requeues,
-        )
-
-    def _results(self) -> Iterator[RolloutResult]:
-        """Results until all workers have ended; puts states meanwhile."""
-        num_running = len(self._workers)
-        while num_running:
-            self._fill_problem_queue()
-            try:
-                message = self._result_queue.get(timeout=POLL_S)
-            except queue.Empty:
-                self._raise_if_dead()
-                continue
-            if isinstance(message, WorkerStarted):
-                self._note_start()
-            elif isinstance(message, WorkerEnded):
-                if message.error:
-                    raise RunFailed(message.error)
-                num_running -= 1
-            else:
-                yield message
-
-    def _note_start(self) -> None:
-        """The clock of the rollouts starts with the first worker that is ready."""
-        if self.started_at is None:
-            self.started_at = time.monotonic()
-            self._throughput = Throughput(self._options.actor.throughput_window_size)
-
-    def _fill_problem_queue(self) -> None:
-        """States while there is room, then a None for each worker."""
-        try:
-            while self._next is not None:
-                self._problem_queue.put_nowait(self._next)
-                self._next = next(self._waiting, None)
-            while self._num_sentinels:
-                self._problem_queue.put_nowait(None)
-                self._num_sentinels -= 1
-        except queue.Full:
-            return
-
-    def _raise_if_dead(self) -> None:
-        for worker in self._workers:
-            if worker.exitcode not in (None, 0):
-                raise RunFailed(
-                    f"{worker.name} died (exit code {worker.exitcode}). Start the same command again to go on; "
-                    "its last log lines may say why."
-                )
-
-    def _publish(self, result: RolloutResult) -> None:
-        """Into the stream or among the dropped."""
-        if not result.dropped:
-            try:
-                self._stream.write(result.rollouts)
-            except EntryTooLarge as error:
-                result = replace(result, rollouts=[], dropped=ENTRY_TOO_LARGE, cause=str(error))
-        self._statistics.add_events(result)
-        if result.dropped:
-            logger.warning("%s dropped (%s): %s", result.trajectory_id, result.dropped, result.cause)
-        else:
-            self._statistics.add(result.rollouts)
-            self._throughput.add(len(result.rollouts), sum(len(turn.response_ids) for turn in result.rollouts))
-        self._count_failures(result)
-
-    def _count_failures(self, result: RolloutResult) -> None:
-        may_repeat = (
-            result.dropped and not result.is_transient and result.dropped not in (PROMPT_TOO_LONG, ENTRY_TOO_LARGE)
-        )
-        self._num_failures = self._num_failures + 1 if may_repeat else 0 if not result.dropped else self._num_failures
-        if self._num_failures >= self._options.actor.max_consecutive_failures:
-            raise RunFailed(
-                f"{self._num_failures} trajectories in a row failed (actor.max_consecutive_failures), the last: {result.cause}"
-            )
-
-    def _progress(self) -> RolloutProgress:
-        statistics = self._statistics
-        return RolloutProgress(
-            step=statistics.num_done,
-            rates=self._throughput.rates(),
-            num_dropped=statistics.dropped.total(),
-            num_retries=statistics.num_retries,
-            last_accuracy=statistics.last_accuracy(),
-        )
-
-    def _metrics(self) -> dict[str, float]:
-        accuracy = {
-            f"rc/accuracy_cycle_{number}": counts.num_right / counts.num_scored
-            for number, counts in self._statistics.cycles.items()
-            if counts.num_scored
-        }
-        dropped = self._statistics.dropped.total()
-        return {**self._throughput.rates(), **accuracy, "rc/dropped_trajectories": dropped}
-
-    def _end_workers(self) -> None:
-        """End the workers, by themselves if they can; nothing is left behind."""
-        self._stopping.set()
-        deadline = time.monotonic() + SHUTDOWN_S
-        for worker in self._workers:
-            worker.join(max(0.0, deadline - time.monotonic()))
-            if worker.is_alive():
-                worker.kill()
-                worker.join()
-
-    def _close_queues(self) -> None:
-        for one in (self._problem_queue, self._result_queue, self._log_queue):
-            one.cancel_join_thread()
-            one.close()
-
-
-class _ToLoggers(logging.Handler):
-    """Records of workers, handled as if they were made here."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        logging.getLogger(record.name).handle(record)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import asyncio
 import importlib
 import logging
 import logging.handlers
+import multiprocessing
 import os
 import signal
 from collections.abc import Callable
@@ -70,14 +71,19 @@ def work(options: WorkerOptions, problem_queue: Any, result_queue: Any, log_queu
     root = logging.getLogger()
     root.handlers = [logging.handlers.QueueHandler(log_queue)]
     root.setLevel(logging.INFO)
+    loop_process = multiprocessing.parent_process()
+
+    def is_stopping() -> bool:
+        return stopping.is_set() or (loop_process is not None and not loop_process.is_alive())
+
     try:
-        asyncio.run(_work(options, problem_queue, result_queue, stopping.is_set))
+        asyncio.run(_work(options, problem_queue, result_queue, is_stopping))
         error = ""
     except Exception as failure:  # whatever it is, the loop has to hear of it
         logging.getLogger(__name__).debug("traceback", exc_info=failure)
         is_told = isinstance(failure, ValueError | EnginesDown)
         error = str(failure) if is_told else f"{type(failure).__name__}: {failure}"
-    if stopping.is_set():
+    if is_stopping():
         result_queue.cancel_join_thread()
     else:
         result_queue.put(WorkerEnded(options.number, error))

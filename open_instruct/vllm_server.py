@@ -25,6 +25,9 @@ END_TIMEOUT_S = 15.0
 POLL_S = 0.2
 LOG_LINES_SHOWN = 30
 CPU_KV_CACHE_GIB = "1"
+ONE_PROCESS = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
+"""The model in the engine's process. By default on CPU (vLLM 0.32) it has one of its own, and the two wait for each other by
+spinning: several times the CPU time on two cores."""
 
 
 class ServerFailed(RuntimeError):
@@ -54,6 +57,7 @@ class ServerOptions:
         if not self.on_gpu:
             # In pieces, a sampler with a seed cannot take back what it drew for a piece (vLLM 0.32 on CPU).
             words += ["--dtype", "float32", "--enforce-eager", "--no-enable-chunked-prefill"]
+            words += ["--distributed-executor-backend", ONE_PROCESS]
         return [*words, *self.extra]
 
     @property

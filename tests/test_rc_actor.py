@@ -189,6 +189,29 @@ def test_a_worker_that_is_killed_ends_the_run_by_name(server: ScriptedServer, tm
     assert "rc-worker-0 died (exit code -9)" in output
 
 
+def test_workers_end_when_the_loop_is_killed(server: ScriptedServer, tmp_path: Path, problems: Path) -> None:
+    server.delay_s = 30
+    process = start(words(tmp_path, problems, [server]))
+    deadline = time.monotonic() + TIMEOUT_S
+    while not server.calls:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.kill()
+    process.wait(10)
+    deadline = time.monotonic() + 10
+    while left := processes_of_group(process.pid):
+        assert time.monotonic() < deadline, left
+        time.sleep(0.05)
+
+
+def test_a_server_that_stays_away_ends_the_run(server: ScriptedServer, tmp_path: Path, problems: Path) -> None:
+    server.script = lambda call: server._loop.stop() if call.number == 20 else polite(call)
+    code, output = run(words(tmp_path, problems, [server], "me.max_server_downtime_s=2"))
+    assert code == 1
+    assert "no server has answered for" in output
+    assert "Traceback" not in output
+
+
 def test_a_server_that_is_restarted_costs_no_trajectory(tmp_path: Path, problems: Path) -> None:
     with ScriptedServer(delay_s=0.05) as server:
 
