@@ -7,7 +7,7 @@
                      └─► output_dir/streams/actor.jsonl, one line a turn; live line; summary.json
 
 The file (`conf/rc_base.yaml` holds every key) is composed by hydra. Start the same command again after an interruption:
-trajectories that are in the stream are not made again. Exit code 0 done, 1 failed, 2 mistakes in the options, 85 ended by SIGTERM,
+trajectories that are in the stream are not made again. Exit code 0 done, 1 failed, 2 mistakes in the options, 85 by SIGTERM,
 130 by Ctrl-C.
 """
 
