@@ -24,7 +24,7 @@ from open_instruct import rc_worker
 from open_instruct.logger_utils import ProgressLine, Tracker, TrackerOptions, make_tracker
 from open_instruct.openai_client import ServedModel
 from open_instruct.rc_options import RCOptions, split_urls
-from open_instruct.rc_scheduler import PROMPT_TOO_LONG
+from open_instruct.rc_scheduler import POLICY_ERROR, REJECTED
 from open_instruct.rc_state import InferenceProblemState, RCSettings
 from open_instruct.rc_statistics import RolloutProgress, RolloutStatistics, Throughput
 from open_instruct.rc_stream import EntryTooLarge, StreamWriter
@@ -215,11 +215,7 @@ class RCActorLoop:
 
     def _publish(self, result: RolloutResult) -> None:
         """Into the stream or among the dropped."""
-        if not result.dropped:
-            try:
-                self._stream.write(result.rollouts)
-            except EntryTooLarge as error:
-                result = replace(result, rollouts=[], dropped=ENTRY_TOO_LARGE, cause=str(error))
+        result = self._written(result)
         self._statistics.add_events(result)
         if result.dropped:
             logger.warning("%s dropped (%s): %s", result.trajectory_id, result.dropped, result.cause)
@@ -228,11 +224,24 @@ class RCActorLoop:
             self._throughput.add(len(result.rollouts), sum(len(turn.response_ids) for turn in result.rollouts))
         self._count_failures(result)
 
+    def _written(self, result: RolloutResult) -> RolloutResult:
+        """The result, which is in the stream now; or dropped, where the stream does not take it."""
+        if result.dropped:
+            return result
+        try:
+            self._stream.write(result.rollouts)
+        except EntryTooLarge as error:
+            return replace(result, rollouts=[], dropped=ENTRY_TOO_LARGE, cause=str(error))
+        except (TypeError, ValueError) as error:  # a policy's reward or metadata that JSON does not know
+            return replace(result, rollouts=[], dropped=POLICY_ERROR, cause=f"{type(error).__name__}: {error}")
+        return result
+
     def _count_failures(self, result: RolloutResult) -> None:
-        may_repeat = (
-            result.dropped and not result.is_transient and result.dropped not in (PROMPT_TOO_LONG, ENTRY_TOO_LARGE)
-        )
-        self._num_failures = self._num_failures + 1 if may_repeat else 0 if not result.dropped else self._num_failures
+        """Ends the run when one trajectory after the other fails in a way that the next one will, too."""
+        if not result.dropped:
+            self._num_failures = 0
+        elif result.dropped in (REJECTED, POLICY_ERROR):
+            self._num_failures += 1
         if self._num_failures >= self._options.actor.max_consecutive_failures:
             raise RunFailed(
                 f"{self._num_failures} trajectories in a row failed (actor.max_consecutive_failures), the last: {result.cause}"

@@ -136,7 +136,7 @@ class _Scheduler:
             state.num_retries += error.num_retries
             if state.num_requeues < self._options.max_requeues:
                 return None
-            return _dropped(state, RETRIES_EXHAUSTED, error, is_transient=True)
+            return _dropped(state, RETRIES_EXHAUSTED, error)
         except EnginesDown:
             raise
         except TurnRejected as error:
@@ -161,15 +161,12 @@ class _Scheduler:
         return await asyncio.get_running_loop().run_in_executor(self._threads, function, *args)
 
 
-def _dropped(
-    state: InferenceProblemState, reason: str, error: Exception, *, is_transient: bool = False
-) -> RolloutResult:
+def _dropped(state: InferenceProblemState, reason: str, error: Exception) -> RolloutResult:
     return RolloutResult(
         state.trajectory_id,
         rollouts=[],
         dropped=reason,
         cause=f"{type(error).__name__}: {error}"[:500],
-        is_transient=is_transient,
         num_retries=state.num_retries,
         num_requeues=state.num_requeues,
     )

@@ -119,8 +119,6 @@ class RolloutResult:
     """Reason in a word; empty if the trajectory is complete."""
     cause: str = ""
     """The error behind it."""
-    is_transient: bool = False
-    """Whether the cause lies with a server, which another try might have survived."""
     num_retries: int = 0
     num_requeues: int = 0
 

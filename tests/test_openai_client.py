@@ -74,7 +74,7 @@ def test_what_is_refused_is_not_tried_again(server: ScriptedServer, status: int)
         web.json_response({"error": "WHY"}, status=status) if "PROBLEM0." in call.prompt else polite(call)
     )
     bad, good = sorted(Rig([server]).run(states(2)), key=lambda one: one.trajectory_id)
-    assert (bad.dropped, bad.is_transient, good.dropped) == ("rejected", False, "")
+    assert (bad.dropped, good.dropped) == ("rejected", "")
     assert f"HTTP {status}" in bad.cause
     assert "WHY" in bad.cause
     assert len([call for call in server.calls if "PROBLEM0." in call.prompt]) == 1
@@ -108,7 +108,7 @@ def test_put_back_too_often_is_dropped_and_the_others_go_on(server: ScriptedServ
     )
     results = {one.trajectory_id: one for one in Rig([server], max_requeues=2).run(states(3))}
     bad = results.pop("test#0/attempt-0/0")
-    assert (bad.dropped, bad.is_transient, bad.num_requeues, bad.num_retries) == ("retries_exhausted", True, 2, 9)
+    assert (bad.dropped, bad.num_requeues, bad.num_retries) == ("retries_exhausted", 2, 9)
     assert all(table(one) == DOCUMENTED for one in results.values())
     assert len([call for call in server.of_type(REASONING) if "PROBLEM0." in call.prompt]) == 1
 

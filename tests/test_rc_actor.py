@@ -244,6 +244,11 @@ def load_datasets(names, seed):
 async def half(turn, score):
     return to_training_text(turn, 0.5, {"mine": True})
 
+async def odd(turn, score):
+    if "ABOUT a" in turn.problem.text:
+        return to_training_text(turn, float("nan"), {"not JSON": object()})
+    return to_training_text(turn, 1.0, {})
+
 async def fails(turn, score):
     raise KeyError("no such thing")
 """
@@ -262,6 +267,10 @@ def test_loader_and_policies_of_the_users(server: ScriptedServer, tmp_path: Path
     turns = turns_of(tmp_path)
     assert {turn.trajectory_id for turn in turns} == {"a-5/attempt-0/0", "b-5/attempt-0/0"}
     assert {turn.reward for turn in turns if turn.metadata["turn_type"] != SUMMARIZATION} == {0.5}
+    odd = ("actor.solution_rollout_policy=mine_rc.odd", f"output_dir={tmp_path / 'odd' / 'out'}")
+    code, output = run([*words(tmp_path, problems, [server], *mine, *odd)], cwd=tmp_path, PYTHONPATH=str(ROOT))
+    assert code == 0, output
+    assert summary_of(tmp_path / "odd")["dropped"] == {"policy_error": 1}
     code, output = run(
         [*words(tmp_path, problems, [server], "actor.solution_rollout_policy=mine_rc.fails", "output_dir=failing")],
         cwd=tmp_path,
