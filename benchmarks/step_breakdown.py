@@ -114,11 +114,13 @@ class BareSampler:
     """vLLM's engine as the pipeline starts it, and nothing around it."""
 
     def __init__(self, args: Any) -> None:
-        from open_instruct import coordinator
+        from open_instruct import rollout_manager
         from open_instruct.vllm_utils3 import make_engine
 
         self._args = args
-        options = coordinator.engine_options(args, args.device, seed=args.seed, max_model_len=args.max_sequence_length)
+        options = rollout_manager.engine_options(
+            args, args.device, seed=args.seed, max_model_len=args.max_sequence_length
+        )
         self._engine = make_engine(options, 0)
 
     def sample(self, prompts: list[Any], numbers: list[int]) -> list[list[list[int]]]:

@@ -63,4 +63,4 @@ class CheckpointStore:
 
 def different_options(saved: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """Where the options of a checkpoint's run differ from those of now, for a message."""
-    return [f"--{name} was {saved[name]!r}, now {now[name]!r}" for name in now if saved.get(name) != now[name]]
+    return [f"--{name} was {saved.get(name)!r}, now {now[name]!r}" for name in now if saved.get(name) != now[name]]

@@ -6,7 +6,7 @@ under a field is its help, on the command line and in the YAML doors too. `confi
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from open_instruct.data_types import SamplingConfig
 from open_instruct.device import Device, current_device
@@ -131,8 +131,8 @@ class RolloutOptions:
 class AsyncOptions:
     """Asynchronous training"""
 
-    async_steps: int = 1
-    """Steps that generation may run ahead of training. 0 is strictly on-policy."""
+    async_steps: int | None = None
+    """Steps that generation may run ahead of training. 0 is strictly on-policy. By default 1, and 0 with colocate."""
     staleness_threshold: int | None = None
     """Age of samples, in steps, that pacing aims at: prompts are issued no faster than they can be used by then. By default
     async_steps."""
@@ -161,14 +161,6 @@ class AsyncOptions:
     """Seconds that an engine may take for one group; then it is broken off and its prompt issued again. By default no limit."""
     max_generation_attempts: int = 3
     """Times that a prompt is tried before it is given up."""
-
-    @property
-    def staleness_target(self) -> int:
-        return self.async_steps if self.staleness_threshold is None else self.staleness_threshold
-
-    @property
-    def staleness_bound(self) -> int:
-        return self.staleness_target if self.max_staleness_allowed is None else self.max_staleness_allowed
 
 
 @dataclass(kw_only=True)
@@ -250,7 +242,9 @@ class LearnerOptions:
     num_learners_per_node: list[int] = field(default_factory=lambda: [1])
     """Learners on each node: 4 4 is two nodes with four each."""
     single_gpu_mode: bool = False
-    """Learner and engine share one GPU."""
+    """Learner and engine share one GPU, and both stay in its memory."""
+    colocate: bool = False
+    """Engines share the devices of the learners and take turns with them: who does not compute gives its memory back."""
     deepspeed_stage: Literal[0, 2, 3] = 0
     """ZeRO stage. 0: every learner holds all; 2: optimizer and gradients are divided; 3: weights too."""
     backend_timeout: int = 120
@@ -320,6 +314,8 @@ class SavingOptions:
 class DeadlineOptions:
     """Deadlines"""
 
+    placement_timeout_s: float = 50.0
+    """Seconds that the cluster has to make room for learners and engines."""
     init_timeout_s: float = 1200.0
     """Seconds that engines and learners have to get ready."""
     progress_timeout_s: float = 1800.0
@@ -377,9 +373,28 @@ class GRPOConfig(
     """All options of a GRPO run."""
 
     @property
+    def staleness_target(self) -> int:
+        """Age of samples, in steps, that pacing aims at."""
+        if self.staleness_threshold is not None:
+            return self.staleness_threshold
+        if self.async_steps is not None:
+            return self.async_steps
+        return 0 if self.colocate else 1
+
+    @property
+    def staleness_bound(self) -> int:
+        """Age, in steps, past which no sample is trained on."""
+        return self.staleness_target if self.max_staleness_allowed is None else self.max_staleness_allowed
+
+    @property
     def corrects_off_policy(self) -> bool:
         """Whether tokens are weighed by rho: as set, else where samples may be stale."""
         return self.staleness_bound > 0 if self.use_rho_correction is None else self.use_rho_correction
+
+    @property
+    def shares_devices(self) -> bool:
+        """Whether engines are on the devices of the learners."""
+        return self.colocate or self.single_gpu_mode
 
     @property
     def tokenizer_name(self) -> str:
@@ -410,5 +425,13 @@ class GRPOConfig(
         return current_device(
             dtype=self.model_dtype,
             attn_implementation=self.attn_implementation,
-            single_gpu_mode=self.single_gpu_mode,
+            colocated=self.shares_devices,
         )
+
+
+def config_of(args: Any) -> GRPOConfig:
+    """The options of a run, out of any namespace that holds some of them; what is none of ours is left out."""
+    if isinstance(args, GRPOConfig):
+        return args
+    names = GRPOConfig.__dataclass_fields__
+    return GRPOConfig(**{name: value for name, value in vars(args).items() if name in names})

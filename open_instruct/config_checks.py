@@ -120,6 +120,7 @@ LIMITS: dict[str, Limits] = {
     "save_freq": _INTERVAL,
     "checkpoint_state_freq": _INTERVAL,
     "keep_last_n_checkpoints": _INTERVAL,
+    "placement_timeout_s": _POSITIVE,
     "init_timeout_s": _POSITIVE,
     "progress_timeout_s": _POSITIVE,
     "weight_sync_timeout_s": _POSITIVE,
@@ -307,6 +308,27 @@ def single_gpu_has_one_of_each(args: GRPOConfig) -> Iterator[str]:
         yield f"{shown(args, 'single_gpu_mode')}: this machine has no GPU. Leave it out: on CPU processes share anyway."
 
 
+def turns_have_an_order(args: GRPOConfig) -> Iterator[str]:
+    """Engines sleep while learners train, so nothing can be generated ahead."""
+    if not args.colocate:
+        return
+    if args.staleness_bound > 0 or args.streaming:
+        options = shown(args, "colocate", "async_steps", "max_staleness_allowed", "streaming")
+        yield f"{options}: engines and learners take turns. Set async_steps to 0 and leave out streaming, or leave out colocate."
+    if args.single_gpu_mode:
+        yield f"{shown(args, 'colocate', 'single_gpu_mode')}: take turns, or both stay in memory. Leave one out."
+    if args.engine_sleep_after_s is not None:
+        options = shown(args, "colocate", "engine_sleep_after_s")
+        yield f"{options}: engines sleep whenever learners train. Leave out engine_sleep_after_s."
+
+
+def colocated_engines_fit(args: GRPOConfig) -> Iterator[str]:
+    needed = args.vllm_num_engines * args.vllm_tensor_parallel_size
+    if args.colocate and needed > args.num_learners:
+        options = shown(args, "colocate", "num_learners_per_node", "vllm_num_engines", "vllm_tensor_parallel_size")
+        yield f"{options}: engines take {needed} places, learners have {args.num_learners}. Ask for fewer or smaller engines."
+
+
 def attention_can_run(args: GRPOConfig) -> Iterator[str]:
     if args.attn_implementation == "flash_attention_2" and not flash_attention_can_run(args.device.kind):
         options = shown(args, "attn_implementation")
@@ -366,6 +388,8 @@ RULES: tuple[Callable[[GRPOConfig], Iterator[str]], ...] = (
     system_prompt_file_can_be_read,
     outputs_can_be_written,
     single_gpu_has_one_of_each,
+    turns_have_an_order,
+    colocated_engines_fit,
     attention_can_run,
     machine_has_room,
     model_can_be_read,

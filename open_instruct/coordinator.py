@@ -1,7 +1,7 @@
 """The life of a run: Ray, the actors, every wait of the driver, signals, and the end of it all.
 
 with ray_cluster() as signals:
-    parts = start_parts(...)      controller, engines and learners start side by side
+    parts = create_parts(...)     controller, engines and learners start side by side
     parts.wait(refs, ...)         any wait: has a deadline, notices within a second that an actor died or a signal came
     parts.shut_down()             nothing is left behind
 """
@@ -17,23 +17,24 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import ray
+from ray.util.placement_group import PlacementGroup, remove_placement_group
 from ray.util.queue import Queue
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from open_instruct import bundles
+from open_instruct.actor_group import RayTrainGroup
+from open_instruct.colocation import SideBySide, TakeTurns
 from open_instruct.config import GRPOConfig
-from open_instruct.config_checks import shown
-from open_instruct.device import Device
-from open_instruct.engine_sleep import SleepOptions
 from open_instruct.engine_supervisor import EngineSupervisor
 from open_instruct.failures import ComponentDied, root_cause
-from open_instruct.learner import PolicyTrainerRayProcess, RayTrainGroup
-from open_instruct.message_queue import MessageQueue, default_queue_size
-from open_instruct.prompt_dataset import PromptDataset
-from open_instruct.rollout import ControllerOptions, RolloutController, RolloutManager
-from open_instruct.vllm_utils3 import EngineOptions, LLMRayActor
+from open_instruct.message_queue import MessageQueue
+from open_instruct.node_watch import LostNode, NodeWatch
+from open_instruct.placement_group import create_actor_group, create_placement_groups, create_rollout_manager
+from open_instruct.rollout import RolloutController
+from open_instruct.rollout_manager import RolloutManager
+from open_instruct.run_inputs import RunInputs
 
 if TYPE_CHECKING:
-    from ray.actor import ActorHandle
+    pass
 
 logger = logging.getLogger(__name__)
 
@@ -41,8 +42,6 @@ HEALTH_POLL_S = 0.5
 """How often a waiting driver looks at signals and at the engines."""
 SHUTDOWN_S = 10.0
 """How long parts may take to end by themselves before they are killed."""
-BUNDLES_QUEUED_PER_ENGINE = 2
-"""Prompt queue: enough that an engine never waits, short enough that evaluation never does."""
 EXIT_PREEMPTED = 85
 """Exit code after SIGTERM: a checkpoint was written, start the same command again."""
 EXIT_INTERRUPTED = 130
@@ -114,13 +113,16 @@ class Parts:
 
     manager: RolloutManager
     group: RayTrainGroup
-    queues: list[Queue]
     message_queue: MessageQueue
     supervisor: EngineSupervisor
     signals: Signals
+    placement: PlacementGroup | None = None
+    turns: SideBySide = field(default_factory=SideBySide)
+    """Of learners and engines on their devices."""
     watches: dict[str, Any] = field(default_factory=dict)
     """References that are done only when something is wrong, by the name of the part."""
     heartbeats: "Heartbeats | None" = None
+    nodes: NodeWatch | None = None
 
     def wait(
         self,
@@ -152,7 +154,12 @@ class Parts:
                 _value(ref, what)
             done, waiting = ray.wait(pending, num_returns=len(pending), timeout=HEALTH_POLL_S)
             for ref in done:  # at once: while one has failed, the others may wait for it in a collective
-                values[ref] = _value(ref, what)
+                try:
+                    values[ref] = _value(ref, what)
+                except ComponentDied:
+                    if self.nodes is not None:  # a lost node takes along who was on it: it is the cause to tell
+                        self._bury(self.nodes.lost_now())
+                    raise
             if waiting and time.monotonic() > deadline:
                 raise TimeoutError(f"{what}: {len(waiting)} of {len(all_refs)} did not answer in {timeout_s:g} s")
         ordered = [values[ref] for ref in all_refs]
@@ -160,25 +167,29 @@ class Parts:
 
     def wait_until_ready(self, args: GRPOConfig) -> None:
         """Learners with their model, engines with theirs, the line between them, and the controller."""
-        first, engines, group = self.group.workers[0], self.manager.rollout_engines, self.group
 
         def ready(refs: Any, what: str) -> Any:
             return self.wait(refs, what=what, timeout_s=args.init_timeout_s, interruptible=True)
 
-        address = ready(first.open_rendezvous.remote(), "the start of the first learner")
-        learners = group.async_init(*address)
+        def start_learners() -> list:
+            return self.group.async_init(args, with_ref=args.load_ref_policy)
+
+        learners = [] if self.turns.are_taken else start_learners()
         ready(self.manager.controller.ready.remote(), "the start of the controller")
-        for number, engine in enumerate(engines):
+        for number, engine in enumerate(self.manager.rollout_engines):
             ready(engine.ready.remote(), f"the start of engine {number}")
-        ready(learners, "the start of the learners")
+        self.turns.engines_rest()  # an engine measures free memory when it starts: learners come after it
+        ready(learners or start_learners(), "the start of the learners")
 
     def watch(self) -> None:
         """From now on notice when the controller or a queue fails or hangs."""
         self.watches["the controller"] = self.manager.controller.watch.remote()
-        self.heartbeats = Heartbeats.of_queues(self.queues, self.message_queue)
+        self.heartbeats = Heartbeats.of_queues(self.manager.queues, self.message_queue)
 
     def check_health(self) -> None:
         """Raise `ComponentDied` if a part has ended that cannot be replaced; replace engines that have."""
+        if self.nodes is not None:
+            self._bury(self.nodes.lost())
         try:
             for name, ref in self.watches.items():
                 if ray.wait([ref], timeout=0)[0]:
@@ -192,20 +203,21 @@ class Parts:
                 self.heartbeats.name_the_dead()  # a queue that died takes those who use it along: it is the cause to tell
             raise
 
+    def _bury(self, nodes: Sequence[LostNode]) -> None:
+        """Replace engines whose node was lost. Raises `ComponentDied` if learners were on it."""
+        for lost in nodes:
+            if lost.learners:
+                raise ComponentDied(str(lost))
+            logger.error("%s", lost)
+            for number in lost.engines:
+                self.supervisor.replace(number, f"was on node {lost.address}, which was lost")
+
     def shut_down(self) -> None:
         """End all parts: asked first, killed when they do not answer. Never raises: it runs while an error is on its way."""
-        engines, controller = self.manager.rollout_engines, self.manager.controller
-        asked = [actor.stop.remote() for actor in (*engines, controller)]
-        expected = [*asked, *self.supervisor.futures]
-        answered, _ = ray.wait(expected, num_returns=len(expected), timeout=SHUTDOWN_S)
-        ended = [engine.shutdown.remote() for engine, ref in zip(engines, asked, strict=False) if ref in answered]
-        if ended:
-            ray.wait(ended, num_returns=len(ended), timeout=SHUTDOWN_S)
-        for actor in [*engines, controller, *self.group.workers]:
-            ray.kill(actor)
-        for queue in self.queues:
-            queue.shutdown(force=True)
-        self.message_queue.shutdown()
+        self.manager.shut_down(timeout_s=SHUTDOWN_S, expected=self.supervisor.futures)
+        self.group.shut_down()
+        if self.placement is not None:
+            remove_placement_group(self.placement)
 
 
 class Heartbeats:
@@ -258,160 +270,39 @@ def _value(ref: Any, what: str) -> Any:
         raise ComponentDied(f"{what} failed: {root_cause(error)}") from error
 
 
-def missing_resources(args: GRPOConfig, device: Device) -> list[str]:
-    """What the Ray cluster lacks for the asked learners and engines; known only once connected. Without it they wait for ever."""
-    engine = device.engine_resources(args.vllm_tensor_parallel_size)
-    total = ray.cluster_resources()
-    mistakes = []
-    for ray_name, name in (("GPU", "num_gpus"), ("CPU", "num_cpus")):
-        needed = args.num_learners * device.learner_resources[name] + args.vllm_num_engines * engine[name]
-        if needed > total.get(ray_name, 0) + 1e-6:
-            mistakes.append(
-                f"{shown(args, 'num_learners_per_node', 'vllm_num_engines', 'vllm_tensor_parallel_size')}: need "
-                f"{needed:g} {ray_name}s, the Ray cluster has {total.get(ray_name, 0):g}. Ask for fewer, or add nodes."
-            )
-    return mistakes
-
-
-def create_queues(args: GRPOConfig) -> tuple[Queue, Queue]:
-    """`param_prompt_Q` and `inference_results_Q`, bounded, on the driver's node."""
-    prompts = max(2, BUNDLES_QUEUED_PER_ENGINE * args.vllm_num_engines)
-    results = 4 * (args.staleness_bound + 1) * args.num_unique_prompts_rollout
-    options = {"num_cpus": 0, "scheduling_strategy": on_this_node()}
-    return Queue(maxsize=prompts, actor_options=options), Queue(maxsize=results, actor_options=options)
-
-
-def create_message_queue(args: GRPOConfig) -> MessageQueue:
-    """Ready training data on its way to the learners, on the driver's node."""
-    return MessageQueue.create(
-        default_queue_size(args),
-        max_staleness=args.staleness_bound,
-        actor_options={"scheduling_strategy": on_this_node()},
-    )
-
-
-def on_this_node() -> NodeAffinitySchedulingStrategy:
-    return NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-
-
-def create_controller(
-    args: GRPOConfig,
-    device: Device,
-    datasets: tuple[PromptDataset, PromptDataset | None],
-    queues: tuple[Queue, Queue],
-    *,
-    pad_token_id: int,
-    message_queue: MessageQueue,
-    rollouter_cls: type[RolloutController] = RolloutController,
-) -> "ActorHandle":
-    """The `RolloutController` actor (or that of a subclass), on the driver's node."""
-    options = ControllerOptions(
-        num_ranks=args.num_learners,
-        layout=device.collation_layout,
-        pad_token_id=pad_token_id,
-        tokenizer_name_or_path=args.tokenizer_name,
-    )
-    actor = ray.remote(rollouter_cls).options(
-        num_cpus=0, max_concurrency=16, scheduling_strategy=on_this_node(), runtime_env=_actor_env(device)
-    )
-    return actor.remote(args, options, *datasets, *queues, message_queue=message_queue)
-
-
-def create_vllm_engines(
-    args: GRPOConfig, device: Device, queues: tuple[Queue, Queue], *, max_model_len: int
-) -> "list[ActorHandle]":
-    """`--vllm_num_engines` engine actors that share the queues."""
-    return [
-        create_vllm_engine(args, device, queues, number, max_model_len=max_model_len)
-        for number in range(args.vllm_num_engines)
-    ]
-
-
-def create_vllm_engine(
-    args: GRPOConfig, device: Device, queues: tuple[Queue, Queue], number: int, *, max_model_len: int
-) -> "ActorHandle":
-    actor = ray.remote(LLMRayActor).options(
-        max_concurrency=8, runtime_env=_actor_env(device), **device.engine_resources(args.vllm_tensor_parallel_size)
-    )
-    options = engine_options(args, device, seed=args.seed + number, max_model_len=max_model_len)
-    return actor.remote(number, options, *queues, timeout_s=args.weight_sync_timeout_s)
-
-
-def engine_options(args: GRPOConfig, device: Device, *, seed: int, max_model_len: int) -> EngineOptions:
-    """What one engine of this run is started with."""
-    return EngineOptions(
-        model=args.model_name_or_path,
-        tokenizer=args.tokenizer_name,
-        revision=args.model_revision,
-        dtype=device.dtype,
-        max_model_len=max_model_len,
-        max_num_seqs=args.vllm_max_num_seqs,
-        weight_transport=device.weight_transport,
-        tensor_parallel_size=args.vllm_tensor_parallel_size,
-        seed=seed,
-        enforce_eager=args.vllm_enforce_eager,
-        enable_prefix_caching=args.vllm_enable_prefix_caching,
-        inflight_updates=args.inflight_updates,
-        generation_timeout=args.generation_timeout,
-        sleep=SleepOptions(
-            after_s=args.engine_sleep_after_s,
-            level=args.engine_sleep_level,
-            calls_vllm=device.can_release_memory and args.engine_sleep_after_s is not None,
-            memory_in_use_bytes=device.whole_memory_in_use_bytes,
-        ),
-        extra=device.engine_kwargs(
-            max_model_len=max_model_len,
-            gpu_memory_utilization=args.vllm_gpu_memory_utilization,
-        ),
-        env=device.engine_env(enforce_eager=args.vllm_enforce_eager),
-    )
-
-
-def create_actor_group(args: GRPOConfig, device: Device) -> RayTrainGroup:
-    """`--num_learners_per_node` learner actors."""
-    actor = ray.remote(PolicyTrainerRayProcess).options(runtime_env=_actor_env(device), **device.learner_resources)
-    world_size = args.num_learners
-    return RayTrainGroup([actor.remote(args, device, rank, world_size) for rank in range(world_size)])
-
-
-def _actor_env(device: Device) -> dict[str, Any]:
-    threads = device.threads_per_worker
-    env = {"VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "WARNING"), "TOKENIZERS_PARALLELISM": "false"}
-    if threads:
-        env["OMP_NUM_THREADS"] = str(threads)
-    return {"env_vars": env}
-
-
 def create_parts(
     args: GRPOConfig,
-    device: Device,
-    datasets: tuple[PromptDataset, PromptDataset | None],
+    inputs: RunInputs,
     queues: tuple[Queue, Queue],
+    message_queue: MessageQueue,
     signals: Signals,
     *,
-    pad_token_id: int,
-    max_model_len: int,
-    message_queue: MessageQueue,
     rollouter_cls: type[RolloutController] = RolloutController,
 ) -> Parts:
-    """All actors of a run; they start side by side, `wait_until_ready` waits for them."""
-    controller = create_controller(
+    """All actors of a run; they start side by side, `Parts.wait_until_ready` waits for them.
+
+    Raises `CannotPlace` when the cluster has no room for them.
+    """
+    pgs = create_placement_groups(args)
+    group = create_actor_group(args, pgs["actor"], wandb_run_id=None)
+    manager = create_rollout_manager(
         args,
-        device,
-        datasets,
-        queues,
-        pad_token_id=pad_token_id,
+        pgs["rollout"],
+        wandb_run_id=None,
+        supervised=True,
+        inputs=inputs,
+        queues=queues,
         message_queue=message_queue,
         rollouter_cls=rollouter_cls,
     )
-    engines = create_vllm_engines(args, device, queues, max_model_len=max_model_len)
-    group = create_actor_group(args, device)
-
-    def start_engine(number: int) -> "ActorHandle":
-        return create_vllm_engine(args, device, queues, number, max_model_len=max_model_len)
-
-    supervisor = EngineSupervisor(args, engines, controller, start_engine)
-    return Parts(RolloutManager(controller, engines), group, list(queues), message_queue, supervisor, signals)
+    supervisor = EngineSupervisor(args, manager.rollout_engines, manager.controller, manager.start_engine)
+    parts = Parts(manager, group, message_queue, supervisor, signals, placement=pgs["actor"][0])
+    learner_nodes = bundles.node_ids(pgs["actor"])
+    parts.nodes = NodeWatch(learner_nodes, lambda: manager.engine_nodes)
+    logger.info("places: %s", parts.nodes.describe())
+    if args.colocate:
+        parts.turns = TakeTurns(manager, group, parts.wait, timeout_s=args.weight_sync_timeout_s)
+    return parts
 
 
 class Timer:

@@ -172,3 +172,11 @@ class RolloutBatch:
     """Responses in this piece."""
     min_version: int = 0
     """Oldest version among the trained tokens of this piece."""
+
+
+@dataclass(frozen=True)
+class Box:
+    """Carries a Ray object reference as it is: a bare one is waited for and unpacked on its way into a call or out of one."""
+
+    inner: object
+    """Reference to a `RolloutBatch`."""

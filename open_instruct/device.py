@@ -34,8 +34,8 @@ class Device:
     """Name of the torch dtype of weights and activations, such as `bfloat16`."""
     attn_implementation: str
     """As Transformers calls it."""
-    single_gpu_mode: bool = False
-    """Learner and engine share one GPU."""
+    colocated: bool = False
+    """Learners and engines share devices."""
 
     @property
     def torch_dtype(self) -> "torch.dtype":
@@ -70,7 +70,7 @@ class Device:
         """Name of the vLLM weight-transfer backend. NCCL cannot join two processes on one GPU, hence `ipc`."""
         if self.kind == "cpu":
             return "ray_object"
-        return "ipc" if self.single_gpu_mode else "nccl"
+        return "ipc" if self.colocated else "nccl"
 
     @property
     def collation_layout(self) -> Literal["padded", "packed"]:
@@ -86,20 +86,22 @@ class Device:
         return 1 if self.kind == "cpu" else None
 
     @property
-    def learner_resources(self) -> dict[str, float]:
-        """Ray resources of one learner, as arguments of `.options()`."""
-        return self._resources(num_gpus=1)
-
-    def engine_resources(self, tensor_parallel_size: int = 1) -> dict[str, float]:
-        """Ray resources of one engine, as arguments of `.options()`."""
-        return self._resources(num_gpus=tensor_parallel_size)
-
-    def _resources(self, *, num_gpus: int) -> dict[str, float]:
+    def place_resources(self) -> dict[str, float]:
+        """Ray resources of one place: of a learner, or of one worker of an engine."""
         # Ray counts cores, and a whole one each would leave most actors waiting for ever on a laptop. At four workers a
         # core, a fifth each leaves a fifth of the machine for the other actors.
-        if self.kind == "cpu":
-            return {"num_cpus": 0.2, "num_gpus": 0}
-        return {"num_cpus": 1, "num_gpus": 0.5 if self.single_gpu_mode else num_gpus}
+        return {"CPU": 0.2} if self.kind == "cpu" else {"CPU": 1.0, "GPU": 1.0}
+
+    @property
+    def places_per_core(self) -> int:
+        """Places that share what a worker would like to have for itself."""
+        return 5 if self.kind == "cpu" else 1
+
+    @property
+    def actor_env(self) -> dict[str, str]:
+        """Environment of every actor that computes."""
+        env = {"VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "WARNING"), "TOKENIZERS_PARALLELISM": "false"}
+        return env | ({"OMP_NUM_THREADS": str(self.threads_per_worker)} if self.threads_per_worker else {})
 
     def engine_kwargs(self, *, max_model_len: int, gpu_memory_utilization: float) -> dict[str, Any]:
         """Engine arguments of vLLM that depend on the device."""
@@ -133,6 +135,21 @@ class Device:
         resident_pages = int(Path("/proc/self/statm").read_text().split()[1])
         return resident_pages * os.sysconf("SC_PAGE_SIZE")
 
+    def synchronize(self) -> None:
+        """Wait until everything that this process has queued on its GPU is done; on CPU it is."""
+        if self.kind == "cuda":
+            import torch
+
+            torch.cuda.synchronize()
+
+    def return_freed_memory(self) -> None:
+        """Let other processes have what tensors of this one no longer use. On CPU the allocator does it by itself."""
+        if self.kind == "cuda":
+            import torch
+
+            torch.cuda.ipc_collect()  # of tensors that an engine had a look at
+            torch.cuda.empty_cache()
+
     @property
     def can_release_memory(self) -> bool:
         """Whether an engine that sleeps gives memory back (vLLM 0.32: not on CPU)."""
@@ -149,8 +166,8 @@ class Device:
 
     def num_workers_needed(self, num_learners: int, num_engines: int, tensor_parallel_size: int) -> int:
         """Places (see `num_places`) that a run takes up."""
-        if self.single_gpu_mode:
-            return 1
+        if self.colocated:
+            return num_learners
         return num_learners + num_engines * tensor_parallel_size
 
     @property
@@ -177,7 +194,7 @@ def current_device(
     kind: Kind | None = None,
     dtype: str = "auto",
     attn_implementation: str = "auto",
-    single_gpu_mode: bool = False,
+    colocated: bool = False,
 ) -> Device:
     """The device of this machine.
 
@@ -191,7 +208,16 @@ def current_device(
         dtype = "bfloat16" if kind == "cuda" else "float32"
     if attn_implementation == "auto":
         attn_implementation = "flash_attention_2" if flash_attention_can_run(kind) else "sdpa"
-    return Device(kind, dtype, attn_implementation, single_gpu_mode)
+    return Device(kind, dtype, attn_implementation, colocated)
+
+
+def gpu_uuid() -> str | None:
+    """UUID of the GPU that this process computes on; None without a GPU."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return None
+    return str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
 
 
 def flash_attention_can_run(kind: Kind) -> bool:

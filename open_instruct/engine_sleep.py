@@ -4,6 +4,8 @@
       ▲                                         │ a prompt or new weights arrive
       └──── kv_cache ◄── weights ◄──────────────┘        level 2 serves only once new weights have come
 
+One that was told to sleep wakes only when it is told to: others compute on its device meanwhile.
+
 vLLM's sleep releases nothing on CPU and warns about it: there the states and their order are the same, without the calls.
 """
 
@@ -40,6 +42,8 @@ class EngineSleep:
         self._released: set[str] = set()
         self.needs_weights = False
         """The weights were dropped: nothing may be generated until new ones have come."""
+        self.was_told = False
+        """Asleep because somebody said so: prompts do not wake it."""
         self.num_sleeps = 0
         self.asleep_s = 0.0
         self.memory_released_bytes = 0
@@ -48,6 +52,11 @@ class EngineSleep:
     @property
     def is_asleep(self) -> bool:
         return bool(self._released)
+
+    @property
+    def may_admit(self) -> bool:
+        """Whether prompts may be taken up, and wake it."""
+        return not self.needs_weights and not (self.is_asleep and self.was_told)
 
     def has_work(self) -> None:
         """Something is being generated, or was just now."""
@@ -58,8 +67,9 @@ class EngineSleep:
         if after_s is not None and not self.is_asleep and self._clock() - self._idle_since >= after_s:
             self.release()
 
-    def release(self) -> int:
+    def release(self, *, told: bool = False) -> int:
         """Fall asleep; the bytes that this gave back."""
+        self.was_told = told
         if self.is_asleep:
             return 0
         before = self._options.memory_in_use_bytes()

@@ -46,7 +46,7 @@ class EngineSupervisor:
 
     Args:
         engines: all engines, by position; a replacement takes the place of the dead in this very list.
-        start_engine: makes the actor for a position.
+        start_engine: makes the actor for a position; None if there is no room for it any more.
         controller: told of lost prompts.
     """
 
@@ -55,7 +55,7 @@ class EngineSupervisor:
         args: GRPOConfig,
         engines: "list[ActorHandle]",
         controller: "ActorHandle",
-        start_engine: "Callable[[int], ActorHandle]",
+        start_engine: "Callable[[int], ActorHandle | None]",
     ) -> None:
         self._args = args
         self._engines = engines
@@ -129,13 +129,23 @@ class EngineSupervisor:
             self._args.max_engine_restarts,
         )
         served = self._futures.pop(number, None) is not None
+        self._starting.pop(number, None)
         self._stock.pop(number, None)
         ray.kill(self._engines[number])
         if served:
             self._recover_prompts()
         engine = self._start_engine(number)
+        if engine is None:
+            self._go_on_without(number, cause)
+            return
         self._engines[number] = engine
         self._starting[number] = _Starting(engine.ready.remote(), time.monotonic() + self._args.init_timeout_s)
+
+    def _go_on_without(self, number: int, cause: str) -> None:
+        num_left = len(self._futures) + len(self._starting)
+        if num_left == 0:
+            raise ComponentDied(f"engine {number} {cause}, no node has room for another, and none is left")
+        components.error("engine %d is given up: no node has room for it. Going on with %d engines", number, num_left)
 
     def busy(self) -> dict[str, float]:
         """Numbers for a row of metrics; an engine that does not answer is left out.

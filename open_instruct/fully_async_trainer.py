@@ -48,12 +48,17 @@ class FullyAsyncTrainer:
         self.processed_samples = 0
 
     def train_step(
-        self, training_step: int, *, describe_progress: Callable[[], str], on_idle: Callable[[], None]
+        self,
+        training_step: int,
+        *,
+        describe_progress: Callable[[], str],
+        on_idle: Callable[[], None],
+        before_training: Callable[[], None],
     ) -> TrainedStep:
         """Wait for the data of `training_step`, train on it as it comes; returns when the optimizer step is done.
 
         `describe_progress` says who is waited for. `on_idle` is called now and then while the learners still have the weights of
-        the step before.
+        the step before; `before_training` once data has come.
 
         Raises `TimeoutError` when no piece came for `progress_timeout_s`, and `Interrupted` while one is waited for: weights are
         those of the step before then.
@@ -64,9 +69,9 @@ class FullyAsyncTrainer:
             piece = self.load_data_from_packing_thread(
                 training_step, len(pieces), under_way, describe_progress, on_idle
             )
-            under_way = self._parts.group.async_train(
-                piece.rank_data, is_last=piece.is_last, num_global_tokens=piece.num_global_tokens
-            )
+            if not pieces:
+                before_training()
+            under_way = self._parts.group.async_train(training_step - 1, piece)
             pieces.append(piece)
         with self._timer("learners"):
             reports = self._parts.wait(

@@ -25,19 +25,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ray.util.queue import Queue
+
 from open_instruct import coordinator
 from open_instruct.checkpoints import CheckpointStore, different_options, written_whole
 from open_instruct.cli import UsageError, fail_with, parse_args
 from open_instruct.config import GRPOConfig
-from open_instruct.config_checks import collect_mistakes, load_tokenizer
+from open_instruct.config_checks import collect_mistakes, shown
 from open_instruct.coordinator import ComponentDied, Interrupted, Parts, Timer
-from open_instruct.dataset_transformation import DatasetError, LoadReport, load_prompts
 from open_instruct.fully_async_trainer import FullyAsyncTrainer, TrainedStep
-from open_instruct.ground_truth_utils import verifier_names
 from open_instruct.message_queue import MessageQueue
 from open_instruct.parameter_synchronizer import ParameterSynchronizer
-from open_instruct.prompt_dataset import PromptDataset
+from open_instruct.placement_plan import CannotPlace
 from open_instruct.rollout import RolloutController
+from open_instruct.rollout_manager import create_message_queue, create_queues
+from open_instruct.rollout_state import FILE as ROLLOUT_STATE
+from open_instruct.run_inputs import RunInputs, load_inputs
 from open_instruct.run_log import SUMMARY_FILE, ComponentStatus, Monitor, RunLog
 from open_instruct.run_summary import PromptCounts, RunSummary, format_summary_table, read_summary
 
@@ -45,16 +48,6 @@ logger = logging.getLogger(__name__)
 
 CONTROL_S = 60.0
 """Deadline of a call that only asks or tells something."""
-
-
-@dataclass(frozen=True)
-class RunInputs:
-    """What was checked before anything starts."""
-
-    train_dataset: PromptDataset
-    eval_dataset: PromptDataset | None
-    pad_token_id: int
-    reports: list[LoadReport]
 
 
 @dataclass(frozen=True)
@@ -114,8 +107,6 @@ def run(args: GRPOConfig, inputs: "RunInputs", roles: Roles = Roles()) -> int:
         log.data(report.num_rows, num_overlong=report.num_overlong, num_excluded=report.num_excluded)
     try:
         with coordinator.ray_cluster() as signals:
-            if mistakes := coordinator.missing_resources(args, args.device):
-                fail_with(mistakes)
             current = set_up(args, inputs, roles, log, signals)
             try:
                 resume(current)
@@ -160,49 +151,6 @@ def validators(inputs: list[RunInputs]) -> list[Callable[[GRPOConfig], list[str]
     return [collect_mistakes, resumes_the_same_run, data_can_be_read]
 
 
-def load_inputs(args: GRPOConfig) -> tuple[RunInputs | None, list[str]]:
-    """Tokenizer and datasets, or what is wrong with them. Training prompts that the evaluation holds are left out of training."""
-    tokenizer, mistakes = load_tokenizer(args)
-    if tokenizer is None:
-        return None, mistakes
-    eval_dataset, eval_reports = None, []
-    if args.dataset_mixer_eval_list:
-        eval_dataset, eval_reports = _load(args, tokenizer, mistakes, flag="dataset_mixer_eval_list", exclude=None)
-    train_dataset, train_reports = _load(args, tokenizer, mistakes, flag="dataset_mixer_list", exclude=eval_dataset)
-    if mistakes or train_dataset is None:
-        return None, mistakes
-    pad = tokenizer.pad_token_id
-    pad_token_id = tokenizer.eos_token_id if pad is None else pad
-    return RunInputs(train_dataset, eval_dataset, pad_token_id, train_reports + eval_reports), []
-
-
-def _load(
-    args: GRPOConfig, tokenizer: Any, mistakes: list[str], *, flag: str, exclude: PromptDataset | None
-) -> tuple[PromptDataset | None, list[LoadReport]]:
-    try:
-        system_prompt = Path(args.system_prompt_override_file).read_text() if args.system_prompt_override_file else None
-    except (OSError, UnicodeDecodeError):
-        return None, []  # `collect_mistakes` has told of it
-    try:
-        dataset, report = load_prompts(
-            getattr(args, flag),
-            getattr(args, f"{flag}_splits"),
-            tokenizer=tokenizer,
-            max_prompt_token_length=args.max_prompt_token_length,
-            overlong_prompts=args.overlong_prompts,
-            messages_key=args.sft_messages_key,
-            ground_truths_key=args.ground_truths_key,
-            system_prompt_override=system_prompt,
-            known_verifiers=verifier_names(),
-            exclude=exclude,
-            flag=f"--{flag}",
-        )
-    except DatasetError as error:
-        mistakes.extend(str(error).splitlines())
-        return None, []
-    return dataset, [report]
-
-
 def resumes_the_same_run(args: GRPOConfig) -> list[str]:
     """A checkpoint in the way of a run with other options is a mistake, not something to go on from."""
     newest = checkpoint_store(args).newest()
@@ -244,8 +192,8 @@ def checkpoint_store(args: GRPOConfig) -> CheckpointStore:
 
 def set_up(args: GRPOConfig, inputs: RunInputs, roles: Roles, log: RunLog, signals: coordinator.Signals) -> Run:
     """Queues, actors, and those who work with them."""
-    param_prompt_Q, inference_results_Q = coordinator.create_queues(args)
-    message_queue = coordinator.create_message_queue(args)
+    param_prompt_Q, inference_results_Q = create_queues(args)
+    message_queue = create_message_queue(args)
     parts = start_parts(args, inputs, (param_prompt_Q, inference_results_Q), message_queue, roles, signals)
     timer = Timer()
     return Run(
@@ -264,26 +212,17 @@ def set_up(args: GRPOConfig, inputs: RunInputs, roles: Roles, log: RunLog, signa
 def start_parts(
     args: GRPOConfig,
     inputs: RunInputs,
-    queues: tuple[Any, Any],
+    queues: tuple[Queue, Queue],
     message_queue: MessageQueue,
     roles: Roles,
     signals: coordinator.Signals,
 ) -> Parts:
-    """Start controller, engines and learners side by side, and connect the learners to the engines."""
-    device = args.device
-    longest_prompt = max(d.longest_prompt for d in (inputs.train_dataset, inputs.eval_dataset) if d is not None)
-    responses = max(args.response_length, args.eval_sampling.max_tokens)
-    parts = coordinator.create_parts(
-        args,
-        device,
-        (inputs.train_dataset, inputs.eval_dataset),
-        queues,
-        signals,
-        pad_token_id=inputs.pad_token_id,
-        max_model_len=longest_prompt + responses,
-        rollouter_cls=roles.rollouter,
-        message_queue=message_queue,
-    )
+    """Start controller, engines and learners side by side, where the cluster has room for them."""
+    try:
+        parts = coordinator.create_parts(args, inputs, queues, message_queue, signals, rollouter_cls=roles.rollouter)
+    except CannotPlace as error:
+        options = "num_learners_per_node", "vllm_num_engines", "vllm_tensor_parallel_size", "colocate"
+        fail_with([f"{shown(args, *options)}: {error}"])
     try:
         parts.wait_until_ready(args)
     except BaseException:
@@ -300,8 +239,8 @@ def resume(run: Run) -> None:
     if newest is not None:
         path, state = newest
         loading = [
-            *parts.group.async_load_checkpoint(str(path)),
-            controller.load_state_dict.remote(state["controller"]),
+            *parts.group.async_load_checkpoint(str(path), state["progress"]["training_step"]),
+            controller.load.remote(state["progress"]["training_step"], str(path / ROLLOUT_STATE)),
         ]
         parts.wait(loading, what=f"loading {path}", timeout_s=run.args.init_timeout_s, interruptible=True)
         run.progress = Progress(**state["progress"])
@@ -341,12 +280,20 @@ def train(run: Run) -> None:
             training_step,
             describe_progress=lambda: describe_progress(run),
             on_idle=run.synchronizer.give_weights_to_newcomers,
+            before_training=lambda: let_learners_compute(run),
         )
         maybe_evaluate(run)
         sync_weights_and_prepare_prompts(run, training_step)
         record_step(run, step, seconds=time.perf_counter() - started)
         save_if_due(run)
     maybe_evaluate(run)
+
+
+def let_learners_compute(run: Run) -> None:
+    """With `--colocate` the engines give way, once they have nothing left to do."""
+    if run.parts.turns.are_taken:
+        maybe_evaluate(run)
+    run.parts.turns.learners_compute()
 
 
 def describe_progress(run: Run) -> str:
@@ -394,8 +341,8 @@ def maybe_evaluate(run: Run) -> bool:
         return False
     with run.timer("waiting_for_evaluation"):
         try:
-            metrics = run.parts.wait(
-                run.parts.manager.async_eval(timeout_s=run.args.eval_timeout_s),
+            run.parts.wait(
+                run.parts.manager.async_eval(run.evaluation_of),
                 what=f"the evaluation of version {run.evaluation_of}",
                 timeout_s=run.args.eval_timeout_s + 10,
                 on_poll=lambda: some_engine_serves(run),
@@ -407,6 +354,9 @@ def maybe_evaluate(run: Run) -> bool:
             run.parts.manager.controller.give_up_evaluation.remote()
             run.evaluation_of = None
             return False
+    metrics = run.parts.wait(
+        run.parts.manager.controller.take_evaluation.remote(), what="the evaluation's metrics", timeout_s=CONTROL_S
+    )
     accuracy = metrics["eval/pass_at_1"]
     if run.evaluation_of == 0:
         run.progress.eval_accuracy_before = accuracy
@@ -442,6 +392,7 @@ def record_step(run: Run, step: TrainedStep, *, seconds: float) -> None:
         **step.metrics,
         **run.timer.take(),
         **run.synchronizer.take_metrics(),
+        **run.parts.turns.take_metrics(),
         **run.parts.supervisor.busy(),
         **status.as_metrics(),
     }
@@ -483,29 +434,30 @@ def save_checkpoint(run: Run) -> None:
     if step == 0 or step in run.store.steps():
         return
     with run.timer("saving"):
-        controller = run.parts.wait(
-            run.parts.manager.controller.state_dict.remote(), what="the controller's state", timeout_s=CONTROL_S
-        )
         state = {
             "identity": run_identity(run.args),
             "progress": vars(run.progress),
-            "controller": controller,
             "evaluation_of": run.evaluation_of,
         }
-        run.store.save(step, state, lambda path: _write_learners(run, path))
+        with run.parts.turns.learners_alone():
+            run.store.save(step, state, lambda path: _write_parts(run, path))
 
 
-def _write_learners(run: Run, path: Path) -> None:
-    run.parts.wait(
-        run.parts.group.async_save_checkpoint(str(path)), what="saving a checkpoint", timeout_s=run.args.init_timeout_s
-    )
+def _write_parts(run: Run, path: Path) -> None:
+    saving = [
+        *run.parts.group.async_save_checkpoint(str(path)),
+        run.parts.manager.controller.save.remote(run.progress.training_step, str(path / ROLLOUT_STATE)),
+    ]
+    run.parts.wait(saving, what="saving a checkpoint", timeout_s=run.args.init_timeout_s)
 
 
 def save_model(run: Run, directory: Path) -> Path:
     """A Hugging Face model directory that Transformers and vLLM load."""
-    with run.timer("saving"), written_whole(directory) as beside:
+    with run.timer("saving"), run.parts.turns.learners_alone(), written_whole(directory) as beside:
         run.parts.wait(
-            run.parts.group.async_save_model(str(beside)), what="saving the model", timeout_s=run.args.init_timeout_s
+            run.parts.group.async_save_model(run.progress.training_step, directory=str(beside), with_optimizer=False),
+            what="saving the model",
+            timeout_s=run.args.init_timeout_s,
         )
     return directory
 

@@ -1,6 +1,6 @@
-"""The learners: DeepSpeed actors that train, and the driver's handle on all of them.
+"""The learner: a DeepSpeed actor that trains.
 
-    RayTrainGroup.async_train(step, refs) ─► PolicyTrainerRayProcess × M, one DeepSpeed rank each
+    RayTrainGroup.async_train(rollout_id, data) ─► PolicyTrainerRayProcess × M, one DeepSpeed rank each
         for each mini-batch (one optimizer step):
             for each micro-batch: forward ─► summed loss over trained tokens / tokens of the mini-batch on all ranks ─► backward
             clip, AdamW, learning rate
@@ -24,11 +24,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import psutil
 import ray
 import torch
 
 from open_instruct.config import GRPOConfig
-from open_instruct.data_types import CollatedBatchData, MiniBatch
+from open_instruct.data_types import Box, CollatedBatchData, MiniBatch, RolloutBatch
 from open_instruct.device import Device
 from open_instruct.grpo_utils import (
     RhoOptions,
@@ -39,6 +40,8 @@ from open_instruct.grpo_utils import (
     logprob_difference_sums,
 )
 from open_instruct.model_utils import LogProbModel
+from open_instruct.state_offload import REFERENCE, TAGS, WEIGHTS, StateOffload
+from open_instruct.train_actor import TrainRayActor
 from open_instruct.weight_sync import (
     RAY_OBJECT,
     DeepSpeedWeightSource,
@@ -52,8 +55,10 @@ from open_instruct.weight_sync import (
 if TYPE_CHECKING:
     from ray.actor import ActorHandle
 
-MODEL_PREFIX = "model."
-"""What `LogProbModel` puts before a parameter's Hugging Face name."""
+    from open_instruct.ray_utils import Lock
+
+POLICY = "actor"
+"""The role of the model that is trained, as the document of the Ray integration calls it."""
 
 
 @dataclass
@@ -75,30 +80,34 @@ class _StepSums:
             self.mismatches.append({name: float(value) for name, value in mismatch.items()})
 
 
-class PolicyTrainerRayProcess:
+class PolicyTrainerRayProcess(TrainRayActor):
     """One DeepSpeed rank. Made a Ray actor by `RayTrainGroup`.
 
     All ranks have to be called together: training, weight updates, saving and loading are collective.
     """
 
-    def __init__(self, args: GRPOConfig, device: Device, rank: int, world_size: int) -> None:
-        self._args = args
-        self._device = device
+    def __init__(self, rank: int, world_size: int) -> None:
         self.rank = rank
         self.world_size = world_size
+        self.version = 0
+        """Training steps that are done."""
         self._sender: WeightSender | None = None
         self._client: EngineClient | None = None
+        self._lock: Lock | None = None
         self._store: torch.distributed.TCPStore | None = None
         self._step: _StepSums | None = None
         """Of a step of which a piece was trained and the last is still to come."""
-        if device.threads_per_worker:
-            torch.set_num_threads(device.threads_per_worker)
 
-    def open_rendezvous(self) -> tuple[str, int]:
+    def open_rendezvous(self, timeout_s: float) -> tuple[str, int]:
         """On the first rank: listen for the others; where they find it. The port is held from now on, so nobody can take it."""
         host = ray.util.get_node_ip_address()
         self._store = torch.distributed.TCPStore(
-            host, 0, self.world_size, is_master=True, wait_for_workers=False, timeout=self._collective_timeout
+            host,
+            0,
+            self.world_size,
+            is_master=True,
+            wait_for_workers=False,
+            timeout=timedelta(seconds=timeout_s),
         )
         return host, self._store.port
 
@@ -115,13 +124,24 @@ class PolicyTrainerRayProcess:
     def pid(self) -> int:
         return os.getpid()
 
-    def init(self, master_address: str, master_port: int) -> None:
-        """Join the other ranks and load the model."""
-        self._join(master_address, master_port)
-        _seed_everything(self._args.seed)
-        self._torch_device = self._device.learner_device
-        self.engine, self._ref_model = self._build_models()
-        self._source = DeepSpeedWeightSource(_hf_model(self.engine), zero_stage=self._args.deepspeed_stage)
+    def init(
+        self, args: GRPOConfig, device: Device, address: tuple[str, int], *, role: str = POLICY, with_ref: bool = False
+    ) -> int:
+        """Join the other ranks and load the model; the first `rollout_id`: 0, until a checkpoint is loaded."""
+        if role != POLICY:
+            raise ValueError(f"role {role!r}: the learners train the policy alone. Use {POLICY!r}.")
+        if args.beta > 0 and not with_ref:
+            raise ValueError(f"with_ref=False, beta {args.beta:g}: a KL penalty needs the reference model. Ask for it.")
+        self._args, self._device = args, device
+        if device.threads_per_worker:
+            torch.set_num_threads(device.threads_per_worker)
+        self._join(*address)
+        _seed_everything(args.seed)
+        self._torch_device = device.learner_device
+        self.engine, self._ref_model = self._build_models(with_ref=with_ref)
+        self._source = DeepSpeedWeightSource(_hf_model(self.engine), zero_stage=args.deepspeed_stage)
+        self._offload = StateOffload(device, self.engine, self._ref_model)
+        return self.version
 
     def _join(self, master_address: str, master_port: int) -> None:
         os.environ.update(
@@ -131,6 +151,7 @@ class PolicyTrainerRayProcess:
             WORLD_SIZE=str(self.world_size),
             LOCAL_RANK="0",  # Ray shows each actor its own device alone
             **self._device.learner_env,
+            **gloo_interface(),
         )
         import deepspeed
 
@@ -150,7 +171,7 @@ class PolicyTrainerRayProcess:
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         deepspeed.init_distributed(dist_backend=self._device.collective_backend, auto_mpi_discovery=False)
 
-    def _build_models(self) -> tuple[Any, torch.nn.Module | None]:
+    def _build_models(self, *, with_ref: bool) -> tuple[Any, torch.nn.Module | None]:
         import deepspeed
 
         args = self._args
@@ -166,7 +187,7 @@ class PolicyTrainerRayProcess:
         engine, *_ = deepspeed.initialize(
             model=model, optimizer=optimizer, config=config, lr_scheduler=self._make_scheduler(optimizer)
         )
-        ref_model = self._load_ref_model() if args.load_ref_policy else None
+        ref_model = self._load_ref_model() if with_ref else None
         return engine, ref_model
 
     def _load_model(self, config: dict[str, Any]) -> LogProbModel:
@@ -211,31 +232,54 @@ class PolicyTrainerRayProcess:
 
     # --- training -----------------------------------------------------------------------------------------------------
 
-    def train(
-        self, mini_batches: Sequence[MiniBatch], *, is_last: bool = True, num_global_tokens: int = 0
-    ) -> dict[str, Any] | None:
+    def train(self, rollout_id: int, rollout_data_ref: Box | RolloutBatch) -> dict[str, Any] | None:
         """One training step on this rank's share, or one piece of it (`--streaming`).
 
         A piece that is not the step's last adds to the gradient and returns None. The last makes the optimizer step and returns
         sums for `merge_step_metrics`: they are added up over ranks before anything is divided.
 
-        Args:
-            mini_batches: of a step in several pieces, one per piece.
-            num_global_tokens: trained tokens of the whole step over all ranks; needed where it comes in pieces.
+        Raises `ValueError` if the data belongs to another rollout.
         """
+        self._offload.check_loaded(*TAGS, what="a training step")
         started = time.perf_counter()
+        batch, mini_batches = self._fetch(rollout_id, rollout_data_ref)
         step = self._step or _StepSums()
-        in_pieces = self._step is not None or not is_last
-        self._step = None if is_last else step
+        in_pieces = self._step is not None or not batch.is_last
+        self._step = None if batch.is_last else step
         if in_pieces:
-            self._accumulate(step, mini_batches, is_last=is_last)
-            if is_last:
-                self._apply_accumulated(step, num_global_tokens)
+            self._accumulate(step, mini_batches, is_last=batch.is_last)
+            if batch.is_last:
+                self._apply_accumulated(step, batch.num_global_tokens)
         else:
             self._train_whole(step, mini_batches)
         step.num_tokens += sum(micro.num_tokens for mini in mini_batches for micro in mini.micro_batches)
         step.seconds += time.perf_counter() - started
-        return self._report(step) if is_last else None
+        if not batch.is_last:
+            return None
+        self.version = batch.training_step
+        return self._report(step)
+
+    def _fetch(self, rollout_id: int, rollout_data_ref: Box | RolloutBatch) -> tuple[RolloutBatch, list[MiniBatch]]:
+        """The batch, and this rank's share of its data."""
+        timeout_s = self._args.weight_sync_timeout_s
+        batch = rollout_data_ref
+        if isinstance(batch, Box):
+            batch = ray.get(batch.inner, timeout=timeout_s)
+        if batch.training_step != rollout_id + 1:
+            raise ValueError(f"data of rollout {batch.training_step - 1} was given for rollout {rollout_id}")
+        return batch, ray.get(batch.rank_data[self.rank], timeout=timeout_s)
+
+    @torch.no_grad()
+    def eval(self, rollout_id: int, rollout_data_ref: Box | RolloutBatch) -> dict[str, Any]:
+        """The sums of `train` for the weights as they are: no gradient, no step."""
+        self._offload.check_loaded(WEIGHTS, REFERENCE, what="an evaluation")
+        _, mini_batches = self._fetch(rollout_id, rollout_data_ref)
+        step, started = _StepSums(), time.perf_counter()
+        for micro_batch in (micro for mini_batch in mini_batches for micro in mini_batch.micro_batches):
+            step.add(*self._loss(micro_batch, None)[1:])
+            step.num_tokens += micro_batch.num_tokens
+        step.lr, step.seconds = self.engine.get_lr()[0], time.perf_counter() - started
+        return self._report(step, num_epochs=1)
 
     def _train_whole(self, step: "_StepSums", mini_batches: Sequence[MiniBatch]) -> None:
         """All optimizer steps of a training step whose data is complete."""
@@ -291,12 +335,12 @@ class PolicyTrainerRayProcess:
         step.grad_norms.append(self._optimizer_step())
         step.optimizer_s += time.perf_counter() - started
 
-    def _report(self, step: "_StepSums") -> dict[str, Any]:
+    def _report(self, step: "_StepSums", *, num_epochs: int | None = None) -> dict[str, Any]:
         return {
             "sums": dict(step.sums),
-            "num_tokens": step.num_tokens * self._args.num_epochs,
+            "num_tokens": step.num_tokens * (num_epochs or self._args.num_epochs),
             "mismatches": step.mismatches,
-            "grad_norm": float(np.mean(step.grad_norms)),
+            "grad_norm": float(np.mean(step.grad_norms)) if step.grad_norms else 0.0,
             "lr": step.lr,
             "seconds": step.seconds,
             "optimizer_s": step.optimizer_s,
@@ -385,9 +429,15 @@ class PolicyTrainerRayProcess:
 
     # --- weights ------------------------------------------------------------------------------------------------------
 
-    def connect_rollout_engines(self, rollout_engines: "Mapping[int, ActorHandle]") -> None:
-        """Set up the transport of weights to `rollout_engines` (with their positions), in place of an earlier one."""
+    def connect_rollout_engines(
+        self, rollout_engines: "Mapping[int, ActorHandle]", rollout_engine_lock: "Lock | None" = None
+    ) -> None:
+        """Set up the transport of weights to `rollout_engines` (with their positions), in place of an earlier one.
+
+        An update takes `rollout_engine_lock`: two groups never send to the same engines at once.
+        """
         args, transport = self._args, self._device.weight_transport
+        self._lock = rollout_engine_lock
         self._client = EngineClient(
             rollout_engines,
             workers_per_engine=args.vllm_tensor_parallel_size,
@@ -403,25 +453,55 @@ class PolicyTrainerRayProcess:
             find_address=self.find_address,
         )
 
-    def update_weights(self, version: int, engines: Sequence[int] | None = None) -> UpdateReport:
-        """Send the weights as `version` to these engines (by position; None is all); what became of it, on the first rank.
+    def update_weights(self, version: int | None = None, engines: Sequence[int] | None = None) -> UpdateReport:
+        """Send the weights to these engines (by position; None is all); what became of it, on the first rank.
 
-        Where engines receive in one collective, all that are connected are sent to.
+        `version` is what they are called; None is the number of training steps that are done. Where engines receive in one
+        collective, all that are connected are sent to.
         """
-        assert self._sender is not None, "connect_rollout_engines comes first"
-        assert self._client is not None
-        self._client.begin(version, engines)
+        if self._sender is None or self._client is None:
+            raise RuntimeError("there are no engines to send weights to: connect_rollout_engines comes first")
+        self._offload.check_loaded(WEIGHTS, what="an update of the engines")
+        if self.rank != 0 or self._lock is None:
+            return self._send(self._sender, self._client, version, engines)
+        with self._lock.held(self._args.weight_sync_timeout_s):
+            return self._send(self._sender, self._client, version, engines)
+
+    def _send(
+        self, sender: WeightSender, client: EngineClient, version: int | None, engines: Sequence[int] | None
+    ) -> UpdateReport:
+        client.begin(self.version if version is None else version, engines)
         try:
-            self._sender.send_weights()
+            sender.send_weights()
         except UpdateAbandoned:
             for _ in self._source:  # the other ranks wait in the gathers
                 pass
-        return self._client.report()
+        return client.report()
+
+    # --- giving the device to others ----------------------------------------------------------------------------------
+
+    def sleep(self, tags: Sequence[str] | None = None) -> int:
+        """Move these states (see `state_offload`; None: all) off the device; the bytes that this gave back, as measured."""
+        return self._offload.offload(tags)
+
+    def wake_up(self, tags: Sequence[str] | None = None) -> None:
+        """Bring them back, bit by bit as they were."""
+        self._offload.reload(tags)
 
     # --- saving -------------------------------------------------------------------------------------------------------
 
-    def save_model(self, directory: str) -> None:
-        """Write a Hugging Face model directory; the caller gives one that is not there yet."""
+    def save_model(self, iteration: int, with_optimizer: bool = True, *, directory: str | None = None) -> None:
+        """Write a Hugging Face model directory, by default `step_*` under `output_dir`.
+
+        With the optimizer, a checkpoint that training goes on from lies in it too, as `checkpoint`.
+        """
+        self._offload.check_loaded(WEIGHTS, what="saving the model")
+        path = Path(directory or Path(self._args.output_dir) / f"step_{iteration:06d}")
+        self._save_weights(path)
+        if with_optimizer:
+            self.save_checkpoint(str(path / "checkpoint"))
+
+    def _save_weights(self, directory: Path) -> None:
         if self.rank != 0:
             for _ in self._source:  # take part in the gathers
                 pass
@@ -436,16 +516,20 @@ class PolicyTrainerRayProcess:
 
     def save_checkpoint(self, directory: str) -> None:
         """Weights, optimizer, scheduler and this rank's random state, under `directory`."""
+        self._offload.check_loaded(*TAGS, what="saving a checkpoint")
         self.engine.save_checkpoint(directory, tag="deepspeed")
         torch.save(_random_state(), Path(directory) / f"random_state_{self.rank}.pt")
 
-    def load_checkpoint(self, directory: str) -> None:
+    def load_checkpoint(self, directory: str, version: int) -> None:
+        """Go on from a checkpoint that was written after `version` training steps."""
+        self._offload.check_loaded(*TAGS, what="loading a checkpoint")
         path, _ = self.engine.load_checkpoint(directory, tag="deepspeed")
         if path is None:
             raise ValueError(
                 f"{directory} holds no DeepSpeed checkpoint; remove the directory to start from an older one"
             )
         _set_random_state(torch.load(Path(directory) / f"random_state_{self.rank}.pt", weights_only=False))
+        self.version = version
 
 
 def deepspeed_config(args: GRPOConfig, device: Device, *, world_size: int) -> dict[str, Any]:
@@ -468,6 +552,13 @@ def deepspeed_config(args: GRPOConfig, device: Device, *, world_size: int) -> di
         "steps_per_print": 10**9,
         "wall_clock_breakdown": False,
     }
+
+
+def gloo_interface() -> dict[str, str]:
+    """The network interface that this node's address in the cluster belongs to: gloo would take that of the host's name."""
+    address = ray.util.get_node_ip_address()
+    names = [name for name, addresses in psutil.net_if_addrs().items() if address in (one.address for one in addresses)]
+    return {"GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", names[0])} if names else {}
 
 
 def rho_options(args: GRPOConfig) -> RhoOptions:
@@ -533,38 +624,3 @@ def merge_step_metrics(reports: Sequence[dict[str, Any]]) -> dict[str, float]:
     metrics["time/forward_backward"] = max(report["seconds"] - report["optimizer_s"] for report in reports)
     metrics["memory/learner_bytes_max"] = max(report["memory_in_use_bytes"] for report in reports)
     return metrics
-
-
-class RayTrainGroup:
-    """A group of learners. Functions that start with `async_` return a list of object refs, one per rank."""
-
-    def __init__(self, workers: "list[ActorHandle]") -> None:
-        self.workers = workers
-
-    def async_init(self, master_address: str, master_port: int) -> list:
-        return self._all("init", master_address, master_port)
-
-    def async_init_weight_update_connections(self, rollout_engines: "Mapping[int, ActorHandle]") -> list:
-        return self._all("connect_rollout_engines", rollout_engines)
-
-    def async_train(self, rank_data: Sequence[object], *, is_last: bool = True, num_global_tokens: int = 0) -> list:
-        """Train on `rank_data`, one reference to a `list[MiniBatch]` per rank: a whole step, or a piece of one."""
-        return [
-            worker.train.remote(data, is_last=is_last, num_global_tokens=num_global_tokens)
-            for worker, data in zip(self.workers, rank_data, strict=True)
-        ]
-
-    def async_update_weights(self, version: int, engines: Sequence[int] | None = None) -> list:
-        return self._all("update_weights", version, engines)
-
-    def async_save_model(self, directory: str) -> list:
-        return self._all("save_model", directory)
-
-    def async_save_checkpoint(self, directory: str) -> list:
-        return self._all("save_checkpoint", directory)
-
-    def async_load_checkpoint(self, directory: str) -> list:
-        return self._all("load_checkpoint", directory)
-
-    def _all(self, method: str, *args: object) -> list:
-        return [getattr(worker, method).remote(*args) for worker in self.workers]

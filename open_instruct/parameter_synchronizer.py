@@ -66,7 +66,8 @@ class ParameterSynchronizer:
         """
         started = time.perf_counter()
         components.info(component_log.syncing(version))
-        pauses_s, num_failed_attempts = self._update(version)
+        with self._parts.turns.weights_travel():
+            pauses_s, num_failed_attempts = self._update(version)
         self._supervisor.welcome([n for n in self._supervisor.ready if self.versions.get(n) == version])
         assert all(self.versions.get(number) == version for number in self._supervisor.serving), self.versions
         seconds = time.perf_counter() - started
@@ -143,7 +144,7 @@ class ParameterSynchronizer:
     def _connect(self, members: dict[int, Any]) -> None:
         """Make the communication group of learners and `members`."""
         self._parts.wait(
-            self._parts.group.async_init_weight_update_connections(members),
+            self._parts.group.async_init_weight_update_connections(self._parts.manager, members),
             what="the connection of learners and engines",
             timeout_s=self._args.init_timeout_s,
         )

@@ -1,4 +1,4 @@
-"""The rollout side: the controller that decides what is generated and turns results into training data, and the driver's handle.
+"""The controller of the rollout side: it decides what is generated and turns results into training data.
 
     PromptOrder ─► _feed_prompts ──► param_prompt_Q ──► engines ──► inference_results_Q ─► data_preparation_thread
                    what PromptFlow                                                             │ verify (processes)
@@ -12,13 +12,15 @@
 A group whose samples all scored alike is left out (`zero_std`); if that leaves nothing, the step takes as many groups again.
 """
 
+import logging
 import queue
 import threading
 import time
 from collections import Counter, deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import ray
@@ -27,16 +29,16 @@ from ray.util.queue import Empty, Full, Queue
 from open_instruct import batch_building
 from open_instruct.batch_building import ScoredGroup
 from open_instruct.config import GRPOConfig
-from open_instruct.data_types import EVAL, GenerationResult, PromptRequest, RolloutBatch
+from open_instruct.data_types import EVAL, Box, GenerationResult, PromptRequest, RolloutBatch
 from open_instruct.message_queue import MessageQueue
 from open_instruct.prompt_dataset import PromptDataset, PromptOrder
+from open_instruct.rollout_state import FinishedGroup, read_state, write_state
 from open_instruct.sample_record import ItemShape, append_record, non_tensor_fields, to_proto_item
 from open_instruct.staleness import CONSUMED, ZERO_STD, Assignment, FlowOptions, IssuedPrompt, PromptFlow, PromptLedger
 from open_instruct.step_assembly import CollationOptions, StepAssembly
 from open_instruct.verifier_pool import VerifierPool
 
-if TYPE_CHECKING:
-    from ray.actor import ActorHandle
+logger = logging.getLogger(__name__)
 
 POLL_S = 0.5
 """Longest wait of a background thread before it looks whether it should stop."""
@@ -127,13 +129,18 @@ class RolloutController:
         self._state = threading.Condition()
         self._ledger = PromptLedger()
         self._flow = PromptFlow(flow_options(args), self._ledger)
-        self._verifying: set[str] = set()
-        """Training prompts whose results are being scored."""
+        self._verifying: dict[str, GenerationResult] = {}
+        """Results of training prompts that are being scored."""
         self._verified: queue.SimpleQueue[_Verified | BaseException] = queue.SimpleQueue()
         self._groups: dict[str, ScoredGroup] = {}
         """Complete groups that no step has taken yet."""
+        self._taken: dict[int, list[ScoredGroup]] = {}
+        """Those of steps that are not trained yet."""
+        self._loaded: list[FinishedGroup] = []
+        """Of a saved state, until `start`."""
         self._assembly: StepAssembly | None = None
         self._evaluation: _Evaluation | None = None
+        self._evaluated: dict[str, float] = {}
         self._eval_to_issue: deque[int] = deque()
         self._sent_eval: dict[int, PromptRequest] = {}
         self._to_send: deque[PromptRequest] = deque()
@@ -157,7 +164,10 @@ class RolloutController:
 
     def start(self, version: int) -> None:
         """Begin to issue prompts; every engine serves `version`, and that many training steps are done."""
-        self._flow.start(version)
+        self._flow.start(version, finished=[group.result.prompt_id for group in self._loaded])
+        for group in self._loaded:
+            self._take_back(group)
+        self._loaded = []
         for work in (self._feed_prompts, self.data_preparation_thread, self.packing_thread):
             thread = threading.Thread(target=self._guard, args=(work,), name=work.__name__, daemon=True)
             thread.start()
@@ -218,6 +228,7 @@ class RolloutController:
         """The learners took the step: its prompts have their fates. Returns them in the order of issue."""
         with self._state:
             self._raise_background_error()
+            self._taken.pop(training_step, None)
             return [
                 {"prompt_id": prompt.prompt_id, "row": self._order[prompt.issue_number][1], "fate": fate}
                 for prompt, fate in self._ledger.commit(training_step)
@@ -250,6 +261,21 @@ class RolloutController:
         metrics = batch_building.evaluation_metrics(groups, verification_reward=self._args.verification_reward)
         metrics["time/eval"] = time.time() - evaluation.started_at
         return metrics
+
+    def eval(self, rollout_id: int) -> None:
+        """Evaluate the weights that `rollout_id` steps have made, unless that is under way; returns with the last result.
+
+        The metrics are logged, and `take_evaluation` hands them over. The engines must keep those weights meanwhile.
+        """
+        self._begin(rollout_id)
+        if self._evaluation is None:
+            self.start_evaluation(rollout_id)
+        self._evaluated = self.get_evaluation(self._args.eval_timeout_s)
+        logger.info("evaluation of version %d: %s", rollout_id, self._evaluated)
+
+    def take_evaluation(self) -> dict[str, float]:
+        """`eval/*` metrics of the last `eval`."""
+        return self._evaluated
 
     def give_up_evaluation(self) -> None:
         """Nobody has the weights any more that were to be measured; `get_evaluation` calls under way end with `TimeoutError`."""
@@ -305,16 +331,86 @@ class RolloutController:
             self._ledger.close()
             return self._ledger.counts()
 
+    # --- the state between two steps ----------------------------------------------------------------------------------
+
+    def save(self, rollout_id: int, path: str | None = None) -> None:
+        """Write where the dataset stands, the ledger, and the groups that are finished and not trained on: whole or not at all.
+
+        By default under the directory of the checkpoints, one file for each `rollout_id`.
+        """
+        with self._state:
+            state, finished = self.state_dict(), self._finished_groups()
+        write_state(self._state_path(rollout_id, path), state, finished)
+
+    def load(self, rollout_id: int, path: str | None = None) -> None:
+        """Before `start`: go on from what `save` wrote. Finished groups are used, other prompts without a fate issued again.
+
+        Raises `ValueError` if there is no such state.
+        """
+        state, finished = read_state(self._state_path(rollout_id, path))
+        self.load_state_dict(state, finished)
+
+    def _state_path(self, rollout_id: int, path: str | None) -> Path:
+        return Path(path or self._args.state_dir / "rollout" / f"rollout_{rollout_id:06d}.npz")
+
     def state_dict(self) -> dict[str, Any]:
-        """Dataset position and ledger between two steps; plain values. Prompts without a fate will be issued again."""
+        """Dataset position and ledger between two steps; plain values."""
         with self._state:
             self._raise_background_error()
             return {"next_issue_number": self._flow.next_issue_number, "ledger": self._ledger.state_dict()}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Before `start`: go on from a checkpoint."""
+    def load_state_dict(self, state: dict[str, Any], finished: Sequence[FinishedGroup] = ()) -> None:
+        """Before `start`: go on from there."""
+        assert not self._threads, "the controller has started"
         self._flow.next_issue_number = state["next_issue_number"]
         self._ledger.load_state_dict(state["ledger"])
+        self._loaded = list(finished)
+
+    def _finished_groups(self) -> list[FinishedGroup]:
+        """Generated, and not trained on: waiting, taken by a step that is not trained, or being scored."""
+        scored = [*self._groups.values(), *(group for groups in self._taken.values() for group in groups)]
+        return [FinishedGroup(group.result, group.scores, group.num_failures) for group in scored] + [
+            FinishedGroup(result) for result in self._verifying.values()
+        ]
+
+    def _take_back(self, group: FinishedGroup) -> None:
+        """A group of a saved state is here again, as if it had just arrived."""
+        if group.scores is None:
+            self._take(group.result)
+        else:
+            self._take_into_flow(_Verified(group.result, group.scores, group.num_failures, score_s=0.0))
+
+    # --- a training loop of one's own ---------------------------------------------------------------------------------
+
+    def generate(self, rollout_id: int, engines: "Sequence[ray.ObjectRef]" = ()) -> Box:
+        """The whole batch of training step `rollout_id + 1`, once it is complete.
+
+        The call says that `rollout_id` steps are trained and that the engines have, or are just being sent, their weights. Those
+        of `engines` are done only when an engine has ended.
+
+        Raises:
+            ValueError: with `streaming` a batch never is in one piece.
+            TimeoutError: after `progress_timeout_s`; says who is waited for.
+        """
+        if self._args.streaming:
+            raise ValueError("streaming: a rollout comes in pieces, from the message queue. Leave streaming out.")
+        self._begin(rollout_id)
+        if rollout_id > self._flow.version:
+            self.commit(rollout_id)
+            self.message_queue.set_version(rollout_id)
+            self.set_version(rollout_id)
+        deadline = time.monotonic() + self._args.progress_timeout_s
+        while not (items := self.message_queue.get(timeout=POLL_S, max_batch_count=1)):
+            with self._state:
+                self._raise_background_error()
+            _raise_if_ended(engines)
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"no batch in {self._args.progress_timeout_s:g} s: {self.describe_progress()}")
+        return Box(ray.put(items[0]))
+
+    def _begin(self, rollout_id: int) -> None:
+        if not self._threads:
+            self.start(rollout_id)
 
     # --- after the death of an engine ---------------------------------------------------------------------------------
 
@@ -453,7 +549,7 @@ class RolloutController:
             if not result.is_eval and not self._flow.waits_for(result.prompt_id, self._verifying):
                 return
             if not result.is_eval:
-                self._verifying.add(result.prompt_id)
+                self._verifying[result.prompt_id] = result
                 self._counters["total_generated_samples"] += len(result.responses)
                 self._num_generated_tokens += result.token_statistics.num_response_tokens
         self._verify(result)
@@ -505,6 +601,7 @@ class RolloutController:
 
     def packing_thread(self) -> None:
         """Consumes verified results; hands the training data of each step to `message_queue`, and waits for room there."""
+        self._assemble()  # what a saved state brought along
         while not self._stopping.is_set():
             try:
                 verified = self._verified.get(timeout=POLL_S)
@@ -531,7 +628,7 @@ class RolloutController:
     def _take_into_flow(self, verified: _Verified) -> None:
         result = verified.result
         with self._state:
-            self._verifying.discard(result.prompt_id)
+            self._verifying.pop(result.prompt_id, None)
             versions = {"oldest_version": result.oldest_version, "newest_version": result.newest_version}
             if self._flow.arrive(result.prompt_id, **versions):
                 self._groups[result.prompt_id] = self._group(verified)
@@ -562,6 +659,7 @@ class RolloutController:
     def _add(self, assembly: StepAssembly, assignment: Assignment) -> None:
         prompt_id = assignment.prompt.prompt_id
         group = self._groups.pop(prompt_id)
+        self._taken.setdefault(assembly.training_step, []).append(group)
         is_kept = assembly.add(group, assignment)
         self._ledger.stage(prompt_id, CONSUMED if is_kept else ZERO_STD, assembly.training_step)
         self._over_issue.record(group, was_left_behind=assignment.was_left_behind)
@@ -631,21 +729,15 @@ def request_seed(*key: int) -> int:
     return int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0] >> np.uint64(2))
 
 
+def _raise_if_ended(engines: "Sequence[ray.ObjectRef]") -> None:
+    for ended in ray.wait(list(engines), num_returns=len(engines), timeout=0)[0] if engines else []:
+        ray.get(ended, timeout=POLL_S)
+        raise RuntimeError("an engine ended before the batch was complete")
+
+
 def _check_versions(result: GenerationResult, version: int) -> None:
     seen = {span[0] for spans in result.version_spans for span in spans}
     assert seen <= {version}, f"{result.prompt_id} was to measure version {version} but was sampled by {sorted(seen)}"
-
-
-class RolloutManager:
-    """The driver's handle on the controller and the engines. Methods that start with `async_` return object refs."""
-
-    def __init__(self, controller: "ActorHandle", rollout_engines: "list[ActorHandle]") -> None:
-        self.controller = controller
-        self.rollout_engines = rollout_engines
-
-    def async_eval(self, *, timeout_s: float) -> "ray.ObjectRef[dict[str, float]]":
-        """Metrics of the evaluation in flight, once it is complete."""
-        return self.controller.get_evaluation.remote(timeout_s)
 
 
 Rollouter = RolloutController

@@ -144,7 +144,7 @@ class PromptLedger:
         }
 
     def state_dict(self) -> dict:
-        """Plain values. Results and staged fates are not part of it: open prompts will be issued again."""
+        """Plain values. Results and staged fates are not part of it: prompts that a step has taken are open again."""
         return {
             "num_issued": self.num_issued,
             "num_reissued": self.num_reissued,
@@ -420,11 +420,15 @@ class PromptFlow:
 
     # --- resuming -----------------------------------------------------------------------------------------------------
 
-    def start(self, training_step: int) -> None:
-        """Go on after `training_step`, whose weights every engine serves; open prompts are issued again, in their order."""
+    def start(self, training_step: int, finished: Collection[str] = ()) -> None:
+        """Go on after `training_step`, whose weights every engine serves.
+
+        Open prompts are issued again, in their order, but for those of `finished`: their groups are at hand and will `arrive`.
+        """
         self.version = training_step
         self.assembling = training_step + 1
         for prompt in self.ledger.open_prompts():
             self._unassigned[prompt.issue_number] = prompt.prompt_id
-            heappush(self._unsent, prompt.issue_number)
+            if prompt.prompt_id not in finished:
+                heappush(self._unsent, prompt.issue_number)
         self._count_window()

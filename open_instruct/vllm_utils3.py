@@ -180,7 +180,7 @@ class LLMRayActor:
         if self._updating:
             self._wait_for_work()
             return
-        if time.monotonic() >= self._closed_until and not self._sleep.needs_weights:
+        if time.monotonic() >= self._closed_until and self._sleep.may_admit:
             self._admit()
         self._break_off_late_groups()
         if not self._engine.has_unfinished_requests():
@@ -199,7 +199,7 @@ class LLMRayActor:
         with self._state:
             self._state.notify_all()  # an update may wait for the engine to be empty
             if not self._commands and (
-                self._updating or self._closed_until or self._sleep.needs_weights or not self._inbox
+                self._updating or self._closed_until or not self._sleep.may_admit or not self._inbox
             ):
                 self._state.wait(IDLE_S)
 
@@ -347,7 +347,7 @@ class LLMRayActor:
         with self._state:
             held = [*self._held, *self._outgoing]
             num_tokens = sum(one.num_tokens for one in self._held.values())
-            is_busy = bool(self._held) and not self._sleep.needs_weights
+            is_busy = bool(self._held) and self._sleep.may_admit
         return {
             "engine_id": self.engine_id,
             "held": held,
@@ -374,17 +374,15 @@ class LLMRayActor:
         return "asleep" if self._sleep.is_asleep else "serving"
 
     def release_memory_occupation(self) -> int:
-        """Fall asleep; the bytes that this gave back. Raises `RuntimeError` while something is being generated."""
-
-        def release() -> int:
-            if self._engine.has_unfinished_requests():
-                raise RuntimeError(f"engine {self.engine_id} is generating: let it finish before it releases memory")
-            return self._sleep.release()
-
-        return self._on_engine_thread(release)
+        """Finish what is being generated, then fall asleep until `resume_memory_occupation`; the bytes that this gave back."""
+        self._drain()
+        try:
+            return self._on_engine_thread(lambda: self._sleep.release(told=True))
+        finally:
+            self._closed_until = 0.0
 
     def resume_memory_occupation(self, tags: list[str] | None = None) -> None:
-        """Take back `weights`, `kv_cache` or both. An engine that sleeps wakes by itself when a prompt arrives."""
+        """Take back `weights`, `kv_cache` or both."""
         self._on_engine_thread(lambda: self._sleep.resume(tags))
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
@@ -396,7 +394,8 @@ class LLMRayActor:
         With in-flight updates the engine goes on generating meanwhile. Without, it first finishes what it has begun. Updates are
         numbered upwards; None is the next, and in the calls below the one under way.
         """
-        self._drain()
+        if not self._inflight_updates:
+            self._drain()
 
         def start() -> None:
             if update_id is not None and update_id < self._update_id:
@@ -414,16 +413,12 @@ class LLMRayActor:
         self._on_engine_thread(start)
 
     def _drain(self) -> None:
-        """Wait until nothing is being generated; new prompts wait. The engine opens again when the update ends or is given up."""
-        if self._inflight_updates:
-            return
+        """Wait until nothing is being generated; new prompts wait. The engine stays closed until somebody opens it again."""
         self._on_engine_thread(self._close)
         with self._state:
             if not self._state.wait_for(lambda: not self._engine.has_unfinished_requests(), self._timeout_s):
                 self._closed_until = 0.0
-                raise TimeoutError(
-                    f"engine {self.engine_id}: responses went on for {self._timeout_s:g} s before an update"
-                )
+                raise TimeoutError(f"engine {self.engine_id}: responses went on for {self._timeout_s:g} s")
 
     def _close(self) -> None:
         self._closed_until = time.monotonic() + self._timeout_s

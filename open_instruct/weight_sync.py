@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-import numpy as np
 import ray
 import torch
 
@@ -257,12 +256,12 @@ def pack_buckets(weights: Iterator[tuple[str, torch.Tensor]], *, max_bytes: int)
 
 
 def _pack(bucket: list[tuple[str, torch.Tensor]]) -> dict[str, Any]:
-    flat = [tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy() for _, tensor in bucket]
+    flat = [tensor.detach().cpu().contiguous().view(-1).view(torch.uint8) for _, tensor in bucket]
     return {
         "names": [name for name, _ in bucket],
         "dtypes": [str(tensor.dtype).removeprefix("torch.") for _, tensor in bucket],
         "shapes": [tuple(tensor.shape) for _, tensor in bucket],
-        "buffer": np.concatenate(flat),
+        "buffer": torch.cat(flat).numpy(),  # a parameter that numpy has seen could not leave its memory any more
     }
 
 

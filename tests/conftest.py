@@ -72,11 +72,11 @@ def ray_session() -> Iterator[Any]:
 @pytest.fixture(scope="session")
 def engines(ray_session: Any, tied_model: str) -> Iterator[SimpleNamespace]:
     """Two engines that share two queues and serve them."""
-    from open_instruct import coordinator
+    from open_instruct import rollout_manager
 
     args = make_args(vllm_num_engines=2, model_name_or_path=tied_model)
-    queues = coordinator.create_queues(args)
-    actors = coordinator.create_vllm_engines(args, args.device, queues, max_model_len=MAX_MODEL_LEN)
+    queues = rollout_manager.create_queues(args)
+    actors = rollout_manager.create_rollout_engines(args, None, queues=queues, max_model_len=MAX_MODEL_LEN)
     ray_session.get([actor.ready.remote() for actor in actors], timeout=TIMEOUT_S)
     futures = [actor.process_queue_continuously.remote() for actor in actors]
     yield SimpleNamespace(actors=actors, param_prompt_Q=queues[0], inference_results_Q=queues[1], futures=futures)

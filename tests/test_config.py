@@ -70,7 +70,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"async_steps": -1, "staleness_threshold": 0}, "--async_steps -1: out of range. Give 0 or more."),
     (
         {"staleness_threshold": 3, "max_staleness_allowed": 2},
-        "--max_staleness_allowed 2 --staleness_threshold 3 --async_steps 1: pacing aims past the bound. "
+        "--max_staleness_allowed 2 --staleness_threshold 3 --async_steps None: pacing aims past the bound. "
         "Set max_staleness_allowed to 3 or more.",
     ),
     (
@@ -85,7 +85,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"trigger_parameter_sync_step": 3},
-        "--trigger_parameter_sync_step 3 --staleness_threshold None --async_steps 1: between two updates samples grow 2 "
+        "--trigger_parameter_sync_step 3 --staleness_threshold None --async_steps None: between two updates samples grow 2 "
         "steps old. Set staleness_threshold to 2 or more, or send weights after every step.",
     ),
     (
@@ -248,8 +248,22 @@ def test_room_of_a_cluster_is_not_judged_here(make_args: MakeArgs, monkeypatch: 
     assert collect_mistakes(make_args(vllm_num_engines=100)) == []
 
 
+def test_colocated_learners_and_engines_take_turns(make_args: MakeArgs) -> None:
+    assert collect_mistakes(make_args(colocate=True)) == []
+    assert make_args(colocate=True).staleness_bound == 0
+    for options, words in (
+        ({"async_steps": 1}, "engines and learners take turns. Set async_steps to 0"),
+        ({"streaming": True, "deepspeed_stage": 2}, "engines and learners take turns."),
+        ({"single_gpu_mode": True}, "take turns, or both stay in memory. Leave one out."),
+        ({"engine_sleep_after_s": 5.0}, "engines sleep whenever learners train."),
+        ({"vllm_num_engines": 2}, "engines take 2 places, learners have 1."),
+    ):
+        mistakes = collect_mistakes(make_args(colocate=True, **options))
+        assert any(words in mistake for mistake in mistakes), (options, mistakes)
+
+
 def test_single_gpu_mode_takes_one_learner_and_one_engine(make_args: MakeArgs, monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu = Device("cuda", "bfloat16", "sdpa", single_gpu_mode=True)
+    gpu = Device("cuda", "bfloat16", "sdpa", colocated=True)
     monkeypatch.setattr(config, "current_device", lambda **_: gpu)
     monkeypatch.setattr(Device, "num_places", 1)
     assert collect_mistakes(make_args(single_gpu_mode=True)) == []

@@ -23,7 +23,7 @@ def gpu() -> Device:
 
 @pytest.fixture
 def shared_gpu() -> Device:
-    return Device("cuda", "bfloat16", "sdpa", single_gpu_mode=True)
+    return Device("cuda", "bfloat16", "sdpa", colocated=True)
 
 
 def test_kind_is_what_torch_sees(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,16 +65,14 @@ def test_one_thread_per_worker_on_cpu_alone(cpu: Device, gpu: Device) -> None:
 
 
 def test_ray_resources_of_as_many_workers_as_there_are_places_fit(cpu: Device) -> None:
-    workers_per_core = device_module.WORKERS_PER_CORE
-    assert workers_per_core * cpu.learner_resources["num_cpus"] < 1
-    assert workers_per_core * cpu.engine_resources(4)["num_cpus"] < 1
-    assert cpu.engine_resources(4)["num_gpus"] == 0
+    assert device_module.WORKERS_PER_CORE * cpu.place_resources["CPU"] < 1
+    assert cpu.places_per_core * cpu.place_resources["CPU"] == 1
+    assert "GPU" not in cpu.place_resources
 
 
-def test_ray_resources_on_gpu(gpu: Device, shared_gpu: Device) -> None:
-    assert gpu.learner_resources["num_gpus"] == 1
-    assert gpu.engine_resources(4)["num_gpus"] == 4
-    assert shared_gpu.learner_resources["num_gpus"] + shared_gpu.engine_resources()["num_gpus"] == 1
+def test_a_place_on_gpu_is_a_gpu(gpu: Device) -> None:
+    assert gpu.place_resources["GPU"] == 1
+    assert gpu.places_per_core == 1
 
 
 def test_engine_environment_of_the_user_wins(monkeypatch: pytest.MonkeyPatch, cpu: Device, gpu: Device) -> None:

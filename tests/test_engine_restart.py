@@ -13,7 +13,7 @@ import pytest
 import torch
 from conftest import MAX_MODEL_LEN, TIMEOUT_S, make_args
 
-from open_instruct import coordinator
+from open_instruct import rollout_manager
 from open_instruct.coordinator import Heartbeats, Parts, Signals
 from open_instruct.data_types import PromptRequest, SamplingConfig
 from open_instruct.engine_supervisor import EngineSupervisor
@@ -342,11 +342,13 @@ class LocalLearner:
     def __init__(self, ray: Any, model: torch.nn.Module) -> None:
         self._ray = ray
         self.model = model
-        self.workers: list[Any] = []
 
-    def async_init_weight_update_connections(self, engines: dict[int, Any]) -> list[Any]:
+    def async_init_weight_update_connections(self, _manager: object, engines: dict[int, Any]) -> list[Any]:
         self._client = EngineClient(engines, workers_per_engine=1, timeout_s=60.0)
         return []
+
+    def shut_down(self) -> None:
+        """Nothing runs anywhere else."""
 
     def async_update_weights(self, version: int, engines: list[int]) -> list[Any]:
         self._client.begin(version, engines)
@@ -368,14 +370,23 @@ def real(ray_session: Any, tied_model: str) -> Iterator[SimpleNamespace]:
     controller = ray_session.remote(PlayedController).options(num_cpus=0).remote()
 
     def start_engine(number: int) -> Any:
-        return coordinator.create_vllm_engine(args, args.device, tuple(queues), number, max_model_len=MAX_MODEL_LEN)
+        return rollout_manager.create_vllm_engine(args, tuple(queues), number, max_model_len=MAX_MODEL_LEN)
 
     engines = [start_engine(0)]
     supervisor = EngineSupervisor(args, engines, controller, start_engine)
     model = AutoModelForCausalLM.from_pretrained(tied_model, dtype=torch.float32)
     learner: Any = LocalLearner(ray_session, model)
-    manager: Any = SimpleNamespace(controller=controller, rollout_engines=engines)
-    parts = Parts(manager, learner, queues, MessageQueue.create(8), supervisor, Signals())
+    message_queue = MessageQueue.create(8)
+
+    def end(**_options: Any) -> None:
+        for actor in (*engines, controller):
+            ray_session.kill(actor)
+        for queue in queues:
+            queue.shutdown(force=True)
+        message_queue.shutdown()
+
+    manager: Any = SimpleNamespace(controller=controller, rollout_engines=engines, queues=queues, shut_down=end)
+    parts = Parts(manager, learner, message_queue, supervisor, Signals())
     synchronizer = ParameterSynchronizer(args, parts)
     synchronizer.sync(0)
     supervisor.serve([0])

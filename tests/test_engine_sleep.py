@@ -81,12 +81,12 @@ def test_a_real_engine_wakes_for_prompts_and_weights_and_loses_nothing(
     from ray.util.queue import Queue
     from transformers import AutoModelForCausalLM
 
-    from open_instruct import coordinator
+    from open_instruct import rollout_manager
     from open_instruct.weight_sync import DeepSpeedWeightSource, EngineClient, RayObjectSender
 
     args = make_args(engine_sleep_after_s=0.3, engine_sleep_level=level)
     queues = Queue(actor_options={"num_cpus": 0}), Queue(actor_options={"num_cpus": 0})
-    engine = coordinator.create_vllm_engine(args, args.device, queues, 5, max_model_len=MAX_MODEL_LEN)
+    engine = rollout_manager.create_vllm_engine(args, queues, 5, max_model_len=MAX_MODEL_LEN)
     ray_session.get(engine.ready.remote(), timeout=TIMEOUT_S)
     engine.process_queue_continuously.remote()
 

@@ -84,11 +84,11 @@ def own_engine(ray_session: Any, engines: SimpleNamespace) -> Iterator[SimpleNam
     """An engine with queues of its own, of which the results queue holds one item."""
     from ray.util.queue import Queue
 
-    from open_instruct import coordinator
+    from open_instruct import rollout_manager
 
     args = make_args()
     queues = Queue(actor_options={"num_cpus": 0}), Queue(maxsize=1, actor_options={"num_cpus": 0})
-    engine = coordinator.create_vllm_engine(args, args.device, queues, 7, max_model_len=MAX_MODEL_LEN)
+    engine = rollout_manager.create_vllm_engine(args, queues, 7, max_model_len=MAX_MODEL_LEN)
     ray_session.get(engine.ready.remote(), timeout=TIMEOUT_S)
     engine.process_queue_continuously.remote()
     yield SimpleNamespace(actor=engine, prompts=queues[0], results=queues[1])
@@ -182,11 +182,11 @@ def test_results_that_nobody_takes_for_30_s_are_not_lost(
 def test_a_group_that_takes_too_long_comes_back_with_its_cause(ray_session: Any, prompts: list[np.ndarray]) -> None:
     from ray.util.queue import Queue
 
-    from open_instruct import coordinator
+    from open_instruct import rollout_manager
 
     args = make_args(generation_timeout=0.05)
     queues = Queue(actor_options={"num_cpus": 0}), Queue(actor_options={"num_cpus": 0})
-    engine = coordinator.create_vllm_engine(args, args.device, queues, 8, max_model_len=MAX_MODEL_LEN)
+    engine = rollout_manager.create_vllm_engine(args, queues, 8, max_model_len=MAX_MODEL_LEN)
     engine.process_queue_continuously.remote()
     slow = SamplingConfig(max_tokens=100, n=4, seed=1, ignore_eos=True)
     requests = [
@@ -215,12 +215,12 @@ def test_weights_change_while_64_responses_are_sampled(
     from ray.util.queue import Queue
     from transformers import AutoModelForCausalLM
 
-    from open_instruct import coordinator
+    from open_instruct import rollout_manager
     from open_instruct.weight_sync import DeepSpeedWeightSource, EngineClient, RayObjectSender
 
     args = make_args(inflight_updates=inflight_updates)
     queues = Queue(actor_options={"num_cpus": 0}), Queue(actor_options={"num_cpus": 0})
-    engine = coordinator.create_vllm_engine(args, args.device, queues, 9, max_model_len=MAX_MODEL_LEN)
+    engine = rollout_manager.create_vllm_engine(args, queues, 9, max_model_len=MAX_MODEL_LEN)
     ray_session.get(engine.ready.remote(), timeout=TIMEOUT_S)
     engine.process_queue_continuously.remote()
     config = SamplingConfig(max_tokens=90, n=8, ignore_eos=True)

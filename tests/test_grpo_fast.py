@@ -80,7 +80,7 @@ def test_metrics_have_a_row_per_step_that_adds_up(finished: tuple[Path, str]) ->
 def test_the_saved_model_is_loaded_by_transformers_and_vllm(finished: tuple[Path, str], ray_session: Any) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from open_instruct import coordinator
+    from open_instruct import rollout_manager
     from open_instruct.data_types import SamplingConfig
 
     path = json.loads((finished[0] / "summary.json").read_text())["checkpoint"]
@@ -91,8 +91,8 @@ def test_the_saved_model_is_loaded_by_transformers_and_vllm(finished: tuple[Path
     )["input_ids"]
     expected = model.generate(ids, do_sample=False, max_new_tokens=8)[0, ids.shape[1] :].tolist()
     args = make_args(model_name_or_path=path)
-    queues = coordinator.create_queues(args)
-    [engine] = coordinator.create_vllm_engines(args, args.device, queues, max_model_len=MAX_MODEL_LEN)
+    queues = rollout_manager.create_queues(args)
+    [engine] = rollout_manager.create_rollout_engines(args, None, queues=queues, max_model_len=MAX_MODEL_LEN)
     config = SamplingConfig(temperature=0.0, max_tokens=8)
     prompt = ids[0].numpy().astype(np.int32)
     [result] = ray_session.get(engine.generate_with_single_engine.remote([prompt], config), timeout=TIMEOUT_S)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from conftest import TIMEOUT_S, make_args
 
-from open_instruct.data_types import TrainingSample
+from open_instruct.data_types import Box, RolloutBatch, TrainingSample
 from open_instruct.rl_utils import prepare_collated_data_for_workers
 
 LEARNING_RATE = 1e-3
@@ -62,15 +62,17 @@ class Learners:
     """A group of real learner actors."""
 
     def __init__(self, ray: Any, **options: Any) -> None:
-        from open_instruct import coordinator
+        from open_instruct.placement_group import create_actor_group, create_placement_groups
 
         # The engine's log-probs of `make_samples` are made up: by default they are not corrected for.
         options = {"use_rho_correction": False, **options}
         self.args = make_args(learning_rate=LEARNING_RATE, total_episodes=16 * 4, **options)
         self.ray = ray
-        self.group = coordinator.create_actor_group(self.args, self.args.device)
-        address = ray.get(self.group.workers[0].open_rendezvous.remote(), timeout=TIMEOUT_S)
-        ray.get(self.group.async_init(*address), timeout=TIMEOUT_S)
+        self.placement = create_placement_groups(self.args)
+        self.group = create_actor_group(self.args, self.placement["actor"], None)
+        self.num_steps = 0
+        started = self.group.async_init(self.args, with_ref=self.args.load_ref_policy)
+        assert ray.get(started, timeout=TIMEOUT_S) == [0] * self.args.num_learners
 
     def train(self, samples: list[TrainingSample], *, pack_length: int = 512) -> dict[str, float]:
         from open_instruct.learner import merge_step_metrics
@@ -84,7 +86,9 @@ class Learners:
             pad_token_id=0,
             num_mini_batches=self.args.num_mini_batches,
         )
-        refs = self.group.async_train([self.ray.put(batches) for batches in ranks])
+        batch = RolloutBatch(self.num_steps + 1, [self.ray.put(batches) for batches in ranks])
+        refs = self.group.async_train(self.num_steps, Box(self.ray.put(batch)))
+        self.num_steps += 1
         return merge_step_metrics(self.ray.get(refs, timeout=TIMEOUT_S))
 
     def train_in_pieces(self, pieces: list[list[TrainingSample]], *, pack_length: int = 512) -> dict[str, float]:
@@ -102,22 +106,25 @@ class Learners:
                 pad_token_id=0,
                 num_mini_batches=1,
             )
-            refs = self.group.async_train(
+            piece = RolloutBatch(
+                self.num_steps + 1,
                 [self.ray.put(batches) for batches in ranks],
                 is_last=number == len(pieces) - 1,
                 num_global_tokens=sum(len(sample.response) for piece in pieces for sample in piece),
             )
+            refs = self.group.async_train(self.num_steps, piece)
+        self.num_steps += 1
         return merge_step_metrics(self.ray.get(refs, timeout=TIMEOUT_S))
 
     def weights(self, directory: Path) -> dict[str, torch.Tensor]:
         from safetensors.torch import load_file
 
-        self.ray.get(self.group.async_save_model(str(directory)), timeout=TIMEOUT_S)
+        self.ray.get(self.group.async_save_model(0, directory=str(directory), with_optimizer=False), timeout=TIMEOUT_S)
         return load_file(directory / "model.safetensors")
 
     def close(self) -> None:
-        for worker in self.group.workers:
-            self.ray.kill(worker)
+        self.group.shut_down()
+        self.ray.util.remove_placement_group(self.placement["actor"][0])
 
 
 def relative_error(change: dict[str, torch.Tensor], reference: dict[str, torch.Tensor]) -> float:
@@ -133,15 +140,16 @@ def change_since_start(model_path: str, now: dict[str, torch.Tensor]) -> dict[st
     return {name: value - start[name] for name, value in now.items()}
 
 
-@pytest.mark.parametrize("num_learners", [1, 2])
-@pytest.mark.parametrize("stage", [0, 2, 3])
-def test_every_stage_takes_the_step_of_plain_torch(
-    ray_session: Any, tied_model: str, tmp_path: Path, stage: int, num_learners: int
+@pytest.mark.parametrize(
+    ("stage", "layout"),
+    [(0, [1]), (2, [1]), (3, [1]), (0, [2]), (2, [1, 1]), (3, [2]), (3, [2, 1])],
+    ids=lambda value: str(value),
+)
+def test_every_stage_and_layout_takes_the_step_of_plain_torch(
+    ray_session: Any, tied_model: str, tmp_path: Path, stage: int, layout: list[int]
 ) -> None:
     batches = [make_samples(15, seed=1), make_samples(9, seed=2), make_samples(7, seed=3)]
-    learners = Learners(
-        ray_session, deepspeed_stage=stage, num_learners_per_node=[num_learners], lr_scheduler_type="constant"
-    )
+    learners = Learners(ray_session, deepspeed_stage=stage, num_learners_per_node=layout, lr_scheduler_type="constant")
     first, second, third = batches  # many micro-batches of unequal size
     metrics = [
         learners.train(first, pack_length=128),
@@ -173,7 +181,7 @@ def test_accumulated_micro_batches_equal_one_large_batch(
     start = one_learner.weights(tmp_path / "before")
     whole = one_learner.train(samples, pack_length=10**4)
     after_whole = one_learner.weights(tmp_path / "whole")
-    ray_session.get(one_learner.group.async_load_checkpoint(str(tmp_path / "start")), timeout=TIMEOUT_S)
+    ray_session.get(one_learner.group.async_load_checkpoint(str(tmp_path / "start"), 0), timeout=TIMEOUT_S)
     parts = one_learner.train(samples, pack_length=48)
     after_parts = one_learner.weights(tmp_path / "parts")
     change = {name: after_parts[name] - start[name] for name in start}
@@ -190,7 +198,7 @@ def test_pieces_equal_the_whole_batch(ray_session: Any, one_learner: Learners, t
     start = one_learner.weights(tmp_path / "before")
     whole = one_learner.train(samples)
     after_whole = one_learner.weights(tmp_path / "whole")
-    ray_session.get(one_learner.group.async_load_checkpoint(str(tmp_path / "start")), timeout=TIMEOUT_S)
+    ray_session.get(one_learner.group.async_load_checkpoint(str(tmp_path / "start"), 0), timeout=TIMEOUT_S)
     pieces = one_learner.train_in_pieces([samples[20:], samples[:3], samples[3:20]])
     after_pieces = one_learner.weights(tmp_path / "pieces")
     change = {name: after_pieces[name] - start[name] for name in start}
@@ -214,7 +222,7 @@ def test_a_checkpoint_goes_on_where_it_was(ray_session: Any, one_learner: Learne
     ray_session.get(one_learner.group.async_save_checkpoint(str(tmp_path / "state")), timeout=TIMEOUT_S)
     one_learner.train(make_samples(8, seed=5))
     unbroken = one_learner.weights(tmp_path / "unbroken")
-    ray_session.get(one_learner.group.async_load_checkpoint(str(tmp_path / "state")), timeout=TIMEOUT_S)
+    ray_session.get(one_learner.group.async_load_checkpoint(str(tmp_path / "state"), 0), timeout=TIMEOUT_S)
     one_learner.train(make_samples(8, seed=5))
     resumed = one_learner.weights(tmp_path / "resumed")
     for name, value in unbroken.items():

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from conftest import make_args
 
+from open_instruct.colocation import SideBySide
 from open_instruct.failures import ComponentDied
 from open_instruct.parameter_synchronizer import ParameterSynchronizer
 from open_instruct.weight_sync import UpdateReport
@@ -59,6 +60,7 @@ class Play:
         self.loading: set[int] = set()
         """Replacements that become ready while the next update is under way."""
         self.manager = SimpleNamespace(rollout_engines=engines)
+        self.turns = SideBySide()
         self.group = SimpleNamespace(
             async_update_weights=self.update, async_init_weight_update_connections=self.connect
         )
@@ -68,7 +70,7 @@ class Play:
         self.supervisor.serve(list(range(len(self.supervisor.engines))))
         return self
 
-    def connect(self, engines: dict[int, str]) -> list[Any]:
+    def connect(self, _manager: object, engines: dict[int, str]) -> list[Any]:
         self.connected.append(engines)
         return []
 

@@ -187,6 +187,12 @@ class Play:
         ]
         return pieces
 
+    def wait_for(self, condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + TIMEOUT_S
+        while not condition():
+            assert time.monotonic() < deadline, self.controller.describe_progress()
+            time.sleep(0.01)
+
     def nothing_is_ready(self) -> str:
         """Asserts that no piece comes, and tells why."""
         with pytest.raises(queue.Empty):
@@ -686,6 +692,55 @@ def test_a_prepared_batch_that_was_not_trained_is_made_anew(make_play: MakePlay)
     again = resumed.receive_admitted()
     assert identities(again[:NUM_PROMPTS]) == identities(requests[NUM_PROMPTS:])
     assert {step_of(request) for request in again[NUM_PROMPTS:]} <= {3}
+
+
+def test_finished_groups_are_saved_and_not_generated_again(make_play: MakePlay, tmp_path: Path) -> None:
+    unbroken = make_play(async_steps=1).start()
+    expected = unbroken.run(1, NUM_STEPS)
+
+    killed = make_play(async_steps=1).start()
+    killed.run(1, 1)
+    killed.batch(2)  # its groups have come too, and are not trained on
+    requests = killed.receive_admitted()  # of step 3
+    killed.deliver(killed.answer(requests[0]))  # waits for the rest of its step
+    killed.wait_for(lambda: bool(killed.controller._taken.get(3)))
+    killed.controller.save(1, str(tmp_path / "state.npz"))
+    killed.controller.stop()
+
+    resumed = make_play(async_steps=1)
+    resumed.controller.load(1, str(tmp_path / "state.npz"))
+    resumed.start(1)
+    issued_again = resumed.receive(NUM_PROMPTS - 1)
+    assert identities(issued_again) == identities(requests[1:])
+    assert content_of(resumed.batch(2)) == content_of(expected[1])
+    resumed.deliver(*(resumed.answer(request) for request in issued_again))
+    assert content_of(resumed.batch(3)) == content_of(expected[2])
+    assert resumed.no_more_comes()
+
+
+def test_a_group_that_is_being_scored_is_saved_too(
+    make_play: MakePlay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed = make_play(output_dir=str(tmp_path)).start()
+    requests = killed.receive_admitted()
+    monkeypatch.setattr(killed.controller._verifiers, "submit", lambda *_args: Future())  # never done
+    killed.deliver(killed.answer(requests[0]))
+    killed.wait_for(lambda: requests[0].prompt_id in killed.controller._verifying)
+    killed.controller.save(0)
+    killed.controller.stop()
+
+    resumed = make_play(output_dir=str(tmp_path))
+    resumed.controller.load(0)
+    resumed.start()
+    issued_again = resumed.receive(NUM_PROMPTS - 1)
+    assert identities(issued_again) == identities(requests[1:])
+    resumed.deliver(*(resumed.answer(request) for request in issued_again))
+    assert resumed.prompts_in(resumed.batch(1)) == all_samples_of(*requests)
+
+
+def test_a_state_that_was_never_saved_is_told(make_play: MakePlay, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no such rollout state"):
+        make_play(output_dir=str(tmp_path)).controller.load(7)
 
 
 def test_an_evaluation_does_not_wait_for_prompts_of_before(make_play: MakePlay) -> None:

@@ -26,7 +26,7 @@ def pair(request: pytest.FixtureRequest, ray_session: Any) -> Iterator[SimpleNam
     """An engine, and the same model on the learner's side with a sender between them."""
     from transformers import AutoModelForCausalLM
 
-    from open_instruct import coordinator
+    from open_instruct import rollout_manager
     from open_instruct.model_utils import LogProbModel
 
     path = request.getfixturevalue(f"{request.param}_model")
@@ -34,8 +34,8 @@ def pair(request: pytest.FixtureRequest, ray_session: Any) -> Iterator[SimpleNam
     if request.param == "tied":
         engine = request.getfixturevalue("engines").actors[0]
     else:
-        queues = coordinator.create_queues(args)
-        [engine] = coordinator.create_vllm_engines(args, args.device, queues, max_model_len=MAX_MODEL_LEN)
+        queues = rollout_manager.create_queues(args)
+        [engine] = rollout_manager.create_rollout_engines(args, None, queues=queues, max_model_len=MAX_MODEL_LEN)
     module = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
     original = {name: value.clone() for name, value in module.state_dict().items()}
     client = EngineClient([engine], workers_per_engine=1, timeout_s=TIMEOUT_S)

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Learner and engine share one GPU: Qwen3-0.6B learns to add longer numbers. For trying changes; fits into 24 GB.
+# Learner and engine take turns on one GPU: Qwen3-0.6B learns to add longer numbers. For trying changes; fits into 24 GB.
 #
 #   pip install -r requirements.txt && pip install --no-deps -e .
 #   bash scripts/train/debug/single_gpu.sh
@@ -11,7 +11,7 @@ ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/../../.." && pwd)"
 SUMS="reasoning_gym/chain_sum?min_terms=3&max_terms=5&min_digits=2&max_digits=4"
 
 exec "${PYTHON:-python}" "$ROOT/open_instruct/grpo_fast.py" \
-    --single_gpu_mode \
+    --colocate \
     --model_name_or_path Qwen/Qwen3-0.6B \
     --gradient_checkpointing \
     --dataset_mixer_list "$SUMS&size=20000&seed=7" 1.0 \
@@ -25,7 +25,7 @@ exec "${PYTHON:-python}" "$ROOT/open_instruct/grpo_fast.py" \
     --learning_rate 1e-6 \
     --beta 0.0 \
     --load_ref_policy False \
-    --vllm_gpu_memory_utilization 0.3 \
+    --vllm_gpu_memory_utilization 0.8 \
     --vllm_enforce_eager \
     --eval_on_step_0 \
     --local_eval_every 25 \

@@ -1,0 +1,60 @@
+"""How much CPU each process of a run used, from the end of its warm-up to its last step."""
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import ray
+
+from open_instruct.fully_async_trainer import FullyAsyncTrainer, TrainedStep
+
+
+def accounting_trainer(num_warm_up: int, report: Path) -> type[FullyAsyncTrainer]:
+    """A trainer that writes `{"wall_s", "steps", "cpu_s": {process: seconds}}` to `report` when the last step is done."""
+
+    class AccountingTrainer(FullyAsyncTrainer):
+        _before: dict[str, float]
+        _started: float
+
+        def train_step(self, training_step: int, **callbacks: Any) -> TrainedStep:
+            if training_step == num_warm_up + 1:
+                self._started, self._before = time.perf_counter(), cpu_seconds(self._parts)
+            step = super().train_step(training_step, **callbacks)
+            if training_step == self._args.num_training_steps:
+                wall_s, after = time.perf_counter() - self._started, cpu_seconds(self._parts)
+                used = {name: seconds - self._before.get(name, 0.0) for name, seconds in after.items()}
+                report.write_text(json.dumps({"wall_s": wall_s, "steps": training_step - num_warm_up, "cpu_s": used}))
+            return step
+
+    return AccountingTrainer
+
+
+def cpu_seconds(parts: Any) -> dict[str, float]:
+    """CPU seconds of each kind of process so far. `ray` is what serves all of them: its GCS, raylet and agents."""
+    controller = pid_of(parts.manager.controller)
+    actors = {
+        "controller": [controller],
+        "prompt_queue": [pid_of(parts.manager.queues[0].actor)],
+        "results_queue": [pid_of(parts.manager.queues[1].actor)],
+        "message_queue": [pid_of(parts.message_queue.actor)],
+        "engines": sorted({pid_of(engine) for engine in set(parts.manager.rollout_engines)}),
+        "learner": [pid_of(worker) for worker in parts.group.workers],
+    }
+    used = {name: sum(_seconds(psutil.Process(pid)) for pid in pids) for name, pids in actors.items()}
+    used["verifiers"] = sum(map(_seconds, psutil.Process(controller).children(recursive=True)))
+    used["driver"] = _seconds(psutil.Process())
+    others = [one for one in psutil.Process().children() if one.name() in ("gcs_server", "raylet")]
+    used["ray"] = sum(map(_seconds, others))
+    return used
+
+
+def pid_of(actor: Any) -> int:
+    return ray.get(actor.__ray_call__.remote(lambda _self: os.getpid()), timeout=60.0)
+
+
+def _seconds(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return times.user + times.system

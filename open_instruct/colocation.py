@@ -1,0 +1,96 @@
+"""Learners and engines on the same devices, in turns: who does not compute gives its memory back.
+
+batch complete ─► engines fall asleep ─► learners wake ─► training step
+                                                              │
+generation ◄── engines: kv_cache ◄── learners sleep ◄── new weights ◄── engines: weights
+"""
+
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from open_instruct.actor_group import RayTrainGroup
+from open_instruct.engine_sleep import KV_CACHE, WEIGHTS
+from open_instruct.rollout_manager import RolloutManager
+
+
+class SideBySide:
+    """Everybody has devices of their own: there is nothing to hand over."""
+
+    are_taken = False
+
+    def engines_rest(self) -> None:
+        """Engines give their memory back; learners do not take theirs yet."""
+
+    def learners_compute(self) -> None:
+        """The engines give way to the learners. They have to be done with what they generate."""
+
+    @contextmanager
+    def weights_travel(self) -> Iterator[None]:
+        """New weights go from the learners to the engines inside; after it the engines compute."""
+        yield
+
+    @contextmanager
+    def learners_alone(self) -> Iterator[None]:
+        """Learners have all of their state inside, and the engines what they had after it."""
+        yield
+
+    def take_metrics(self) -> dict[str, float]:
+        return {}
+
+
+class TakeTurns(SideBySide):
+    """Engines and learners hand their devices to each other.
+
+    Args:
+        wait: waits for references; `Parts.wait`.
+        timeout_s: deadline of one hand-over.
+    """
+
+    are_taken = True
+
+    def __init__(self, manager: RolloutManager, group: RayTrainGroup, wait: Any, *, timeout_s: float) -> None:
+        self._manager = manager
+        self._group = group
+        self._wait_for = wait
+        self._timeout_s = timeout_s
+        self._metrics: dict[str, float] = defaultdict(float)
+
+    def engines_rest(self) -> None:
+        released = self._timed("engines_offload", self._manager.async_offload())
+        self._metrics["memory/engines_offloaded_bytes"] = sum(released)
+
+    def learners_compute(self) -> None:
+        self.engines_rest()
+        self._timed("learners_onload", self._group.async_onload())
+
+    @contextmanager
+    def weights_travel(self) -> Iterator[None]:
+        self._timed(
+            "learners_onload", self._group.async_onload()
+        )  # awake after a step, asleep when an engine was replaced
+        self._timed("engines_onload", self._manager.async_onload([WEIGHTS]))
+        yield
+        released = self._timed("learners_offload", self._group.async_offload())
+        self._metrics["memory/learners_offloaded_bytes"] = sum(released)
+        self._timed("engines_onload", self._manager.async_onload([KV_CACHE]))
+
+    @contextmanager
+    def learners_alone(self) -> Iterator[None]:
+        self.learners_compute()
+        yield
+        self._timed("learners_offload", self._group.async_offload())
+        self._timed("engines_onload", self._manager.async_onload())
+
+    def take_metrics(self) -> dict[str, float]:
+        """Since the last call: seconds of each hand-over, and the bytes that the last ones gave back, measured."""
+        metrics, self._metrics = self._metrics, defaultdict(float)
+        return dict(metrics)
+
+    def _timed(self, what: str, refs: list) -> list:
+        started = time.perf_counter()
+        values = self._wait_for(refs, what=what.replace("_", ": "), timeout_s=self._timeout_s)
+        self._metrics[f"time/{what}"] += time.perf_counter() - started
+        return values

@@ -1,0 +1,81 @@
+"""Notices nodes that a cluster has lost, and knows who was on them."""
+
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+
+EVERY_S = 2.0
+"""From one look at the cluster to the next."""
+ANSWER_S = 2.0
+"""How long a node may take to accept a connection."""
+
+
+@dataclass(frozen=True)
+class LostNode:
+    """A node that is gone, and what was on it when it was last looked at."""
+
+    address: str
+    node_id: str
+    learners: list[int]
+    engines: list[int]
+
+    def __str__(self) -> str:
+        names = [f"learner {rank}" for rank in self.learners] + [f"engine {number}" for number in self.engines]
+        return f"node {self.address} ({self.node_id[:8]}) was lost, and with it {', '.join(names)}"
+
+
+class NodeWatch:
+    """Looks at the nodes of a run's learners and engines.
+
+    Args:
+        learner_nodes: node id of each rank.
+        engine_nodes: node id of each engine by position; asked anew each time, since engines move.
+    """
+
+    def __init__(self, learner_nodes: Sequence[str], engine_nodes: Callable[[], Mapping[int, str]]) -> None:
+        self._learner_nodes = learner_nodes
+        self._engine_nodes = engine_nodes
+        self._looked_at = 0.0
+        self._told: set[str] = set()
+
+    def describe(self) -> str:
+        """Who is on which node."""
+        address = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
+        learners = [f"learner {rank} on {address[node]}" for rank, node in enumerate(self._learner_nodes)]
+        return ", ".join(learners + [f"engine {n} on {address[node]}" for n, node in self._engine_nodes().items()])
+
+    def lost_now(self) -> list[LostNode]:
+        """Somebody has failed: nodes that do not answer. Ray itself takes 15 s and more to notice that one is gone."""
+        return self._look(lambda node: not node["Alive"] or not _answers(node))
+
+    def lost(self) -> list[LostNode]:
+        """Nodes with a part of the run that were lost since the last call; looks at most every `EVERY_S`."""
+        if time.monotonic() - self._looked_at < EVERY_S:
+            return []
+        self._looked_at = time.monotonic()
+        return self._look(lambda node: not node["Alive"])
+
+    def _look(self, is_dead: Callable[[dict[str, Any]], bool]) -> list[LostNode]:
+        residents = {*self._learner_nodes, *self._engine_nodes().values()} - self._told
+        nodes = [node for node in ray.nodes() if node["NodeID"] in residents]
+        dead = {node["NodeID"]: node["NodeManagerAddress"] for node in nodes if is_dead(node)}
+        found = []
+        for node_id in sorted(dead):
+            self._told.add(node_id)
+            learners = [rank for rank, node in enumerate(self._learner_nodes) if node == node_id]
+            engines = [number for number, node in self._engine_nodes().items() if node == node_id]
+            found.append(LostNode(dead[node_id], node_id, learners, engines))
+        return found
+
+
+def _answers(node: dict[str, Any]) -> bool:
+    """Whether Ray's process on the node accepts a connection."""
+    try:
+        socket.create_connection((node["NodeManagerAddress"], node["NodeManagerPort"]), timeout=ANSWER_S).close()
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,220 @@
+"""Where learners and engines go. Pure: takes what the nodes have, says how many of each go to which node, or what is missing.
+
+A *place* is room for one worker: one GPU, or on CPU a share of a core. A learner takes one place, an engine as many as its
+tensor parallelism on one node; colocated engines use the places of the learners.
+
+    plan_placement(nodes, asked) ─► how many of each on which node ─► bundles, one per place ─► probed ─► `hardware_order`
+"""
+
+import ipaddress
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+EPSILON = 1e-6
+"""Ray counts resources in steps of 1e-4."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """A live node of the cluster. Resources are amounts by Ray's names (`CPU`, `GPU`)."""
+
+    node_id: str
+    address: str
+    total: Mapping[str, float]
+    free: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a user wants to have placed."""
+
+    learners_per_node: tuple[int, ...]
+    num_engines: int
+    places_per_engine: int
+    """On one node: an engine does not span two."""
+    place: Mapping[str, float]
+    """Resources of one place."""
+    places_per_core: int = 1
+    """Places that share a core; they are spread over the nodes before they do."""
+    colocate: bool = False
+
+    @property
+    def num_learners(self) -> int:
+        return sum(self.learners_per_node)
+
+    @property
+    def num_places(self) -> int:
+        engines = self.num_engines * self.places_per_engine
+        return max(self.num_learners, engines) if self.colocate else self.num_learners + engines
+
+    def __str__(self) -> str:
+        learners = " + ".join(map(str, self.learners_per_node))
+        engines = f"{self.num_engines} engines of {self.places_per_engine}"
+        needed = ", ".join(f"{self.num_places * amount:g} {name}" for name, amount in self.place.items() if amount)
+        return f"{learners} learners and {engines} places{' on the same places' if self.colocate else ''}: {needed}"
+
+
+@dataclass
+class NodeShare:
+    """What one node holds."""
+
+    node: Node
+    room: int
+    """Places that are left on it."""
+    comfortable: int
+    """Of them, those on which a worker has a core of its own."""
+    num_learners: int = 0
+    num_engines: int = 0
+    colocated: int = field(default=0, repr=False)
+    """Places of learners that engines share."""
+
+    def take(self, num_places: int) -> None:
+        self.room -= num_places
+        self.comfortable -= num_places
+
+
+class CannotPlace(ValueError):
+    """There is not enough; the message says of what."""
+
+
+def plan_placement(nodes: Iterable[Node], asked: Asked, *, home: str = "", of_total: bool = False) -> list[NodeShare]:
+    """How many learners and engines each node takes; nodes that take any, in the order of their addresses.
+
+    Learners of one entry of `learners_per_node` share a node, and entries have different nodes where there are enough. Workers
+    are put close together, but spread over nodes before they share cores.
+
+    Args:
+        home: id of the driver's node, which is preferred for learners: the first of them writes the files.
+        of_total: plan as if nothing were in use.
+
+    Raises:
+        CannotPlace: with the numbers.
+    """
+    shares = [_share(node, asked, node.total if of_total else node.free) for node in nodes]
+    shares.sort(key=lambda share: (address_key(share.node.address), share.node.node_id))
+    _place_learners(shares, asked, home)
+    if asked.colocate:
+        _share_learners_places(shares, asked)
+    else:
+        _place_engines(shares, asked)
+    return [share for share in shares if share.num_learners or share.num_engines]
+
+
+def _share(node: Node, asked: Asked, amounts: Mapping[str, float]) -> NodeShare:
+    room = min(
+        (int(amounts.get(name, 0.0) / amount + EPSILON) for name, amount in asked.place.items() if amount), default=0
+    )
+    return NodeShare(node, room, comfortable=room // asked.places_per_core)
+
+
+def _place_learners(shares: Sequence[NodeShare], asked: Asked, home: str) -> None:
+    for wanted in sorted(asked.learners_per_node, reverse=True):
+        able = [share for share in shares if share.room >= wanted]
+        if not able:
+            raise CannotPlace(f"no node has room for {wanted} learners{_beside(shares)}: {_rooms(shares)}")
+        # The tightest fit of a node without learners, so that larger ones stay whole for engines.
+        best = min(
+            able,
+            key=lambda share: (
+                share.num_learners > 0,
+                share.comfortable < wanted,
+                share.node.node_id != home,
+                share.room,
+            ),
+        )
+        best.num_learners += wanted
+        best.take(wanted)
+
+
+def _place_engines(shares: Sequence[NodeShare], asked: Asked) -> None:
+    size = asked.places_per_engine
+    for number in range(asked.num_engines):
+        able = [share for share in shares if share.room >= size]
+        if not able:
+            raise CannotPlace(
+                f"no node has room for engine {number + 1} of {asked.num_engines}, {size} places{_beside(shares)}: "
+                f"{_rooms(shares)}"
+            )
+        best = next((share for share in able if share.comfortable >= size), None) or max(able, key=lambda s: s.room)
+        best.num_engines += 1
+        best.take(size)
+
+
+def _share_learners_places(shares: Sequence[NodeShare], asked: Asked) -> None:
+    size = asked.places_per_engine
+    for number in range(asked.num_engines):
+        able = [share for share in shares if share.num_learners - share.colocated >= size]
+        if not able:
+            raise CannotPlace(
+                f"colocated engine {number + 1} of {asked.num_engines} needs {size} learners on one node to share places with; "
+                f"there are {' + '.join(map(str, asked.learners_per_node))} learners"
+            )
+        able[0].num_engines += 1
+        able[0].colocated += size
+
+
+def _beside(shares: Sequence[NodeShare]) -> str:
+    placed = [(share.num_learners, share.num_engines) for share in shares]
+    learners, engines = sum(one[0] for one in placed), sum(one[1] for one in placed)
+    return f" beside {learners} learners and {engines} engines" if learners or engines else ""
+
+
+def _rooms(shares: Sequence[NodeShare]) -> str:
+    return "; ".join(f"{share.node.address} has {share.room} places left" for share in shares) or "there are no nodes"
+
+
+def describe_nodes(nodes: Iterable[Node], names: Iterable[str]) -> str:
+    """Free and total resources of every node, for a message to the user."""
+    names = list(names)
+
+    def describe(node: Node) -> str:
+        amounts = (f"{node.free.get(name, 0):g} of {node.total.get(name, 0):g} {name} free" for name in names)
+        return f"{node.address} ({node.node_id[:8]}): {', '.join(amounts)}"
+
+    return "; ".join(map(describe, sorted(nodes, key=lambda node: (address_key(node.address), node.node_id))))
+
+
+@dataclass(frozen=True)
+class BundlePlace:
+    """Where Ray has put a bundle."""
+
+    address: str
+    node_id: str
+    device: int
+    """Number of the GPU on its node; on CPU, of the slot."""
+
+
+def hardware_order(places: Mapping[int, BundlePlace]) -> list[int]:
+    """Bundle indices by (node address, device number), both as numbers, so that neighbours in the list are so in hardware.
+
+    Ray's own order says nothing about hardware, and as text 10.0.0.10 comes before 10.0.0.9.
+    """
+    return sorted(places, key=lambda i: (address_key(places[i].address), places[i].node_id, places[i].device))
+
+
+def address_key(address: str) -> tuple:
+    """A key that sorts IP addresses as numbers, then host names with the numbers in them as numbers."""
+    try:
+        ip = ipaddress.ip_address(address)
+    except ValueError:
+        parts = re.split(r"(\d+)", address)
+        return 1, 0, tuple((int(part), "") if part.isdigit() else (-1, part) for part in parts)
+    return 0, ip.version, int(ip)
+
+
+def split_roles(
+    order: Sequence[int], places: Mapping[int, BundlePlace], shares: Sequence[NodeShare], asked: Asked
+) -> tuple[list[int], list[int]]:
+    """Bundles of the learners and of the engines, each in hardware order.
+
+    Colocated, those of the engines are among those of the learners.
+    """
+    actor: list[int] = []
+    rollout: list[int] = []
+    for share in shares:
+        mine = [index for index in order if places[index].node_id == share.node.node_id]
+        num_engine_places = share.num_engines * asked.places_per_engine
+        actor += mine[: share.num_learners]
+        rollout += mine[:num_engine_places] if asked.colocate else mine[share.num_learners :][:num_engine_places]
+    return actor, rollout

@@ -1,0 +1,44 @@
+"""What a training actor can do, whichever library trains in it. `PolicyTrainerRayProcess` does it with DeepSpeed."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+class TrainRayActor(ABC):
+    """One rank of a group of training actors. All ranks are called together: most of these are collective.
+
+    `rollout_id` counts training steps that are done: data of rollout `r` is trained in step `r + 1`.
+    """
+
+    @abstractmethod
+    def init(self, args: Any, device: Any, address: tuple[str, int], *, role: str, with_ref: bool) -> int:
+        """Join the other ranks at `address` and load the model, with a reference model if asked; the first `rollout_id`."""
+
+    @abstractmethod
+    def connect_rollout_engines(self, rollout_engines: Mapping[int, Any], rollout_engine_lock: Any) -> None:
+        """Set up the transport of weights to these engines (with their positions), in place of an earlier one."""
+
+    @abstractmethod
+    def train(self, rollout_id: int, rollout_data_ref: Any) -> dict[str, Any] | None:
+        """One training step, or a piece of one; sums for `merge_step_metrics` once the step is complete."""
+
+    @abstractmethod
+    def eval(self, rollout_id: int, rollout_data_ref: Any) -> dict[str, Any]:
+        """The sums of `train`, without a step."""
+
+    @abstractmethod
+    def update_weights(self, version: int | None = None, engines: Sequence[int] | None = None) -> Any:
+        """Send the weights to the engines; what became of it, on the first rank."""
+
+    @abstractmethod
+    def save_model(self, iteration: int, with_optimizer: bool = True, *, directory: str | None = None) -> None:
+        """Write the model, and with the optimizer all that training needs to go on."""
+
+    @abstractmethod
+    def sleep(self, tags: Sequence[str] | None = None) -> int:
+        """Move states off the device; the bytes that this gave back."""
+
+    @abstractmethod
+    def wake_up(self, tags: Sequence[str] | None = None) -> None:
+        """Bring them back."""

@@ -1,0 +1,87 @@
+"""What is written of the rollout side comes back, whole or not at all."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from open_instruct.data_types import GenerationResult, TokenStatistics
+from open_instruct.rollout_state import FinishedGroup, read_state, write_state
+
+LENGTHS = st.lists(st.integers(0, 5), min_size=1, max_size=3)
+
+
+def make_group(number: int, lengths: list[int], *, scored: bool) -> FinishedGroup:
+    rng = np.random.default_rng(number)
+    result = GenerationResult(
+        responses=[rng.integers(0, 99, n).astype(np.int32) for n in lengths],
+        logprobs=[rng.normal(size=n).astype(np.float32) for n in lengths],
+        finish_reasons=["stop"] * len(lengths),
+        version_spans=[[(3, n)] if n else [] for n in lengths],
+        index=number,
+        prompt_id=f"train-{number}",
+        training_step=4,
+        engine_id=1,
+        token_statistics=TokenStatistics(7, sum(lengths), 0.25, 1e9, num_preempted=1),
+    )
+    return FinishedGroup(
+        result, rng.random(len(lengths)).astype(np.float32) if scored else None, num_failures=number % 2
+    )
+
+
+def assert_same(one: FinishedGroup, other: FinishedGroup) -> None:
+    for name, value in vars(one.result).items():
+        if name in ("responses", "logprobs"):
+            for mine, theirs in zip(value, getattr(other.result, name), strict=True):
+                assert mine.dtype == theirs.dtype
+                np.testing.assert_array_equal(mine, theirs)
+        else:
+            assert getattr(other.result, name) == value, name
+    assert (one.scores is None) == (other.scores is None)
+    if one.scores is not None and other.scores is not None:
+        np.testing.assert_array_equal(one.scores, other.scores)
+    assert one.num_failures == other.num_failures
+
+
+@given(st.lists(st.tuples(LENGTHS, st.booleans()), max_size=4))
+def test_groups_come_back_as_they_were(tmp_path_factory: pytest.TempPathFactory, shapes: list) -> None:
+    path = tmp_path_factory.mktemp("state") / "state.npz"
+    groups = [make_group(number, lengths, scored=scored) for number, (lengths, scored) in enumerate(shapes)]
+    write_state(path, {"next_issue_number": 12}, groups)
+    state, read = read_state(path)
+    assert state == {"next_issue_number": 12}
+    for one, other in zip(groups, read, strict=True):
+        assert_same(one, other)
+
+
+def test_a_write_that_is_cut_short_leaves_the_old_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "state.npz"
+    write_state(path, {"step": 1}, [make_group(0, [3], scored=True)])
+
+    def killed(*_args: object, **_kwargs: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("open_instruct.rollout_state.os.fsync", killed)
+    with pytest.raises(KeyboardInterrupt):
+        write_state(path, {"step": 2}, [])
+    state, groups = read_state(path)
+    assert (state, len(groups)) == ({"step": 1}, 1)
+
+
+def test_what_is_no_state_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no such rollout state"):
+        read_state(tmp_path / "missing.npz")
+    (tmp_path / "torn.npz").write_bytes(b"PK\x03\x04 torn")
+    with pytest.raises(ValueError, match="is no rollout state"):
+        read_state(tmp_path / "torn.npz")
+
+
+def test_another_format_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "state.npz"
+    monkeypatch.setattr("open_instruct.rollout_state.FORMAT_VERSION", 99)
+    write_state(path, {}, [])
+    monkeypatch.undo()
+    with pytest.raises(ValueError, match="format 99"):
+        read_state(path)
