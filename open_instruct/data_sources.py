@@ -34,8 +34,9 @@ class SourceError(ValueError):
     """A source that cannot be read at all."""
 
 
-def iter_rows(name: str, split: str, columns: Sequence[str], cache_dir: str | None) -> Iterator[RawRow]:
-    """The rows of one mixer entry, in order. `split` is for directories and hub names alone; a file is one split.
+def iter_rows(name: str, split: str, columns: Sequence[str] | None, cache_dir: str | None) -> Iterator[RawRow]:
+    """The rows of one mixer entry, in order. `split` is for directories and hub names alone; a file is one split. Without
+    `columns`, all of them.
 
     Raises:
         SourceError: nothing there, not readable, or without one of `columns`. Possibly only when it is iterated.
@@ -68,7 +69,7 @@ def _reasoning_gym(entry: str) -> Iterator[RawRow]:
         yield RawRow(f"row {number}", row)
 
 
-def _json_lines(path: Path, _: Sequence[str]) -> Iterator[RawRow]:
+def _json_lines(path: Path, _: Sequence[str] | None) -> Iterator[RawRow]:
     with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
             if line.strip():
@@ -85,7 +86,7 @@ def _json_row(place: str, line: bytes) -> RawRow:
     return RawRow(place, values)
 
 
-def _json(path: Path, columns: Sequence[str]) -> Iterator[RawRow]:
+def _json(path: Path, columns: Sequence[str] | None) -> Iterator[RawRow]:
     """A JSON array of objects; anything else is taken for JSON lines, the other thing that bears this suffix."""
     with path.open("rb") as file:
         if not file.read(4096).lstrip().startswith(b"["):
@@ -100,7 +101,7 @@ def _json(path: Path, columns: Sequence[str]) -> Iterator[RawRow]:
         yield RawRow(f"row {number}", {} if problem else values, problem)
 
 
-def _parquet(path: Path, columns: Sequence[str]) -> Iterator[RawRow]:
+def _parquet(path: Path, columns: Sequence[str] | None) -> Iterator[RawRow]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -116,7 +117,7 @@ def _parquet(path: Path, columns: Sequence[str]) -> Iterator[RawRow]:
         raise SourceError(f"not a readable parquet file: {err}") from err
 
 
-def _hub(name: str, split: str, columns: Sequence[str], cache_dir: str | None) -> Iterator[RawRow]:
+def _hub(name: str, split: str, columns: Sequence[str] | None, cache_dir: str | None) -> Iterator[RawRow]:
     import datasets
 
     try:
@@ -159,7 +160,9 @@ def _offline_if(offline: bool) -> Iterator[None]:
         datasets.config.HF_HUB_OFFLINE = before
 
 
-def _columns_to_read(there: Sequence[str], columns: Sequence[str]) -> list[str]:
+def _columns_to_read(there: Sequence[str], columns: Sequence[str] | None) -> list[str]:
+    if columns is None:
+        return list(there)
     missing = [column for column in columns if column not in there]
     if missing and has_proto_columns(there):
         return [column for column in there if column in COLUMNS]

@@ -14,25 +14,23 @@ from pathlib import Path
 if sys.path and Path(sys.path[0]).resolve() == Path(__file__).resolve().parent:
     del sys.path[0]  # run as a script, this folder would shadow top-level modules of the same names
 
-import argparse
 import dataclasses
 import importlib
 import os
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from open_instruct import grpo_fast
-from open_instruct.cli import UsageError, fail_with, make_config, no_such_option
+from open_instruct import grpo_fast, yaml_door
+from open_instruct.cli import UsageError, fail_with, make_config
 from open_instruct.component_log import LOG_FILE
 from open_instruct.config import GRPOConfig
 from open_instruct.fully_async_trainer import FullyAsyncTrainer
 from open_instruct.grpo_fast import Roles, RunInputs
 from open_instruct.rollout import Rollouter
+from open_instruct.yaml_door import Door, in_terms_of_the_file, unknown_key
 
 PROGRAM = "fully_async_main.py"
-CONFIG_DIRECTORY = Path(__file__).resolve().parents[1] / "conf"
 SPECIAL_KEYS = {
     "async_training": ("sync_timeout", "alerts", "monitor"),
     "trainer": ("cls", "n_gpus_per_node", "nnodes", "device"),
@@ -77,53 +75,14 @@ def compose(argv: Sequence[str]) -> dict[str, Any]:
     Raises:
         UsageError: the file cannot be read or an override does not fit it.
     """
-    parser = argparse.ArgumentParser(PROGRAM, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--config-path", "-cp", default=str(CONFIG_DIRECTORY), help="directory of the YAML file")
-    parser.add_argument("--config-name", "-cn", default="fully_async", help="its name")
-    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="win over the file")
-    given, unknown = parser.parse_known_args(argv)
-    if unknown:
-        raise UsageError(
-            [f"{word}: no such option. Options of a run are written section.key=value." for word in unknown]
-        )
-    directory = Path(given.config_path).resolve()
-    name = given.config_name.removesuffix(".yaml")
-    if not (directory / f"{name}.yaml").is_file():
-        raise UsageError(
-            [f"--config-path {given.config_path} --config-name {name}: no such file. Check directory and name."]
-        )
-
-    import hydra
-    import yaml
-    from hydra.errors import HydraException
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-
-    try:
-        with hydra.initialize_config_dir(str(directory), version_base=None):
-            config = hydra.compose(name, [_may_be_new(override) for override in given.overrides])
-            return OmegaConf.to_container(config, resolve=True)  # type: ignore[return-value]
-    except (HydraException, OmegaConfBaseException) as error:
-        raise UsageError([_as_mistake(error, given.overrides)]) from None
-    except yaml.YAMLError as error:
-        line = error.problem_mark.line + 1 if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark else "?"
-        raise UsageError([f"{directory / name}.yaml: line {line} is not valid YAML."]) from None
+    return yaml_door.compose(
+        Door(PROGRAM, __doc__, "fully_async", "section.key=value", _option_names, _may_be_new), argv
+    )
 
 
-def _may_be_new(override: str) -> str:
+def _may_be_new(key: str) -> bool:
     """An option of a run needs no `+`, whether the file has it or not; hydra tells of other keys that the file lacks."""
-    key = override.partition("=")[0]
-    return f"++{override}" if key.count(".") == 1 and key.partition(".")[2] in _option_names() else override
-
-
-def _as_mistake(error: Exception, overrides: Sequence[str]) -> str:
-    """Hydra's complaint in one line; of an unknown key, what may have been meant."""
-    for override in overrides:
-        key = override.partition("=")[0].lstrip("+~")
-        if f"'{key}'" in str(error) or key.rpartition(".")[2] in str(error):
-            return f"{override}: {no_such_option(key.rpartition('.')[2], sorted(_option_names()), prefix='').partition(': ')[2]}"
-    lines = str(error).strip().splitlines()
-    return f"{lines[0].rstrip('.')}. Overrides are written section.key=value."
+    return key.count(".") == 1 and key.partition(".")[2] in _option_names()
 
 
 def _option_names() -> list[str]:
@@ -141,10 +100,14 @@ def read(config: Mapping[str, Any]) -> FullyAsyncMain:
     roles, mistakes_of_roles = _roles(config)
     mistakes = [*mistakes, *mistakes_of_roles, *_device_mistakes(_section(config, "trainer"))]
     inputs: list[RunInputs] = []
+
+    def place(option: str) -> str:
+        return where.get(option, f"(section).{option}")
+
     try:
         args = make_config(GRPOConfig, written, validators=grpo_fast.validators(inputs), mistakes=mistakes)
     except UsageError as error:
-        raise UsageError([_in_terms_of_the_file(mistake, where) for mistake in error.mistakes]) from None
+        raise UsageError([in_terms_of_the_file(mistake, place) for mistake in error.mistakes]) from None
     return FullyAsyncMain(args, inputs[0], roles)
 
 
@@ -168,7 +131,7 @@ def _flatten(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str],
             if key in SPECIAL_KEYS.get(section, ()):
                 continue
             if key not in options:
-                mistakes.append(f"{place}: {no_such_option(key, options, prefix='').partition(': ')[2]}")
+                mistakes.append(f"{place}: {unknown_key(key, options)}")
             elif key in where:
                 mistakes.append(f"{place}: {where[key]} says the same. Keep one of them.")
             else:
@@ -261,11 +224,6 @@ def _load(path: Any, key: str, mistakes: list[str]) -> Any:
     except Exception as error:  # whatever a user's module does when it is imported
         mistakes.append(f"{key} {path}: it cannot be loaded ({type(error).__name__}: {error}). Check the dotted path.")
         return None
-
-
-def _in_terms_of_the_file(mistake: str, where: Mapping[str, str]) -> str:
-    """`--option` as the key of the file that sets it, or as an override would."""
-    return re.sub(r"--(?!help)(\w+)", lambda match: where.get(match[1], f"(section).{match[1]}"), mistake)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Verifiers: how good a response is, told from its text and the row's ground truth.
 
-A row's `dataset` column names its verifier: `gsm8k`, `string_matcher`, or `reasoning_gym/<task>`, where the part before
+A row's `dataset` column names its verifier: `gsm8k`, `math`, `string_matcher`, or `reasoning_gym/<task>`, where the part before
 the slash is the name. To add one, subclass `VerifierFunction` and set its `name`; nothing has to be registered.
 """
 
@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
+from fractions import Fraction
 from typing import ClassVar, Protocol
 
 from open_instruct.reasoning_gym_data import PARAMETERS, PREFIX, decode_item, make_dataset
@@ -132,6 +133,21 @@ class StringMatcherVerifier(VerifierFunction):
         return VerificationResult(float(normalize_answer(answer) == wanted))
 
 
+class MathVerifier(VerifierFunction):
+    """1 if the last `\\boxed{…}` equals the label: as a number where both are numbers, else as LaTeX but for its spacing."""
+
+    name = "math"
+
+    def __call__(
+        self, tokenized_prediction: list[int], prediction: str, label: object, query: str | None = None
+    ) -> VerificationResult:
+        wanted = _math_value(_single(label))
+        answer = boxed_answer(prediction)
+        if answer is None:
+            return VerificationResult(0.0, reasoning=r"no \boxed{…}")
+        return VerificationResult(float(_math_value(answer) == wanted))
+
+
 def _single(label: object) -> str:
     """A label as text; open-instruct's data wraps some in a list of one."""
     if isinstance(label, list) and len(label) == 1:
@@ -154,6 +170,37 @@ def extract_answer(text: str) -> str | None:
         return None
     start += len("<answer>")
     return text[start : text.index("</answer>", start)].strip()
+
+
+def boxed_answer(text: str) -> str | None:
+    """What stands in the last complete `\\boxed{…}`, braces inside it included; None without one."""
+    best = (-1, 0)
+    open_braces: list[tuple[int, bool]] = []  # where the content begins, and whether it is a box's
+    for match in re.finditer(r"(\\boxed)?\{|\}", text):
+        if match[0] != "}":
+            open_braces.append((match.end(), match[1] is not None))
+        elif open_braces:
+            begin, is_box = open_braces.pop()
+            best = max(best, (begin, match.start())) if is_box else best
+    return text[best[0] : best[1]].strip() if best[0] >= 0 else None
+
+
+_SPACING = re.compile(r"\\(?:left|right|displaystyle|!|,|;|:|quad|qquad|%)(?![A-Za-z])|\\ |[\s$%]|^\\text\{([^{}]*)\}$")
+_FRACTION = re.compile(r"(-?)\\[dt]?frac\{?(\d+)\}?\{?(\d+)\}?|(-?)(\d+)/(\d+)")
+
+
+def _math_value(latex: str) -> Fraction | str:
+    """A number exactly, where it is one; else LaTeX without spacing."""
+    text = _SPACING.sub(lambda match: match[1] or "", latex).rstrip(".")
+    plain = text.replace(",", "") if re.fullmatch(r"-?\d{1,3}(,\d{3})+(\.\d+)?", text) else text
+    fraction = _FRACTION.fullmatch(plain)
+    try:
+        if fraction:
+            sign, top, bottom = fraction.groups()[:3] if fraction[2] else fraction.groups()[3:]
+            return Fraction(int(f"{sign}{top}"), int(bottom))
+        return Fraction(Decimal(plain)) if re.fullmatch(r"[-+]?(\d+(\.\d*)?|\.\d+)", plain) else text
+    except ZeroDivisionError:
+        return text
 
 
 _NUMBER = re.compile(r"-?\$?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|-?\$?\.\d+", re.ASCII)

@@ -301,6 +301,13 @@ class Progress:
         )
 
 
+class StepProgress(Protocol):
+    """Shown as text, with the number of what is completed."""
+
+    @property
+    def step(self) -> int: ...
+
+
 class ProgressLine:
     """One live line on a terminal; elsewhere (job logs) a plain line per step, at most one a second, always the last.
 
@@ -309,10 +316,12 @@ class ProgressLine:
 
     MIN_INTERVAL_S = 1.0
 
-    def __init__(self, total: int, *, first_step: int = 0, stream: IO[str] | None = None):
-        """`total`: the last training step. `first_step`: steps completed before this process, for the time left."""
+    def __init__(self, total: int, *, first_step: int = 0, stream: IO[str] | None = None, unit: str = "step"):
+        """`total`: the last training step, or `unit` of another kind. `first_step`: those completed before this process, for the
+        time left."""
         self._total = total
         self._first_step = first_step
+        self._unit = unit
         self._stream = stream or sys.stderr
         self._isolation = Isolation("the progress line")
         self._start = time.monotonic()
@@ -337,7 +346,7 @@ class ProgressLine:
         self._task_id = self._live.add_task(text, total=self._total, completed=self._first_step)
         self._live.start()
 
-    def update(self, progress: Progress) -> None:
+    def update(self, progress: StepProgress) -> None:
         """Show a completed step. Never raises."""
         with self._isolation:
             seconds_left = format_duration(self._seconds_left(progress.step))
@@ -345,7 +354,7 @@ class ProgressLine:
             if self._live is not None:
                 self._live.update(self._task_id, completed=progress.step, description=text)
             else:
-                self._print(f"step {progress.step}/{self._total}  {text}", at_once=progress.step >= self._total)
+                self._print(f"{self._unit} {progress.step}/{self._total}  {text}", at_once=progress.step >= self._total)
 
     def _seconds_left(self, step: int) -> float:
         """From the mean time per step of this process, start of the line included."""

@@ -11,9 +11,10 @@ from conftest import TINY_MODEL
 
 from open_instruct import fully_async_main
 from open_instruct.cli import UsageError
-from open_instruct.fully_async_main import CONFIG_DIRECTORY, compose, read
+from open_instruct.fully_async_main import compose, read
 from open_instruct.fully_async_trainer import FullyAsyncTrainer
 from open_instruct.rollout import RolloutController
+from open_instruct.yaml_door import CONFIG_DIRECTORY
 
 ROOT = Path(__file__).parents[1]
 SUMS = "reasoning_gym/chain_sum?min_terms=2&max_terms=2&size=30&seed=7"

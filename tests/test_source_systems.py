@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
+FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
 TARGETS = re.findall(r"`([\w/.]+\.py):([\w.]+)`", (ROOT / "docs" / "source_systems.md").read_text())
 
 
@@ -14,10 +15,10 @@ def defined_names(path: Path) -> set[str]:
     """Functions, classes, methods (`Class.method`) and variables at the top of a module."""
     names: set[str] = set()
     for node in ast.parse(path.read_text()).body:
-        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        if isinstance(node, FUNCTIONS | ast.ClassDef):
             names.add(node.name)
         if isinstance(node, ast.ClassDef):
-            names |= {f"{node.name}.{part.name}" for part in node.body if isinstance(part, ast.FunctionDef)}
+            names |= {f"{node.name}.{part.name}" for part in node.body if isinstance(part, FUNCTIONS)}
         if isinstance(node, ast.Assign):
             names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
     return names

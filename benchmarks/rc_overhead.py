@@ -1,0 +1,127 @@
+"""What reasoning-cache rollouts cost beside the sampling itself: the actor against a replay of its own requests.
+
+    python benchmarks/rc_overhead.py
+    python benchmarks/rc_overhead.py --num_rounds 3 --num_problems 200 --json out/rc_overhead.json
+
+One vLLM server on this machine. A round is the actor (worker process, tokenizing, scoring, writing) on `--num_problems` problems
+and three cycles, then the replay: the recorded prompts, with the recorded lengths forced (`ignore_eos`), through the same server
+with as many requests at once, from a bare client that does nothing with the replies. The replay knows all prompts beforehand,
+where the actor waits for one turn to make the next. Seconds run from the first request to the last reply; start-up is not part of
+them. Prefix caching is off: the replay would find its prompts there.
+"""
+
+import argparse
+import asyncio
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks.report import print_table, write_json
+from open_instruct import rc_actor, yaml_door
+from open_instruct.openai_client import ServedModel
+from open_instruct.rc_options import RCOptions, read_options
+from open_instruct.rc_stream import read_stream
+from open_instruct.rc_types import TrainingText
+from open_instruct.vllm_server import ServerOptions, VllmServer
+
+ROOT = Path(__file__).parents[1]
+SUMS = "reasoning_gym/chain_sum?min_terms=2&max_terms=2&min_digits=2&max_digits=2&seed=7"
+PORT = 8093
+START_TIMEOUT_S = 300.0
+REQUEST_TIMEOUT_S = 300.0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--num_rounds", type=int, default=3)
+    parser.add_argument("--num_problems", type=int, default=200)
+    parser.add_argument("--concurrency", type=int, default=16)
+    parser.add_argument("--max_tokens", type=int, default=128, help="most tokens of a reasoning turn")
+    parser.add_argument("--json", help="write the rows there")
+    arguments = parser.parse_args()
+    model = str(ROOT / "assets" / "tiny_model")
+    server = ServerOptions(
+        model,
+        PORT,
+        max_num_seqs=arguments.concurrency,
+        extra=("--no-enable-prefix-caching", "--disable-uvicorn-access-log"),
+    )
+    with tempfile.TemporaryDirectory() as directory, VllmServer(server, Path(directory) / "server.log") as running:
+        running.wait_until_ready(START_TIMEOUT_S)
+        rows = []
+        for number in range(arguments.num_rounds + 1):
+            options = make_options(arguments, model, running.url, f"{directory}/{number}", seed=number)
+            row = one_round(number, options, running.url)
+            if number:  # the first one warms up
+                rows.append(row)
+    print_table(rows)
+    print(f"\nthe actor takes {statistics.median(row['ratio'] for row in rows):.3f} times the replay (median)")
+    write_json(arguments.json, rows)
+
+
+def make_options(arguments: argparse.Namespace, model: str, url: str, output_dir: str, *, seed: int) -> RCOptions:
+    words = [
+        "--config-name=test_rc",
+        f"output_dir={output_dir}",
+        f"model_path={model}",
+        f"me.llm_urls={url}",
+        f"seed={seed}",
+        f"train_dataset_names=['{SUMS}&size={arguments.num_problems}']",
+        f"actor.llm_max_rollouts={arguments.concurrency}",
+        f"llm.parameters.max_tokens={arguments.max_tokens}",
+    ]
+    return read_options(yaml_door.compose(rc_actor.DOOR, words))
+
+
+def one_round(number: int, options: RCOptions, url: str) -> dict[str, Any]:
+    model = rc_actor.find_servers(options)
+    (phase,) = rc_actor.phases(options, rc_actor.load_problems(options))
+    summary = rc_actor.run_phase(phase, options, model)
+    turns = list(read_stream(Path(options.run.output_dir) / "streams" / "actor.jsonl"))
+    replay_s = asyncio.run(replay(turns, model, options, url))
+    return {
+        "round": number,
+        "turns": len(turns),
+        "tokens": summary["tokens"],
+        "actor_s": summary["wall_seconds"],
+        "replay_s": replay_s,
+        "ratio": summary["wall_seconds"] / replay_s,
+    }
+
+
+async def replay(turns: list[TrainingText], model: ServedModel, options: RCOptions, url: str) -> float:
+    """Seconds for the same prompts and lengths, `llm_max_rollouts` at a time."""
+    room = asyncio.Semaphore(options.actor.llm_max_rollouts)
+    timeout = aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_S)
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as session:
+
+        async def ask(number: int, turn: TrainingText) -> None:
+            body = {
+                "model": model.name,
+                "prompt": turn.prompt_ids.tolist(),
+                "max_tokens": max(1, len(turn.response_ids)),
+                "ignore_eos": True,
+                "temperature": options.llm.temperature,
+                "top_p": options.llm.top_p,
+                "seed": number,
+                "logprobs": 0,
+                "return_token_ids": True,
+            }
+            async with room, session.post(f"{url}/completions", json=body) as response:
+                assert response.status == 200, await response.text()
+                await response.read()
+
+        started = time.perf_counter()
+        await asyncio.gather(*(ask(number, turn) for number, turn in enumerate(turns)))
+        return time.perf_counter() - started
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,217 @@
+"""Reasoning-cache (RC) rollouts against any OpenAI-compatible server: think, summarise, think again.
+
+    python -m open_instruct.rc_actor --config-name test_rc output_dir=out/rc
+    python -m open_instruct.rc_actor --config-name test_rc actor.num_reasoning_steps=5 me.llm_urls=http://localhost:8000/v1
+
+    data sets ─► RCActorLoop ◄─► worker processes ─► HTTP servers
+                     └─► output_dir/streams/actor.jsonl, one line a turn; live line; summary.json
+
+The file (`conf/rc_base.yaml` holds every key) is composed by hydra. Start the same command again after an interruption:
+trajectories that are in the stream are not made again. Exit code 0 done, 1 failed, 2 mistakes in the options, 85 by SIGTERM,
+130 by Ctrl-C.
+"""
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from open_instruct import rc_worker, yaml_door
+from open_instruct.cli import UsageError, fail_with
+from open_instruct.logger_utils import (
+    setup_logging,
+    to_json_value,
+    write_atomically,
+)
+from open_instruct.openai_client import ServedModel, ServerProblem, find_model
+from open_instruct.rc_actor_loop import Phase, RCActorLoop, RunFailed
+from open_instruct.rc_evaluation import evaluate
+from open_instruct.rc_options import RCOptions, SamplingOptions, option_keys, read_options, split_urls
+from open_instruct.rc_statistics import RolloutStatistics, format_table
+from open_instruct.rc_stream import StreamWriter, read_trajectories, resume_stream
+from open_instruct.rc_types import Problem
+from open_instruct.rc_worker import load_dotted
+from open_instruct.yaml_door import Door
+
+logger = logging.getLogger("open_instruct.rc_actor")
+
+PROGRAM = "rc_actor.py"
+DOOR = Door(PROGRAM, __doc__, "rc_base", "section.key=value", option_keys)
+EVALUATION = "eval"
+"""Name of the stream of an evaluation."""
+
+
+class Interrupted(Exception):
+    """A signal asked the run to end."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.exit_code = 85 if number == signal.SIGTERM else 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Compose, check, roll out; the exit code."""
+    try:
+        options = read_options(yaml_door.compose(DOOR, sys.argv[1:] if argv is None else argv))
+        problems = load_problems(options)
+    except UsageError as error:
+        fail_with(error.mistakes, program=PROGRAM)
+    setup_logging(options.run.output_dir)
+    try:
+        with signals_as_exceptions():
+            model = find_servers(options)
+            for phase in phases(options, problems):
+                run_phase(phase, options, model)
+    except (RunFailed, ServerProblem) as error:
+        logger.error("%s", error)
+        return 1
+    except Interrupted as signal_received:
+        logger.warning("%s: stopped. Start the same command again to go on.", signal_received)
+        return signal_received.exit_code
+    return 0
+
+
+# --- before the run ---------------------------------------------------------------------------------------------------
+
+
+def load_problems(options: RCOptions) -> dict[str, list[Problem]]:
+    """Problems of the training and the test data sets; policies are looked at too.
+
+    Raises:
+        UsageError: with all mistakes.
+    """
+    sys.path.insert(0, os.getcwd())  # loaders and policies may be the user's
+    mistakes: list[str] = []
+    problems: dict[str, list[Problem]] = {"train": [], "test": []}
+    for name in ("solution_rollout_policy", "summarization_rollout_policy"):
+        _tried(mistakes, f"actor.{name} ", load_dotted, getattr(options.actor, name))
+    load = _tried(mistakes, "dataset_loader ", load_dotted, options.run.dataset_loader)
+    test_names = options.test_dataset_names if options.run.eval_every_n_versions else []
+    for kind, names in (("train", options.train_dataset_names), ("test", test_names)):
+        if names and load is not None:
+            problems[kind] = _tried(mistakes, f"{kind}_dataset_names: ", load, names, seed=options.run.seed) or []
+    if mistakes:
+        raise UsageError(mistakes)
+    return problems
+
+
+def _tried(mistakes: list[str], prefix: str, function: Any, *args: Any, **options: Any) -> Any:
+    try:
+        return function(*args, **options)
+    except ValueError as error:
+        mistakes += [prefix + line for line in str(error).splitlines()]
+        return None
+
+
+def find_servers(options: RCOptions) -> ServedModel:
+    """The model that all servers serve; the shortest context of theirs.
+
+    Raises:
+        ServerProblem: one does not answer in time, or serves something else.
+    """
+    urls = list(dict.fromkeys([*split_urls(options.me.llm_urls), *split_urls(options.me.summarization_llm_urls)]))
+    key = os.environ.get(rc_worker.KEY_VARIABLE)
+
+    async def ask_all() -> list[ServedModel]:
+        return await asyncio.gather(
+            *(
+                find_model(url, options.run.model_path, api_key=key, timeout_s=options.me.wait_for_server_s)
+                for url in urls
+            )
+        )
+
+    models = asyncio.run(ask_all())
+    if len({model.name for model in models}) > 1:
+        served = ", ".join(f"{url}: {model.name}" for url, model in zip(urls, models, strict=True))
+        raise ServerProblem(f"the servers call their model differently ({served}). Start them with one name.")
+    lengths = [model.max_model_len for model in models if model.max_model_len]
+    length = options.me.max_model_len or min(lengths, default=None)
+    if length is None:
+        raise ServerProblem("the servers do not say how many tokens they take. Set me.max_model_len.")
+    return ServedModel(models[0].name, min([length, *lengths]))
+
+
+class signals_as_exceptions:
+    """SIGINT and SIGTERM raise `Interrupted` in the main thread; a second one is left to Python."""
+
+    def __enter__(self) -> None:
+        self._before = {number: signal.signal(number, self._raise) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def _raise(self, number: int, _frame: FrameType | None) -> None:
+        signal.signal(number, signal.SIG_IGN if number == signal.SIGINT else signal.SIG_DFL)
+        raise Interrupted(number)
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+
+# --- phases: an evaluation, and the rollouts --------------------------------------------------------------------------
+
+
+def phases(options: RCOptions, problems: Mapping[str, list[Problem]]) -> Iterator[Phase]:
+    """The evaluation first, if there is one; then the rollouts."""
+
+    def phase(name: str, kind: str, sampling: SamplingOptions) -> Phase:
+        samples = options.actor.num_samples_per_problem
+        return Phase(name, problems[kind], options.settings(sampling), samples, options.run.attempts)
+
+    if problems["test"]:
+        yield phase(EVALUATION, "test", options.test_llm)
+    if problems["train"]:
+        yield phase("actor", "train", options.llm)
+
+
+def run_phase(phase: Phase, options: RCOptions, model: ServedModel) -> dict[str, Any]:
+    """Roll out what is not in the phase's stream yet; its summary, which is also written and printed."""
+    output_dir = Path(options.run.output_dir)
+    path = output_dir / "streams" / f"{phase.name}.jsonl"
+    check_same_run(path.with_suffix(".settings.json"), phase, model)
+    statistics = RolloutStatistics()
+    done = set()
+    for trajectory in resume_stream(path):
+        statistics.add(trajectory)
+        done.add(trajectory[0].trajectory_id)
+    if done:
+        logger.info("%d of %d trajectories are in %s already", len(done), phase.num_trajectories, path)
+    tokens_before = statistics.num_tokens
+    with StreamWriter(path, max_entry_bytes=options.actor.shared_memory_entry_size) as stream:
+        loop = RCActorLoop(phase, options, model, stream, statistics, done)
+        loop.run()
+    summary = statistics.summary(
+        wall_seconds=loop.wall_seconds, tokens_of_this_run=statistics.num_tokens - tokens_before
+    )
+    if phase.name == EVALUATION:
+        summary["evaluation"] = evaluate(read_trajectories(path))
+    name = "summary.json" if phase.name == "actor" else f"{phase.name}_summary.json"
+    write_atomically(output_dir / name, json.dumps(to_json_value(summary), indent=2).encode() + b"\n")
+    print(format_table(summary), flush=True)
+    return summary
+
+
+def check_same_run(path: Path, phase: Phase, model: ServedModel) -> None:
+    """A stream holds trajectories of one kind: what they are sampled with lies beside it.
+
+    Raises:
+        RunFailed: it was begun with other settings.
+    """
+    settings = asdict(phase.settings) | {"model": model.name, "problems": len(phase.problems)}
+    if path.exists():
+        before = json.loads(path.read_text())
+        changed = sorted(name for name in settings.keys() | before.keys() if settings.get(name) != before.get(name))
+        if changed:
+            raise RunFailed(
+                f"{path.parent.parent}: holds a run with another {', '.join(changed)}. Choose another output_dir, or delete it."
+            )
+    write_atomically(path, json.dumps(settings).encode())
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

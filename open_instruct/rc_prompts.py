@@ -1,0 +1,130 @@
+"""From texts to prompts and back: templates with named fields, think tags, and the chat template as token ids."""
+
+import re
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+THINK, END_THINK = "<think>", "</think>"
+REASONING_FIELDS = ("problem", "curr_summary")
+SUMMARIZATION_FIELDS = ("problem", "existing_summary", "reasoning")
+OMISSION = "\n[…]\n"
+"""Stands where the middle of a text was left out."""
+
+ReasoningPart = Literal["thoughts", "answer", "both"]
+
+_BRACES = re.compile(r"\{\{(?P<literal>\w*)\}\}|(?P<command>\\[A-Za-z]+)?\{(?P<name>[A-Za-z_]\w*)\}")
+
+
+# --- templates --------------------------------------------------------------------------------------------------------
+
+
+def fill_template(template: str, values: Mapping[str, str]) -> str:
+    """`template` with each `{name}` of `values` replaced, in one pass: braces in a value mean nothing.
+
+    `{{name}}` stands for `{name}`; all other braces, and those right after a LaTeX command, stand for themselves.
+    """
+
+    def replace(match: re.Match[str]) -> str:
+        if match["literal"] is not None:
+            return "{" + match["literal"] + "}"
+        is_field = match["command"] is None and match["name"] in values
+        return values[match["name"]] if is_field else match[0]
+
+    return _BRACES.sub(replace, template)
+
+
+def template_mistakes(template: str, *, known: Collection[str], required: Collection[str]) -> list[str]:
+    """What is wrong with a template; empty if nothing is."""
+    found = {match["name"] for match in _BRACES.finditer(template) if match["name"] and not match["command"]}
+    unknown = sorted(found - set(known))
+    listing = ", ".join(f"{{{name}}}" for name in known)
+    mistakes = [
+        f"{{{name}}} is no field. There are {listing}; write {{{{{name}}}}} where braces are meant." for name in unknown
+    ]
+    return mistakes + [
+        f"it lacks {{{name}}}. Write it where that text shall stand." for name in required if name not in found
+    ]
+
+
+# --- think tags -------------------------------------------------------------------------------------------------------
+
+
+def thoughts_of(raw: str) -> str:
+    """What was thought: the text up to the first closing tag; all of it where no tag closes."""
+    return _without_tags(raw.partition(END_THINK)[0])
+
+
+def answer_of(raw: str) -> str:
+    """What is said after the last thought; empty inside a thought that was never closed."""
+    if THINK not in raw and END_THINK not in raw:
+        return raw
+    spoken = raw.rpartition(END_THINK)[2]
+    return _without_tags(spoken.partition(THINK)[0])
+
+
+def reasoning_for_summary(raw: str, part: ReasoningPart) -> str:
+    """The part of a reasoning turn that its summary is made from, without think tags."""
+    if part == "thoughts":
+        return thoughts_of(raw)
+    if part == "answer":
+        return answer_of(raw).strip()
+    if END_THINK not in raw:
+        return _without_tags(raw)
+    return f"Thoughts:\n{thoughts_of(raw)}\n\nAnswer:\n{answer_of(raw).strip()}"
+
+
+def with_opening_tag(raw: str) -> str:
+    """A raw output whose prompt opened the thought: it begins with the tag, once."""
+    return raw if raw.lstrip().startswith(THINK) else THINK + raw
+
+
+def summary_of(raw: str) -> str:
+    """A summary without the thoughts that led to it."""
+    return answer_of(raw).strip()
+
+
+def _without_tags(text: str) -> str:
+    return text.replace(THINK, "").replace(END_THINK, "").strip()
+
+
+# --- token ids --------------------------------------------------------------------------------------------------------
+
+
+class ChatCodec:
+    """A model's tokenizer and chat template: the one place where text becomes token ids."""
+
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
+        self._tokenizer = tokenizer
+        special: list[str] = sorted(tokenizer.all_special_tokens, key=len, reverse=True)
+        self._special = re.compile("|".join(map(re.escape, special))) if special else None
+
+    def chat_prompt(self, text: str, *, opens_think: bool = False) -> list[int]:
+        """One user message, the chat template around it once; with `opens_think` the model's turn begins with the tag."""
+        messages = [{"role": "user", "content": text}]
+        rendered = str(self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+        if opens_think and not rendered.rstrip().endswith(THINK):
+            rendered += f"{THINK}\n"
+        return self.encode(rendered)
+
+    def encode(self, text: str) -> list[int]:
+        return self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+
+    def decode(self, token_ids: list[int]) -> str:
+        """As text, without special tokens."""
+        return str(self._tokenizer.decode(token_ids, skip_special_tokens=True))
+
+    def without_special_tokens(self, text: str) -> str:
+        """What a model wrote, safe inside a prompt: spelled-out special tokens would become real ones there."""
+        return self._special.sub("", text) if self._special else text
+
+    def shortened(self, text: str, max_tokens: int) -> str:
+        """`text` with its middle left out, so that about `max_tokens` tokens remain."""
+        token_ids = self.encode(text)
+        if len(token_ids) <= max_tokens:
+            return text
+        kept = max(0, max_tokens - len(self.encode(OMISSION)))
+        head, tail = token_ids[: (kept + 1) // 2], token_ids[len(token_ids) - kept // 2 :]
+        return f"{self.decode(head)}{OMISSION}{self.decode(tail)}"

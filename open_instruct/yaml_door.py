@@ -1,0 +1,93 @@
+"""The doors that read a YAML file: composed by hydra, `key=value` overrides on the command line, mistakes in one line each."""
+
+import argparse
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from open_instruct.cli import UsageError, no_such_option
+
+CONFIG_DIRECTORY = Path(__file__).resolve().parents[1] / "conf"
+
+
+@dataclass(frozen=True)
+class Door:
+    """What a program says of its file."""
+
+    program: str
+    description: str | None
+    config_name: str
+    """Of the file that is read by default, without `.yaml`."""
+    override: str
+    """How an override is written, for messages: `section.key=value`."""
+    keys: Callable[[], list[str]]
+    """Names that an unknown one is compared with."""
+    may_be_new: Callable[[str], bool] = lambda key: False
+    """Whether a key may be given that the file lacks."""
+
+
+def compose(door: Door, argv: Sequence[str]) -> dict[str, Any]:
+    """The YAML file that `argv` names, with the overrides applied.
+
+    Raises:
+        UsageError: the file cannot be read or an override does not fit it.
+    """
+    directory, name, overrides = _read_command_line(door, argv)
+
+    import hydra
+    import yaml
+    from hydra.errors import HydraException
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    written = [f"++{one}" if door.may_be_new(one.partition("=")[0]) else one for one in overrides]
+    try:
+        with hydra.initialize_config_dir(str(directory), version_base=None):
+            return OmegaConf.to_container(hydra.compose(name, written), resolve=True)  # type: ignore[return-value]
+    except (HydraException, OmegaConfBaseException) as error:
+        raise UsageError([_as_mistake(door, error, overrides)]) from None
+    except yaml.YAMLError as error:
+        line = error.problem_mark.line + 1 if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark else "?"
+        raise UsageError([f"{directory / name}.yaml: line {line} is not valid YAML."]) from None
+
+
+def _read_command_line(door: Door, argv: Sequence[str]) -> tuple[Path, str, list[str]]:
+    """Directory and name of the file, and the overrides."""
+    parser = argparse.ArgumentParser(
+        door.program, description=door.description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--config-path", "-cp", default=str(CONFIG_DIRECTORY), help="directory of the YAML file")
+    parser.add_argument("--config-name", "-cn", default=door.config_name, help="its name")
+    parser.add_argument("overrides", nargs="*", metavar=door.override, help="win over the file")
+    given, unknown = parser.parse_known_args(argv)
+    if unknown:
+        raise UsageError([f"{word}: no such option. Options of a run are written {door.override}." for word in unknown])
+    directory = Path(given.config_path).resolve()
+    name = given.config_name.removesuffix(".yaml")
+    if not (directory / f"{name}.yaml").is_file():
+        raise UsageError(
+            [f"--config-path {given.config_path} --config-name {name}: no such file. Check directory and name."]
+        )
+    return directory, name, given.overrides
+
+
+def _as_mistake(door: Door, error: Exception, overrides: Sequence[str]) -> str:
+    """Hydra's complaint in one line; of an unknown key, what may have been meant."""
+    for override in overrides:
+        key = override.partition("=")[0].lstrip("+~")
+        if f"'{key}'" in str(error) or key.rpartition(".")[2] in str(error):
+            return f"{override}: {unknown_key(key.rpartition('.')[2], sorted(door.keys()))}"
+    lines = str(error).strip().splitlines()
+    return f"{lines[0].rstrip('.')}. Overrides are written {door.override}."
+
+
+def unknown_key(key: str, keys: Sequence[str]) -> str:
+    """What to say of a key that nobody knows, without the key itself."""
+    return no_such_option(key, keys, prefix="").partition(": ")[2]
+
+
+def in_terms_of_the_file(mistake: str, place: Callable[[str], str]) -> str:
+    """A mistake about `--option` as one about the key of the file that sets it."""
+    return re.sub(r"--(?!help)(\w+)", lambda match: place(match[1]), mistake)

@@ -1,0 +1,103 @@
+"""Problems from rows as they come: this project's, GSM8K's, MATH's."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from open_instruct.ground_truth_utils import build_all_verifiers, check_label, find_verifier
+from open_instruct.rc_datasets import load_datasets
+from open_instruct.rc_types import Problem
+
+
+def load(tmp_path: Path, *rows: Any) -> list[Problem]:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return load_datasets([str(path)])
+
+
+ROWS: list[tuple[dict[str, Any], tuple[str, str, object]]] = [
+    ({"question": "Q", "answer": "so\n#### 1,234"}, ("Q", "gsm8k", "1,234")),
+    ({"problem": "P", "solution": r"thus $\boxed{\frac{1}{2}}$."}, ("P", "math", r"\frac{1}{2}")),
+    ({"problem": "P", "answer": "7", "solution": r"\boxed{8}"}, ("P", "math", "7")),
+    ({"problem": "P", "answer": 7}, ("P", "math", "7")),
+    (
+        {
+            "messages": [{"role": "system", "content": "S"}, {"role": "user", "content": "U"}],
+            "ground_truth": "x",
+            "dataset": "string_matcher",
+        },
+        ("U", "string_matcher", "x"),
+    ),
+    ({"task": "T", "answer": "x", "dataset": "math"}, ("T", "math", "x")),
+]
+
+
+@pytest.mark.parametrize(("row", "found"), ROWS, ids=lambda value: str(value)[:30])
+def test_rows(tmp_path: Path, row: dict[str, Any], found: tuple[str, str, object]) -> None:
+    (problem,) = load(tmp_path, row)
+    assert (problem.text, problem.verifier, problem.ground_truth) == found
+
+
+def test_all_mistakes_in_one_message(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no problem in it") as caught:
+        load(
+            tmp_path,
+            {"answer": "1"},
+            {"problem": "P"},
+            [],
+            {"problem": "\ud800", "answer": "1"},
+            {"problem": "P", "answer": "1"},
+        )
+    told = str(caught.value)
+    assert all(part in told for part in ("line 1", "line 2", "no answer in it", "line 3", "line 4"))
+    assert "line 5" not in told
+
+
+def test_names_and_entries(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text(json.dumps({"problem": "P", "answer": "1"}) + "\n")
+    entry = {"hub_id": str(tmp_path / "a.jsonl"), "split": "train", "trust_remote_code": True}
+    problems = load_datasets([entry, "reasoning_gym/chain_sum?size=2"], seed=1)
+    assert [problem.dataset for problem in problems] == [str(tmp_path / "a.jsonl"), *["reasoning_gym/chain_sum"] * 2]
+    assert len({problem.problem_id for problem in problems}) == 3
+    for bad, told in (
+        ([entry, entry], "named twice"),
+        ([{"hub": "x"}], "hub is no key"),
+        ([{"split": "x"}], "no hub_id"),
+        (["nowhere.jsonl"], "no such file"),
+    ):
+        with pytest.raises(ValueError, match=told):
+            load_datasets(bad)
+
+
+def test_an_empty_data_set_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no problems there"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("said", "label", "score"),
+    [
+        (r"\boxed{0.5}", r"\frac{1}{2}", 1),
+        (r"\boxed{3} no, \boxed{4}", "4", 1),
+        (r"\boxed{3} no, \boxed{4}", "3", 0),
+        (r"\boxed{1,000}", "1000", 1),
+        (r"\boxed{\left( 1, \dfrac{2}{3} \right)}", r"(1,\dfrac{2}{3})", 1),
+        (r"\boxed{x^{2}+1}", "x^{2} + 1", 1),
+        (r"\boxed{\text{east}}", "east", 1),
+        (r"\boxed{4", "4", 0),
+        ("4", "4", 0),
+        (r"\boxed{}", "4", 0),
+        (r"\boxed{1/0}", "4", 0),
+        (r"\boxed{" * 3000, "4", 0),
+    ],
+)
+def test_the_math_verifier(said: str, label: str, score: float) -> None:
+    assert find_verifier("math", build_all_verifiers())([], said, label).score == score
+
+
+def test_a_label_of_the_math_verifier_is_a_text_or_a_number() -> None:
+    check_label("math", 5)
+    with pytest.raises(ValueError, match="ground truth"):
+        check_label("math", {"a": 1})

@@ -1,0 +1,93 @@
+"""Templates, think tags, and texts that are made shorter."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rc_fakes import codec
+
+from open_instruct.rc_prompts import (
+    REASONING_FIELDS,
+    answer_of,
+    fill_template,
+    reasoning_for_summary,
+    summary_of,
+    template_mistakes,
+    thoughts_of,
+    with_opening_tag,
+)
+
+
+@pytest.mark.parametrize(
+    ("raw", "thoughts", "answer"),
+    [
+        ("abc", "abc", "abc"),
+        ("<think>T</think>A", "T", "A"),
+        ("T</think>A", "T", "A"),
+        ("<think>T", "T", ""),
+        ("<think>T1</think>A<think>T2</think>B", "T1", "B"),
+        ("<think>T1</think>A<think>T2", "T1", "A"),
+        ("", "", ""),
+        ("</think>", "", ""),
+        ("<think>", "", ""),
+    ],
+)
+def test_thoughts_and_answer(raw: str, thoughts: str, answer: str) -> None:
+    assert thoughts_of(raw) == reasoning_for_summary(raw, "thoughts") == thoughts
+    assert answer_of(raw) == answer
+    assert summary_of(raw) == answer.strip()
+
+
+def test_parts_for_the_summary() -> None:
+    assert reasoning_for_summary("<think>T</think>A", "answer") == "A"
+    assert reasoning_for_summary("<think>T</think>A", "both") == "Thoughts:\nT\n\nAnswer:\nA"
+    assert reasoning_for_summary("abc", "both") == "abc"
+
+
+@given(st.text(alphabet="ab<>/", max_size=8), st.lists(st.sampled_from(["<think>", "</think>", "x", " "]), max_size=8))
+def test_no_part_has_a_tag_whatever_is_said(text: str, parts: list[str]) -> None:
+    raw = text + "".join(parts)
+    for part in ("thoughts", "answer", "both"):
+        processed = reasoning_for_summary(raw, part)
+        assert "<think>" not in processed
+        assert "</think>" not in processed
+
+
+def test_the_opening_tag_is_not_doubled() -> None:
+    assert with_opening_tag("T</think>A") == "<think>T</think>A"
+    assert with_opening_tag("\n<think>T") == "\n<think>T"
+
+
+def test_known_fields_alone_are_replaced_and_once() -> None:
+    template = r"{problem} \boxed{x} \boxed{{}} {{problem}} {} {0} \frac{a}{\sqrt{b}} {curr_summary}"
+    filled = fill_template(template, {"problem": "{curr_summary}", "curr_summary": "{problem}"})
+    assert filled == r"{curr_summary} \boxed{x} \boxed{} {problem} {} {0} \frac{a}{\sqrt{b}} {problem}"
+
+
+@pytest.mark.parametrize(
+    ("template", "told"),
+    [
+        ("{problem} {curr_summary}", []),
+        (r"{problem} {curr_summary} \boxed{answer} {{name}} {}", []),
+        ("{problem} {curr_summary} {summary}", ["{summary} is no field"]),
+        ("{problem}", ["lacks {curr_summary}"]),
+        (r"\boxed{problem} {curr_summary}", ["lacks {problem}"]),
+    ],
+)
+def test_mistakes_in_a_template(template: str, told: list[str]) -> None:
+    found = template_mistakes(template, known=REASONING_FIELDS, required=REASONING_FIELDS)
+    assert len(found) == len(told)
+    assert all(part in mistake for part, mistake in zip(told, found, strict=True))
+
+
+def test_shortened_keeps_both_ends() -> None:
+    text = "BEGIN " + "word " * 200 + "END"
+    short = codec().shortened(text, 50)
+    assert short.startswith("BEGIN")
+    assert short.endswith("END")
+    assert len(codec().encode(short)) <= 52
+    assert codec().shortened("short", 50) == "short"
+    assert codec().decode(codec().encode(codec().shortened(text, 0))).strip() == "[…]"
+
+
+def test_special_tokens_that_are_spelled_out_go() -> None:
+    assert codec().without_special_tokens("a<|user|>b<|end|>") == "ab"
