@@ -34,6 +34,44 @@ def rollouter_stats(rollouter: Mapping[str, Any], *, queue_size: int) -> str:
     )
 
 
+def generated(num_batches: int, rollouter: Mapping[str, Any]) -> str:
+    return (
+        f"Generated {num_batches} batches, param_version={rollouter['current_param_version']}, "
+        f"errors={rollouter['generation_errors']}"
+    )
+
+
+def dropped_stale(num_samples: int) -> str:
+    return f"Dropped stale samples: {num_samples}"
+
+
+class RolloutMilestones:
+    """A line for every tenth batch that was generated, and for every fifth sample that was too old.
+
+    Args:
+        batch_size: samples of one batch.
+    """
+
+    def __init__(self, batch_size: int) -> None:
+        self._batch_size = batch_size
+        self._told_batches = self._told_dropped = 0
+
+    def lines(self, rollouter: Mapping[str, Any]) -> list[str]:
+        """What has to be told now. A jump over several milestones is one line."""
+        lines = []
+        num_batches, num_dropped = (
+            rollouter["total_generated_samples"] // self._batch_size,
+            rollouter["dropped_stale_samples"],
+        )
+        if num_batches // 10 > self._told_batches // 10:
+            lines.append(generated(num_batches, rollouter))
+            self._told_batches = num_batches
+        if num_dropped // 5 > self._told_dropped // 5:
+            lines.append(dropped_stale(num_dropped))
+            self._told_dropped = num_dropped
+        return lines
+
+
 def processing_batch(num_samples: int, *, avg_age: float, max_age: int) -> str:
     return f"Processing batch: {num_samples} samples, avg_age={avg_age:.1f}, max_age={max_age}"
 

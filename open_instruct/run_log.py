@@ -77,6 +77,7 @@ class RunLog:
         self._args = args
         self._monitor = monitor
         self._told_components_at = time.monotonic()
+        self._milestones = component_log.RolloutMilestones(args.num_samples_per_step)
         self._output_dir = Path(args.output_dir)
         setup_logging(self._output_dir, args.verbose, component_log=component_log_file)
         self._writer = MetricsWriter(self._output_dir / METRICS_FILE)
@@ -140,7 +141,9 @@ class RunLog:
             )
 
     def components(self, status: ComponentStatus) -> None:
-        """Every `--statistics_interval_s`, a line on all components, and the user's monitor."""
+        """Milestones of generation; every `--statistics_interval_s`, a line on all components, and the user's monitor."""
+        for line in self._milestones.lines(status.rollouter):
+            component_log.components.info(line)
         if time.monotonic() - self._told_components_at < self._args.statistics_interval_s:
             return
         self._told_components_at = time.monotonic()

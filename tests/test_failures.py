@@ -23,7 +23,7 @@ def engine_pids(process: Process) -> list[int]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("num_engines", [1, 2])
+@pytest.mark.parametrize("num_engines", [1, 3])
 def test_an_engine_killed_while_it_samples_is_replaced(tmp_path: Path, num_engines: int) -> None:
     out, before = tmp_path / "out", shared_memory()
     options: dict[str, Any] = {"total_episodes": 16 * 60, "async_steps": 2, "vllm_num_engines": num_engines}
