@@ -30,6 +30,7 @@ from open_instruct import batch_building
 from open_instruct.batch_building import ScoredGroup
 from open_instruct.config import GRPOConfig
 from open_instruct.data_types import EVAL, Box, GenerationResult, PromptRequest, RolloutBatch
+from open_instruct.logger_utils import TrackerOptions, make_tracker
 from open_instruct.message_queue import MessageQueue
 from open_instruct.prompt_dataset import PromptDataset, PromptOrder
 from open_instruct.rollout_state import FinishedGroup, read_state, write_state
@@ -58,6 +59,8 @@ class ControllerOptions:
     layout: str
     pad_token_id: int
     tokenizer_name_or_path: str
+    wandb_run_id: str | None = None
+    """Run in wandb that `eval` logs to."""
 
     @property
     def collation(self) -> CollationOptions:
@@ -141,6 +144,7 @@ class RolloutController:
         self._assembly: StepAssembly | None = None
         self._evaluation: _Evaluation | None = None
         self._evaluated: dict[str, float] = {}
+        self._tracker = make_tracker(options.wandb_run_id is not None, _tracker_options(args, options), {})
         self._eval_to_issue: deque[int] = deque()
         self._sent_eval: dict[int, PromptRequest] = {}
         self._to_send: deque[PromptRequest] = deque()
@@ -185,6 +189,7 @@ class RolloutController:
         with self._state:
             self._state.notify_all()
         self._verifiers.close()
+        self._tracker.finish()
         for thread in self._threads:
             thread.join(timeout=4 * POLL_S)
 
@@ -272,6 +277,7 @@ class RolloutController:
             self.start_evaluation(rollout_id)
         self._evaluated = self.get_evaluation(self._args.eval_timeout_s)
         logger.info("evaluation of version %d: %s", rollout_id, self._evaluated)
+        self._tracker.log(self._evaluated, rollout_id)
 
     def take_evaluation(self) -> dict[str, float]:
         """`eval/*` metrics of the last `eval`."""
@@ -722,6 +728,17 @@ class RolloutController:
                 for sample in samples
             ]
         append_record(path, items)
+
+
+def _tracker_options(args: GRPOConfig, options: ControllerOptions) -> TrackerOptions:
+    return TrackerOptions(
+        project=args.wandb_project,
+        entity=args.wandb_entity,
+        group=args.wandb_group_name,
+        name=args.run_title,
+        run_id=options.wandb_run_id or "",
+        output_dir=args.output_dir,
+    )
 
 
 def request_seed(*key: int) -> int:

@@ -67,6 +67,7 @@ def create_controller(
     queues: tuple[Queue, Queue],
     message_queue: MessageQueue,
     *,
+    wandb_run_id: str | None = None,
     rollouter_cls: type[RolloutController] = RolloutController,
 ) -> "ActorHandle":
     """The `RolloutController` actor (or that of a subclass), on the driver's node."""
@@ -75,6 +76,7 @@ def create_controller(
         layout=args.device.collation_layout,
         pad_token_id=inputs.pad_token_id,
         tokenizer_name_or_path=args.tokenizer_name,
+        wandb_run_id=wandb_run_id,
     )
     actor = ray.remote(rollouter_cls).options(
         num_cpus=0,
@@ -191,11 +193,12 @@ class RolloutManager:
     ) -> None:
         self._args = args = config_of(args)
         inputs = inputs or _read_inputs(args)
-        self.wandb_run_id = wandb_run_id
         self.queues = queues or create_queues(args)
         self.message_queue = message_queue or create_message_queue(args)
         self.max_model_len = inputs.longest_prompt + max(args.response_length, args.eval_sampling.max_tokens)
-        self.controller = create_controller(args, inputs, self.queues, self.message_queue, rollouter_cls=rollouter_cls)
+        self.controller = create_controller(
+            args, inputs, self.queues, self.message_queue, wandb_run_id=wandb_run_id, rollouter_cls=rollouter_cls
+        )
         self.rollout_engines = create_rollout_engines(args, pg, queues=self.queues, max_model_len=self.max_model_len)
         engine_bundles = [_of_engine(args, pg, number) for number in range(args.vllm_num_engines)]
         self._bundles = {number: one for number, one in enumerate(engine_bundles) if one is not None}
