@@ -70,6 +70,15 @@ def test_a_write_that_is_cut_short_leaves_the_old_state(tmp_path: Path, monkeypa
     assert (state, len(groups)) == ({"step": 1}, 1)
 
 
+def test_whoever_reads_the_old_state_meanwhile_has_it_whole(tmp_path: Path) -> None:
+    path = tmp_path / "state.npz"
+    write_state(path, {"step": 1}, [])
+    content = path.read_bytes()
+    with path.open("rb") as reader:
+        write_state(path, {"step": 2}, [make_group(0, [5], scored=True)])
+        assert reader.read() == content
+
+
 def test_what_is_no_state_is_told(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no such rollout state"):
         read_state(tmp_path / "missing.npz")
