@@ -8,6 +8,9 @@ and three cycles, then the replay: the recorded prompts, with the recorded lengt
 with as many requests at once, from a bare client that does nothing with the replies. The replay knows all prompts beforehand,
 where the actor waits for one turn to make the next. Seconds run from the first request to the last reply; start-up is not part of
 them. Prefix caching is off: the replay would find its prompts there.
+
+The tiny model ends most turns after about ten tokens, so that what is measured is mostly HTTP. `--untrained 64` serves one of the
+same size with random weights instead, which goes on until the limit given, for both kinds of turns, as reasoning does.
 """
 
 import argparse
@@ -44,26 +47,43 @@ def main() -> None:
     parser.add_argument("--num_problems", type=int, default=200)
     parser.add_argument("--concurrency", type=int, default=16)
     parser.add_argument("--max_tokens", type=int, default=128, help="most tokens of a reasoning turn")
+    parser.add_argument("--untrained", type=int, metavar="TOKENS", help="a model that always uses up this limit")
     parser.add_argument("--json", help="write the rows there")
     arguments = parser.parse_args()
-    model = str(ROOT / "assets" / "tiny_model")
-    server = ServerOptions(
-        model,
-        PORT,
-        max_num_seqs=arguments.concurrency,
-        extra=("--no-enable-prefix-caching", "--disable-uvicorn-access-log"),
-    )
-    with tempfile.TemporaryDirectory() as directory, VllmServer(server, Path(directory) / "server.log") as running:
-        running.wait_until_ready(START_TIMEOUT_S)
-        rows = []
-        for number in range(arguments.num_rounds + 1):
-            options = make_options(arguments, model, running.url, f"{directory}/{number}", seed=number)
-            row = one_round(number, options, running.url)
-            if number:  # the first one warms up
-                rows.append(row)
+    with tempfile.TemporaryDirectory() as directory:
+        rows = measure(arguments, directory)
     print_table(rows)
     print(f"\nthe actor takes {statistics.median(row['ratio'] for row in rows):.3f} times the replay (median)")
     write_json(arguments.json, rows)
+
+
+def measure(arguments: argparse.Namespace, directory: str) -> list[dict[str, Any]]:
+    """A row for each round but the first, which warms up."""
+    model = str(ROOT / "assets" / "tiny_model")
+    if arguments.untrained:
+        model = make_untrained(model, f"{directory}/model")
+    further = ("--no-enable-prefix-caching", "--disable-uvicorn-access-log")
+    server = ServerOptions(model, PORT, max_num_seqs=arguments.concurrency, extra=further)
+    with VllmServer(server, Path(directory) / "server.log") as running:
+        running.wait_until_ready(START_TIMEOUT_S)
+        rows = [
+            one_round(
+                number, make_options(arguments, model, running.url, f"{directory}/{number}", seed=number), running
+            )
+            for number in range(arguments.num_rounds + 1)
+        ]
+    return rows[1:]
+
+
+def make_untrained(like: str, path: str) -> str:
+    """A model with the architecture and tokenizer of another, and random weights."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(like), dtype=torch.float32).save_pretrained(path)
+    AutoTokenizer.from_pretrained(like).save_pretrained(path)
+    return path
 
 
 def make_options(arguments: argparse.Namespace, model: str, url: str, output_dir: str, *, seed: int) -> RCOptions:
@@ -75,17 +95,18 @@ def make_options(arguments: argparse.Namespace, model: str, url: str, output_dir
         f"seed={seed}",
         f"train_dataset_names=['{SUMS}&size={arguments.num_problems}']",
         f"actor.llm_max_rollouts={arguments.concurrency}",
-        f"llm.parameters.max_tokens={arguments.max_tokens}",
+        f"llm.parameters.max_tokens={arguments.untrained or arguments.max_tokens}",
+        *([f"actor.max_summary_tokens={arguments.untrained}"] if arguments.untrained else []),
     ]
     return read_options(yaml_door.compose(rc_actor.DOOR, words))
 
 
-def one_round(number: int, options: RCOptions, url: str) -> dict[str, Any]:
+def one_round(number: int, options: RCOptions, server: VllmServer) -> dict[str, Any]:
     model = rc_actor.find_servers(options)
     (phase,) = rc_actor.phases(options, rc_actor.load_problems(options))
     summary = rc_actor.run_phase(phase, options, model)
     turns = list(read_stream(Path(options.run.output_dir) / "streams" / "actor.jsonl"))
-    replay_s = asyncio.run(replay(turns, model, options, url))
+    replay_s = asyncio.run(replay(turns, model, options, server.url))
     return {
         "round": number,
         "turns": len(turns),

@@ -125,8 +125,6 @@ class RCActorLoop:
                     self._publish(result)
                     line.update(self._progress())
                     tracker.log(self._metrics(), self._statistics.num_done)
-            if self.started_at is not None:
-                self.wall_seconds = time.monotonic() - self.started_at
         finally:
             self._end_workers()
             listener.stop()
@@ -216,6 +214,8 @@ class RCActorLoop:
     def _publish(self, result: RolloutResult) -> None:
         """Into the stream or among the dropped."""
         result = self._written(result)
+        assert self.started_at is not None, "a result from a worker that has not started"
+        self.wall_seconds = time.monotonic() - self.started_at
         self._statistics.add_events(result)
         if result.dropped:
             logger.warning("%s dropped (%s): %s", result.trajectory_id, result.dropped, result.cause)

@@ -102,6 +102,7 @@ async def _work(
             workflow = RCWorkflow(client.generate, codec, policies, score_with(verifiers), options.max_model_len)
             num_slots = sum(server.num_slots for pool in set(pools.values()) for server in pool.servers)
             scheduler = SchedulerOptions(max_in_flight(num_slots), options.max_requeues)
+            await wait_until_ready(verifiers)
             result_queue.put(WorkerStarted(options.number))
             try:
                 await schedule_rollouts(problem_queue, result_queue, workflow, scheduler, is_stopping=is_stopping)
@@ -126,6 +127,11 @@ def make_pools(options: WorkerOptions, client: OpenAIClient) -> dict[str, Server
     if options.urls[SUMMARIZATION] == options.urls[REASONING]:
         return {REASONING: reasoning, SUMMARIZATION: reasoning}
     return {REASONING: reasoning, SUMMARIZATION: pool(options.urls[SUMMARIZATION])}
+
+
+async def wait_until_ready(verifiers: VerifierPool) -> None:
+    """Until verifiers are loaded, which takes seconds that are none of the rollouts': has them score what no verifier knows."""
+    await asyncio.wrap_future(verifiers.submit("", None, [[]], [""]))
 
 
 def score_with(verifiers: VerifierPool) -> Score:
