@@ -271,7 +271,7 @@ def queues_and_parts(stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatc
     prompts, results = (Queue(actor_options={"num_cpus": 0}) for _ in range(2))
     messages = MessageQueue.create(8)
     manager = SimpleNamespace(controller=play.controller, rollout_engines=play.engines)
-    parts = Parts(manager, SimpleNamespace(workers=[]), [prompts, results], messages, play.supervisor, Signals())  # type: ignore[arg-type]
+    parts = Parts(manager, SimpleNamespace(workers=[]), messages, play.supervisor, Signals())  # type: ignore[arg-type]
     play.supervisor.serve([0, 1])
     parts.heartbeats = Heartbeats.of_queues([prompts, results], messages)
     for queue in (prompts, results):
