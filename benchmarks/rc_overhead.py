@@ -15,6 +15,7 @@ same size with random weights instead, which goes on until the limit given, for 
 
 import argparse
 import asyncio
+import signal
 import statistics
 import sys
 import tempfile
@@ -50,6 +51,7 @@ def main() -> None:
     parser.add_argument("--untrained", type=int, metavar="TOKENS", help="a model that always uses up this limit")
     parser.add_argument("--json", help="write the rows there")
     arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # through the `with` block of the server
     with tempfile.TemporaryDirectory() as directory:
         rows = measure(arguments, directory)
     print_table(rows)

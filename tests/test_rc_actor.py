@@ -327,7 +327,9 @@ def test_mistakes_are_told_before_anything_starts(
 def test_what_a_worker_finds_out(server: ScriptedServer, tmp_path: Path, problems: Path, word: str, told: str) -> None:
     started = time.monotonic()
     code, output = run(words(tmp_path, problems, [server], word))
-    assert time.monotonic() - started < 15 + 10  # 10 for a machine that is busy
+    assert (
+        time.monotonic() - started < 15 + 30
+    )  # 30 for a machine that is busy: importing transformers takes 4 CPU seconds
     if told:
         assert code == 1
         assert told in output
