@@ -1,13 +1,14 @@
 """What it costs to move a prompt through the system, apart from generating and training: queues, ledger, controller, driver.
 
     python benchmarks/control_plane_scaling.py rules                      ledger and PromptFlow alone, 10^3 to 10^6 prompts
+    python benchmarks/control_plane_scaling.py idle                       what 1 to 256 engines cost that wait for prompts
     python benchmarks/control_plane_scaling.py engines                    the whole chain, 1 to 256 fake engines
     python benchmarks/control_plane_scaling.py step_size                  the whole chain, 32 to 2048 prompts in a step
     python benchmarks/control_plane_scaling.py engines --json out/e.json --num_rounds 3
     python benchmarks/control_plane_scaling.py plot out/*.json --out docs/images/control_plane_scaling.png
 
 The chain is a run of the real loop: real queues, controller, verifiers, message queue, files and driver; engines and learner
-answer at once (`fake_parts.py`). CPU time is that of each process between the end of the warm-up and the last step, per prompt;
+answer at once (`fake_parts.py`). CPU time is that of each process over steps in the middle of the run, per prompt;
 `prompts_per_s` is over wall time. Each run of the chain is a process of its own; rounds go through all sizes in turns; figures
 are medians over rounds, with the smallest and the largest.
 """
@@ -36,6 +37,7 @@ NUM_WARM_UP = 2
 """Steps."""
 STALENESS = 1
 RUN_S = 900.0
+IDLE_WARM_UP_S, IDLE_S = 3.0, 8.0
 
 # --- ledger and flow alone --------------------------------------------------------------------------------------------
 
@@ -85,11 +87,57 @@ def measure_rules(args: argparse.Namespace) -> list[dict[str, Any]]:
     ]
 
 
+# --- engines that wait for prompts -----------------------------------------------------------------------------------
+
+
+def idle_cost(num_engines: int) -> dict[str, float]:
+    """CPU seconds per second of the prompt queue and of the engines, while there is nothing to generate."""
+    import ray
+    from ray.util.queue import Queue
+
+    from benchmarks.cpu_account import cpu_seconds_of
+    from benchmarks.fake_parts import start_fake_engines
+
+    queue = Queue(actor_options={"num_cpus": 0})
+    engines = start_fake_engines(num_engines, (queue, queue))
+    serving = [engine.process_queue_continuously.remote() for engine in engines]
+    actors = {"prompt_queue": [queue.actor], "engines": sorted(set(engines), key=str)}
+    time.sleep(IDLE_WARM_UP_S)
+    before, started = {name: cpu_seconds_of(own) for name, own in actors.items()}, time.perf_counter()
+    time.sleep(IDLE_S)
+    seconds = time.perf_counter() - started
+    shares = {f"{name}_cpu_share": (cpu_seconds_of(own) - before[name]) / seconds for name, own in actors.items()}
+    for engine in set(engines):
+        engine.stop.remote()
+    ray.wait(serving, num_returns=len(serving), timeout=30.0)
+    for actor in [*set(engines), queue.actor]:
+        ray.kill(actor)
+    return shares
+
+
+def measure_idle(args: argparse.Namespace) -> list[dict[str, Any]]:
+    import ray
+
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False)
+    rounds = [[idle_cost(engines) for engines in args.engines] for _ in range(args.num_rounds)]
+    ray.shutdown()
+    rows: list[dict[str, Any]] = []
+    for engines, *runs in zip(args.engines, *rounds, strict=True):
+        rows.append({"engines": engines})
+        for name in runs[0]:
+            rows[-1] |= spread(name, [run[name] for run in runs])
+    return rows
+
+
 # --- the whole chain --------------------------------------------------------------------------------------------------
 
 
+def num_measured(args: argparse.Namespace, per_step: int) -> int:
+    return max(args.min_steps, -(-args.num_prompts // per_step))
+
+
 def options(args: argparse.Namespace, per_step: int, directory: Path) -> list[str]:
-    num_steps = NUM_WARM_UP + max(args.min_steps, -(-args.num_prompts // per_step))
+    num_steps = NUM_WARM_UP + num_measured(args, per_step) + args.async_steps + 1
     values = {
         "model_name_or_path": ROOT / "assets" / "tiny_model",
         "num_unique_prompts_rollout": per_step,
@@ -117,7 +165,7 @@ def options(args: argparse.Namespace, per_step: int, directory: Path) -> list[st
     ]
 
 
-def one_run(num_engines: int, report: str, words: list[str]) -> int:
+def one_run(num_engines: int, num_steps: int, report: str, words: list[str]) -> int:
     """In a process of its own: the loop of both doors around fake engines; what each process used goes to `report`."""
     from benchmarks.cpu_account import accounting_trainer
     from benchmarks.fake_parts import faked_parts
@@ -126,7 +174,8 @@ def one_run(num_engines: int, report: str, words: list[str]) -> int:
     args, inputs = grpo_fast.read_options_and_data(words)
     args = replace(args, vllm_num_engines=num_engines)  # real ones would not fit on this machine, which is checked
     with faked_parts():
-        return grpo_fast.run(args, inputs, grpo_fast.Roles(trainer=accounting_trainer(NUM_WARM_UP, Path(report))))
+        trainer = accounting_trainer(NUM_WARM_UP + 1, num_steps, Path(report))
+        return grpo_fast.run(args, inputs, grpo_fast.Roles(trainer=trainer))
 
 
 def run_chain(args: argparse.Namespace, num_engines: int, per_step: int) -> dict[str, float]:
@@ -134,7 +183,7 @@ def run_chain(args: argparse.Namespace, num_engines: int, per_step: int) -> dict
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         report = directory / "cpu.json"
-        words = [str(num_engines), str(report), *options(args, per_step, directory)]
+        words = [str(num_engines), str(num_measured(args, per_step)), str(report), *options(args, per_step, directory)]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
         command = [sys.executable, __file__, "--one", *words]
         done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=RUN_S, check=False)
@@ -156,12 +205,18 @@ def run_chain(args: argparse.Namespace, num_engines: int, per_step: int) -> dict
 
 
 def measure_chain(args: argparse.Namespace, sizes: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
+    """A round takes minutes: what is known so far is written after each."""
     found: dict[tuple[int, int], list[dict[str, float]]] = {size: [] for size in sizes}
     for number in range(args.num_rounds):
         for engines, per_step in sizes:
             found[engines, per_step].append(run_chain(args, engines, per_step))
             rate = found[engines, per_step][-1]["prompts_per_s"]
             print(f"round {number + 1}, {engines} engines, {per_step} a step: {rate:.0f} prompts/s", file=sys.stderr)
+        write_json(args.json, chain_rows(found))
+    return chain_rows(found)
+
+
+def chain_rows(found: dict[tuple[int, int], list[dict[str, float]]]) -> list[dict[str, Any]]:
     rows = []
     for (engines, per_step), runs in found.items():
         row: dict[str, Any] = {"engines": engines, "prompts_per_step": per_step}
@@ -172,8 +227,8 @@ def measure_chain(args: argparse.Namespace, sizes: Sequence[tuple[int, int]]) ->
 
 
 def measure_engines(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Eight prompts per engine and step, and no fewer than 64 a step."""
-    return measure_chain(args, [(engines, max(64, 8 * engines)) for engines in args.engines])
+    """Four prompts per engine and step, and no fewer than 64 a step."""
+    return measure_chain(args, [(engines, max(64, 4 * engines)) for engines in args.engines])
 
 
 def measure_step_size(args: argparse.Namespace) -> list[dict[str, Any]]:
@@ -219,9 +274,10 @@ def plot(paths: Sequence[str], out: str) -> None:
 
 def main() -> None:
     if sys.argv[1:2] == ["--one"]:
-        raise SystemExit(one_run(int(sys.argv[2]), sys.argv[3], sys.argv[4:]))
+        raise SystemExit(one_run(int(sys.argv[2]), int(sys.argv[3]), sys.argv[4], sys.argv[5:]))
     measures: dict[str, Callable[[argparse.Namespace], list[dict[str, Any]]]] = {
         "rules": measure_rules,
+        "idle": measure_idle,
         "engines": measure_engines,
         "step_size": measure_step_size,
     }
@@ -231,9 +287,9 @@ def main() -> None:
     parser.add_argument("--out", default="out/control_plane_scaling.png", help="plot: file for the picture")
     parser.add_argument("--json", help="file for the rows")
     parser.add_argument("--num_rounds", type=int, default=3)
-    parser.add_argument("--engines", type=int, nargs="+", default=[1, 4, 16, 64, 256])
+    parser.add_argument("--engines", type=int, nargs="+", default=[1, 16, 64, 256])
     parser.add_argument("--step_sizes", type=int, nargs="+", default=[32, 128, 512, 2048])
-    parser.add_argument("--num_prompts", type=int, default=2048, help="of a run, or as many as --min_steps hold")
+    parser.add_argument("--num_prompts", type=int, default=1024, help="of a run, or as many as --min_steps hold")
     parser.add_argument("--min_steps", type=int, default=4)
     parser.add_argument("--num_samples", type=int, default=4)
     parser.add_argument("--response_length", type=int, default=32)

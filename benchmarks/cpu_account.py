@@ -1,8 +1,9 @@
-"""How much CPU each process of a run used, from the end of its warm-up to its last step."""
+"""How much CPU each process of a run used for some of its steps."""
 
 import json
 import os
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -12,22 +13,24 @@ import ray
 from open_instruct.fully_async_trainer import FullyAsyncTrainer, TrainedStep
 
 
-def accounting_trainer(num_warm_up: int, report: Path) -> type[FullyAsyncTrainer]:
-    """A trainer that writes `{"wall_s", "steps", "cpu_s": {process: seconds}}` to `report` when the last step is done."""
+def accounting_trainer(first: int, num_steps: int, report: Path) -> type[FullyAsyncTrainer]:
+    """A trainer that writes `{"wall_s", "steps", "cpu_s": {process: seconds}}` of steps `first` to `first + num_steps - 1`.
+
+    Others have to follow: rollouts run ahead, so the last steps of a run cost less than they use.
+    """
 
     class AccountingTrainer(FullyAsyncTrainer):
         _before: dict[str, float]
         _started: float
 
         def train_step(self, training_step: int, **callbacks: Any) -> TrainedStep:
-            if training_step == num_warm_up + 1:
+            if training_step == first:
                 self._started, self._before = time.perf_counter(), cpu_seconds(self._parts)
-            step = super().train_step(training_step, **callbacks)
-            if training_step == self._args.num_training_steps:
+            if training_step == first + num_steps:
                 wall_s, after = time.perf_counter() - self._started, cpu_seconds(self._parts)
                 used = {name: seconds - self._before.get(name, 0.0) for name, seconds in after.items()}
-                report.write_text(json.dumps({"wall_s": wall_s, "steps": training_step - num_warm_up, "cpu_s": used}))
-            return step
+                report.write_text(json.dumps({"wall_s": wall_s, "steps": num_steps, "cpu_s": used}))
+            return super().train_step(training_step, **callbacks)
 
     return AccountingTrainer
 
@@ -49,6 +52,10 @@ def cpu_seconds(parts: Any) -> dict[str, float]:
     others = [one for one in psutil.Process().children() if one.name() in ("gcs_server", "raylet")]
     used["ray"] = sum(map(_seconds, others))
     return used
+
+
+def cpu_seconds_of(actors: Iterable[Any]) -> float:
+    return sum(_seconds(psutil.Process(pid_of(actor))) for actor in actors)
 
 
 def pid_of(actor: Any) -> int:

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from open_instruct import coordinator, rollout_manager
 from open_instruct.actor_group import RayTrainGroup
 from open_instruct.config import GRPOConfig
 from open_instruct.data_types import GenerationResult, PromptRequest, RolloutBatch, ShutdownSentinel, TokenStatistics
+from open_instruct.placement_group import create_placement_groups
 from open_instruct.train_actor import TrainRayActor
 from open_instruct.weight_sync import UpdateReport
 
@@ -88,6 +90,13 @@ def answer(request: PromptRequest, version: int) -> GenerationResult:
     )
 
 
+def start_fake_engines(num_engines: int, queues: tuple[Queue, Queue]) -> list[Any]:
+    """A handle for each; 64 share a process."""
+    actor = ray.remote(FakeEngines).options(num_cpus=0, max_concurrency=2 * ENGINES_PER_PROCESS)
+    processes = [actor.remote(*queues) for _ in range(-(-num_engines // ENGINES_PER_PROCESS))]
+    return [processes[number // ENGINES_PER_PROCESS] for number in range(num_engines)]
+
+
 class FakeLearner(TrainRayActor):
     """Takes its data and reports; its "weights" are a version that it tells the engines."""
 
@@ -142,17 +151,19 @@ def faked_parts() -> Iterator[None]:
     """Runs that start meanwhile get `--vllm_num_engines` fake engines, 64 to a process, and one fake learner."""
 
     def make_engines(args: GRPOConfig, _pg: Any, *, queues: tuple[Queue, Queue], **_: Any) -> list[Any]:
-        actor = ray.remote(FakeEngines).options(num_cpus=0, max_concurrency=2 * ENGINES_PER_PROCESS)
-        num_processes = -(-args.vllm_num_engines // ENGINES_PER_PROCESS)
-        fleets = [actor.remote(*queues) for _ in range(num_processes)]
-        return [fleets[number // ENGINES_PER_PROCESS] for number in range(args.vllm_num_engines)]
+        return start_fake_engines(args.vllm_num_engines, queues)
 
-    def make_group(args: GRPOConfig, _pg: Any, wandb_run_id: str | None) -> RayTrainGroup:
-        return RayTrainGroup(1, 1, device=args.device, actor_cls=FakeLearner)
+    def make_group(args: GRPOConfig, pg: Any, wandb_run_id: str | None) -> RayTrainGroup:
+        return RayTrainGroup(1, 1, pg, device=args.device, actor_cls=FakeLearner)
 
-    nowhere = {"actor": (None, []), "rollout": (None, [])}
+    def make_room(args: GRPOConfig) -> dict[str, Any]:
+        """For one engine; the others are there in name only."""
+        groups = create_placement_groups(replace(args, vllm_num_engines=1))
+        group, [place] = groups["rollout"]
+        return {**groups, "rollout": (group, [place] * args.vllm_num_engines)}
+
     fakes: list[tuple[Any, str, Any]] = [
-        (coordinator, "create_placement_groups", lambda _args: nowhere),
+        (coordinator, "create_placement_groups", make_room),
         (coordinator, "create_actor_group", make_group),
         (rollout_manager, "create_rollout_engines", make_engines),
     ]
