@@ -76,6 +76,8 @@ class SampleBuffer:
         self._expired: list[QueueItem] = []
         self._num_samples = 0
         self._num_bytes = self._max_bytes = 0
+        self._oldest_version = self._oldest_created = math.inf
+        """No item is older; those that were taken may have been."""
         self._total_produced = self._total_consumed = self._num_expired = 0
 
     def try_put(self, items: Sequence[QueueItem]) -> int:
@@ -95,6 +97,8 @@ class SampleBuffer:
                 if self._num_samples + item.num_samples > self.max_queue_size:
                     return number
                 self._items.append(item)
+                self._oldest_version = min(self._oldest_version, item.version)
+                self._oldest_created = min(self._oldest_created, item.created_at)
                 self._count(item, 1)
                 self._total_produced += item.num_samples
             return len(items)
@@ -151,21 +155,25 @@ class SampleBuffer:
         self._max_bytes = max(self._max_bytes, self._num_bytes)
 
     def _set_expired_aside(self) -> None:
-        if self._max_staleness is None and self._max_age_s is None:
-            return
+        """Looks at the items only when one of them may have expired: this runs with every put and get."""
         now = self._clock()
-        expired = [item for item in self._items if self._has_expired(item, now)]
-        if not expired:
+        if not self._has_expired(self._oldest_version, self._oldest_created, now):
             return
-        self._items = deque(item for item in self._items if not self._has_expired(item, now))
-        for item in expired:
+        kept: deque[QueueItem] = deque()
+        for item in self._items:
+            if not self._has_expired(item.version, item.created_at, now):
+                kept.append(item)
+                continue
             self._count(item, -1)
             self._num_expired += item.num_samples
-        self._expired += expired
+            self._expired.append(item)
+        self._items = kept
+        self._oldest_version = min((item.version for item in kept), default=math.inf)
+        self._oldest_created = min((item.created_at for item in kept), default=math.inf)
 
-    def _has_expired(self, item: QueueItem, now: float) -> bool:
-        too_stale = self._max_staleness is not None and self.version - item.version > self._max_staleness
-        return too_stale or (self._max_age_s is not None and now - item.created_at > self._max_age_s)
+    def _has_expired(self, version: float, created_at: float, now: float) -> bool:
+        too_stale = self._max_staleness is not None and self.version - version > self._max_staleness
+        return too_stale or (self._max_age_s is not None and now - created_at > self._max_age_s)
 
 
 def default_queue_size(args: GRPOConfig) -> int:

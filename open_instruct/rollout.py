@@ -137,6 +137,8 @@ class RolloutController:
         self._verified: queue.SimpleQueue[_Verified | BaseException] = queue.SimpleQueue()
         self._groups: dict[str, ScoredGroup] = {}
         """Complete groups that no step has taken yet."""
+        self._num_forgotten = 0
+        """`num_stale_discarded` when `_groups` was last cleared of them."""
         self._taken: dict[int, list[ScoredGroup]] = {}
         """Those of steps that are not trained yet."""
         self._loaded: list[FinishedGroup] = []
@@ -672,6 +674,9 @@ class RolloutController:
 
     def _forget_discarded(self) -> None:
         """Groups that were too old: their prompts are issued again."""
+        if self._num_forgotten == self._flow.num_stale_discarded:
+            return  # looking at all groups for every result would cost more than the ledger does
+        self._num_forgotten = self._flow.num_stale_discarded
         for prompt_id in [prompt_id for prompt_id in self._groups if not self._ledger[prompt_id].arrived]:
             del self._groups[prompt_id]
 

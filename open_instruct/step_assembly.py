@@ -61,6 +61,8 @@ class StepAssembly:
         self._groups: list[ScoredGroup] = []
         self._kept: list[_Kept] = []
         self._unsent: list[_Kept] = []
+        self._num_unsent_tokens = 0
+        """Prompt and response tokens of their samples."""
         self._num_pieces = 0
         self._num_computed = 0
         self._packing_s = 0.0
@@ -91,6 +93,7 @@ class StepAssembly:
         )
         self._kept.append(kept)
         self._unsent.append(kept)
+        self._num_unsent_tokens += sum(len(sample) for sample in kept.samples)
         self.num_tokens += sum(int(sample.mask.sum()) for sample in kept.samples)
         return True
 
@@ -110,8 +113,7 @@ class StepAssembly:
     def next_piece(self, *, last: bool) -> Piece | None:
         """What the learners can have now; None while a share is not full. The last piece may be empty, and always comes."""
         started = time.perf_counter()
-        unsent_tokens = sum(len(sample) for kept in self._unsent for sample in kept.samples)
-        if not last and not (self._args.streaming and unsent_tokens >= self._full_share):
+        if not last and not (self._args.streaming and self._num_unsent_tokens >= self._full_share):
             return None
         piece = self._make_piece()
         self._packing_s += time.perf_counter() - started
@@ -144,6 +146,7 @@ class StepAssembly:
             min_version=min((kept.oldest_trained_version for kept in unsent), default=self.training_step - 1),
         )
         self._unsent = []
+        self._num_unsent_tokens = 0
         self._num_pieces += 1
         self._num_computed += batch_building.num_computed_tokens(rank_batches)
         return piece

@@ -108,6 +108,24 @@ BufferMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=
 TestBuffer = BufferMachine.TestCase
 
 
+def test_a_put_or_get_does_not_look_at_every_item_that_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = 0
+    has_expired = SampleBuffer._has_expired
+
+    def counted(*args: Any) -> bool:
+        nonlocal looks
+        looks += 1
+        return has_expired(*args)
+
+    monkeypatch.setattr(SampleBuffer, "_has_expired", counted)
+    buffer = SampleBuffer(100, max_staleness=1, max_age_s=10.0, clock=lambda: 0.0)
+    for _ in range(100):
+        assert buffer.try_put([item()]) == 1
+    for _ in range(100):
+        assert buffer.try_get(1, 1) is not None
+    assert looks <= 400
+
+
 def test_an_item_larger_than_the_queue_is_an_error() -> None:
     with pytest.raises(ValueError, match="11 samples in one message, the queue holds 10: raise --max_queue_size"):
         SampleBuffer(10).try_put([item(num_samples=11)])

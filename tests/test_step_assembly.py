@@ -1,0 +1,56 @@
+"""What a step does for each result does not grow with the results that are here already."""
+
+import numpy as np
+import pytest
+from conftest import make_args
+
+from open_instruct.batch_building import ScoredGroup
+from open_instruct.data_types import GenerationResult, TokenStatistics, TrainingSample
+from open_instruct.staleness import Assignment, IssuedPrompt
+from open_instruct.step_assembly import CollationOptions, StepAssembly
+
+NUM_GROUPS = 64
+NUM_SAMPLES = 4
+
+
+def group(number: int) -> ScoredGroup:
+    result = GenerationResult(
+        responses=[np.arange(5, dtype=np.int32)] * NUM_SAMPLES,
+        logprobs=[np.zeros(5, dtype=np.float32)] * NUM_SAMPLES,
+        finish_reasons=["stop"] * NUM_SAMPLES,
+        version_spans=[[(0, 5)]] * NUM_SAMPLES,
+        index=0,
+        prompt_id=f"train-{number}",
+        training_step=1,
+        engine_id=0,
+        token_statistics=TokenStatistics(3, 5 * NUM_SAMPLES, 0.0, 0.0),
+    )
+    scores = np.array([1, 0, 0, 1], dtype=np.float32)
+    return ScoredGroup(result, query=np.arange(3, dtype=np.int32), dataset="sums", scores=scores, num_failures=0)
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_result_is_looked_at_a_few_times_whatever_is_here_already(
+    streaming: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = 0
+    length = TrainingSample.__len__
+
+    def counted(sample: TrainingSample) -> int:
+        nonlocal looks
+        looks += 1
+        return length(sample)
+
+    args = make_args(
+        num_unique_prompts_rollout=NUM_GROUPS,
+        streaming=streaming,
+        pack_length=10**6,  # no piece is full before the last
+        total_episodes=NUM_GROUPS * NUM_SAMPLES,
+    )
+    assembly = StepAssembly(1, args, CollationOptions(1, "packed", 0))
+    monkeypatch.setattr(TrainingSample, "__len__", counted)
+    for number in range(NUM_GROUPS):
+        prompt = IssuedPrompt(f"train-{number}", number, 0, arrived=True)
+        assert assembly.add(group(number), Assignment(prompt, 0, was_left_behind=False))
+        assert assembly.next_piece(last=False) is None
+    assert looks <= 2 * NUM_GROUPS * NUM_SAMPLES
