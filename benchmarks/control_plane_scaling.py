@@ -267,7 +267,7 @@ def plot(paths: Sequence[str], out: str) -> None:
             ylabel="CPU per prompt, ms",
         )
         axes.grid(alpha=0.3)
-    axes.legend(fontsize="small")
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside right upper", fontsize="small")
     Path(out).parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(out, dpi=110)
 
