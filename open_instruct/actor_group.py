@@ -1,7 +1,6 @@
 """The driver's handle on all learners."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
@@ -72,14 +71,12 @@ class RayTrainGroup:
             )
             for rank in range(world_size)
         ]
-        self._device = device
 
     def async_init(self, args: Any, role: str = POLICY, with_ref: bool = False) -> list:
         """Have the learners find each other and load the model; each ref gives the `rollout_id` to begin with."""
         args = config_of(args)
         address = self.workers[0].open_rendezvous.remote(60.0 * args.backend_timeout)
-        device = replace(args.device, kind=self._device.kind)
-        return [worker.init.remote(args, device, address, role=role, with_ref=with_ref) for worker in self.workers]
+        return self._all("init", args, args.device, address, role=role, with_ref=with_ref)
 
     def async_init_weight_update_connections(
         self, rollout: Any, engines: "Mapping[int, ActorHandle] | None" = None

@@ -3,12 +3,12 @@
 `reserve` compares what is asked with what the cluster has before it waits for anything, and never waits longer than it was told.
 """
 
-import logging
 import time
 from dataclasses import dataclass
 from typing import Any
 
 import ray
+from ray._raylet import PlacementGroupID
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -25,8 +25,6 @@ from open_instruct.placement_plan import (
     split_roles,
 )
 
-logger = logging.getLogger(__name__)
-
 Bundles = tuple[PlacementGroup, list[int]]
 """A placement group and the indices of those of its bundles that belong to one role, neighbours in hardware side by side."""
 
@@ -34,6 +32,9 @@ POLL_S = 0.5
 PROBE_S = 30.0
 """Deadline of the look at where a bundle is."""
 NODE_ID_LABEL = "ray.io/node-id"
+
+_gpu_numbers: dict[PlacementGroupID, dict[int, int]] = {}
+"""By group, then bundle. They can be asked for only while nobody computes there: a question takes the GPU for a moment."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ def reserve(asked: Asked, *, timeout_s: float) -> Reservation:
     """
     deadline = time.monotonic() + timeout_s
     shares = _wait_for_room(asked, deadline, timeout_s)
-    nodes = [share.node.node_id for share in shares for _ in range(_num_bundles(share, asked))]
+    nodes = [share.node.node_id for share in shares for _ in range(share.num_places(asked))]
     group = placement_group(
         [dict(asked.place) for _ in nodes],
         strategy="PACK",
@@ -99,24 +100,24 @@ def _asked_and_there(asked: Asked) -> str:
     return f"Asked for: {asked}. Nodes: {describe_nodes(cluster_nodes(), asked.place)}. Ask for fewer, or add nodes."
 
 
-def _num_bundles(share: NodeShare, asked: Asked) -> int:
-    num_engine_places = share.num_engines * asked.places_per_engine
-    return max(share.num_learners, num_engine_places) if asked.colocate else share.num_learners + num_engine_places
-
-
 def bundle_places(group: PlacementGroup) -> dict[int, BundlePlace]:
     """Where each bundle of a ready group is: the node from Ray's table, the number of its GPU from a look inside.
 
-    CPU bundles have no number: they count as slots 0, 1, … of their node.
+    The first call comes before anybody computes there. CPU bundles have no number: they count as slots 0, 1, … of their node.
     """
-    table = placement_group_table(group)
-    node_of_bundle = {int(index): node_id for index, node_id in table["bundles_to_node_id"].items()}
+    node_of_bundle = _node_of_bundle(group)
     address = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
     if any(bundle.get("GPU") for bundle in group.bundle_specs):
-        devices = _probe_gpu_numbers(group)
+        if group.id not in _gpu_numbers:
+            _gpu_numbers[group.id] = _probe_gpu_numbers(group)
+        devices = _gpu_numbers[group.id]
     else:
         devices = _count_slots(node_of_bundle)
     return {index: BundlePlace(address[node_id], node_id, devices[index]) for index, node_id in node_of_bundle.items()}
+
+
+def _node_of_bundle(group: PlacementGroup) -> dict[int, str]:
+    return {int(index): node_id for index, node_id in placement_group_table(group)["bundles_to_node_id"].items()}
 
 
 def _count_slots(node_of_bundle: dict[int, str]) -> dict[int, int]:
@@ -156,8 +157,8 @@ def as_bundles(pg: Bundles | PlacementGroup) -> Bundles:
 def node_ids(bundles: Bundles) -> list[str]:
     """The node of each bundle, in the order of the indices."""
     group, indices = bundles
-    places = bundle_places(group)
-    return [places[index].node_id for index in indices]
+    node_of_bundle = _node_of_bundle(group)
+    return [node_of_bundle[index] for index in indices]
 
 
 def is_alive(node_id: str) -> bool:

@@ -68,9 +68,8 @@ class TakeTurns(SideBySide):
 
     @contextmanager
     def weights_travel(self) -> Iterator[None]:
-        self._timed(
-            "learners_onload", self._group.async_onload()
-        )  # awake after a step, asleep when an engine was replaced
+        # After a step the learners are awake; when an engine was replaced meanwhile, asleep.
+        self._timed("learners_onload", self._group.async_onload())
         self._timed("engines_onload", self._manager.async_onload([WEIGHTS]))
         yield
         released = self._timed("learners_offload", self._group.async_offload())

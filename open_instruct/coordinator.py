@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ray
 from ray.util.placement_group import PlacementGroup, remove_placement_group
@@ -32,9 +32,6 @@ from open_instruct.placement_group import create_actor_group, create_placement_g
 from open_instruct.rollout import RolloutController
 from open_instruct.rollout_manager import RolloutManager
 from open_instruct.run_inputs import RunInputs
-
-if TYPE_CHECKING:
-    pass
 
 logger = logging.getLogger(__name__)
 
@@ -151,19 +148,23 @@ class Parts:
                 on_poll()
             failed, _ = ray.wait(list(watched), num_returns=len(watched), timeout=0) if watched else ([], [])
             for ref in failed:
-                _value(ref, what)
+                self._value(ref, what)
             done, waiting = ray.wait(pending, num_returns=len(pending), timeout=HEALTH_POLL_S)
             for ref in done:  # at once: while one has failed, the others may wait for it in a collective
-                try:
-                    values[ref] = _value(ref, what)
-                except ComponentDied:
-                    if self.nodes is not None:  # a lost node takes along who was on it: it is the cause to tell
-                        self._bury(self.nodes.lost_now())
-                    raise
+                values[ref] = self._value(ref, what)
             if waiting and time.monotonic() > deadline:
                 raise TimeoutError(f"{what}: {len(waiting)} of {len(all_refs)} did not answer in {timeout_s:g} s")
         ordered = [values[ref] for ref in all_refs]
         return ordered if isinstance(refs, list) else ordered[0]
+
+    def _value(self, ref: Any, what: str) -> Any:
+        """The value of a reference that is done. A lost node takes along who was on it: then it is the cause to tell."""
+        try:
+            return _value(ref, what)
+        except ComponentDied as error:
+            if self.nodes is not None and (lost := self.nodes.lost_now()):
+                raise ComponentDied("; ".join(map(str, lost))) from error
+            raise
 
     def wait_until_ready(self, args: GRPOConfig) -> None:
         """Learners with their model, engines with theirs, the line between them, and the controller."""
@@ -188,8 +189,8 @@ class Parts:
 
     def check_health(self) -> None:
         """Raise `ComponentDied` if a part has ended that cannot be replaced; replace engines that have."""
-        if self.nodes is not None:
-            self._bury(self.nodes.lost())
+        for lost in self.nodes.lost() if self.nodes is not None else []:
+            self._bury(lost)
         try:
             for name, ref in self.watches.items():
                 if ray.wait([ref], timeout=0)[0]:
@@ -203,14 +204,13 @@ class Parts:
                 self.heartbeats.name_the_dead()  # a queue that died takes those who use it along: it is the cause to tell
             raise
 
-    def _bury(self, nodes: Sequence[LostNode]) -> None:
-        """Replace engines whose node was lost. Raises `ComponentDied` if learners were on it."""
-        for lost in nodes:
-            if lost.learners:
-                raise ComponentDied(str(lost))
-            logger.error("%s", lost)
-            for number in lost.engines:
-                self.supervisor.replace(number, f"was on node {lost.address}, which was lost")
+    def _bury(self, lost: LostNode) -> None:
+        """Replace the engines of a lost node. Raises `ComponentDied` if learners were on it."""
+        if lost.learners:
+            raise ComponentDied(str(lost))
+        logger.error("%s", lost)
+        for number in lost.engines:
+            self.supervisor.replace(number, f"was on node {lost.address}, which was lost")
 
     def shut_down(self) -> None:
         """End all parts: asked first, killed when they do not answer. Never raises: it runs while an error is on its way."""
@@ -295,7 +295,9 @@ def create_parts(
         message_queue=message_queue,
         rollouter_cls=rollouter_cls,
     )
-    supervisor = EngineSupervisor(args, manager.rollout_engines, manager.controller, manager.start_engine)
+    supervisor = EngineSupervisor(
+        args, manager.rollout_engines, manager.controller, manager.start_engine, has_lost_node=manager.has_lost_node
+    )
     parts = Parts(manager, group, message_queue, supervisor, signals, placement=pgs["actor"][0])
     learner_nodes = bundles.node_ids(pgs["actor"])
     parts.nodes = NodeWatch(learner_nodes, lambda: manager.engine_nodes)

@@ -48,6 +48,8 @@ class EngineSupervisor:
         engines: all engines, by position; a replacement takes the place of the dead in this very list.
         start_engine: makes the actor for a position; None if there is no room for it any more.
         controller: told of lost prompts.
+        has_lost_node: whether the engine at a position died with its node. That is not counted as a restart: a node may hold more
+            engines than may be started again.
     """
 
     def __init__(
@@ -56,11 +58,16 @@ class EngineSupervisor:
         engines: "list[ActorHandle]",
         controller: "ActorHandle",
         start_engine: "Callable[[int], ActorHandle | None]",
+        *,
+        has_lost_node: Callable[[int], bool] = lambda _: False,
     ) -> None:
         self._args = args
         self._engines = engines
         self._controller = controller
         self._start_engine = start_engine
+        self._has_lost_node = has_lost_node
+        self.has_begun = False
+        """Whether the engines are no longer those of the start alone: some serve, or one was replaced."""
         self._futures: dict[int, Any] = {}
         """Of `process_queue_continuously`, for each engine that serves: done means dead."""
         self._starting: dict[int, _Starting] = {}
@@ -90,6 +97,7 @@ class EngineSupervisor:
 
     def serve(self, numbers: list[int]) -> None:
         """Have these engines, which have the current weights, take prompts from now on; except those being started again."""
+        self.has_begun |= bool(numbers)
         for number in numbers:
             if number not in self._starting:
                 self._futures[number] = self._engines[number].process_queue_continuously.remote()
@@ -118,16 +126,8 @@ class EngineSupervisor:
 
     def replace(self, number: int, cause: str) -> None:
         """Take an engine out, issue its prompts again, and start another in its place."""
-        if self.num_restarts >= self._args.max_engine_restarts:
-            raise ComponentDied(f"engine {number} {cause}")
-        self.num_restarts += 1
-        components.error(
-            "engine %d %s; starting it again (%d of %d)",
-            number,
-            cause,
-            self.num_restarts,
-            self._args.max_engine_restarts,
-        )
+        self._tell(number, cause)
+        self.has_begun = True
         served = self._futures.pop(number, None) is not None
         self._starting.pop(number, None)
         self._stock.pop(number, None)
@@ -140,6 +140,17 @@ class EngineSupervisor:
             return
         self._engines[number] = engine
         self._starting[number] = _Starting(engine.ready.remote(), time.monotonic() + self._args.init_timeout_s)
+
+    def _tell(self, number: int, cause: str) -> None:
+        """Log why an engine is replaced, and count it. Raises `ComponentDied` if there is no restart left."""
+        if self._has_lost_node(number):
+            components.error("engine %d %s; its node is lost", number, cause)
+            return
+        limit = self._args.max_engine_restarts
+        if self.num_restarts >= limit:
+            raise ComponentDied(f"engine {number} {cause}")
+        self.num_restarts += 1
+        components.error("engine %d %s; starting it again (%d of %d)", number, cause, self.num_restarts, limit)
 
     def _go_on_without(self, number: int, cause: str) -> None:
         num_left = len(self._futures) + len(self._starting)

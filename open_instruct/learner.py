@@ -57,6 +57,8 @@ if TYPE_CHECKING:
 
     from open_instruct.ray_utils import Lock
 
+FETCH_S = 300.0
+"""Deadline of taking data over that are somewhere in the cluster already."""
 POLICY = "actor"
 """The role of the model that is trained, as the document of the Ray integration calls it."""
 
@@ -261,13 +263,12 @@ class PolicyTrainerRayProcess(TrainRayActor):
 
     def _fetch(self, rollout_id: int, rollout_data_ref: Box | RolloutBatch) -> tuple[RolloutBatch, list[MiniBatch]]:
         """The batch, and this rank's share of its data."""
-        timeout_s = self._args.weight_sync_timeout_s
         batch = rollout_data_ref
         if isinstance(batch, Box):
-            batch = ray.get(batch.inner, timeout=timeout_s)
+            batch = ray.get(batch.inner, timeout=FETCH_S)
         if batch.training_step != rollout_id + 1:
             raise ValueError(f"data of rollout {batch.training_step - 1} was given for rollout {rollout_id}")
-        return batch, ray.get(batch.rank_data[self.rank], timeout=timeout_s)
+        return batch, ray.get(batch.rank_data[self.rank], timeout=FETCH_S)
 
     @torch.no_grad()
     def eval(self, rollout_id: int, rollout_data_ref: Box | RolloutBatch) -> dict[str, Any]:

@@ -94,7 +94,7 @@ class ParameterSynchronizer:
     def _members(self) -> dict[int, Any]:
         """The engines that can take weights now: those that serve and replacements that are loaded; at first, all."""
         members = self._supervisor.serving | self._supervisor.ready
-        if not members and self._supervisor.num_restarts == 0:
+        if not members and not self._supervisor.has_begun:
             return dict(enumerate(self._parts.manager.rollout_engines))
         return dict(sorted(members.items()))
 

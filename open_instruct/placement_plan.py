@@ -69,6 +69,14 @@ class NodeShare:
     colocated: int = field(default=0, repr=False)
     """Places of learners that engines share."""
 
+    def num_engine_places(self, asked: "Asked") -> int:
+        return self.num_engines * asked.places_per_engine
+
+    def num_places(self, asked: "Asked") -> int:
+        """Of both roles together."""
+        engines = self.num_engine_places(asked)
+        return max(self.num_learners, engines) if asked.colocate else self.num_learners + engines
+
     def take(self, num_places: int) -> None:
         self.room -= num_places
         self.comfortable -= num_places
@@ -214,7 +222,7 @@ def split_roles(
     rollout: list[int] = []
     for share in shares:
         mine = [index for index in order if places[index].node_id == share.node.node_id]
-        num_engine_places = share.num_engines * asked.places_per_engine
         actor += mine[: share.num_learners]
-        rollout += mine[:num_engine_places] if asked.colocate else mine[share.num_learners :][:num_engine_places]
+        first = 0 if asked.colocate else share.num_learners
+        rollout += mine[first:][: share.num_engine_places(asked)]
     return actor, rollout

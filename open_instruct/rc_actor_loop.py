@@ -274,7 +274,7 @@ class RCActorLoop:
             worker.join(max(0.0, deadline - time.monotonic()))
             if worker.is_alive():
                 worker.kill()
-                worker.join()
+                worker.join(SHUTDOWN_S)
 
     def _close_queues(self) -> None:
         for one in (self._problem_queue, self._result_queue, self._log_queue):

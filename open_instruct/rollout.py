@@ -417,8 +417,9 @@ class RolloutController:
         return Box(ray.put(items[0]))
 
     def _begin(self, rollout_id: int) -> None:
-        if not self._threads:
-            self.start(rollout_id)
+        with self._state:  # two calls may come at once
+            if not self._threads:
+                self.start(rollout_id)
 
     # --- after the death of an engine ---------------------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -501,8 +502,10 @@ class LLMRayActor:
 
 def shared_memory_of_workers() -> set[Path]:
     """Files in shared memory that child processes use: vLLM 0.32 ends its CPU workers without removing theirs."""
-    workers = psutil.Process().children(recursive=True)
-    files = {Path(area.path) for worker in workers for area in worker.memory_maps()}
+    files: set[Path] = set()
+    for worker in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):  # it has just ended
+            files.update(Path(area.path) for area in worker.memory_maps())
     return {path for path in files if path.is_relative_to("/dev/shm")}
 
 

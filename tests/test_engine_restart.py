@@ -102,11 +102,22 @@ class Stage:
         self.ray = ray
         self.roles = list(roles)
         self.controller = ray.remote(PlayedController).options(num_cpus=0).remote()
+        self.lost_nodes: set[int] = set()
+        """Engines whose node is gone."""
         self.engines = [self.start_engine(number) for number in range(num_engines)]
-        self.supervisor = EngineSupervisor(make_args(**options), self.engines, self.controller, self.start_engine)
+        self.supervisor = EngineSupervisor(
+            make_args(**options),
+            self.engines,
+            self.controller,
+            self.start_engine,
+            has_lost_node=lambda number: number in self.lost_nodes,
+        )
         self.ask([engine.pid.remote() for engine in self.engines])
 
     def start_engine(self, number: int) -> Any:
+        """No node but the lost one has room."""
+        if number in self.lost_nodes:
+            return None
         role = self.roles.pop(0) if self.roles else {}
         return self.ray.remote(PlayedEngine).options(num_cpus=0, max_concurrency=8).remote(number, **role)
 
@@ -157,6 +168,24 @@ def test_a_dead_engine_is_replaced_its_prompts_first(stage: Callable[..., Stage]
     assert not play.supervisor.ready
     play.supervisor.check()
     assert play.supervisor.num_restarts == 1
+
+
+def test_a_lost_node_costs_its_engines_and_no_restart(
+    stage: Callable[..., Stage], caplog: pytest.LogCaptureFixture
+) -> None:
+    play = stage(num_engines=3, max_engine_restarts=1)
+    play.supervisor.serve([0, 1, 2])
+    play.lost_nodes |= {0, 1}
+    for number in (0, 1):
+        os.kill(play.pid(number), signal.SIGKILL)
+    play.check_until(lambda: list(play.supervisor.serving) == [2])
+    assert "Going on with 1 engines" in caplog.text
+    assert play.supervisor.num_restarts == 0
+    assert play.supervisor.num_recovered_prompts == 6
+    play.lost_nodes.add(2)
+    os.kill(play.pid(2), signal.SIGKILL)
+    with pytest.raises(ComponentDied, match=r"engine 2 died: .* no node has room for another, and none is left"):
+        play.check_until(lambda: False)
 
 
 def test_a_stopped_engine_is_killed_and_replaced(stage: Callable[..., Stage]) -> None:

@@ -22,10 +22,12 @@ class FakeSupervisor:
         self.ready: dict[int, str] = {}
         self.replaced: list[tuple[int, str]] = []
         self.num_restarts = 0
+        self.has_begun = False
         self.needs_weights: set[int] = set()
         self.restarts_left = 10
 
     def serve(self, numbers: list[int]) -> None:
+        self.has_begun |= bool(numbers)
         self.serving |= {number: self.engines[number] for number in numbers}
 
     def welcome(self, numbers: list[int]) -> None:
@@ -38,6 +40,7 @@ class FakeSupervisor:
             raise ComponentDied(cause)
         self.restarts_left -= 1
         self.num_restarts += 1
+        self.has_begun = True
         self.replaced.append((number, cause))
         self.serving.pop(number, None)
         self.ready.pop(number, None)

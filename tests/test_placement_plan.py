@@ -152,8 +152,7 @@ def test_every_plan_fits_and_every_role_is_in_hardware_order(
     assert sum(share.num_engines for share in shares) == engines
     bundles = []
     for share in shares:
-        num_engine_places = share.num_engines * size
-        num = max(share.num_learners, num_engine_places) if colocate else share.num_learners + num_engine_places
+        num = share.num_places(wanted)
         assert num <= share.node.total["GPU"]
         bundles += [BundlePlace(share.node.address, share.node.node_id, device) for device in range(num)]
     places = dict(enumerate(rng.sample(bundles, len(bundles))))

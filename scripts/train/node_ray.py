@@ -118,7 +118,7 @@ def ask_cluster(address: str, environment: Mapping[str, str]) -> dict[str, str] 
         answer, complaints = asking.communicate(timeout=ANSWER_S)
     except subprocess.TimeoutExpired:  # with a wrong token Ray tries on
         asking.kill()
-        answer, complaints = asking.communicate()
+        answer, complaints = asking.communicate(timeout=ANSWER_S)
     if "InvalidAuthToken" in complaints:
         raise Refused
     if asking.returncode != 0:
