@@ -52,11 +52,10 @@ class StateBuffer:
         """Take a state in; the oldest ones make room, of this problem and of all."""
         if self._size == 0:
             return
-        own = self._states[row]
-        if len(own) == self._per_problem:
-            self._remove(row, own[0])
+        if len(self._states[row]) == self._per_problem:
+            self._remove(row, self._states[row][0])
             self.counts["dropped_full"] += 1
-        own.append(state)
+        self._states[row].append(state)
         self._order.append((row, state))
         self._num_states += 1
         while self._num_states > self._size:
@@ -126,8 +125,9 @@ class RCPlanner:
             return RCPlan(problem, num_cycles=options.num_cycles, num_summaries=options.num_summaries)
         drawn = np.random.default_rng(seed).permutation(options.num_cycles)[: options.states_per_problem]
         states = tuple(sorted(drawn.tolist()))
-        # With trained summaries a rollout comes to each chosen state by ways of its own: it begins before it.
-        at_most = states[0] - (1 if options.num_summaries else 0)
+        later = [state for state in states if state > 0]
+        # With trained summaries a rollout comes to each drawn state by ways of its own: it begins before it.
+        at_most = later[0] - (1 if options.num_summaries else 0) if later else 0
         start = self._buffer.take(row, at_most=at_most, version=version)
         if start is not None:
             self._ages.append(version - start.version)

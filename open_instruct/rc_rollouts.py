@@ -13,9 +13,8 @@ arXiv:2602.03773: one trajectory, and at each state a group whose samples share 
 """
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from open_instruct.rc_policies import to_training_text
 from open_instruct.rc_state import InferenceProblemState, RCSettings
@@ -63,32 +62,46 @@ async def roll_out(workflow: RCWorkflow, plan: RCPlan, settings: RCSettings, num
     """
     problem = Problem(key, plan.problem, ground_truth=None, verifier="", dataset="")
     last_cycle = max((*plan.states, plan.num_cycles - 1)) + 1
-    way = _Way(workflow, plan, problem, replace(settings, num_reasoning_steps=last_cycle), num_samples)
     try:
-        await (way.to_states() if plan.states else way.of_trajectories())
-        return await way.collected()
-    finally:
-        way.cancel()
+        async with asyncio.TaskGroup() as tasks:
+            way = _Way(workflow, plan, problem, replace(settings, num_reasoning_steps=last_cycle), num_samples, tasks)
+            await (way.to_states() if plan.states else way.of_trajectories())
+    except ExceptionGroup as errors:
+        raise _first_of(errors) from None
+    return way.collected()
+
+
+def _first_of(errors: ExceptionGroup) -> Exception:
+    error: Exception = errors
+    while isinstance(error, ExceptionGroup):
+        error = error.exceptions[0]
+    return error
 
 
 class _Way:
     """The turns of one plan while they are taken."""
 
     def __init__(
-        self, workflow: RCWorkflow, plan: RCPlan, problem: Problem, settings: RCSettings, num_samples: int
+        self,
+        workflow: RCWorkflow,
+        plan: RCPlan,
+        problem: Problem,
+        settings: RCSettings,
+        num_samples: int,
+        tasks: asyncio.TaskGroup,
     ) -> None:
         self._workflow = workflow
         self._plan = plan
         self._problem = problem
         self._settings = settings
         self._num_samples = num_samples
-        self._branches: list[asyncio.Task[None]] = []
+        self._tasks = tasks
         self._rollout = RCRollout()
         self._groups: dict[int, list[tuple[TrainingText, TrainingText | None]]] = {}
         """Samples by group, each with the summary in its prompt if that is a sample too."""
 
-    async def collected(self) -> RCRollout:
-        await asyncio.gather(*self._branches)
+    def collected(self) -> RCRollout:
+        """The samples in the order of their groups, once all turns are taken."""
         positions: dict[int, int] = {}
         for group in sorted(self._groups):
             for text, summary in sorted(self._groups[group], key=lambda one: one[0].metadata["sample_id"]):
@@ -104,16 +117,17 @@ class _Way:
                 self._rollout.samples.append(SampledTurn(turn, text))
         return self._rollout
 
-    def cancel(self) -> None:
-        for task in self._branches:
-            task.cancel()
+    def _beginning_at(self, state: ReachedState, *, sample_id: int = 0) -> InferenceProblemState:
+        return InferenceProblemState.beginning_at(state, self._problem, self._settings, sample_id=sample_id)
 
     # --- fresh samples at states --------------------------------------------------------------------------------------
 
     async def to_states(self) -> None:
         plan = self._plan
-        state = InferenceProblemState.beginning_at(plan.start, self._problem, self._settings)
-        if plan.start.number in plan.states:
+        state = self._beginning_at(plan.start)
+        if 0 in plan.states:
+            self._sample_at(self._beginning_at(ReachedState()), summary=None)
+        if plan.start.number and plan.start.number in plan.states:
             self._sample_at(state, summary=None)
         while state.summarization_turn_number < max(plan.states):
             self._count(await self._workflow.take_turn(state))
@@ -124,7 +138,7 @@ class _Way:
         is_chosen = state.reasoning_turn_number in self._plan.states
         is_trained = is_chosen and self._plan.num_summaries > 0
         ways = [state.branch(number) for number in range(self._plan.num_summaries)] if is_trained else [state]
-        summaries = await asyncio.gather(*(self._workflow.take_turn(way) for way in ways))
+        summaries = await self._take_turns(ways)
         if is_trained:
             self._groups[self._next_group] = [(summary, None) for summary in summaries]
         for way, summary in zip(ways, summaries, strict=True):
@@ -144,20 +158,18 @@ class _Way:
         group = self._groups.setdefault(self._next_group, [])
 
         async def sample() -> None:
-            for text in await asyncio.gather(*(self._workflow.take_turn(branch) for branch in branches)):
+            for text in await self._take_turns(branches):
                 self._count(text)
                 group.append((text, summary))
 
-        self._start(sample())
+        self._tasks.create_task(sample())
 
     # --- the turns themselves -----------------------------------------------------------------------------------------
 
     async def of_trajectories(self) -> None:
         for number in range(self._num_samples):
-            state = InferenceProblemState.beginning_at(
-                self._plan.start, self._problem, self._settings, sample_id=number
-            )
-            self._start(self._trajectory(state))
+            state = self._beginning_at(self._plan.start, sample_id=number)
+            self._tasks.create_task(self._trajectory(state))
 
     async def _trajectory(self, state: InferenceProblemState) -> None:
         summary: TrainingText | None = None
@@ -179,8 +191,10 @@ class _Way:
 
     # --- both ---------------------------------------------------------------------------------------------------------
 
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        self._branches.append(asyncio.create_task(work))
+    async def _take_turns(self, states: Sequence[InferenceProblemState]) -> list[TrainingText]:
+        """The next turn of each, side by side."""
+        turns = [self._tasks.create_task(self._workflow.take_turn(state)) for state in states]
+        return [await turn for turn in turns]
 
     def _count(self, text: TrainingText) -> None:
         self._rollout.num_tokens += len(text.response_ids)

@@ -131,7 +131,7 @@ class RCPlan:
 
     problem: str
     start: ReachedState = ReachedState()
-    """Where the rollout begins; no later than the first of `states`."""
+    """Where the rollout begins; no later than the first of `states` after 0."""
     states: tuple[int, ...] = ()
     """By number."""
     num_cycles: int = 1
