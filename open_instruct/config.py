@@ -137,7 +137,7 @@ class RolloutOptions:
 
 @dataclass(kw_only=True)
 class ReasoningCacheOptions:
-    """Reasoning cache (rollout_workflow rc)"""
+    """Reasoning cache"""
 
     rollout_workflow: Literal["single_turn", "rc"] = "single_turn"
     """What becomes of a prompt. single_turn: answers; rc: cycles of a reasoning turn and its summary."""

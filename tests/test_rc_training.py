@@ -16,6 +16,8 @@ RC: dict[str, object] = {
     "vllm_enable_prefix_caching": True,
     "async_steps": 0,
 }
+LONG_BEGINNING = "Work on the sum below, a part at a time: 1 + 2 = 3. " * 8
+"""More than a block of the engine's cache (128 tokens on CPU): shorter beginnings are never reused."""
 
 
 def finish(output_dir: Path, **options: object) -> list[dict[str, Any]]:
@@ -30,6 +32,9 @@ def test_states_are_trained_with_the_prompts_that_the_engine_had(tmp_path: Path)
     """Whole turns with a new prompt each: engine and learner agree on every token, also after updates, with cached prefixes."""
     metrics = finish(
         tmp_path,
+        rc_reasoning_prompt_template=LONG_BEGINNING + "{problem}{curr_summary}",
+        max_prompt_token_length=300,
+        pack_length=512,
         rc_buffer_size=64,
         rc_max_state_age=2,
         dataset_mixer_list=[
