@@ -16,7 +16,7 @@ RC: dict[str, object] = {
     "vllm_enable_prefix_caching": True,
     "async_steps": 0,
 }
-LONG_BEGINNING = "Work on the sum below, a part at a time: 1 + 2 = 3. " * 8
+LONG_BEGINNING = "Work on the sum below, a part at a time: 1 + 2 = 3. " * 4
 """More than a block of the engine's cache (128 tokens on CPU): shorter beginnings are never reused."""
 
 
