@@ -685,6 +685,7 @@ class RolloutController:
                     self._add(assembly, assignment)
                 complete = self._flow.step_is_full and assembly.teaches
                 if self._flow.step_is_full and not complete:
+                    logger.warning("%s", assembly.why_it_teaches_nothing)
                     self._flow.extend_step()
                 if complete:
                     self._flow.close_step()

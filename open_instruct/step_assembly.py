@@ -78,6 +78,16 @@ class StepAssembly:
         return bool(self._kept)
 
     @property
+    def why_it_teaches_nothing(self) -> str:
+        """For the log, while `teaches` is False and the step is full."""
+        scores = np.concatenate([group.scores for group in self._groups])
+        return (
+            f"step {self.training_step}: in each of {len(self._groups)} groups all responses scored alike (mean score "
+            f"{scores.mean():.3g}), so there is nothing to train on; it takes more prompts. Easier or harder data, or "
+            "filter_zero_std_samples False, would end this."
+        )
+
+    @property
     def trained(self) -> Iterator[tuple[ScoredGroup, list[TrainingSample]]]:
         """Groups that are trained on, with their samples, in the order of issue."""
         for kept in sorted(self._kept, key=lambda one: one.issue_number):

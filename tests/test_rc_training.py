@@ -35,6 +35,8 @@ def test_states_are_trained_with_the_prompts_that_the_engine_had(tmp_path: Path)
         rc_reasoning_prompt_template=LONG_BEGINNING + "{problem}{curr_summary}",
         max_prompt_token_length=300,
         pack_length=512,
+        filter_zero_std_samples=False,
+        weight_decay=20.0,  # moves the weights whatever the rewards are
         rc_buffer_size=64,
         rc_max_state_age=2,
         dataset_mixer_list=[
