@@ -375,7 +375,7 @@ def rc_templates_have_their_fields(args: GRPOConfig) -> Iterator[str]:
         (
             "rc_summarization_prompt_template",
             SUMMARIZATION_FIELDS,
-            ("problem", *required_of_summaries(args.rc_summarization_style)),
+            required_of_summaries(args.rc_summarization_style),
         ),
     ):
         try:

@@ -546,7 +546,9 @@ def test_groups_that_scored_alike_may_stay(make_play: MakePlay) -> None:
 
 
 @pytest.mark.parametrize("num_prompts", [1, 4])
-def test_a_step_without_a_useful_group_gets_new_prompts(make_play: MakePlay, num_prompts: int) -> None:
+def test_a_step_without_a_useful_group_gets_new_prompts(
+    make_play: MakePlay, num_prompts: int, caplog: pytest.LogCaptureFixture
+) -> None:
     play = make_play(num_unique_prompts_rollout=num_prompts, total_episodes=4 * num_prompts).start()
     for _ in range(2):
         play.deliver(*(play.answer(request, SOLVED) for request in play.receive(num_prompts)))
@@ -554,6 +556,7 @@ def test_a_step_without_a_useful_group_gets_new_prompts(make_play: MakePlay, num
     assert {request.training_step for request in last} == {1}
     play.deliver(*(play.answer(request) for request in last))
     assert play.prompts_in(play.batch(1)) == all_samples_of(*last)
+    assert f"in each of {2 * num_prompts} groups all responses scored alike (mean score 1)" in caplog.text
     play.finish_step(1)
     assert play.no_more_comes()
     assert play.controller.status()["prompts"] == {
