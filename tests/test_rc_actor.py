@@ -299,6 +299,7 @@ MISTAKES = [
     ("debug.mode=false", "this door has no trainer"),
     ("me.llm_urls=nowhere", "that is no address"),
     ("eval_every_n_versions=1", "there is nothing to evaluate on"),
+    ("actor.one_long_turn=true", "there is no evaluation that it belongs to"),
 ]
 
 
@@ -408,3 +409,56 @@ def test_evaluation_uses_the_test_sampling_and_a_stream_of_its_own(
     assert len(list(read_stream(tmp_path / "out" / "streams" / "eval.jsonl"))) == 72
     measures = json.loads((tmp_path / "out" / "eval_summary.json").read_text())["evaluation"]["overall"]
     assert (measures["problems"], measures["accuracy_by_cycle"]) == (12, [1, 1, 1])
+    assert (tmp_path / "out" / "accuracy_by_cycle.png").exists()
+
+
+def test_an_evaluation_against_one_long_turn(tmp_path: Path) -> None:
+    """Cycles of 48 and summaries of 32 tokens, hence 208 for one turn; the context ends it earlier for one of the problems."""
+
+    def script(call: Call) -> Any:
+        is_long = call.body["max_tokens"] > 48
+        if "PROBLEM0." in call.prompt and is_long:  # ends within the budget of the second cycle, not of the first
+            return completion("so " * 40 + "<answer>yes</answer>", token_ids=[1] * 100, logprobs=None)
+        if "PROBLEM1." in call.prompt and is_long:
+            return completion("so", "length", token_ids=[1] * call.body["max_tokens"], logprobs=None)
+        is_right = call.turn_type == SUMMARIZATION or "KNOWING GOT IT" in call.prompt
+        return completion("GOT IT <answer>yes</answer>" if is_right else "<answer>no</answer>")
+
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    sets = write_problems(tmp_path / "a" / "problems.jsonl", 2), write_problems(tmp_path / "b" / "problems.jsonl", 1)
+    further = (
+        "actor.one_long_turn=true",
+        "eval_every_n_versions=1",
+        f"test_dataset_names=[{sets[0]}, {sets[1]}]",
+        "test_llm.parameters.max_tokens=48",
+        "actor.max_summary_tokens=32",
+        "train_dataset_names=[]",
+    )
+    models = [{"id": "tiny", "max_model_len": 200}]
+    with ScriptedServer(script, models=models) as server:
+        code, output = run(words(tmp_path, sets[0], [server], *further))
+        assert code == 0, output
+        long_calls = [call for call in server.calls if call.body["max_tokens"] > 48]
+        for call in long_calls:
+            assert call.body["max_tokens"] == 200 - len(call.body["prompt"])
+            assert call.prompt.endswith("KNOWING ")
+        assert len({call.body["seed"] for call in server.calls}) == len(server.calls) == 3 * 7
+    assert output.count("may spend 208 tokens, but the model takes 200") == 1
+    evaluation = json.loads((tmp_path / "out" / "eval_summary.json").read_text())["evaluation"]
+    overall = evaluation["overall"]
+    assert (overall["problems"], overall["trajectories"], overall["one_long_turns"]) == (3, 3, 3)
+    assert overall["budget_by_cycle"] == [48, 128, 208]
+    assert overall["accuracy_by_cycle"] == [0, 1, 1]
+    assert overall["one_long_turn_by_budget"] == pytest.approx([0, 2 / 3, 2 / 3])
+    assert overall["one_long_turns_cut_by_context"] == 1
+    by_dataset = {
+        Path(name).parent.name: one["one_long_turn_by_budget"] for name, one in evaluation["by_dataset"].items()
+    }
+    assert by_dataset == {"a": [0, 0.5, 0.5], "b": [0, 1, 1]}
+    turns = list(read_stream(tmp_path / "out" / "streams" / "eval.jsonl"))
+    controls = [turn for turn in turns if turn.metadata.get("control") == "one_long_turn"]
+    assert [turn.metadata["turn_type"] for turn in controls] == ["reasoning"] * 3
+    assert not {turn.group_id for turn in controls} & {turn.group_id for turn in turns if not turn.is_control}
+    assert "1 of 3 long turns were cut by the context" in output
+    assert (tmp_path / "out" / "accuracy_by_cycle.png").read_bytes().startswith(b"\x89PNG")
