@@ -29,7 +29,7 @@ def evaluate(trajectories: Iterable[Trajectory], budgets: Sequence[int]) -> dict
     at each of `budget_by_cycle`, and `one_long_turns_cut_by_context` says how many had no room for all of their tokens.
     """
     by_dataset: defaultdict[str, list[Trajectory]] = defaultdict(list)
-    for trajectory in trajectories:
+    for trajectory in sorted(trajectories, key=lambda one: one[0].trajectory_id):  # not as they happened to come
         by_dataset[trajectory[0].metadata["dataset"]].append(trajectory)
     everything = [one for some in by_dataset.values() for one in some]
     return {
@@ -87,7 +87,7 @@ def _right_after(trajectory: Trajectory, cycle: int) -> bool:
 
 
 def _majority_is_right(trajectories: Sequence[Trajectory]) -> bool:
-    """Ties go to the answer that came first; trajectories without an answer have no vote."""
+    """Ties go to the answer that comes first in the order of the ids; trajectories without an answer have no vote."""
     last = [_reasoning(one)[-1] for one in trajectories]
     votes = Counter(answer for turn in last if (answer := stated_answer(turn.text)) is not None)
     if not votes:

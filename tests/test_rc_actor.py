@@ -110,19 +110,45 @@ def test_two_workers_and_two_servers(tmp_path: Path, problems: Path) -> None:
     assert "accuracy" in output
 
 
-def test_the_same_seed_gives_the_same_file(tmp_path: Path, problems: Path) -> None:
-    def by_prompt_and_seed(call: Call) -> Any:
-        return completion(f"{call.prompt[:20]} {call.body['seed']}")
+def test_the_same_seed_gives_the_same_lines(tmp_path: Path, problems: Path) -> None:
+    """Byte for byte and for each trajectory, though they run side by side, come in another order and have other failures."""
+    first = run_with_failures(tmp_path / "a", problems, "PROBLEM1.", "actor.llm_max_rollouts=4")
+    second = run_with_failures(
+        tmp_path / "b", problems, "PROBLEM0.", "actor.llm_max_rollouts=7", "actor.rollout_workers=2"
+    )
+    assert list(first) != list(second), "the runs were meant to differ in their order"
+    assert first == second
+    assert len(first) == 24
+    timed = {"wall_seconds", "tokens_per_second", "retries"}
+    summaries = [summary_of(tmp_path / name) for name in ("a", "b")]
+    assert len({json.dumps({k: v for k, v in one.items() if k not in timed}) for one in summaries}) == 1
+    other = run_with_failures(tmp_path / "c", problems, "PROBLEM0.", "seed=43")
+    assert set(other.values()).isdisjoint(first.values())
 
-    files = []
-    for name in ("a", "b"):
-        with ScriptedServer(by_prompt_and_seed) as server:
-            code, output = run(words(tmp_path / name, problems, [server], "actor.llm_max_rollouts=1"))
+
+def run_with_failures(tmp_path: Path, problems: Path, failing: str, *further: str) -> dict[str, bytes]:
+    """The lines of each trajectory; the first turns of problem `failing` have to be asked for twice, and come late."""
+    seen: set[int] = set()
+
+    def by_prompt_and_seed(call: Call) -> Any:
+        seed = call.body["seed"]
+        if failing in call.prompt and "KNOWING  " in f"{call.prompt} " and seed not in seen:
+            seen.add(seed)
+            return web.Response(status=503)
+        is_right = call.turn_type == SUMMARIZATION or seed % 2
+        return completion(f"{call.prompt[:20]} {seed} <answer>{'yes' if is_right else 'no'}</answer>")
+
+    options = ("actor.retry_base_delay=1.0", "actor.num_samples_per_problem=2", *further)
+    with ScriptedServer(by_prompt_and_seed, delay_s=0.01) as server:
+        code, output = run(words(tmp_path, problems, [server], *options))
         assert code == 0, output
-        files.append((tmp_path / name / "out" / "streams" / "actor.jsonl").read_bytes())
-    lines = [sorted(content.splitlines()) for content in files]
-    assert lines[0] == lines[1]
-    assert len(lines[0]) == 72
+        assert server.max_in_flight > 3
+    assert len(seen) == 2
+    lines: dict[str, bytes] = {}
+    for line in (tmp_path / "out" / "streams" / "actor.jsonl").read_bytes().splitlines(keepends=True):
+        trajectory = json.loads(line)["trajectory_id"]
+        lines[trajectory] = lines.get(trajectory, b"") + line
+    return lines
 
 
 def test_a_run_that_is_stopped_goes_on(server: ScriptedServer, tmp_path: Path, problems: Path) -> None:

@@ -1,5 +1,6 @@
 """Accuracy by cycle, over samples and data sets, and that of one long turn."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -66,6 +67,12 @@ def test_a_majority_that_is_wrong_counts_as_wrong() -> None:
     some = [trajectory("p", number, answer) for number, answer in enumerate(["no", "no", "yes"])]
     assert evaluate(some, BUDGETS)["overall"]["majority"] == 0
     assert evaluate(some, BUDGETS)["overall"]["best_of_n"] == 1
+
+
+def test_measures_do_not_depend_on_the_order_of_the_stream() -> None:
+    some = [trajectory("p", number, answer) for number, answer in enumerate(["no", "yes"])]
+    some += [trajectory("q", 0, "yes", dataset="other")]
+    assert json.dumps(evaluate(some, BUDGETS)) == json.dumps(evaluate(some[::-1], BUDGETS))
 
 
 def test_answers_that_vote() -> None:
