@@ -385,11 +385,23 @@ def test_a_wrong_key_is_one_message(server: ScriptedServer, tmp_path: Path, prob
 
 
 def test_an_entry_that_is_too_large_is_dropped(server: ScriptedServer, tmp_path: Path, problems: Path) -> None:
-    server.script = lambda call: completion("x" * 4000 if "PROBLEM3." in call.prompt else "short")
-    code, output = run(words(tmp_path, problems, [server], "actor.shared_memory_entry_size=4000"))
+    """And with it the trajectory that it belongs to, not the other samples of the problem."""
+    long = threading.Event()
+
+    def script(call: Call) -> Any:
+        is_first = "PROBLEM3." in call.prompt and not long.is_set()
+        if is_first:
+            long.set()
+        return completion("x" * 4000 if is_first else "short")
+
+    server.script = script
+    options = ("actor.shared_memory_entry_size=4000", "actor.num_samples_per_problem=2")
+    code, output = run(words(tmp_path, problems, [server], *options))
     assert code == 0, output
     assert summary_of(tmp_path)["dropped"] == {"entry_too_large": 1}
-    assert len(turns_of(tmp_path)) == 11 * 6
+    turns = turns_of(tmp_path)
+    assert len(turns) == 23 * 6
+    assert len({turn.trajectory_id for turn in turns if turn.problem_id.endswith("#3")}) == 1
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
