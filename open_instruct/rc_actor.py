@@ -26,6 +26,7 @@ from typing import Any
 
 from open_instruct import rc_worker, yaml_door
 from open_instruct.cli import UsageError, fail_with
+from open_instruct.interruption import Interrupted
 from open_instruct.logger_utils import (
     setup_logging,
     to_json_value,
@@ -48,14 +49,6 @@ PROGRAM = "rc_actor.py"
 DOOR = Door(PROGRAM, __doc__, "rc_base", "section.key=value", option_keys)
 EVALUATION = "eval"
 """Name of the stream of an evaluation."""
-
-
-class Interrupted(Exception):
-    """A signal asked the run to end."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(signal.Signals(number).name)
-        self.exit_code = 85 if number == signal.SIGTERM else 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:

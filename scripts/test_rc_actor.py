@@ -18,6 +18,7 @@ from types import FrameType
 from open_instruct import rc_actor, yaml_door
 from open_instruct.cli import UsageError, fail_with
 from open_instruct.device import current_device
+from open_instruct.interruption import EXIT_INTERRUPTED
 from open_instruct.rc_options import RCOptions, read_options
 from open_instruct.vllm_server import ServerFailed, ServerOptions, VllmServer
 
@@ -51,7 +52,7 @@ def main() -> int:
         print(f"test_rc_actor.py: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        return 130
+        return EXIT_INTERRUPTED
 
 
 def server_options(options: RCOptions, num_servers: int, first_port: int) -> list[ServerOptions]:
