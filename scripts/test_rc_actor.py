@@ -57,7 +57,7 @@ def main() -> int:
 
 def server_options(options: RCOptions, num_servers: int, first_port: int) -> list[ServerOptions]:
     """Of each server; ports that are taken are passed over."""
-    on_gpu = current_device().kind == "cuda"
+    device = current_device()
     ports: list[int] = []
     port = first_port
     while len(ports) < num_servers:
@@ -65,9 +65,7 @@ def server_options(options: RCOptions, num_servers: int, first_port: int) -> lis
             ports.append(port)
         port += 1
     return [
-        ServerOptions(
-            options.run.model_path, port, max_num_seqs=options.actor.llm_max_rollouts, on_gpu=on_gpu, gpu=number
-        )
+        ServerOptions(options.run.model_path, port, device, max_num_seqs=options.actor.llm_max_rollouts, gpu=number)
         for number, port in enumerate(ports)
     ]
 
