@@ -64,7 +64,8 @@ class ActorOptions:
     """End a trajectory with its first right answer, instead of after all cycles."""
     one_long_turn: bool = False
     """In an evaluation, also ask each problem in one turn without a summary that may spend the tokens of a whole trajectory (as
-    often as there are trajectories): what the cycles have to beat. `me.request_timeout_s` has to be long enough for it."""
+    often as there are trajectories): what the cycles have to beat. `me.request_timeout_s` has to be long enough for it. May be
+    added to an evaluation that is done: its trajectories are not made again."""
     rollout_workers: int = 1
     """Processes; they share out the slots of each server."""
     llm_max_rollouts: int = 16

@@ -448,6 +448,14 @@ def test_evaluation_uses_the_test_sampling_and_a_stream_of_its_own(
     measures = json.loads((tmp_path / "out" / "eval_summary.json").read_text())["evaluation"]["overall"]
     assert (measures["problems"], measures["accuracy_by_cycle"]) == (12, [1, 1, 1])
     assert (tmp_path / "out" / "accuracy_by_cycle.png").exists()
+    num_calls = len(server.calls)
+    code, output = run([*words(tmp_path, problems, [server], *further), "actor.one_long_turn=true"])
+    assert code == 0, output
+    added = [call.body["max_tokens"] for call in server.calls[num_calls:]]
+    assert added == [3 * 7 + 2 * 32] * 12, "the control alone, of an evaluation that is there already"
+    again = json.loads((tmp_path / "out" / "eval_summary.json").read_text())["evaluation"]["overall"]
+    assert again.items() >= measures.items()
+    assert again["one_long_turns"] == 12
 
 
 def test_an_evaluation_against_one_long_turn(tmp_path: Path) -> None:
