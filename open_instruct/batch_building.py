@@ -24,6 +24,13 @@ class ScoredGroup:
     """Responses whose verifier timed out, crashed or raised; they score 0."""
     score_s: float = 0.0
     """Seconds from the arrival of the group to its last score."""
+    queries: list[np.ndarray] | None = None
+    """Where each response has a prompt of its own; else `query` is that of all."""
+    turn_type: str = ""
+    """With the reasoning cache, what its responses are; they have `turn_number` in common too."""
+    turn_number: int = 0
+    weight: float = 1.0
+    """Of its responses in the loss; 0 leaves them out."""
 
     @property
     def has_zero_std(self) -> bool:
@@ -51,14 +58,16 @@ def training_samples(
     advantages_PG = calculate_group_advantages(rewards_PG, advantage_normalization_type)
     return [
         TrainingSample(
-            query=group.query,
+            query=query,
             response=response,
             mask=mask,
             logprobs=logprobs,
             advantage=float(advantage),
+            weight=group.weight,
         )
         for group, advantages, group_masks in zip(groups, advantages_PG, masks, strict=True)
-        for response, logprobs, reason, advantage, mask in zip(
+        for query, response, logprobs, reason, advantage, mask in zip(
+            group.queries or [group.query] * len(advantages),
             group.result.responses,
             group.result.logprobs,
             group.result.finish_reasons,
@@ -117,8 +126,8 @@ def step_metrics(
 
     Ages are of the kept groups, in training steps; generation times in seconds per group; `batch/*` counts groups.
     """
-    kept_ids = {group.result.prompt_id for group in kept}
-    dropped = [group for group in groups if group.result.prompt_id not in kept_ids]
+    is_kept = set(map(id, kept))
+    dropped = [group for group in groups if id(group) not in is_kept]
     ages = [sample_age(training_step, group.result.oldest_version) for group in kept]
     versions = [group.result.oldest_version for group in kept]
     statistics = [group.result.token_statistics for group in groups]

@@ -10,6 +10,14 @@ from typing import Any, Literal
 
 from open_instruct.data_types import SamplingConfig
 from open_instruct.device import Device, current_device
+from open_instruct.rc_plans import PlanOptions
+from open_instruct.rc_prompts import (
+    REASONING_TEMPLATE,
+    SUMMARIZATION_TEMPLATE,
+    ReasoningPart,
+    read_template,
+)
+from open_instruct.rc_state import RCSettings
 
 NEVER = -1
 """Value of an interval in steps that switches the thing off."""
@@ -126,6 +134,58 @@ class RolloutOptions:
             n=self.num_samples_per_prompt_rollout,
             stop=tuple(self.stop_strings),
         )
+
+
+@dataclass(kw_only=True)
+class ReasoningCacheOptions:
+    """Reasoning cache"""
+
+    rollout_workflow: Literal["single_turn", "rc"] = "single_turn"
+    """What becomes of a prompt. single_turn: answers; rc: cycles of a reasoning turn and its summary."""
+    rc_num_reasoning_steps: int = 3
+    """Cycles of a trajectory."""
+    rc_train_on: Literal["states", "turns"] = "states"
+    """states: at each drawn state (after 0, 1, … summaries) num_samples_per_prompt_rollout fresh reasoning turns are sampled and
+    compared. turns: those of num_samples_per_prompt_rollout trajectories, compared by type and number (their prompts differ)."""
+    rc_states_per_problem: int = 2
+    """States that are drawn for a prompt, each at most once."""
+    rc_reasoning_prompt_template: str = REASONING_TEMPLATE
+    """Prompt of a reasoning turn, with {problem} and {curr_summary}; file:PATH reads it from a file."""
+    rc_summarization_prompt_template: str = SUMMARIZATION_TEMPLATE
+    """Prompt of a summary, with {problem}, {existing_summary} and {reasoning}."""
+    rc_max_summary_tokens: int = 256
+    """Longest summary, in tokens. A reasoning turn has response_length."""
+    rc_use_think_tags: bool = False
+    """Begin reasoning turns with <think>; what counts then is what is said after the thought."""
+    rc_reasoning_for_summary: ReasoningPart = "thoughts"
+    """The part of a reasoning turn that its summary is made from, where it has think tags."""
+    rc_summarization_style: Literal["replace", "append"] = "replace"
+    """A summary takes the place of the one before, or is added to it."""
+    rc_truncated_summary: Literal["keep", "keep_previous"] = "keep"
+    """What to do with a summary that was cut off at its limit."""
+    rc_summary_reward: Literal["none", "zero", "downstream_mean"] = "none"
+    """none: summaries are not trained. zero: with reward 0 (the KL alone acts on them; needs filter_zero_std_samples False).
+    downstream_mean: with the mean score of the reasoning that they led to."""
+    rc_summary_samples: int = 4
+    """With rc_train_on states and trained summaries: summaries that are compared, on the way to each drawn state."""
+    rc_turn_weights: list[str] = field(default_factory=list)
+    """Weights in the loss by turn, such as reasoning:3=2.0 summarization=0.5; 0 leaves out. By default 1."""
+    rc_buffer_size: int = 0
+    """States from earlier rollouts that are kept, so that others begin there. 0: none."""
+    rc_buffer_states_per_problem: int = 4
+    """Most of them for one prompt."""
+    rc_max_state_age: int | None = None
+    """Age, in weight versions, past which such a state is thrown away. By default no limit."""
+    rc_eval_num_reasoning_steps: int | None = None
+    """Cycles in evaluation. By default rc_num_reasoning_steps."""
+
+    @property
+    def uses_rc(self) -> bool:
+        return self.rollout_workflow == "rc"
+
+    @property
+    def rc_trains_summaries(self) -> bool:
+        return self.uses_rc and self.rc_summary_reward != "none"
 
 
 @dataclass(kw_only=True)
@@ -360,6 +420,7 @@ class GRPOConfig(
     TokenizerOptions,
     DataOptions,
     RolloutOptions,
+    ReasoningCacheOptions,
     AsyncOptions,
     AlgorithmOptions,
     RewardOptions,
@@ -414,7 +475,66 @@ class GRPOConfig(
     @property
     def max_sequence_length(self) -> int:
         """Tokens of the longest prompt with the longest response, evaluation included."""
-        return self.max_prompt_token_length + max(self.response_length, self.eval_sampling.max_tokens)
+        return self.max_prompt_token_length + self.tokens_beside_prompt
+
+    @property
+    def tokens_beside_prompt(self) -> int:
+        """Most tokens of a sequence after a prompt of the data. A summary is written from reasoning and the summary before."""
+        longest = max(self.response_length, self.eval_sampling.max_tokens)
+        return longest + 2 * self.rc_max_summary_tokens if self.uses_rc else longest
+
+    @property
+    def max_trained_length(self) -> int:
+        """Tokens of the longest sequence that is trained on."""
+        if self.rc_trains_summaries:
+            return self.max_prompt_token_length + self.response_length + 2 * self.rc_max_summary_tokens
+        summary = self.rc_max_summary_tokens if self.uses_rc else 0
+        return self.max_prompt_token_length + summary + self.response_length
+
+    @property
+    def max_responses_per_prompt(self) -> int:
+        """Samples that one prompt comes to, in as many groups as it has baselines."""
+        samples = self.num_samples_per_prompt_rollout
+        if not self.uses_rc:
+            return samples
+        ways = self.rc_summary_samples if self.rc_trains_summaries else 0
+        if self.rc_train_on == "states":
+            return self.rc_states_per_problem * (samples * max(ways, 1) + ways)
+        return samples * (2 * self.rc_num_reasoning_steps - 1 if ways else self.rc_num_reasoning_steps)
+
+    @property
+    def rc_settings(self) -> RCSettings | None:
+        """How turns are made; sampling, seed and cycles are those of each prompt. None without the reasoning cache.
+
+        Raises `OSError` for a template whose file cannot be read, which `config_checks` has told of.
+        """
+        if not self.uses_rc:
+            return None
+        return RCSettings(
+            num_reasoning_steps=self.rc_num_reasoning_steps,
+            reasoning_prompt_template=read_template(self.rc_reasoning_prompt_template),
+            summarization_prompt_template=read_template(self.rc_summarization_prompt_template),
+            max_reasoning_tokens=self.response_length,
+            max_summary_tokens=self.rc_max_summary_tokens,
+            use_think_tags=self.rc_use_think_tags,
+            reasoning_for_summary=self.rc_reasoning_for_summary,
+            summarization_style=self.rc_summarization_style,
+            truncated_summary=self.rc_truncated_summary,
+        )
+
+    @property
+    def rc_plans(self) -> PlanOptions:
+        """What is asked of the reasoning cache, prompt by prompt."""
+        is_fresh = self.rc_train_on == "states"
+        return PlanOptions(
+            num_cycles=self.rc_num_reasoning_steps,
+            states_per_problem=self.rc_states_per_problem if is_fresh else 0,
+            num_summaries=self.rc_summary_samples if self.rc_trains_summaries else 0,
+            eval_num_cycles=self.rc_eval_num_reasoning_steps or self.rc_num_reasoning_steps,
+            buffer_size=self.rc_buffer_size,
+            buffer_states_per_problem=self.rc_buffer_states_per_problem,
+            max_state_age=self.rc_max_state_age,
+        )
 
     @property
     def state_dir(self) -> Path:

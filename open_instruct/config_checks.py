@@ -16,6 +16,15 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from open_instruct.config import NEVER, GRPOConfig
 from open_instruct.device import flash_attention_can_run
+from open_instruct.rc_prompts import (
+    REASONING_FIELDS,
+    SUMMARIZATION_FIELDS,
+    read_template,
+    required_of_summaries,
+    template_mistakes,
+)
+from open_instruct.rc_types import SUMMARIZATION
+from open_instruct.rc_weights import parse_turn_weights
 
 HUB_TIMEOUT_S = 5.0
 """Seconds that the Hugging Face hub has to say whether it knows a name."""
@@ -116,6 +125,14 @@ LIMITS: dict[str, Limits] = {
     "local_eval_every": _INTERVAL,
     "eval_temperature": Limits(0, MAX_TEMPERATURE),
     "eval_top_p": _POSITIVE_SHARE,
+    "rc_num_reasoning_steps": _COUNT,
+    "rc_states_per_problem": _COUNT,
+    "rc_max_summary_tokens": _COUNT,
+    "rc_summary_samples": _COUNT,
+    "rc_buffer_size": _NOT_NEGATIVE,
+    "rc_buffer_states_per_problem": _COUNT,
+    "rc_max_state_age": _NOT_NEGATIVE,
+    "rc_eval_num_reasoning_steps": _COUNT,
     "eval_response_length": _COUNT,
     "save_freq": _INTERVAL,
     "checkpoint_state_freq": _INTERVAL,
@@ -202,9 +219,10 @@ def streaming_can_scale_gradients(args: GRPOConfig) -> Iterator[str]:
 
 
 def queue_holds_a_step(args: GRPOConfig) -> Iterator[str]:
-    if args.max_queue_size is not None and 0 < args.max_queue_size < args.num_samples_per_step:
+    needed = args.num_unique_prompts_rollout * args.max_responses_per_prompt
+    if args.max_queue_size is not None and 0 < args.max_queue_size < needed:
         options = shown(args, "max_queue_size", "num_unique_prompts_rollout", "num_samples_per_prompt_rollout")
-        yield f"{options}: smaller than one step. Give {args.num_samples_per_step} or more, or leave it out."
+        yield f"{options}: smaller than one step. Give {needed} or more, or leave it out."
 
 
 def one_old_policy(args: GRPOConfig) -> Iterator[str]:
@@ -241,9 +259,10 @@ def stop_strings_are_not_empty(args: GRPOConfig) -> Iterator[str]:
 
 
 def pack_holds_a_sample(args: GRPOConfig) -> Iterator[str]:
-    needed = args.max_prompt_token_length + args.response_length
+    needed = args.max_trained_length
     if args.pack_length < needed:
-        options = shown(args, "pack_length", "max_prompt_token_length", "response_length")
+        summaries = ["rc_max_summary_tokens"] if args.uses_rc else []
+        options = shown(args, "pack_length", "max_prompt_token_length", "response_length", *summaries)
         yield f"{options}: a prompt with its response does not fit into a row. Set pack_length to {needed} or more."
 
 
@@ -329,6 +348,72 @@ def colocated_engines_fit(args: GRPOConfig) -> Iterator[str]:
         yield f"{options}: engines take {needed} places, learners have {args.num_learners}. Ask for fewer or smaller engines."
 
 
+def rc_options_have_their_workflow(args: GRPOConfig) -> Iterator[str]:
+    if args.uses_rc:
+        return
+    fields = GRPOConfig.__dataclass_fields__.values()
+    default = GRPOConfig(model_name_or_path=args.model_name_or_path)
+    for one in fields:
+        if one.name.startswith("rc_") and getattr(args, one.name) != getattr(default, one.name):
+            yield f"{shown(args, 'rollout_workflow', one.name)}: single turns have no such thing. Set rollout_workflow to rc."
+
+
+def rc_states_are_there(args: GRPOConfig) -> Iterator[str]:
+    if args.uses_rc and args.rc_train_on == "states" and args.rc_states_per_problem > args.rc_num_reasoning_steps:
+        options = shown(args, "rc_states_per_problem", "rc_num_reasoning_steps")
+        yield f"{options}: a trajectory has a state before each of its cycles. Ask for {args.rc_num_reasoning_steps} or fewer."
+    if args.uses_rc and args.rc_train_on == "turns" and args.rc_buffer_size:
+        options = shown(args, "rc_train_on", "rc_buffer_size")
+        yield f"{options}: trajectories that are trained on begin at the beginning. Set rc_buffer_size to 0, or train on states."
+
+
+def rc_templates_have_their_fields(args: GRPOConfig) -> Iterator[str]:
+    if not args.uses_rc:
+        return
+    for name, known, required in (
+        ("rc_reasoning_prompt_template", REASONING_FIELDS, REASONING_FIELDS),
+        (
+            "rc_summarization_prompt_template",
+            SUMMARIZATION_FIELDS,
+            ("problem", *required_of_summaries(args.rc_summarization_style)),
+        ),
+    ):
+        try:
+            template = read_template(getattr(args, name))
+        except (OSError, UnicodeDecodeError) as error:
+            yield f"--{name}: it cannot be read ({getattr(error, 'strerror', None) or error}). Check the path."
+            continue
+        for mistake in template_mistakes(template, known=known, required=required):
+            yield f"--{name}: {mistake}"
+
+
+def rc_weights_can_be_read(args: GRPOConfig) -> Iterator[str]:
+    try:
+        weights = parse_turn_weights(args.rc_turn_weights)
+    except ValueError as error:
+        yield f"{shown(args, 'rc_turn_weights')}: {error}."
+        return
+    if (
+        args.uses_rc
+        and not args.rc_trains_summaries
+        and any(kind == SUMMARIZATION and w for (kind, _), w in weights.items())
+    ):
+        options = shown(args, "rc_turn_weights", "rc_summary_reward")
+        yield f"{options}: summaries are not trained. Set rc_summary_reward, or leave out their weights."
+
+
+def rc_problems_are_one_message(args: GRPOConfig) -> Iterator[str]:
+    if args.uses_rc and args.system_prompt_override_file is not None:
+        options = shown(args, "rollout_workflow", "system_prompt_override_file")
+        yield f"{options}: the templates are all that turns say beside the problem. Put the system prompt's text into them."
+
+
+def rc_summaries_can_be_compared(args: GRPOConfig) -> Iterator[str]:
+    if args.rc_trains_summaries and args.rc_train_on == "states" and args.rc_summary_samples == 1:
+        options = shown(args, "rc_summary_reward", "rc_summary_samples")
+        yield f"{options}: a summary is compared with others, and there are none. Give 2 or more."
+
+
 def attention_can_run(args: GRPOConfig) -> Iterator[str]:
     if args.attn_implementation == "flash_attention_2" and not flash_attention_can_run(args.device.kind):
         options = shown(args, "attn_implementation")
@@ -359,7 +444,8 @@ def model_has_enough_positions(args: GRPOConfig) -> Iterator[str]:
     # Scaled rotary embeddings reach further than this number, each kind in its own way.
     is_scaled = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default") != "default"
     if num_positions is not None and not is_scaled and args.max_sequence_length > num_positions:
-        names = "model_name_or_path", "max_prompt_token_length", "response_length", "eval_response_length"
+        names = ["model_name_or_path", "max_prompt_token_length", "response_length", "eval_response_length"]
+        names += ["rc_max_summary_tokens"] if args.uses_rc else []
         yield f"{shown(args, *names)}: the model reads {num_positions} tokens at most. Set shorter lengths."
 
 
@@ -384,6 +470,12 @@ RULES: tuple[Callable[[GRPOConfig], Iterator[str]], ...] = (
     groups_have_something_to_compare,
     episodes_fill_a_step,
     mini_batches_are_not_empty,
+    rc_options_have_their_workflow,
+    rc_states_are_there,
+    rc_templates_have_their_fields,
+    rc_weights_can_be_read,
+    rc_problems_are_one_message,
+    rc_summaries_can_be_compared,
     evaluation_has_data_and_a_time,
     system_prompt_file_can_be_read,
     outputs_can_be_written,

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from open_instruct.rc_types import RCPlan, ReachedState, Turn
+
 TRAIN = "TRAIN"
 """Marker of a prompt or result that belongs to training."""
 EVAL = "EVAL"
@@ -49,6 +51,8 @@ class PromptRequest:
     """The step that was being trained when the prompt was issued: one more than the version of the weights then served. For an
     evaluation, the weight version that it measures."""
     marker: str = TRAIN
+    plan: RCPlan | None = None
+    """With the reasoning cache: the turns that this prompt becomes. `prompt` is that of the first."""
 
     @property
     def is_eval(self) -> bool:
@@ -62,7 +66,7 @@ class TokenStatistics:
     num_prompt_tokens: int
     """Of the prompt, counted once."""
     num_response_tokens: int
-    """Of all G responses together."""
+    """Of all G responses together, and of turns on the way to them."""
     generation_time: float
     """Seconds from the engine's admission of the prompt to its last token."""
     start_time: float
@@ -88,6 +92,10 @@ class GenerationResult:
     marker: str = TRAIN
     error: str = ""
     """Why the engine gave the group up; then there are no responses."""
+    turns: tuple[Turn, ...] = ()
+    """With the reasoning cache: G of them, one for each response."""
+    states: tuple[ReachedState, ...] = ()
+    """States that were reached on the way."""
 
     @property
     def is_eval(self) -> bool:
@@ -118,6 +126,8 @@ class TrainingSample:
     mask: np.ndarray  # (R,) bool: False where a token is not trained on
     logprobs: np.ndarray  # (R,) float32, the engine's
     advantage: float
+    weight: float = 1.0
+    """Of its tokens in the loss."""
 
     def __len__(self) -> int:
         return len(self.query) + len(self.response)
@@ -136,6 +146,7 @@ class CollatedBatchData:
     response_masks: np.ndarray  # (B, T) bool: True on response tokens that are trained on; False on queries and padding
     advantages: np.ndarray  # (B, T) float32, 0 where the mask is False
     vllm_logprobs: np.ndarray  # (B, T) float32, 0 where the mask is False
+    loss_weights: np.ndarray | None = None  # (B, T) float32, 0 where the mask is False; None: 1 on every trained token
 
     @property
     def num_tokens(self) -> int:

@@ -15,6 +15,9 @@ from open_instruct.data_sources import BATCH_ROWS, RawRow, SourceError, iter_row
 from open_instruct.ground_truth_utils import check_label as check_label_of_verifier
 from open_instruct.ground_truth_utils import verifier_name
 from open_instruct.prompt_dataset import PromptDataset, PromptDatasetBuilder, prompt_key
+from open_instruct.rc_prompts import ChatCodec
+from open_instruct.rc_state import InferenceProblemState, RCSettings
+from open_instruct.rc_types import Problem
 from open_instruct.sample_record import has_proto_columns, prompt_fields
 
 if TYPE_CHECKING:
@@ -96,6 +99,8 @@ class RowRules:
     max_prompt_token_length: int
     overlong_prompts: Literal["drop", "error"]
     held_out: frozenset[bytes]
+    rc: RCSettings | None = None
+    """With the reasoning cache: a prompt is one problem, in the template of the first turn."""
 
     @property
     def columns(self) -> tuple[str, str, str]:
@@ -173,6 +178,7 @@ def load_prompts(
     known_verifiers: Collection[str],
     exclude: PromptDataset | None = None,
     check_label: Callable[[str, object], None] | None = check_label_of_verifier,
+    rc: RCSettings | None = None,
     cache_dir: str | None = None,
     flag: str = "--dataset_mixer_list",
 ) -> tuple[PromptDataset, LoadReport]:
@@ -182,7 +188,8 @@ def load_prompts(
     out), `ground_truths_key` (any JSON value) and `dataset` (a verifier's name, or a list with that one); or it is in the
     document's sample format (sample_record). `exclude` holds prompts that must not come out, an evaluation set for one.
     `check_label(dataset, ground_truth)` raises `ValueError` for a ground truth that the verifier cannot use; None skips
-    that. `flag` is what messages call the mixer list; `cache_dir` is for hub names.
+    that. With `rc` a row is one user message, the problem: its prompt is that of a first reasoning turn, its `raw_query`
+    the problem. `flag` is what messages call the mixer list; `cache_dir` is for hub names.
 
     Raises:
         DatasetError: everything that is wrong, by source and row.
@@ -204,6 +211,7 @@ def load_prompts(
         max_prompt_token_length=max_prompt_token_length,
         overlong_prompts=overlong_prompts,
         held_out=frozenset(exclude.prompt_keys() if exclude is not None else ()),
+        rc=rc,
     )
     builder = PromptDatasetBuilder()
     reports = []
@@ -288,21 +296,51 @@ class _Source:
     def _tokenize(
         self, rows: list[CheckedRow], builder: PromptDatasetBuilder, tokenizer: "PreTrainedTokenizerBase"
     ) -> None:
-        rows, texts = self._render(rows, tokenizer)
-        if not rows:
-            return
-        tokens = tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]
-        for row, text, token_ids in zip(rows, texts, tokens, strict=True):
+        prompts = self._single_turns(rows, tokenizer) if self.rules.rc is None else self._first_turns(rows, tokenizer)
+        for row, text, token_ids, length in prompts:
             if not token_ids:
                 self.mistakes.add(f"{self.name} {row.place}: the chat template makes an empty prompt of it")
-            elif len(token_ids) > self.rules.max_prompt_token_length:
+            elif length > self.rules.max_prompt_token_length:
                 self.report.num_overlong += 1
-                self.longest = max(self.longest, (len(token_ids), row.place))
+                self.longest = max(self.longest, (length, row.place))
             elif self.rules.held_out and prompt_key(token_ids) in self.rules.held_out:
                 self.report.num_excluded += 1
             else:
                 self.report.num_kept += 1
                 builder.add(token_ids=token_ids, ground_truth=row.ground_truth, dataset=row.dataset, raw_query=text)
+
+    def _single_turns(
+        self, rows: list[CheckedRow], tokenizer: "PreTrainedTokenizerBase"
+    ) -> Iterator[tuple[CheckedRow, str, list[int], int]]:
+        """Each row with its prompt's text, token ids and length."""
+        rows, texts = self._render(rows, tokenizer)
+        if not rows:
+            return
+        tokens = tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]
+        for row, text, token_ids in zip(rows, texts, tokens, strict=True):
+            yield row, text, token_ids, len(token_ids)
+
+    def _first_turns(
+        self, rows: list[CheckedRow], tokenizer: "PreTrainedTokenizerBase"
+    ) -> Iterator[tuple[CheckedRow, str, list[int], int]]:
+        """Each row with its problem, the token ids of the first reasoning turn, and the problem's length in either template."""
+        assert self.rules.rc is not None
+        codec = ChatCodec(tokenizer)
+        for row in rows:
+            if [message["role"] for message in row.messages] != ["user"]:
+                self.mistakes.add(f"{self.name} {row.place}: the reasoning cache takes one user message, the problem")
+                continue
+            problem = row.messages[0]["content"]
+            state = InferenceProblemState(Problem("", problem, None, "", ""), self.rules.rc)
+            try:
+                token_ids = codec.chat_prompt(
+                    state.get_filled_reasoning_prompt(), opens_think=self.rules.rc.use_think_tags
+                )
+                summarization = codec.chat_prompt(state.get_filled_summarization_prompt())
+            except Exception as err:  # a chat template is a program and may raise anything
+                self.mistakes.add(f"{self.name} {row.place}: the chat template refuses it: {err}")
+                continue
+            yield row, problem, token_ids, max(len(token_ids), len(summarization))
 
     def _render(
         self, rows: list[CheckedRow], tokenizer: "PreTrainedTokenizerBase"

@@ -60,6 +60,7 @@ def compute_grpo_loss(
     beta: float,
     kl_estimator: int,
     weights: torch.Tensor | None = None,
+    loss_weights: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """Policy loss plus `beta` times the KL to the reference policy, summed over trained tokens.
 
@@ -70,6 +71,7 @@ def compute_grpo_loss(
         loss_fn: a key of `LOSS_FNS`.
         kl_estimator: which of the four of `estimate_kl` enters the loss.
         weights: (B, T), of the policy loss alone (see `compute_rho_correction`), without a gradient; None is 1 everywhere.
+        loss_weights: (B, T), of both parts of the loss; None is 1 everywhere.
 
     Returns:
         The scalar loss, and by metric name the detached float32 sums to divide by the token count for a mean: the parts
@@ -91,6 +93,8 @@ def compute_grpo_loss(
         kls = estimate_kl(new_logprobs - torch.where(mask, ref_logprobs.detach(), 0), ratio)
         kl_loss = beta * kls[kl_estimator]
         per_token |= {f"objective/kl{i}_avg": kl for i, kl in enumerate(kls)}
+    if loss_weights is not None:
+        policy_loss, kl_loss = policy_loss * loss_weights, kl_loss * loss_weights
     total_loss = policy_loss + kl_loss
     per_token |= {"loss/policy_avg": policy_loss, "loss/kl_avg": kl_loss, "loss/total_avg": total_loss}
     sums = {name: (values.detach() * mask).sum(dtype=torch.float32) for name, values in per_token.items()}

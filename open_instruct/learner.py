@@ -382,6 +382,7 @@ class PolicyTrainerRayProcess(TrainRayActor):
             beta=args.beta,
             kl_estimator=args.kl_estimator,
             weights=weights,
+            loss_weights=tensors["loss_weights"][:, 1:] if "loss_weights" in tensors else None,
         )
         sums |= rho_sums
         sums["policy/entropy_avg"] = (entropy * mask).sum()
@@ -422,8 +423,9 @@ class PolicyTrainerRayProcess(TrainRayActor):
         return float(torch.nn.utils.get_total_norm(grads)) if grads else None
 
     def _to_tensors(self, micro_batch: CollatedBatchData) -> dict[str, torch.Tensor]:
-        """Arrays from Ray are read-only, so this copies them. Ids as int64, the rest as it is."""
-        tensors = {name: torch.from_numpy(array.copy()) for name, array in vars(micro_batch).items()}
+        """Arrays from Ray are read-only, so this copies them. Ids as int64, the rest as it is; what is None is left out."""
+        arrays = {name: array for name, array in vars(micro_batch).items() if array is not None}
+        tensors = {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
         for name in ("query_responses", "position_ids"):
             tensors[name] = tensors[name].long()
         return {name: tensor.to(self._torch_device) for name, tensor in tensors.items()}

@@ -18,7 +18,7 @@ class PromptRow:
     dataset: str
     """Names the verifier."""
     raw_query: str
-    """The prompt's text, chat template applied."""
+    """The prompt's text, chat template applied; with the reasoning cache, the problem alone."""
 
 
 @dataclass(frozen=True)

@@ -7,18 +7,22 @@ it bounds what it bounded there, one entry on its way to the stream.
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from open_instruct.cli import UsageError, make_config
-from open_instruct.rc_prompts import REASONING_FIELDS, SUMMARIZATION_FIELDS, template_mistakes
+from open_instruct.rc_prompts import (
+    FILE_PREFIX,
+    REASONING_FIELDS,
+    SUMMARIZATION_FIELDS,
+    read_template,
+    required_of_summaries,
+    template_mistakes,
+)
 from open_instruct.rc_state import RCSettings
 from open_instruct.rc_types import RetryOptions
 from open_instruct.yaml_door import in_terms_of_the_file, unknown_key
 
 Section = TypeVar("Section")
-FILE_PREFIX = "file:"
-"""A template that begins so is the path of a file that holds it."""
 
 
 @dataclass(frozen=True)
@@ -230,7 +234,7 @@ def _with_templates(config: Mapping[str, Any], mistakes: list[str]) -> Mapping[s
         template = actor.get(name)
         if isinstance(template, str) and template.startswith(FILE_PREFIX):
             try:
-                read[name] = Path(template.removeprefix(FILE_PREFIX).strip()).read_text()
+                read[name] = read_template(template)
             except (OSError, UnicodeDecodeError) as error:
                 reason = getattr(error, "strerror", error)
                 mistakes.append(f"actor.{name} {template}: it cannot be read ({reason}). Check the path.")
@@ -357,7 +361,10 @@ def _mistakes_between_sections(options: RCOptions) -> Iterator[str]:
         yield "actor.one_long_turn: there is no evaluation that it belongs to. Set eval_every_n_versions to 1, or it to false."
     required = {
         "reasoning_prompt_template": (REASONING_FIELDS, REASONING_FIELDS),
-        "summarization_prompt_template": (SUMMARIZATION_FIELDS, _required_of_summaries(options.actor)),
+        "summarization_prompt_template": (
+            SUMMARIZATION_FIELDS,
+            required_of_summaries(options.actor.summarization_style),
+        ),
     }
     for name, (known, needed) in required.items():
         template = getattr(options.actor, name)
@@ -365,11 +372,6 @@ def _mistakes_between_sections(options: RCOptions) -> Iterator[str]:
             continue
         for mistake in template_mistakes(template, known=known, required=needed):
             yield f"actor.{name}: {mistake}"
-
-
-def _required_of_summaries(actor: ActorOptions) -> tuple[str, ...]:
-    """A summary that takes the place of the one before has to see it."""
-    return ("reasoning",) if actor.summarization_style == "append" else ("existing_summary", "reasoning")
 
 
 def split_urls(urls: Iterable[str]) -> list[str]:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
@@ -12,6 +13,27 @@ REASONING_FIELDS = ("problem", "curr_summary")
 SUMMARIZATION_FIELDS = ("problem", "existing_summary", "reasoning")
 OMISSION = "\n[…]\n"
 """Stands where the middle of a text was left out."""
+
+FILE_PREFIX = "file:"
+"""A template that begins so is the path of a file that holds it."""
+REASONING_TEMPLATE = """Solve this problem step by step.
+
+Problem: {problem}
+
+Previous work: {curr_summary}
+
+Continue your reasoning:
+"""
+SUMMARIZATION_TEMPLATE = """Summarize the solution progress.
+
+Problem: {problem}
+
+Previous summary: {existing_summary}
+
+New reasoning: {reasoning}
+
+Provide a concise updated summary:
+"""
 
 ReasoningPart = Literal["thoughts", "answer", "both"]
 
@@ -34,6 +56,18 @@ def fill_template(template: str, values: Mapping[str, str]) -> str:
         return values[match["name"]] if is_field else match[0]
 
     return _BRACES.sub(replace, template)
+
+
+def read_template(template: str) -> str:
+    """The template itself, or what the file holds that it names. Raises `OSError` or `UnicodeDecodeError`."""
+    if not template.startswith(FILE_PREFIX):
+        return template
+    return Path(template.removeprefix(FILE_PREFIX).strip()).read_text()
+
+
+def required_of_summaries(style: str) -> tuple[str, ...]:
+    """Fields that a summarization template needs: a summary that takes the place of the one before has to see it."""
+    return ("reasoning",) if style == "append" else ("existing_summary", "reasoning")
 
 
 def template_mistakes(template: str, *, known: Collection[str], required: Collection[str]) -> list[str]:

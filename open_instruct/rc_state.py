@@ -2,10 +2,19 @@
 
 import hashlib
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 from open_instruct.rc_prompts import ReasoningPart, fill_template
-from open_instruct.rc_types import CONTROL, ONE_LONG_TURN, REASONING, SUMMARIZATION, Generation, Problem, TrainingText
+from open_instruct.rc_types import (
+    CONTROL,
+    ONE_LONG_TURN,
+    REASONING,
+    SUMMARIZATION,
+    Generation,
+    Problem,
+    ReachedState,
+    TrainingText,
+)
 
 ATTEMPT = "/attempt-"
 
@@ -78,6 +87,26 @@ class InferenceProblemState:
     """Attempts at turns that failed."""
     num_requeues: int = 0
     """Times that a turn used up its retries and the trajectory was put back."""
+
+    @classmethod
+    def beginning_at(
+        cls, state: ReachedState, problem: Problem, settings: RCSettings, *, sample_id: int = 0
+    ) -> "InferenceProblemState":
+        """A trajectory that takes up another one's summary; its stores hold its own turns alone."""
+        return cls(
+            problem,
+            settings,
+            sample_id=sample_id,
+            curr_summary=state.summary,
+            reasoning_turn_number=state.number,
+            summarization_turn_number=state.number,
+            overall_cycle_step=2 * state.number,
+        )
+
+    def branch(self, sample_id: int) -> "InferenceProblemState":
+        """Another trajectory from where this one stands; its stores hold its own turns alone."""
+        stores: dict[str, Any] = {name: [] for name in self.__dataclass_fields__ if name.endswith("_store")}
+        return replace(self, sample_id=sample_id, num_retries=0, num_requeues=0, **stores)
 
     @property
     def group_id(self) -> str:

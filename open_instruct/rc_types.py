@@ -118,6 +118,51 @@ class TrainingText:
 
 
 @dataclass(frozen=True)
+class ReachedState:
+    """Where a rollout stands between two cycles: all that the next reasoning turn knows beside the problem."""
+
+    number: int = 0
+    """Summaries behind it; 0 is the beginning."""
+    summary: str = ""
+    """As text, because a template takes it up."""
+    version: int = 0
+    """Oldest weights that wrote it."""
+
+
+@dataclass(frozen=True)
+class RCPlan:
+    """What a training or evaluation prompt asks of an engine beside its sampling (`data_types.PromptRequest`).
+
+    With `states` the samples are fresh reasoning turns at each of them, n (`SamplingConfig`) each. Without, they are the turns of
+    n trajectories of `num_cycles` cycles, the last summary left out: nothing follows from it.
+    """
+
+    problem: str
+    start: ReachedState = ReachedState()
+    """Where the rollout begins; no later than the first of `states` after 0."""
+    states: tuple[int, ...] = ()
+    """By number."""
+    num_cycles: int = 1
+    num_summaries: int = 0
+    """Summaries that are samples too: so many ways to each of `states`; without `states`, those of the trajectories if not 0."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """Which turn of its rollout a response is."""
+
+    query: np.ndarray  # (Q,) int32, the prompt as the engine had it
+    turn_type: str
+    turn_number: int
+    """Of that type, from 1."""
+    group: int
+    """Responses of the same number are each other's baseline."""
+    follows: int = -1
+    """Position, among the responses, of the summary in its prompt; -1 if that is none of them."""
+    sample_id: int = 0
+
+
+@dataclass(frozen=True)
 class RolloutResult:
     """One trajectory on its way back: all its turns, or why it was dropped."""
 

@@ -86,6 +86,7 @@ def collate_padded(samples: Sequence[TrainingSample], pad_token_id: int) -> Coll
         return padded_BT
 
     tokens, mask, advantages, logprobs = _concatenate(samples)
+    weights = _loss_weights(samples, mask)
     return CollatedBatchData(
         query_responses=fill(tokens, padding=pad_token_id),
         # Counting on through the padding keeps each row one sequence, for which attention has its fast causal path.
@@ -93,6 +94,7 @@ def collate_padded(samples: Sequence[TrainingSample], pad_token_id: int) -> Coll
         response_masks=fill(mask),
         advantages=fill(advantages),
         vllm_logprobs=fill(logprobs),
+        loss_weights=None if weights is None else fill(weights),
     )
 
 
@@ -101,12 +103,14 @@ def collate_packed(samples: Sequence[TrainingSample], pad_token_id: int) -> Coll
     del pad_token_id  # the two layouts share a signature
     lengths = [len(sample) for sample in samples]
     tokens, mask, advantages, logprobs = _concatenate(samples)
+    weights = _loss_weights(samples, mask)
     return CollatedBatchData(
         query_responses=tokens[None],
         position_ids=reset_position_ids(np.repeat(np.arange(1, len(samples) + 1), lengths)[None]),
         response_masks=mask[None],
         advantages=advantages[None],
         vllm_logprobs=logprobs[None],
+        loss_weights=None if weights is None else weights[None],
     )
 
 
@@ -124,6 +128,14 @@ def _concatenate(samples: Sequence[TrainingSample]) -> tuple[np.ndarray, np.ndar
         np.where(mask, advantages, 0).astype(np.float32),
         np.where(mask, logprobs, 0).astype(np.float32),
     )
+
+
+def _loss_weights(samples: Sequence[TrainingSample], mask: np.ndarray) -> np.ndarray | None:
+    """Of all tokens, flat like those of `_concatenate`; None where all samples weigh 1."""
+    if all(sample.weight == 1.0 for sample in samples):
+        return None
+    weights = np.repeat([sample.weight for sample in samples], [len(sample) for sample in samples])
+    return np.where(mask, weights, 0).astype(np.float32)
 
 
 def _dummy(pad_token_id: int) -> CollatedBatchData:

@@ -26,17 +26,18 @@ import numpy as np
 import ray
 from ray.util.queue import Empty, Full, Queue
 
-from open_instruct import batch_building
+from open_instruct import batch_building, rc_groups
 from open_instruct.batch_building import ScoredGroup
 from open_instruct.config import GRPOConfig
 from open_instruct.data_types import EVAL, Box, GenerationResult, PromptRequest, RolloutBatch
 from open_instruct.logger_utils import TrackerOptions, make_tracker
 from open_instruct.message_queue import MessageQueue
 from open_instruct.prompt_dataset import PromptDataset, PromptOrder
+from open_instruct.rc_plans import RCPlanner
 from open_instruct.rollout_state import FinishedGroup, read_state, write_state
-from open_instruct.sample_record import ItemShape, append_record, non_tensor_fields, to_proto_item
 from open_instruct.staleness import CONSUMED, ZERO_STD, Assignment, FlowOptions, IssuedPrompt, PromptFlow, PromptLedger
 from open_instruct.step_assembly import CollationOptions, StepAssembly
+from open_instruct.step_record import write_step_record
 from open_instruct.verifier_pool import VerifierPool
 
 logger = logging.getLogger(__name__)
@@ -132,6 +133,7 @@ class RolloutController:
         self._state = threading.Condition()
         self._ledger = PromptLedger()
         self._flow = PromptFlow(flow_options(args), self._ledger)
+        self._planner = RCPlanner(args.rc_plans) if args.uses_rc else None
         self._verifying: dict[str, GenerationResult] = {}
         """Results of training prompts that are being scored."""
         self._verified: queue.SimpleQueue[_Verified | BaseException] = queue.SimpleQueue()
@@ -265,7 +267,9 @@ class RolloutController:
             self._evaluation = None
             self._sent_eval.clear()
         groups = [self._group(one) for one in evaluation.results.values()]
-        metrics = batch_building.evaluation_metrics(groups, verification_reward=self._args.verification_reward)
+        answers = groups if self._planner is None else rc_groups.last_turns(groups)
+        metrics = batch_building.evaluation_metrics(answers, verification_reward=self._args.verification_reward)
+        metrics |= {} if self._planner is None else rc_groups.evaluation_metrics(groups)
         metrics["time/eval"] = time.time() - evaluation.started_at
         return metrics
 
@@ -365,13 +369,19 @@ class RolloutController:
         """Dataset position and ledger between two steps; plain values."""
         with self._state:
             self._raise_background_error()
-            return {"next_issue_number": self._flow.next_issue_number, "ledger": self._ledger.state_dict()}
+            return {
+                "next_issue_number": self._flow.next_issue_number,
+                "ledger": self._ledger.state_dict(),
+                "rc_states": [] if self._planner is None else self._planner.state_dict(),
+            }
 
     def load_state_dict(self, state: dict[str, Any], finished: Sequence[FinishedGroup] = ()) -> None:
         """Before `start`: go on from there."""
         assert not self._threads, "the controller has started"
         self._flow.next_issue_number = state["next_issue_number"]
         self._ledger.load_state_dict(state["ledger"])
+        if self._planner is not None:
+            self._planner.load_state_dict(state.get("rc_states", []))
         self._loaded = list(finished)
 
     def _finished_groups(self) -> list[FinishedGroup]:
@@ -519,10 +529,16 @@ class RolloutController:
         return None if prompt is None else self._train_request(prompt)
 
     def _train_request(self, prompt: IssuedPrompt) -> PromptRequest:
-        sampling = self._args.train_sampling
-        config = replace(sampling, seed=request_seed(self._args.seed, prompt.issue_number))
-        _, row = self._order[prompt.issue_number]
-        return PromptRequest(self._train[row].prompt, config, row, prompt.prompt_id, prompt.version + 1)
+        seed = request_seed(self._args.seed, prompt.issue_number)
+        config = replace(self._args.train_sampling, seed=seed)
+        _, number = self._order[prompt.issue_number]
+        row = self._train[number]
+        plan = None
+        if self._planner is not None:
+            plan = self._planner.training_plan(
+                prompt.prompt_id, number, row.raw_query, version=self._flow.version, seed=seed
+            )
+        return PromptRequest(row.prompt, config, number, prompt.prompt_id, prompt.version + 1, plan=plan)
 
     def _eval_request(self, row: int) -> PromptRequest:
         """The same seed for the same row at every version: two evaluations differ by their weights alone."""
@@ -530,7 +546,9 @@ class RolloutController:
         assert self._evaluation is not None
         version = self._evaluation.version
         config = replace(self._args.eval_sampling, seed=request_seed(self._args.seed, row, EVAL_STREAM))
-        request = PromptRequest(self._eval[row].prompt, config, row, f"eval-{version}-{row}", version, marker=EVAL)
+        plan = None if self._planner is None else self._planner.evaluation_plan(self._eval[row].raw_query)
+        prompt_id = f"eval-{version}-{row}"
+        request = PromptRequest(self._eval[row].prompt, config, row, prompt_id, version, marker=EVAL, plan=plan)
         self._sent_eval[row] = request
         return request
 
@@ -573,8 +591,11 @@ class RolloutController:
 
     def _verify(self, result: GenerationResult) -> None:
         row = self._row(result)
-        token_ids = [response.tolist() for response in result.responses]
+        judged = rc_groups.judged(result.turns) if result.turns else range(len(result.responses))
+        token_ids = [result.responses[position].tolist() for position in judged]
         texts = self._tokenizer.batch_decode(token_ids, skip_special_tokens=True)
+        if result.turns:
+            texts = [rc_groups.answer_to_judge(text, opens_think=self._args.rc_use_think_tags) for text in texts]
         started = time.perf_counter()
 
         def done(future: Any) -> None:
@@ -584,13 +605,19 @@ class RolloutController:
             scored = future.result()
             verified = _Verified(
                 result=result,
-                scores=np.array([one.score for one in scored], dtype=np.float32),
+                scores=self._scores(result, [one.score for one in scored]),
                 num_failures=sum(one.failure is not None for one in scored),
                 score_s=time.perf_counter() - started,
             )
             self._verified.put(verified)
 
         self._verifiers.submit(row.dataset, row.ground_truth, token_ids, texts).add_done_callback(done)
+
+    def _scores(self, result: GenerationResult, judged: list[float]) -> np.ndarray:
+        """(G,) float32, of all responses."""
+        if result.turns:
+            return rc_groups.scores_of_turns(result.turns, judged, self._args.rc_summary_reward)
+        return np.array(judged, dtype=np.float32)
 
     def _row(self, result: GenerationResult) -> Any:
         dataset = self._eval if result.is_eval else self._train
@@ -638,6 +665,8 @@ class RolloutController:
         result = verified.result
         with self._state:
             self._verifying.pop(result.prompt_id, None)
+            if self._planner is not None:
+                self._planner.arrived(result.prompt_id, result.states)
             versions = {"oldest_version": result.oldest_version, "newest_version": result.newest_version}
             if self._flow.arrive(result.prompt_id, **versions):
                 self._groups[result.prompt_id] = self._group(verified)
@@ -688,6 +717,7 @@ class RolloutController:
         metrics: dict[str, Any] = {}
         if complete:
             metrics = assembly.metrics(time.time()) | self._over_issue.metrics()
+            metrics |= {} if self._planner is None else self._planner.metrics()
             metrics["stale_results_dropped"] = self._flow.num_stale_discarded
         batch = RolloutBatch(
             training_step=assembly.training_step,
@@ -700,7 +730,7 @@ class RolloutController:
             min_version=piece.min_version,
         )
         if complete and self._args.save_traces:
-            self._write_record(assembly)
+            write_step_record(self._args, assembly, self._train, self._tokenizer, self._options.pad_token_id)
         while not self._stopping.is_set():
             try:
                 self.message_queue.put(
@@ -709,31 +739,6 @@ class RolloutController:
                 return
             except TimeoutError:  # full: learners take their time
                 continue
-
-    def _write_record(self, assembly: StepAssembly) -> None:
-        """The samples of a step in a file of its own: a resumed run writes it anew."""
-        path = Path(self._args.output_dir) / "samples" / f"step_{assembly.training_step:06d}.jsonl"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.unlink(missing_ok=True)
-        shape = ItemShape(self._args.max_prompt_token_length, self._args.response_length, self._options.pad_token_id)
-        items = []
-        for group, samples in assembly.trained:
-            row = self._row(group.result)
-            fields = non_tensor_fields(
-                data_source=row.dataset,
-                ground_truth=row.ground_truth,
-                rendered_prompt=self._tokenizer.decode(row.prompt),
-                uid=group.result.prompt_id,
-                index=group.result.index,
-            )
-            meta = {"training_step": assembly.training_step, "engine_id": group.result.engine_id}
-            items += [
-                to_proto_item(
-                    sample.query, sample.response, shape, mask=sample.mask, non_tensor_batch=fields, meta_info=meta
-                )
-                for sample in samples
-            ]
-        append_record(path, items)
 
 
 def _tracker_options(args: GRPOConfig, options: ControllerOptions) -> TrackerOptions:

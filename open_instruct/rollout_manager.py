@@ -153,6 +153,7 @@ def engine_options(args: GRPOConfig, device: Device, *, seed: int, max_model_len
         enable_prefix_caching=args.vllm_enable_prefix_caching,
         inflight_updates=args.inflight_updates,
         generation_timeout=args.generation_timeout,
+        rc=args.rc_settings,
         sleep=SleepOptions(
             after_s=args.engine_sleep_after_s,
             level=args.engine_sleep_level,
@@ -195,7 +196,7 @@ class RolloutManager:
         inputs = inputs or _read_inputs(args)
         self.queues = queues or create_queues(args)
         self.message_queue = message_queue or create_message_queue(args)
-        self.max_model_len = inputs.longest_prompt + max(args.response_length, args.eval_sampling.max_tokens)
+        self.max_model_len = inputs.longest_prompt + args.tokens_beside_prompt
         self.controller = create_controller(
             args, inputs, self.queues, self.message_queue, wandb_run_id=wandb_run_id, rollouter_cls=rollouter_cls
         )

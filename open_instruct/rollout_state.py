@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from open_instruct.data_types import GenerationResult, TokenStatistics
+from open_instruct.rc_types import ReachedState, Turn
 
 FORMAT_VERSION = 1
 FILE = "rollout_state.npz"
@@ -84,6 +85,8 @@ def _header(group: FinishedGroup) -> dict[str, Any]:
         "training_step": result.training_step,
         "engine_id": result.engine_id,
         "token_statistics": asdict(result.token_statistics),
+        "turns": [vars(turn) | {"query": turn.query.tolist()} for turn in result.turns],
+        "states": [asdict(state) for state in result.states],
     }
 
 
@@ -108,6 +111,10 @@ def _groups(
             training_step=header["training_step"],
             engine_id=header["engine_id"],
             token_statistics=TokenStatistics(**header["token_statistics"]),
+            turns=tuple(
+                Turn(**turn | {"query": np.asarray(turn["query"], np.int32)}) for turn in header.get("turns", ())
+            ),
+            states=tuple(ReachedState(**state) for state in header.get("states", ())),
         )
         yield FinishedGroup(result, own_scores, header["num_failures"])
 

@@ -47,6 +47,7 @@ def _load(
 ) -> tuple[PromptDataset | None, list[LoadReport]]:
     try:
         system_prompt = Path(args.system_prompt_override_file).read_text() if args.system_prompt_override_file else None
+        rc = args.rc_settings
     except (OSError, UnicodeDecodeError):
         return None, []  # `collect_mistakes` has told of it
     try:
@@ -61,6 +62,7 @@ def _load(
             system_prompt_override=system_prompt,
             known_verifiers=verifier_names(),
             exclude=exclude,
+            rc=rc,
             flag=f"--{flag}",
         )
     except DatasetError as error:

@@ -11,10 +11,12 @@ from typing import Literal
 
 import numpy as np
 
-from open_instruct import batch_building
+from open_instruct import batch_building, rc_groups
 from open_instruct.batch_building import ScoredGroup
 from open_instruct.config import GRPOConfig
 from open_instruct.data_types import MiniBatch, TrainingSample
+from open_instruct.rc_types import SUMMARIZATION
+from open_instruct.rc_weights import parse_turn_weights
 from open_instruct.rl_utils import prepare_collated_data_for_workers
 from open_instruct.staleness import Assignment, sample_age
 
@@ -58,6 +60,9 @@ class StepAssembly:
         """Trained tokens so far."""
         self._args = args
         self._options = options
+        self._turn_weights = parse_turn_weights(args.rc_turn_weights)
+        self._rollouts: list[ScoredGroup] = []
+        """With the reasoning cache: whole results, of which `_groups` are the parts."""
         self._groups: list[ScoredGroup] = []
         self._kept: list[_Kept] = []
         self._unsent: list[_Kept] = []
@@ -79,10 +84,20 @@ class StepAssembly:
             yield kept.group, kept.samples
 
     def add(self, group: ScoredGroup, assignment: Assignment) -> bool:
-        """Take a group into the step; whether it is trained on (one whose samples all scored alike teaches nothing)."""
+        """Take a group into the step; whether it is trained on (one whose samples all scored alike teaches nothing).
+
+        A reasoning-cache rollout is several groups, one for each baseline.
+        """
+        if not group.result.turns:
+            return self._add(group, assignment)
+        self._rollouts.append(group)
+        parts = rc_groups.by_baseline(group, self._turn_weights)
+        return sum(self._add(part, assignment) for part in parts) > 0
+
+    def _add(self, group: ScoredGroup, assignment: Assignment) -> bool:
         args = self._args
         self._groups.append(group)
-        if args.filter_zero_std_samples and group.has_zero_std:
+        if group.weight == 0 or (args.filter_zero_std_samples and group.has_zero_std):
             return False
         age = sample_age(self.training_step, assignment.oldest_trained_version)
         assert age <= args.staleness_bound, (
@@ -158,8 +173,9 @@ class StepAssembly:
         kept = sorted(self._kept, key=lambda one: one.issue_number)
         samples = [sample for one in kept for sample in one.samples]
         groups = [one.group for one in kept]
+        answers = [group for group in self._groups if group.turn_type != SUMMARIZATION]
         metrics = {
-            **batch_building.response_metrics(self._groups, verification_reward=args.verification_reward),
+            **batch_building.response_metrics(answers, verification_reward=args.verification_reward),
             **batch_building.step_metrics(
                 self.training_step, self._groups, groups, num_prompts=args.num_unique_prompts_rollout
             ),
@@ -170,6 +186,8 @@ class StepAssembly:
             "time/packing": self._packing_s,
             "time/verification": self._groups[-1].score_s,  # of the last to come: the others were scored meanwhile
         }
+        if self._rollouts:
+            metrics |= rc_groups.rollout_metrics(self._rollouts, self._groups)
         return metrics | (batch_building.advantage_metrics(samples) if samples else {})
 
     def _freshness(self, kept: Sequence[_Kept], now: float) -> dict[str, float]:

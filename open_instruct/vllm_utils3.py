@@ -6,7 +6,7 @@
     learners, driver ── control calls (weights, stop) ─────────┘       inference_results_Q ◄──put── pusher thread
 
 An item of `param_prompt_Q` is a `list[PromptRequest]`, one of `inference_results_Q` a `list[GenerationResult]` (lists, because a
-queue call costs more than what it carries).
+queue call costs more than what it carries). A prompt with a plan becomes several requests, one after another (engine_workflows).
 
 One thread owns the engine and steps it. Everybody else posts a command that it runs between two steps (a lock around `step()`
 would starve them). The puller asks for a prompt only while the tokens outstanding here are under the engine's limit, so several
@@ -40,6 +40,9 @@ from open_instruct.data_types import (
     TokenStatistics,
 )
 from open_instruct.engine_sleep import EngineSleep, SleepOptions
+from open_instruct.engine_workflows import EngineFacts, RolloutRunner
+from open_instruct.rc_prompts import ChatCodec
+from open_instruct.rc_state import RCSettings
 
 POLL_S = 0.5
 """Longest wait of a helper thread before it looks whether it should stop."""
@@ -67,6 +70,8 @@ class EngineOptions:
     generation_timeout: float | None = None
     """Seconds after which a group is broken off and reported as failed."""
     sleep: SleepOptions = field(default_factory=SleepOptions)
+    rc: RCSettings | None = None
+    """How prompts with a plan are rolled out; None: there are none."""
     extra: dict[str, Any] = field(default_factory=dict)
     """Further vLLM engine arguments that follow from the device (see `device.py`)."""
     env: dict[str, str] = field(default_factory=dict)
@@ -79,7 +84,7 @@ class _Held:
 
     request: PromptRequest
     reply: Future | None = None
-    """Set for a direct call: the result goes there and not to the queue."""
+    """Set for a direct call and for a turn of a rollout: the result goes there and not to the queue."""
     admitted_at: float = 0.0
 
     @property
@@ -111,6 +116,8 @@ class LLMRayActor:
         self._timeout_s = timeout_s
         self._pause_during_update = options.weight_transport != "ray_object"
         self._held: dict[str, _Held] = {}
+        self._rollouts: set[str] = set()
+        """Prompts with a plan; their turns are in `_held`."""
         self._inbox: deque[_Held] = deque()
         self._outbox: queue.SimpleQueue[GenerationResult] = queue.SimpleQueue()
         self._commands: deque[tuple[Callable[[], object], Future]] = deque()
@@ -132,6 +139,7 @@ class LLMRayActor:
         self._last_step_at = time.time()
         self._engine = make_engine(options, version)
         self._sleep = EngineSleep(self._engine, options.sleep)
+        self._runner = self._make_runner(options) if options.rc is not None else None
         self._max_num_seqs = options.max_num_seqs
         self._max_tokens = _kv_cache_tokens(self._engine)
 
@@ -157,6 +165,8 @@ class LLMRayActor:
             self._running = False
             self._stopping.set()
             self._fail_pending_commands()
+            if self._runner is not None:
+                self._runner.close()
             for helper in helpers:
                 helper.join(timeout=2 * POLL_S + 1.0)
 
@@ -231,7 +241,8 @@ class LLMRayActor:
             self._state.notify_all()
         self._num_generated_tokens += result.token_statistics.num_response_tokens
         if held.reply is not None:
-            held.reply.set_result(result)
+            if held.reply.set_running_or_notify_cancel():  # else the rollout that it is a turn of was broken off
+                held.reply.set_result(result)
         else:
             self._outbox.put(result)
 
@@ -259,16 +270,50 @@ class LLMRayActor:
             self._inbox.append(held)
             self._state.notify_all()
 
+    # --- rollouts of several turns ------------------------------------------------------------------------------------
+
+    def _make_runner(self, options: EngineOptions) -> RolloutRunner:
+        from transformers import AutoTokenizer
+
+        assert options.rc is not None
+        tokenizer = AutoTokenizer.from_pretrained(options.tokenizer or options.model, revision=options.revision)
+        facts = EngineFacts(self.engine_id, options.max_model_len, ChatCodec(tokenizer), options.rc)
+        return RolloutRunner(facts, self._submit_turn, self._hand_over_rollout, self._fail)
+
+    def _begin_rollout(self, request: PromptRequest) -> None:
+        assert self._runner is not None, f"{request.prompt_id} has a plan, and this engine was started without"
+        with self._state:
+            self._rollouts.add(request.prompt_id)
+        self._runner.start(request)
+
+    def _submit_turn(self, request: PromptRequest) -> "Future[GenerationResult]":
+        reply: Future[GenerationResult] = Future()
+        self._accept(_Held(request, reply))
+        return reply
+
+    def _hand_over_rollout(self, result: GenerationResult) -> None:
+        with self._state:
+            self._rollouts.discard(result.prompt_id)
+            self._outgoing.add(result.prompt_id)
+            self._state.notify_all()
+        self._outbox.put(result)
+
+    def _fail(self, error: BaseException) -> None:
+        self._helper_error = error
+
+    # --- room ---------------------------------------------------------------------------------------------------------
+
     def _has_room(self) -> bool:
         """Whether one more group may come: always if there is none, else while sequences and tokens are under the limits.
 
-        Results that nobody takes close the door too.
+        Results that nobody takes close the door too. A rollout counts for the turns that it has here at the moment, but for one
+        at least: between two turns it is about to come back.
         """
         if len(self._outgoing) > self._max_num_seqs:
             return False
-        if not self._held:
+        if not self._held and not self._rollouts:
             return True
-        num_seqs = sum(held.request.generation_config.n for held in self._held.values())
+        num_seqs = max(sum(held.request.generation_config.n for held in self._held.values()), len(self._rollouts))
         num_tokens = sum(held.num_tokens for held in self._held.values())
         return num_seqs < self._max_num_seqs and num_tokens < self._max_tokens
 
@@ -287,7 +332,10 @@ class LLMRayActor:
                 self.stop()
                 return
             for request in bundle:
-                self._accept(_Held(request))
+                if request.plan is None:
+                    self._accept(_Held(request))
+                else:
+                    self._begin_rollout(request)
 
     def _push_results(self) -> None:
         while not self._stopping.is_set():
@@ -314,7 +362,7 @@ class LLMRayActor:
         try:
             work()
         except BaseException as error:
-            self._helper_error = error
+            self._fail(error)
 
     def _raise_helper_error(self) -> None:
         if self._helper_error is not None:
@@ -351,7 +399,7 @@ class LLMRayActor:
         dropped in sleep.
         """
         with self._state:
-            held = [*self._held, *self._outgoing]
+            held = [*self._held, *self._rollouts, *self._outgoing]
             num_tokens = sum(one.num_tokens for one in self._held.values())
             is_busy = bool(self._held) and self._sleep.may_admit
         return {

@@ -72,10 +72,11 @@ class RCWorkflow:
             PromptTooLong: the problem alone fills the context.
         """
         while not state.is_done:
-            await self._take_turn(state)
+            await self.take_turn(state)
         return state.rollouts
 
-    async def _take_turn(self, state: InferenceProblemState) -> None:
+    async def take_turn(self, state: InferenceProblemState) -> TrainingText:
+        """The next turn alone, which the state takes up. Raises as `run` does."""
         request, was_shortened = self._request(state)
         generation = await self.generate(request)
         state.num_retries += generation.num_retries
@@ -90,6 +91,7 @@ class RCWorkflow:
             state.update_reasoning(rollout, generation, self.codec.without_special_tokens(reasoning))
         else:
             state.update_summarization(rollout, generation, self._new_summary(state, text))
+        return rollout
 
     def _new_summary(self, state: InferenceProblemState, text: str) -> str:
         summary = self.codec.without_special_tokens(summary_of(text))

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from open_instruct import config, config_checks
+from open_instruct import config, config_checks, rc_prompts
 from open_instruct.config import GRPOConfig
 from open_instruct.config_checks import collect_mistakes, load_tokenizer
 from open_instruct.device import Device
@@ -62,6 +62,7 @@ def test_defaults_have_no_mistake(make_args: MakeArgs) -> None:
     assert collect_mistakes(make_args()) == []
 
 
+RC: dict[str, Any] = {"rollout_workflow": "rc", "rc_max_summary_tokens": 32, "pack_length": 576}
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"num_unique_prompts_rollout": 0}, "--num_unique_prompts_rollout 0: out of range. Give 1 or more."),
     ({"num_samples_per_prompt_rollout": -4}, "--num_samples_per_prompt_rollout -4: out of range. Give 1 or more."),
@@ -125,6 +126,53 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         {"rho_mask_sequence_level": True},
         "--rho_mask_sequence_level True --rho_mask_lower_bound 0.0 --rho_mask_upper_bound 0.0: nothing would be masked. "
         "Set a bound.",
+    ),
+    (
+        {"rc_buffer_size": 5},
+        "--rollout_workflow single_turn --rc_buffer_size 5: single turns have no such thing. Set rollout_workflow to rc.",
+    ),
+    (
+        {**RC, "rc_states_per_problem": 4},
+        "--rc_states_per_problem 4 --rc_num_reasoning_steps 3: a trajectory has a state before each of its cycles. Ask for 3 "
+        "or fewer.",
+    ),
+    (
+        {**RC, "rc_train_on": "turns", "rc_buffer_size": 5},
+        "--rc_train_on turns --rc_buffer_size 5: trajectories that are trained on begin at the beginning. Set rc_buffer_size "
+        "to 0, or train on states.",
+    ),
+    (
+        {**RC, "rc_reasoning_prompt_template": "{problem} {so_far}{curr_summary}"},
+        "--rc_reasoning_prompt_template: {so_far} is no field. There are {problem}, {curr_summary}; write {{so_far}} where "
+        "braces are meant.",
+    ),
+    (
+        {**RC, "rc_summarization_prompt_template": "{problem} {existing_summary}"},
+        "--rc_summarization_prompt_template: it lacks {reasoning}. Write it where that text shall stand.",
+    ),
+    (
+        {**RC, "rc_reasoning_prompt_template": "file:/no/such/file"},
+        "--rc_reasoning_prompt_template: it cannot be read (No such file or directory). Check the path.",
+    ),
+    (
+        {**RC, "rc_turn_weights": ["thinking=2"]},
+        "--rc_turn_weights thinking=2: thinking=2: write reasoning=WEIGHT or reasoning:NUMBER=WEIGHT, or summarization in its "
+        "place.",
+    ),
+    (
+        {**RC, "rc_turn_weights": ["summarization=2"]},
+        "--rc_turn_weights summarization=2 --rc_summary_reward none: summaries are not trained. Set rc_summary_reward, or "
+        "leave out their weights.",
+    ),
+    (
+        {**RC, "rc_summary_reward": "downstream_mean", "rc_summary_samples": 1},
+        "--rc_summary_reward downstream_mean --rc_summary_samples 1: a summary is compared with others, and there are none. "
+        "Give 2 or more.",
+    ),
+    (
+        {**RC, "pack_length": 543},
+        "--pack_length 543 --max_prompt_token_length 256 --response_length 256 --rc_max_summary_tokens 32: a prompt with its "
+        "response does not fit into a row. Set pack_length to 544 or more.",
     ),
     ({"alerts": ["age>3"]}, "--alerts age>3: no limit. Write metric=number, such as max_sample_age=3."),
     ({"temperature": 0.0}, "--temperature 0.0: out of range. Give more than 0, at most 2.0."),
@@ -366,3 +414,47 @@ def test_rules_speak_of_what_their_message_begins_with(make_args: MakeArgs) -> N
         for mistake in collect_mistakes(make_args(**options)):
             assert set(names(mistake))
             assert set(names(mistake)) <= fields
+
+
+# --- reasoning cache --------------------------------------------------------------------------------------------------
+
+
+def test_lengths_with_the_reasoning_cache(make_args: MakeArgs) -> None:
+    lengths = {"response_length": 100, "max_prompt_token_length": 50, "rc_max_summary_tokens": 20}
+    args = make_args(**RC | lengths)
+    assert args.max_trained_length == 50 + 20 + 100
+    assert (
+        args.max_sequence_length == 50 + 100 + 2 * 20
+    )  # the prompt of a summary holds reasoning and the summary before
+    trained = make_args(**RC | lengths, rc_summary_reward="downstream_mean")
+    assert trained.max_trained_length == trained.max_sequence_length
+
+
+@pytest.mark.parametrize(
+    ("options", "responses"),
+    [
+        ({}, 2 * 4),
+        ({"rc_summary_reward": "zero", "rc_summary_samples": 3}, 2 * (3 + 3 * 4)),
+        ({"rc_train_on": "turns"}, 4 * 3),
+        ({"rc_train_on": "turns", "rc_summary_reward": "zero"}, 4 * 5),
+    ],
+)
+def test_responses_of_a_prompt(make_args: MakeArgs, options: dict[str, Any], responses: int) -> None:
+    assert make_args(**RC, **options).max_responses_per_prompt == responses
+    assert make_args().max_responses_per_prompt == 4
+
+
+def test_templates_are_those_of_the_other_door() -> None:
+    import yaml
+
+    actor = yaml.safe_load((Path(__file__).parents[1] / "conf" / "rc_base.yaml").read_text())["actor"]
+    assert actor["reasoning_prompt_template"] == rc_prompts.REASONING_TEMPLATE
+    assert actor["summarization_prompt_template"] == rc_prompts.SUMMARIZATION_TEMPLATE
+
+
+def test_a_template_can_be_a_file(make_args: MakeArgs, tmp_path: Path) -> None:
+    path = tmp_path / "template"
+    path.write_text("{problem} then {curr_summary}")
+    args = make_args(**RC, rc_reasoning_prompt_template=f"file:{path}")
+    assert collect_mistakes(args) == []
+    assert args.rc_settings.reasoning_prompt_template == "{problem} then {curr_summary}"

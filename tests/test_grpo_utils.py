@@ -425,7 +425,7 @@ def test_decoupled_loss_and_gradient_are_those_of_each_response_by_itself(respon
     expected_loss, expected_weights = decoupled_loss_by_hand(samples, trained, by_hand, options)
 
     batch = collate(samples, pad_token_id=num_ids - 1)
-    rows = {name: torch.from_numpy(array[:, 1:]) for name, array in vars(batch).items()}
+    rows = {name: torch.from_numpy(array[:, 1:]) for name, array in vars(batch).items() if array is not None}
     ids, mask = rows["query_responses"].long(), rows["response_masks"]
     weights, sums = compute_rho_correction(
         old[ids], rows["vllm_logprobs"].double(), mask, rows["position_ids"], options

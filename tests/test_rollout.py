@@ -236,7 +236,10 @@ def content_of(batch: RolloutBatch) -> list[tuple[bytes, ...]]:
     """Every array of a batch, to compare."""
     ranks: list[Any] = batch.rank_data
     micro_batches = [m for rank in ranks for mini_batch in rank for m in mini_batch.micro_batches]
-    return [tuple(array.tobytes() for array in vars(micro_batch).values()) for micro_batch in micro_batches]
+    return [
+        tuple(array.tobytes() for array in vars(micro_batch).values() if array is not None)
+        for micro_batch in micro_batches
+    ]
 
 
 def all_samples_of(*requests: PromptRequest) -> list[tuple[str, int]]:

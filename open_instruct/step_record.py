@@ -1,0 +1,58 @@
+"""What a training step trains on, as a file that can be read as data again (`--save_traces`)."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from open_instruct.batch_building import ScoredGroup
+from open_instruct.config import GRPOConfig
+from open_instruct.prompt_dataset import PromptDataset
+from open_instruct.sample_record import ItemShape, append_record, non_tensor_fields, to_proto_item
+from open_instruct.step_assembly import StepAssembly
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+def write_step_record(
+    args: GRPOConfig,
+    assembly: StepAssembly,
+    dataset: PromptDataset,
+    tokenizer: "PreTrainedTokenizerBase",
+    pad_token_id: int,
+) -> None:
+    """The samples of a step in a file of its own, which a resumed run writes anew."""
+    path = Path(args.output_dir) / "samples" / f"step_{assembly.training_step:06d}.jsonl"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
+    shape = _shape(args, pad_token_id)
+    items = []
+    for group, samples in assembly.trained:
+        row = dataset[group.result.index]
+        fields = non_tensor_fields(
+            data_source=row.dataset,
+            ground_truth=row.ground_truth,
+            rendered_prompt=str(tokenizer.decode(group.query)),
+            uid=group.result.prompt_id,
+            index=group.result.index,
+        )
+        meta = _meta(assembly.training_step, group)
+        items += [
+            to_proto_item(
+                sample.query, sample.response, shape, mask=sample.mask, non_tensor_batch=fields, meta_info=meta
+            )
+            for sample in samples
+        ]
+    append_record(path, items)
+
+
+def _shape(args: GRPOConfig, pad_token_id: int) -> ItemShape:
+    if not args.uses_rc:
+        return ItemShape(args.max_prompt_token_length, args.response_length, pad_token_id)
+    return ItemShape(args.max_sequence_length, max(args.response_length, args.rc_max_summary_tokens), pad_token_id)
+
+
+def _meta(training_step: int, group: ScoredGroup) -> dict[str, Any]:
+    meta = {"training_step": training_step, "engine_id": group.result.engine_id}
+    if group.turn_type:
+        meta |= {"turn_type": group.turn_type, "turn_number": group.turn_number, "weight": group.weight}
+    return meta

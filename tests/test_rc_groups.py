@@ -1,0 +1,226 @@
+"""Rewards, baselines and weights of reasoning-cache samples."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from open_instruct import rc_groups
+from open_instruct.batch_building import ScoredGroup
+from open_instruct.data_types import GenerationResult, TokenStatistics, TrainingSample
+from open_instruct.grpo_utils import compute_grpo_loss
+from open_instruct.rc_types import REASONING, SUMMARIZATION, ReachedState, Turn
+from open_instruct.rc_weights import parse_turn_weights, turn_weight
+from open_instruct.rl_utils import collate_packed, collate_padded
+from open_instruct.staleness import Assignment, IssuedPrompt
+from open_instruct.step_assembly import CollationOptions, StepAssembly
+
+Entry = tuple[str, int, int, int]
+"""Turn type, turn number, group, position of the summary that it follows."""
+STATES: Sequence[Entry] = [(REASONING, 1, 0, -1)] * 2 + [(REASONING, 3, 1, -1)] * 2
+WITH_SUMMARIES: Sequence[Entry] = [(SUMMARIZATION, 1, 0, -1)] * 2 + [
+    (REASONING, 2, 1, 0),
+    (REASONING, 2, 1, 0),
+    (REASONING, 2, 2, 1),
+    (REASONING, 2, 2, 1),
+]
+
+
+def turns(entries: Sequence[Entry]) -> tuple[Turn, ...]:
+    return tuple(
+        Turn(np.array([5, 6, group], np.int32), kind, number, group, follows, sample_id)
+        for sample_id, (kind, number, group, follows) in enumerate(entries)
+    )
+
+
+def scored(entries: Sequence[Entry], scores: Sequence[float], num_failures: int = 0) -> ScoredGroup:
+    """Response i is of length i + 2."""
+    result = GenerationResult(
+        responses=[np.full(i + 2, i, np.int32) for i in range(len(entries))],
+        logprobs=[np.full(i + 2, -0.5, np.float32) for i in range(len(entries))],
+        finish_reasons=["stop"] * len(entries),
+        version_spans=[[(0, i + 2)] for i in range(len(entries))],
+        index=0,
+        prompt_id="train-0",
+        training_step=1,
+        engine_id=0,
+        token_statistics=TokenStatistics(3, 100, 0.5, 0.0),
+        turns=turns(entries),
+        states=(ReachedState(1), ReachedState(2)),
+    )
+    return ScoredGroup(result, np.arange(3, dtype=np.int32), "sums", np.array(scores, np.float32), num_failures)
+
+
+def assembled(
+    group: ScoredGroup, **options: Any
+) -> tuple[StepAssembly, list[tuple[ScoredGroup, list[TrainingSample]]]]:
+    from conftest import make_args
+
+    args = make_args(rollout_workflow="rc", verification_reward=1.0, **options)
+    assembly = StepAssembly(1, args, CollationOptions(1, "packed", 0))
+    assembly.add(group, Assignment(IssuedPrompt("train-0", 0, 0), 0, was_left_behind=False))
+    return assembly, list(assembly.trained)
+
+
+def advantages(group: ScoredGroup, **options: Any) -> dict[int, list[float]]:
+    """By baseline."""
+    _, trained = assembled(group, filter_zero_std_samples=False, **options)
+    return {part.result.turns[0].group: [sample.advantage for sample in samples] for part, samples in trained}
+
+
+# --- rewards ----------------------------------------------------------------------------------------------------------
+
+
+def test_verifiers_see_reasoning_alone() -> None:
+    assert rc_groups.judged(turns(WITH_SUMMARIES)) == [2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"), [("zero", [0, 0]), ("downstream_mean", [0.5, 1.0])], ids=["zero", "downstream_mean"]
+)
+def test_reward_of_a_summary(kind: Any, expected: list[float]) -> None:
+    scores = rc_groups.scores_of_turns(turns(WITH_SUMMARIES), [0, 1, 1, 1], kind)
+    assert scores.tolist() == [*expected, 0, 1, 1, 1]
+    assert scores.dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    ("text", "opens_think", "answer"),
+    [("12", False, "12"), ("so</think>12", True, "12"), ("so 12", True, ""), ("<think>so</think>12", False, "12")],
+)
+def test_what_is_judged(text: str, opens_think: bool, answer: str) -> None:
+    assert rc_groups.answer_to_judge(text, opens_think=opens_think) == answer
+
+
+# --- baselines --------------------------------------------------------------------------------------------------------
+
+
+def test_each_state_has_a_baseline_of_its_own() -> None:
+    """An easy state and a hard one: within each the advantages add up to 0."""
+    found = advantages(scored(STATES, [1, 0.5, 0.25, 0]))
+    assert found == {0: [0.25, -0.25], 1: [0.125, -0.125]}
+
+
+def test_rewards_of_summaries_never_touch_reasoning() -> None:
+    rng = np.random.default_rng(0)
+    answers = [0, 1, 1, 0.5]
+    seen = []
+    for _ in range(20):
+        found = advantages(scored(WITH_SUMMARIES, [*rng.random(2), *answers]), rc_summary_reward="downstream_mean")
+        seen.append((found[1], found[2]))
+    assert all(one == seen[0] == ([-0.5, 0.5], [0.25, -0.25]) for one in seen)
+
+
+def test_parts_keep_what_belongs_to_them() -> None:
+    group = scored(WITH_SUMMARIES, [0, 0, 0, 1, 1, 1], num_failures=2)
+    parts = rc_groups.by_baseline(group, {})
+    assert [(part.turn_type, part.turn_number, len(part.scores)) for part in parts] == [
+        (SUMMARIZATION, 1, 2),
+        (REASONING, 2, 2),
+        (REASONING, 2, 2),
+    ]
+    assert [len(response) for part in parts for response in part.result.responses] == [2, 3, 4, 5, 6, 7]
+    assert [part.query.tolist() for part in parts] == [[5, 6, 0], [5, 6, 1], [5, 6, 2]]
+    assert sum(part.num_failures for part in parts) == 2
+    assert [part.result.token_statistics.num_response_tokens for part in parts] == [5, 9, 13]
+
+
+def test_a_group_of_one_or_of_equals_teaches_nothing() -> None:
+    entries = [(REASONING, 1, 0, -1), (REASONING, 2, 1, -1), (REASONING, 2, 1, -1)]
+    group = scored(entries, [1, 1, 1])
+    assembly, trained = assembled(group)
+    assert (assembly.teaches, trained) == (False, [])
+    for kind in ("centered", "standard"):
+        found = advantages(group, advantage_normalization_type=kind)
+        assert found == {0: [0.0], 1: [0.0, 0.0]}
+
+
+def test_one_baseline_of_a_prompt_can_teach_where_another_does_not() -> None:
+    assembly, trained = assembled(scored(STATES, [1, 1, 1, 0]))
+    assert [part.turn_number for part, _ in trained] == [3]
+    assembly.next_piece(last=True)
+    metrics = assembly.metrics(now=1.0)
+    assert metrics["batch/filtered_prompts"] == 1
+    assert metrics["rc/score_reasoning_1"] == 1.0
+    assert metrics["rc/score_reasoning_3"] == 0.5
+    assert metrics["rc/tokens_on_the_way"] == 100 - (2 + 3 + 4 + 5)
+    assert metrics["rc/states_reached"] == 2
+
+
+def test_summaries_count_in_no_accuracy() -> None:
+    assembly, _ = assembled(
+        scored(WITH_SUMMARIES, [1, 0, 0, 1, 0, 0]), rc_summary_reward="downstream_mean", filter_zero_std_samples=False
+    )
+    assembly.next_piece(last=True)
+    metrics = assembly.metrics(now=1.0)
+    assert metrics["objective/verifiable_correct_rate"] == 0.25
+    assert metrics["rc/score_summarization_1"] == 0.5
+
+
+# --- weights ----------------------------------------------------------------------------------------------------------
+
+
+def test_weights_by_type_and_number() -> None:
+    weights = parse_turn_weights(["reasoning=0.5", "reasoning:3=2"])
+    assert [turn_weight(weights, REASONING, number) for number in (1, 2, 3)] == [0.5, 0.5, 2.0]
+    assert turn_weight(weights, SUMMARIZATION, 3) == 1.0
+
+
+@pytest.mark.parametrize(
+    "entry", ["reasoning", "thinking=1", "reasoning:0=1", "reasoning:x=1", "reasoning=-1", "reasoning=nan"]
+)
+def test_weights_that_cannot_be_read(entry: str) -> None:
+    with pytest.raises(ValueError, match="write reasoning=WEIGHT"):
+        parse_turn_weights([entry])
+
+
+def test_a_weight_of_zero_leaves_out() -> None:
+    group = scored(STATES, [1, 0, 1, 0])
+    assembly, trained = assembled(group, rc_turn_weights=["reasoning:1=0", "reasoning:3=2"])
+    assert [(part.turn_number, part.weight) for part, _ in trained] == [(3, 2.0)]
+    assert [sample.weight for _, samples in trained for sample in samples] == [2.0, 2.0]
+    assembly.next_piece(last=True)
+    assert assembly.metrics(now=1.0)["rc/groups_left_out"] == 1
+
+
+@pytest.mark.parametrize("collate", [collate_padded, collate_packed])
+def test_weights_lie_on_trained_tokens(collate: Any) -> None:
+    def sample(weight: float) -> TrainingSample:
+        mask = np.array([True, False, True])
+        return TrainingSample(
+            np.arange(2, dtype=np.int32), np.arange(3, dtype=np.int32), mask, np.zeros(3), 1.0, weight
+        )
+
+    assert collate([sample(1.0), sample(1.0)], 0).loss_weights is None
+    weights = collate([sample(2.0), sample(0.5)], 0).loss_weights
+    assert weights.reshape(2, 5).tolist() == [[0, 0, 2, 0, 2], [0, 0, 0.5, 0, 0.5]]
+    assert weights.dtype == np.float32
+
+
+def test_a_weight_multiplies_both_parts_of_the_loss() -> None:
+    torch.manual_seed(0)
+    new, old, ref, advantage = (torch.randn(1, 6) for _ in range(4))
+    mask = torch.ones(1, 6, dtype=torch.bool)
+
+    def loss(which: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:
+        options = {"loss_fn": "dapo", "clip_lower": 0.2, "clip_higher": 0.3, "beta": 0.1, "kl_estimator": 2}
+        return compute_grpo_loss(new, old, ref, advantage, which, **options, loss_weights=weights)[0]  # type: ignore[arg-type]
+
+    first = torch.tensor([[True] * 3 + [False] * 3])
+    weights = torch.where(first, 2.0, 0.5)
+    torch.testing.assert_close(loss(mask, weights), 2.0 * loss(first) + 0.5 * loss(~first))
+
+
+# --- evaluation -------------------------------------------------------------------------------------------------------
+
+
+def test_accuracy_by_cycle() -> None:
+    entries = [(REASONING, number, 2 * (number - 1), -1) for number in (1, 2, 3)]
+    rollouts = [scored(entries, scores) for scores in ([0, 1, 1], [0, 0, 1], [1, 0, 0], [0, 0, 0])]
+    metrics = rc_groups.evaluation_metrics(rollouts)
+    assert [metrics[f"eval/rc/accuracy_cycle_{number}"] for number in (1, 2, 3)] == [0.25, 0.25, 0.5]
+    assert metrics["eval/rc/accuracy_any_cycle"] == 0.75
+    assert metrics["eval/rc/tokens_cycle_3"] == 4
+    assert [part.scores.tolist() for part in rc_groups.last_turns(rollouts)] == [[1], [1], [0], [0]]
