@@ -29,6 +29,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.report import print_table, write_json
 from open_instruct import rc_actor, yaml_door
+from open_instruct.device import current_device
 from open_instruct.openai_client import ServedModel
 from open_instruct.rc_options import RCOptions, read_options
 from open_instruct.rc_stream import read_stream
@@ -65,7 +66,7 @@ def measure(arguments: argparse.Namespace, directory: str) -> list[dict[str, Any
     if arguments.untrained:
         model = make_untrained(model, f"{directory}/model")
     further = ("--no-enable-prefix-caching", "--disable-uvicorn-access-log")
-    server = ServerOptions(model, PORT, max_num_seqs=arguments.concurrency, extra=further)
+    server = ServerOptions(model, PORT, current_device(), max_num_seqs=arguments.concurrency, extra=further)
     with VllmServer(server, Path(directory) / "server.log") as running:
         running.wait_until_ready(START_TIMEOUT_S)
         rows = [

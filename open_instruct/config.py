@@ -73,7 +73,8 @@ class DataOptions:
     """Data"""
 
     dataset_mixer_list: list[str] = field(default_factory=lambda: ["ai2-adapt-dev/rlvr_gsm8k_zs", "1.0"])
-    """Datasets to train on, each followed by how much of it: a fraction (1.0) or a number of rows (200)."""
+    """Datasets to train on, each followed by how much of it: a fraction (1.0) or a number of rows (200). Of a data set with
+    configurations, one is named like `openai/gsm8k?config=main`."""
     dataset_mixer_list_splits: list[str] = field(default_factory=lambda: ["train"])
     """Split of each training dataset, or one for all."""
     dataset_mixer_eval_list: list[str] = field(default_factory=list)

@@ -26,6 +26,7 @@ from open_instruct.colocation import SideBySide, TakeTurns
 from open_instruct.config import GRPOConfig
 from open_instruct.engine_supervisor import EngineSupervisor
 from open_instruct.failures import ComponentDied, root_cause
+from open_instruct.interruption import Interrupted
 from open_instruct.message_queue import MessageQueue
 from open_instruct.node_watch import LostNode, NodeWatch
 from open_instruct.placement_group import create_actor_group, create_placement_groups, create_rollout_manager
@@ -39,18 +40,6 @@ HEALTH_POLL_S = 0.5
 """How often a waiting driver looks at signals and at the engines."""
 SHUTDOWN_S = 10.0
 """How long parts may take to end by themselves before they are killed."""
-EXIT_PREEMPTED = 85
-"""Exit code after SIGTERM: a checkpoint was written, start the same command again."""
-EXIT_INTERRUPTED = 130
-"""Exit code after Ctrl-C."""
-
-
-class Interrupted(Exception):
-    """A signal asked the run to end."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(signal.Signals(number).name)
-        self.exit_code = EXIT_PREEMPTED if number == signal.SIGTERM else EXIT_INTERRUPTED
 
 
 class Signals:

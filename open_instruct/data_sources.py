@@ -2,7 +2,8 @@
 
 Nothing here looks into a row. A source has the columns that were asked for or, if it lacks one, those of the document's sample
 format (sample_record). Local files are read in place; only a directory or a hub name goes through `datasets`,
-which keeps its copy under `cache_dir` (its own default place if None).
+which keeps its copy under `cache_dir` (its own default place if None). Where such a data set has several configurations, the name
+says which: `openai/gsm8k?config=main`.
 """
 
 import contextlib
@@ -19,6 +20,8 @@ from open_instruct.sample_record import COLUMNS, has_proto_columns
 
 FILE_SUFFIXES = (".jsonl", ".json", ".parquet")
 BATCH_ROWS = 1000
+CONFIG_MARK = "?config="
+"""Stands between the name of a directory or a hub data set and that of its configuration."""
 
 
 class RawRow(NamedTuple):
@@ -41,9 +44,14 @@ def iter_rows(name: str, split: str, columns: Sequence[str] | None, cache_dir: s
     Raises:
         SourceError: nothing there, not readable, or without one of `columns`. Possibly only when it is iterated.
     """
-    path = Path(name)
     if is_reasoning_gym(name):
         return _reasoning_gym(name)
+    name, mark, config = name.partition(CONFIG_MARK)
+    if mark and not config:
+        raise SourceError(f"{CONFIG_MARK} names no configuration. Write one behind it, or leave it out")
+    path = Path(name)
+    if config and path.is_file():
+        raise SourceError(f"a file has no configurations. Leave out {mark}{config}")
     if path.suffix in FILE_SUFFIXES:
         if not path.is_file():
             raise SourceError("there is no such file" + _seen_from(path))
@@ -53,7 +61,7 @@ def iter_rows(name: str, split: str, columns: Sequence[str] | None, cache_dir: s
         raise SourceError(f"a data file ends in one of {', '.join(FILE_SUFFIXES)}")
     if name.startswith(("/", "./", "../")) and not path.is_dir():
         raise SourceError("there is no such file or directory")
-    return _hub(name, split, columns, cache_dir)
+    return _hub(name, config or None, split, columns, cache_dir)
 
 
 def _seen_from(path: Path) -> str:
@@ -117,15 +125,20 @@ def _parquet(path: Path, columns: Sequence[str] | None) -> Iterator[RawRow]:
         raise SourceError(f"not a readable parquet file: {err}") from err
 
 
-def _hub(name: str, split: str, columns: Sequence[str] | None, cache_dir: str | None) -> Iterator[RawRow]:
+def _hub(
+    name: str, config: str | None, split: str, columns: Sequence[str] | None, cache_dir: str | None
+) -> Iterator[RawRow]:
     import datasets
 
     try:
         with _offline_if(not (Path(name).is_dir() or datasets.config.HF_HUB_OFFLINE or _hub_answers())):
-            dataset = datasets.load_dataset(name, split=split, cache_dir=cache_dir)
+            dataset = datasets.load_dataset(name, config, split=split, cache_dir=cache_dir)
     except Exception as err:  # network, hub and format errors have no common base; all of them are for the user to read
         what = "this directory" if Path(name).is_dir() else "no file or directory here, and as a hub name it"
-        raise SourceError(f"{what} could not be loaded, split {split!r}: {type(err).__name__}: {err}") from err
+        which = f"split {split!r}" + (f", configuration {config!r}" if config else "")
+        said = " ".join(str(err).split())
+        cure = "" if config or "Config" not in said else f" (a configuration is named like {name}{CONFIG_MARK}main)"
+        raise SourceError(f"{what} could not be loaded, {which}: {type(err).__name__}: {said}{cure}") from err
     dataset = dataset.select_columns(_columns_to_read(list(dataset.column_names), columns))
     assert isinstance(dataset, datasets.Dataset), type(dataset)
     for number, values in enumerate(dataset, start=1):

@@ -21,6 +21,9 @@ CPU_BATCHED_TOKENS = 8192
 """Most tokens of one engine step on CPU."""
 CPU_KV_CACHE_BYTES = 2**30
 """Key-value cache of one engine on CPU."""
+ONE_PROCESS = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
+"""Executor of a server on CPU that has the model in the engine's process. By default (vLLM 0.32) it has one of its own, and the
+two wait for each other by spinning: several times the CPU time on two cores."""
 WORKER_BYTES = 2 * 2**30
 """Memory that a learner or an engine takes on CPU before it holds a model worth speaking of."""
 
@@ -118,13 +121,28 @@ class Device:
         """Environment of an engine's process, to be set before vLLM is imported. What the user has set wins."""
         if self.kind == "cuda":
             return {}
-        defaults = {
-            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine in the actor itself: half the time to start
-            "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # tensor parallelism fails to bind its workers otherwise
+        in_the_actor_itself = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}  # half the time to start
+        return _unless_set_by_user(in_the_actor_itself | _engine_env_on_cpu(enforce_eager=enforce_eager))
+
+    @property
+    def server_words(self) -> list[str]:
+        """Words of the command line of vLLM's server that depend on the device; on CPU it is eager."""
+        if self.kind == "cuda":
+            return []
+        # Not in pieces, as above; nor in a process beside the engine's.
+        words = ["--dtype", self.dtype, "--enforce-eager", "--no-enable-chunked-prefill"]
+        return [*words, "--distributed-executor-backend", ONE_PROCESS]
+
+    def server_env(self, *, gpu: int) -> dict[str, str]:
+        """Environment of a server's process beside the one that is there; `gpu` says which, where there are any. What the user
+        has set wins, but for the choice of the GPU."""
+        if self.kind == "cuda":
+            return {"CUDA_VISIBLE_DEVICES": str(gpu)}
+        of_the_server = {
+            "OMP_NUM_THREADS": str(self.threads_per_worker),
+            "VLLM_CPU_KVCACHE_SPACE": str(CPU_KV_CACHE_BYTES // 2**30),
         }
-        if enforce_eager:  # vLLM compiles its sampler all the same: ten seconds in the first step
-            defaults["TORCHDYNAMO_DISABLE"] = "1"
-        return {name: os.environ.get(name, value) for name, value in defaults.items()}
+        return _unless_set_by_user(of_the_server | _engine_env_on_cpu(enforce_eager=True))
 
     def memory_in_use_bytes(self) -> int:
         """Memory that this process holds now: tensors on the GPU, or resident memory on CPU."""
@@ -187,6 +205,18 @@ class Device:
         gib = _memory_bytes() / 2**30
         each = WORKER_BYTES / 2**30
         return f"{_num_cores()} CPU cores, at most {WORKERS_PER_CORE} workers each; {gib:.0f} GiB of memory, {each:g} GiB each"
+
+
+def _engine_env_on_cpu(*, enforce_eager: bool) -> dict[str, str]:
+    """What an engine on CPU needs, in an actor and in a server."""
+    env = {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}  # tensor parallelism fails to bind its workers otherwise
+    if enforce_eager:  # vLLM compiles its sampler all the same: ten seconds in the first step
+        env["TORCHDYNAMO_DISABLE"] = "1"
+    return env
+
+
+def _unless_set_by_user(defaults: dict[str, str]) -> dict[str, str]:
+    return {name: os.environ.get(name, value) for name, value in defaults.items()}
 
 
 def current_device(

@@ -32,8 +32,9 @@ from open_instruct.checkpoints import CheckpointStore, different_options, writte
 from open_instruct.cli import UsageError, fail_with, parse_args
 from open_instruct.config import GRPOConfig
 from open_instruct.config_checks import collect_mistakes, shown
-from open_instruct.coordinator import ComponentDied, Interrupted, Parts, Timer
+from open_instruct.coordinator import ComponentDied, Parts, Timer
 from open_instruct.fully_async_trainer import FullyAsyncTrainer, TrainedStep
+from open_instruct.interruption import Interrupted
 from open_instruct.message_queue import MessageQueue
 from open_instruct.parameter_synchronizer import ParameterSynchronizer
 from open_instruct.placement_plan import CannotPlace

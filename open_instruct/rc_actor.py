@@ -5,6 +5,7 @@
 
     data sets ─► RCActorLoop ◄─► worker processes ─► HTTP servers
                      └─► output_dir/streams/actor.jsonl, one line a turn; live line; summary.json
+                         of an evaluation: eval.jsonl, eval_summary.json, accuracy_by_cycle.png
 
 The file (`conf/rc_base.yaml` holds every key) is composed by hydra. Start the same command again after an interruption:
 trajectories that are in the stream are not made again. Exit code 0 done, 1 failed, 2 mistakes in the options, 85 by SIGTERM,
@@ -25,14 +26,16 @@ from typing import Any
 
 from open_instruct import rc_worker, yaml_door
 from open_instruct.cli import UsageError, fail_with
+from open_instruct.interruption import Interrupted
 from open_instruct.logger_utils import (
     setup_logging,
     to_json_value,
     write_atomically,
 )
 from open_instruct.openai_client import ServedModel, ServerProblem, find_model
+from open_instruct.rc_accuracy_plot import plot_accuracy_by_cycle
 from open_instruct.rc_actor_loop import Phase, RCActorLoop, RunFailed
-from open_instruct.rc_evaluation import evaluate
+from open_instruct.rc_evaluation import evaluate, format_comparison
 from open_instruct.rc_options import RCOptions, SamplingOptions, option_keys, read_options, split_urls
 from open_instruct.rc_statistics import RolloutStatistics, format_table
 from open_instruct.rc_stream import StreamWriter, read_trajectories, resume_stream
@@ -46,14 +49,6 @@ PROGRAM = "rc_actor.py"
 DOOR = Door(PROGRAM, __doc__, "rc_base", "section.key=value", option_keys)
 EVALUATION = "eval"
 """Name of the stream of an evaluation."""
-
-
-class Interrupted(Exception):
-    """A signal asked the run to end."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(signal.Signals(number).name)
-        self.exit_code = 85 if number == signal.SIGTERM else 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -159,12 +154,12 @@ class signals_as_exceptions:
 def phases(options: RCOptions, problems: Mapping[str, list[Problem]]) -> Iterator[Phase]:
     """The evaluation first, if there is one; then the rollouts."""
 
-    def phase(name: str, kind: str, sampling: SamplingOptions) -> Phase:
+    def phase(name: str, kind: str, sampling: SamplingOptions, **further: bool) -> Phase:
         samples = options.actor.num_samples_per_problem
-        return Phase(name, problems[kind], options.settings(sampling), samples, options.run.attempts)
+        return Phase(name, problems[kind], options.settings(sampling), samples, options.run.attempts, **further)
 
     if problems["test"]:
-        yield phase(EVALUATION, "test", options.test_llm)
+        yield phase(EVALUATION, "test", options.test_llm, one_long_turn=options.actor.one_long_turn)
     if problems["train"]:
         yield phase("actor", "train", options.llm)
 
@@ -174,6 +169,7 @@ def run_phase(phase: Phase, options: RCOptions, model: ServedModel) -> dict[str,
     output_dir = Path(options.run.output_dir)
     path = output_dir / "streams" / f"{phase.name}.jsonl"
     check_same_run(path.with_suffix(".settings.json"), phase, model)
+    warn_of_short_context(phase, model)
     statistics = RolloutStatistics()
     done = set()
     for trajectory in resume_stream(path):
@@ -188,12 +184,29 @@ def run_phase(phase: Phase, options: RCOptions, model: ServedModel) -> dict[str,
     summary = statistics.summary(
         wall_seconds=loop.wall_seconds, tokens_of_this_run=statistics.num_tokens - tokens_before
     )
+    tables = [format_table(summary)]
     if phase.name == EVALUATION:
-        summary["evaluation"] = evaluate(read_trajectories(path))
+        summary["evaluation"] = evaluate(read_trajectories(path), phase.settings.token_budgets)
+        overall = summary["evaluation"]["overall"]
+        tables.append(format_comparison(overall))
+        plot_accuracy_by_cycle(overall, phase.settings.token_budgets, output_dir / "accuracy_by_cycle.png")
     name = "summary.json" if phase.name == "actor" else f"{phase.name}_summary.json"
     write_atomically(output_dir / name, json.dumps(to_json_value(summary), indent=2).encode() + b"\n")
-    print(format_table(summary), flush=True)
+    print("\n".join(filter(None, tables)), flush=True)
     return summary
+
+
+def warn_of_short_context(phase: Phase, model: ServedModel) -> None:
+    """One long turn that the model has no room for is a weaker control than it should be."""
+    budget = phase.settings.token_budgets[-1]
+    assert model.max_model_len is not None
+    if phase.one_long_turn and budget >= model.max_model_len:
+        logger.warning(
+            "actor.one_long_turn: a whole trajectory may spend %d tokens, but the model takes %d with the prompt. Longer turns "
+            "are cut there; the summary counts them.",
+            budget,
+            model.max_model_len,
+        )
 
 
 def check_same_run(path: Path, phase: Phase, model: ServedModel) -> None:

@@ -9,6 +9,7 @@ It puts as many states as the first queue takes and waits for results; full queu
 stream or among the dropped, whichever way it goes.
 """
 
+import itertools
 import logging
 import logging.handlers
 import multiprocessing
@@ -54,21 +55,21 @@ class Phase:
     settings: RCSettings
     num_samples: int
     attempts: int
+    one_long_turn: bool = False
+    """Beside each trajectory, a control that spends its tokens in one turn."""
 
     @property
     def num_trajectories(self) -> int:
-        return len(self.problems) * self.num_samples * self.attempts
+        """With the controls."""
+        return len(self.problems) * self.num_samples * self.attempts * (2 if self.one_long_turn else 1)
 
     def states(self) -> Iterator[InferenceProblemState]:
-        """A trajectory for each attempt, problem and sample, in this order."""
-        index = 0
-        for attempt in range(self.attempts):
-            for problem in self.problems:
-                for sample in range(self.num_samples):
-                    yield InferenceProblemState(
-                        problem, self.settings, index=index, rollout_index=attempt, sample_id=sample
-                    )
-                    index += 1
+        """A trajectory for each attempt, problem and sample, in this order; its control follows it."""
+        long_turn = self.settings.as_one_long_turn()
+        for attempt, problem, sample in itertools.product(range(self.attempts), self.problems, range(self.num_samples)):
+            yield InferenceProblemState(problem, self.settings, attempt, sample)
+            if self.one_long_turn:
+                yield InferenceProblemState(problem, long_turn, attempt, sample, is_one_long_turn=True)
 
 
 class RCActorLoop:

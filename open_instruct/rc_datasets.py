@@ -8,21 +8,22 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from open_instruct.data_sources import RawRow, SourceError, iter_rows
+from open_instruct.data_sources import CONFIG_MARK, RawRow, SourceError, iter_rows
 from open_instruct.dataset_transformation import DatasetError, Mistakes
 from open_instruct.ground_truth_utils import boxed_answer, check_label, verifier_name, verifier_names
 from open_instruct.rc_types import Problem
+from open_instruct.reasoning_gym_data import is_reasoning_gym
 
-ENTRY_KEYS = ("hub_id", "split", "trust_remote_code")
+ENTRY_KEYS = ("hub_id", "config", "split", "trust_remote_code")
 GSM8K_MARK = "####"
 
 
 def load_datasets(dataset_names: Sequence[str | Mapping[str, Any]], seed: int = 0) -> list[Problem]:
     """All problems of the named data sets, in order.
 
-    An entry is a name (`reasoning_gym/…`, a file, a directory, a hub name) or `{hub_id, split, trust_remote_code}`; the split is
-    `train` by default. `trust_remote_code` has no effect: data sets that bring code are not loaded. `seed` is for loaders
-    that draw.
+    An entry is a name (`reasoning_gym/…`, a file, a directory, a hub name) or `{hub_id, config, split, trust_remote_code}`. The
+    split is `train` by default; `config` is for data sets with several configurations, which are problems of different data sets.
+    `trust_remote_code` has no effect: data sets that bring code are not loaded. `seed` is for loaders that draw.
 
     Raises:
         ValueError: everything that is wrong, by data set and row.
@@ -50,9 +51,10 @@ def _name_and_split(entry: str | Mapping[str, Any], mistakes: Mistakes) -> tuple
     name = entry.get("hub_id")
     if unknown or not isinstance(name, str) or not name:
         what = f"{unknown} is no key of an entry" if unknown else "an entry has no hub_id"
-        mistakes.add(f"{dict(entry)}: {what}. Write hub_id and, where needed, split and trust_remote_code.")
+        mistakes.add(f"{dict(entry)}: {what}. Write hub_id and, where needed, config, split and trust_remote_code.")
         return "", ""
-    return name, str(entry.get("split") or "train")
+    config = entry.get("config")
+    return name if config is None else f"{name}{CONFIG_MARK}{config}", str(entry.get("split") or "train")
 
 
 def _problems(name: str, split: str, mistakes: Mistakes) -> Iterator[Problem]:
@@ -78,7 +80,8 @@ def _to_problem(row: RawRow, name: str, number: int, known: Sequence[str]) -> Pr
     text = _question(row.values)
     verifier, ground_truth = _answer(row.values, known)
     check_label(verifier, ground_truth)
-    return Problem(f"{name}#{number}", text, ground_truth, verifier, name.partition("?")[0])
+    dataset = name.partition("?")[0] if is_reasoning_gym(name) else name
+    return Problem(f"{name}#{number}", text, ground_truth, verifier, dataset)
 
 
 def _question(values: Mapping[str, Any]) -> str:

@@ -66,6 +66,10 @@ class ActorOptions:
     max_summary_tokens: int = 2048
     stop_when_solved: bool = False
     """End a trajectory with its first right answer, instead of after all cycles."""
+    one_long_turn: bool = False
+    """In an evaluation, also ask each problem in one turn without a summary that may spend the tokens of a whole trajectory (as
+    often as there are trajectories): what the cycles have to beat. `me.request_timeout_s` has to be long enough for it. May be
+    added to an evaluation that is done: its trajectories are not made again."""
     rollout_workers: int = 1
     """Processes; they share out the slots of each server."""
     llm_max_rollouts: int = 16
@@ -353,6 +357,8 @@ def _mistakes_between_sections(options: RCOptions) -> Iterator[str]:
         yield "train_dataset_names: missing. Name a data set."
     if options.run.eval_every_n_versions and not options.test_dataset_names:
         yield "eval_every_n_versions: there is nothing to evaluate on. Name test_dataset_names, or set it to 0."
+    if options.actor.one_long_turn and not options.run.eval_every_n_versions:
+        yield "actor.one_long_turn: there is no evaluation that it belongs to. Set eval_every_n_versions to 1, or it to false."
     required = {
         "reasoning_prompt_template": (REASONING_FIELDS, REASONING_FIELDS),
         "summarization_prompt_template": (

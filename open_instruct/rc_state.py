@@ -5,7 +5,16 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from open_instruct.rc_prompts import ReasoningPart, fill_template
-from open_instruct.rc_types import REASONING, SUMMARIZATION, Generation, Problem, ReachedState, TrainingText
+from open_instruct.rc_types import (
+    CONTROL,
+    ONE_LONG_TURN,
+    REASONING,
+    SUMMARIZATION,
+    Generation,
+    Problem,
+    ReachedState,
+    TrainingText,
+)
 
 ATTEMPT = "/attempt-"
 
@@ -28,6 +37,18 @@ class RCSettings:
     stop_when_solved: bool = False
     seed: int = 42
 
+    def token_budget(self, cycle: int) -> int:
+        """Most tokens that are sampled up to the answer of a cycle, counted from 1: its own summary comes after it."""
+        return cycle * self.max_reasoning_tokens + (cycle - 1) * self.max_summary_tokens
+
+    @property
+    def token_budgets(self) -> list[int]:
+        return [self.token_budget(cycle) for cycle in range(1, self.num_reasoning_steps + 1)]
+
+    def as_one_long_turn(self) -> "RCSettings":
+        """The same with one reasoning turn, which may spend what all cycles together may."""
+        return replace(self, num_reasoning_steps=1, max_reasoning_tokens=self.token_budget(self.num_reasoning_steps))
+
 
 @dataclass
 class InferenceProblemState:
@@ -38,12 +59,12 @@ class InferenceProblemState:
 
     problem: Problem
     settings: RCSettings
-    index: int = 0
-    """Of the trajectory within its run."""
     rollout_index: int = 0
     """The attempt at this problem, from 0."""
     sample_id: int = 0
     """Of the samples of the problem in this attempt, from 0."""
+    is_one_long_turn: bool = False
+    """A control: ends after its reasoning turn, which is marked."""
 
     curr_summary: str = ""
     curr_reasoning: str = ""
@@ -89,8 +110,9 @@ class InferenceProblemState:
 
     @property
     def group_id(self) -> str:
-        """The same for all samples of a problem in one attempt."""
-        return f"{self.problem.problem_id}{ATTEMPT}{self.rollout_index}"
+        """The same for all samples of a problem in one attempt; controls are a group of their own."""
+        group = f"{self.problem.problem_id}{ATTEMPT}{self.rollout_index}"
+        return f"{group}/{ONE_LONG_TURN}" if self.is_one_long_turn else group
 
     @property
     def trajectory_id(self) -> str:
@@ -102,6 +124,8 @@ class InferenceProblemState:
 
     @property
     def is_done(self) -> bool:
+        if self.is_one_long_turn:
+            return self.reasoning_turn_number == 1
         if self.settings.stop_when_solved and self.reasoning_rollout_store:
             reward = self.reasoning_rollout_store[-1].reward
             if reward is not None and reward >= 1.0:
@@ -182,6 +206,8 @@ class InferenceProblemState:
             "sample_id": self.sample_id,
             "dataset": self.problem.dataset,
         }
+        if self.is_one_long_turn:
+            rollout.metadata[CONTROL] = ONE_LONG_TURN
         if not generation.exact_tokens:
             rollout.metadata["exact_tokens"] = False
         self.overall_cycle_step += 1

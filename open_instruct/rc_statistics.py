@@ -86,6 +86,8 @@ class RolloutStatistics:
     """Counts over the trajectories of a run. What an earlier part of the run has written counts too, but for its events."""
 
     num_trajectories: int = 0
+    num_long_turns: int = 0
+    """Controls, which count as turns but belong to no cycle."""
     num_turns: int = 0
     num_tokens: int = 0
     """Sampled ones."""
@@ -97,10 +99,13 @@ class RolloutStatistics:
     """By number of the turn, from 1."""
 
     def add(self, trajectory: Sequence[TrainingText]) -> None:
-        """A complete trajectory."""
-        self.num_trajectories += 1
+        """A complete trajectory, or the one turn of a control."""
         self.num_turns += len(trajectory)
         self.num_tokens += sum(len(turn.response_ids) for turn in trajectory)
+        if trajectory[0].is_control:
+            self.num_long_turns += 1
+            return
+        self.num_trajectories += 1
         for turn in trajectory:
             self.cycles[turn.metadata["turn_number"]].add(turn)
 
@@ -113,8 +118,8 @@ class RolloutStatistics:
 
     @property
     def num_done(self) -> int:
-        """Trajectories that are complete or dropped."""
-        return self.num_trajectories + self.dropped.total()
+        """Trajectories and controls that are complete or dropped."""
+        return self.num_trajectories + self.num_long_turns + self.dropped.total()
 
     def last_accuracy(self) -> tuple[int, float] | None:
         """The latest cycle that has been scored, and its accuracy."""
@@ -128,6 +133,7 @@ class RolloutStatistics:
         """As in `summary.json`; `wall_seconds` are those of this process, without its start."""
         return {
             "trajectories": self.num_trajectories,
+            "one_long_turns": self.num_long_turns,
             "turns": self.num_turns,
             "tokens": self.num_tokens,
             "rc/dropped_trajectories": self.dropped.total(),

@@ -2,6 +2,9 @@
 
 A trajectory is written at once when it is complete, so a reader that follows the file sees whole lines, and after a kill at most
 the last trajectory is torn. `read_stream` passes over what is torn, `resume_stream` cuts it off.
+
+Trajectories stand in the order in which they were completed, which differs from run to run. The lines of one do not: byte for
+byte they depend on the seed and on what the servers answer, and not on concurrency, retries or interruptions.
 """
 
 import json

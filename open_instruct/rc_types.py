@@ -14,6 +14,10 @@ REASONING = "reasoning"
 """A turn that thinks about the problem."""
 SUMMARIZATION = "summarization"
 """A turn that rewrites the summary."""
+CONTROL = "control"
+"""Key of the metadata of turns that belong to no cycle but to what the cycles are compared with."""
+ONE_LONG_TURN = "one_long_turn"
+"""Such a control: a single reasoning turn that may spend what a whole trajectory may."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +98,10 @@ class TrainingText:
     trajectory_id: str = ""
     problem_id: str = ""
     metadata: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_control(self) -> bool:
+        return CONTROL in self.metadata
 
     def to_json(self) -> dict[str, Any]:
         values = {one.name: getattr(self, one.name) for one in fields(self)}

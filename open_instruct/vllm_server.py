@@ -20,14 +20,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO
 
+from open_instruct.device import Device
+
 END_TIMEOUT_S = 15.0
 """How long a server may take to end by itself."""
 POLL_S = 0.2
 LOG_LINES_SHOWN = 30
-CPU_KV_CACHE_GIB = "1"
-ONE_PROCESS = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
-"""The model in the engine's process. By default on CPU (vLLM 0.32) it has one of its own, and the two wait for each other by
-spinning: several times the CPU time on two cores."""
 
 
 class ServerFailed(RuntimeError):
@@ -40,9 +38,9 @@ class ServerOptions:
 
     model: str
     port: int
+    device: Device
     host: str = "127.0.0.1"
     max_num_seqs: int = 64
-    on_gpu: bool = False
     gpu: int = 0
     """Which one, where there are any."""
     extra: tuple[str, ...] = ()
@@ -54,24 +52,11 @@ class ServerOptions:
         words += ["--model", self.model, "--host", self.host, "--port", str(self.port)]
         # The log-probs of the distribution that is really sampled, for training.
         words += ["--logprobs-mode", "processed_logprobs", "--max-num-seqs", str(self.max_num_seqs)]
-        if not self.on_gpu:
-            # In pieces, a sampler with a seed cannot take back what it drew for a piece (vLLM 0.32 on CPU).
-            words += ["--dtype", "float32", "--enforce-eager", "--no-enable-chunked-prefill"]
-            words += ["--distributed-executor-backend", ONE_PROCESS]
-        return [*words, *self.extra]
+        return [*words, *self.device.server_words, *self.extra]
 
     @property
     def environment(self) -> dict[str, str]:
-        if self.on_gpu:
-            return os.environ | {"CUDA_VISIBLE_DEVICES": str(self.gpu)}
-        # What the user has set wins.
-        defaults = {
-            "OMP_NUM_THREADS": "1",
-            "VLLM_CPU_KVCACHE_SPACE": CPU_KV_CACHE_GIB,
-            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-            "TORCHDYNAMO_DISABLE": "1",  # eager, yet vLLM would compile its sampler: ten seconds in the first step
-        }
-        return defaults | os.environ
+        return os.environ | self.device.server_env(gpu=self.gpu)
 
 
 class VllmServer:

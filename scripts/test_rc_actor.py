@@ -18,6 +18,7 @@ from types import FrameType
 from open_instruct import rc_actor, yaml_door
 from open_instruct.cli import UsageError, fail_with
 from open_instruct.device import current_device
+from open_instruct.interruption import EXIT_INTERRUPTED
 from open_instruct.rc_options import RCOptions, read_options
 from open_instruct.vllm_server import ServerFailed, ServerOptions, VllmServer
 
@@ -51,12 +52,12 @@ def main() -> int:
         print(f"test_rc_actor.py: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        return 130
+        return EXIT_INTERRUPTED
 
 
 def server_options(options: RCOptions, num_servers: int, first_port: int) -> list[ServerOptions]:
     """Of each server; ports that are taken are passed over."""
-    on_gpu = current_device().kind == "cuda"
+    device = current_device()
     ports: list[int] = []
     port = first_port
     while len(ports) < num_servers:
@@ -64,9 +65,7 @@ def server_options(options: RCOptions, num_servers: int, first_port: int) -> lis
             ports.append(port)
         port += 1
     return [
-        ServerOptions(
-            options.run.model_path, port, max_num_seqs=options.actor.llm_max_rollouts, on_gpu=on_gpu, gpu=number
-        )
+        ServerOptions(options.run.model_path, port, device, max_num_seqs=options.actor.llm_max_rollouts, gpu=number)
         for number, port in enumerate(ports)
     ]
 

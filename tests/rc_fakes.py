@@ -173,7 +173,7 @@ def problem(text: str = "PROBLEM", number: int = 0) -> Problem:
 
 def states(num: int = 1, rc: RCSettings | None = None) -> list[InferenceProblemState]:
     rc = rc or settings()
-    return [InferenceProblemState(problem(f"PROBLEM{number}.", number), rc, index=number) for number in range(num)]
+    return [InferenceProblemState(problem(f"PROBLEM{number}.", number), rc) for number in range(num)]
 
 
 async def score(_: Problem, token_ids: list[int], text: str) -> float:

@@ -206,6 +206,28 @@ def test_hub_layout(hub_layout: Path, tmp_path: Path, monkeypatch: pytest.Monkey
     assert mistake.startswith("rlvr: has no column answer; it has: messages, ground_truth, dataset")
 
 
+def test_a_configuration_is_part_of_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = tmp_path / "sets"
+    for name, row in (("main", "m"), ("socratic", "s")):
+        write_parquet(root / f"{name}/train.parquet", [make_row(row)])
+    configs = "".join(
+        f"- config_name: {name}\n  data_files:\n  - split: train\n    path: {name}/train.parquet\n"
+        for name in ("main", "socratic")
+    )
+    (root / "README.md").write_text(f"---\nconfigs:\n{configs}---\n")
+    options: dict[str, Any] = {"check_label": None, "cache_dir": str(tmp_path / "cache")}
+    assert questions(load(f"{root}?config=main", "1.0", **options)) == ["m"]
+    assert questions(load(f"{root}?config=socratic", "1.0", **options)) == ["s"]
+    mistake = mistakes_of(str(root), "1.0", **options)[0]
+    assert "['main', 'socratic']" in mistake
+    assert f"named like {root}?config=main" in mistake
+    mistake = mistakes_of(f"{root}?config=other", "1.0", **options)[0]
+    assert "configuration 'other'" in mistake
+    assert "names no configuration" in mistakes_of(f"{root}?config=", "1.0", **options)[0]
+    file = root / "main" / "train.parquet"
+    assert "a file has no configurations" in mistakes_of(f"{file}?config=main", "1.0", **options)[0]
+
+
 def test_hub_names_without_a_hub_are_a_mistake_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import datasets
     from huggingface_hub import constants

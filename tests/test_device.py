@@ -90,6 +90,21 @@ def test_engine_arguments(cpu: Device, gpu: Device) -> None:
     assert on_gpu == {"gpu_memory_utilization": 0.5}
 
 
+def test_what_a_server_is_started_with(monkeypatch: pytest.MonkeyPatch, cpu: Device, gpu: Device) -> None:
+    for name in ("OMP_NUM_THREADS", "VLLM_CPU_KVCACHE_SPACE", "TORCHDYNAMO_DISABLE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "0|1")
+    assert cpu.server_words[:4] == ["--dtype", "float32", "--enforce-eager", "--no-enable-chunked-prefill"]
+    assert cpu.server_env(gpu=3) == {
+        "OMP_NUM_THREADS": "1",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "0|1",
+        "TORCHDYNAMO_DISABLE": "1",
+    }
+    assert gpu.server_words == []
+    assert gpu.server_env(gpu=3) == {"CUDA_VISIBLE_DEVICES": "3"}
+
+
 def test_memory_in_use_grows_with_what_is_held(cpu: Device) -> None:
     before = cpu.memory_in_use_bytes()
     held = b"x" * 50_000_000

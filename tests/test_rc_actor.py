@@ -110,19 +110,45 @@ def test_two_workers_and_two_servers(tmp_path: Path, problems: Path) -> None:
     assert "accuracy" in output
 
 
-def test_the_same_seed_gives_the_same_file(tmp_path: Path, problems: Path) -> None:
-    def by_prompt_and_seed(call: Call) -> Any:
-        return completion(f"{call.prompt[:20]} {call.body['seed']}")
+def test_the_same_seed_gives_the_same_lines(tmp_path: Path, problems: Path) -> None:
+    """Byte for byte and for each trajectory, though they run side by side, come in another order and have other failures."""
+    first = run_with_failures(tmp_path / "a", problems, "PROBLEM1.", "actor.llm_max_rollouts=4")
+    second = run_with_failures(
+        tmp_path / "b", problems, "PROBLEM0.", "actor.llm_max_rollouts=7", "actor.rollout_workers=2"
+    )
+    assert list(first) != list(second), "the runs were meant to differ in their order"
+    assert first == second
+    assert len(first) == 24
+    timed = {"wall_seconds", "tokens_per_second", "retries"}
+    summaries = [summary_of(tmp_path / name) for name in ("a", "b")]
+    assert len({json.dumps({k: v for k, v in one.items() if k not in timed}) for one in summaries}) == 1
+    other = run_with_failures(tmp_path / "c", problems, "PROBLEM0.", "seed=43")
+    assert set(other.values()).isdisjoint(first.values())
 
-    files = []
-    for name in ("a", "b"):
-        with ScriptedServer(by_prompt_and_seed) as server:
-            code, output = run(words(tmp_path / name, problems, [server], "actor.llm_max_rollouts=1"))
+
+def run_with_failures(tmp_path: Path, problems: Path, failing: str, *further: str) -> dict[str, bytes]:
+    """The lines of each trajectory; the first turns of problem `failing` have to be asked for twice, and come late."""
+    seen: set[int] = set()
+
+    def by_prompt_and_seed(call: Call) -> Any:
+        seed = call.body["seed"]
+        if failing in call.prompt and "KNOWING  " in f"{call.prompt} " and seed not in seen:
+            seen.add(seed)
+            return web.Response(status=503)
+        is_right = call.turn_type == SUMMARIZATION or seed % 2
+        return completion(f"{call.prompt[:20]} {seed} <answer>{'yes' if is_right else 'no'}</answer>")
+
+    options = ("actor.retry_base_delay=1.0", "actor.num_samples_per_problem=2", *further)
+    with ScriptedServer(by_prompt_and_seed, delay_s=0.01) as server:
+        code, output = run(words(tmp_path, problems, [server], *options))
         assert code == 0, output
-        files.append((tmp_path / name / "out" / "streams" / "actor.jsonl").read_bytes())
-    lines = [sorted(content.splitlines()) for content in files]
-    assert lines[0] == lines[1]
-    assert len(lines[0]) == 72
+        assert server.max_in_flight > 3
+    assert len(seen) == 2
+    lines: dict[str, bytes] = {}
+    for line in (tmp_path / "out" / "streams" / "actor.jsonl").read_bytes().splitlines(keepends=True):
+        trajectory = json.loads(line)["trajectory_id"]
+        lines[trajectory] = lines.get(trajectory, b"") + line
+    return lines
 
 
 def test_a_run_that_is_stopped_goes_on(server: ScriptedServer, tmp_path: Path, problems: Path) -> None:
@@ -299,6 +325,7 @@ MISTAKES = [
     ("debug.mode=false", "this door has no trainer"),
     ("me.llm_urls=nowhere", "that is no address"),
     ("eval_every_n_versions=1", "there is nothing to evaluate on"),
+    ("actor.one_long_turn=true", "there is no evaluation that it belongs to"),
 ]
 
 
@@ -358,11 +385,23 @@ def test_a_wrong_key_is_one_message(server: ScriptedServer, tmp_path: Path, prob
 
 
 def test_an_entry_that_is_too_large_is_dropped(server: ScriptedServer, tmp_path: Path, problems: Path) -> None:
-    server.script = lambda call: completion("x" * 4000 if "PROBLEM3." in call.prompt else "short")
-    code, output = run(words(tmp_path, problems, [server], "actor.shared_memory_entry_size=4000"))
+    """And with it the trajectory that it belongs to, not the other samples of the problem."""
+    long = threading.Event()
+
+    def script(call: Call) -> Any:
+        is_first = "PROBLEM3." in call.prompt and not long.is_set()
+        if is_first:
+            long.set()
+        return completion("x" * 4000 if is_first else "short")
+
+    server.script = script
+    options = ("actor.shared_memory_entry_size=4000", "actor.num_samples_per_problem=2")
+    code, output = run(words(tmp_path, problems, [server], *options))
     assert code == 0, output
     assert summary_of(tmp_path)["dropped"] == {"entry_too_large": 1}
-    assert len(turns_of(tmp_path)) == 11 * 6
+    turns = turns_of(tmp_path)
+    assert len(turns) == 23 * 6
+    assert len({turn.trajectory_id for turn in turns if turn.problem_id.endswith("#3")}) == 1
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
@@ -408,3 +447,64 @@ def test_evaluation_uses_the_test_sampling_and_a_stream_of_its_own(
     assert len(list(read_stream(tmp_path / "out" / "streams" / "eval.jsonl"))) == 72
     measures = json.loads((tmp_path / "out" / "eval_summary.json").read_text())["evaluation"]["overall"]
     assert (measures["problems"], measures["accuracy_by_cycle"]) == (12, [1, 1, 1])
+    assert (tmp_path / "out" / "accuracy_by_cycle.png").exists()
+    num_calls = len(server.calls)
+    code, output = run([*words(tmp_path, problems, [server], *further), "actor.one_long_turn=true"])
+    assert code == 0, output
+    added = [call.body["max_tokens"] for call in server.calls[num_calls:]]
+    assert added == [3 * 7 + 2 * 32] * 12, "the control alone, of an evaluation that is there already"
+    again = json.loads((tmp_path / "out" / "eval_summary.json").read_text())["evaluation"]["overall"]
+    assert again.items() >= measures.items()
+    assert again["one_long_turns"] == 12
+
+
+def test_an_evaluation_against_one_long_turn(tmp_path: Path) -> None:
+    """Cycles of 48 and summaries of 32 tokens, hence 208 for one turn; the context ends it earlier for one of the problems."""
+
+    def script(call: Call) -> Any:
+        is_long = call.body["max_tokens"] > 48
+        if "PROBLEM0." in call.prompt and is_long:  # ends within the budget of the second cycle, not of the first
+            return completion("so " * 40 + "<answer>yes</answer>", token_ids=[1] * 100, logprobs=None)
+        if "PROBLEM1." in call.prompt and is_long:
+            return completion("so", "length", token_ids=[1] * call.body["max_tokens"], logprobs=None)
+        is_right = call.turn_type == SUMMARIZATION or "KNOWING GOT IT" in call.prompt
+        return completion("GOT IT <answer>yes</answer>" if is_right else "<answer>no</answer>")
+
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    sets = write_problems(tmp_path / "a" / "problems.jsonl", 2), write_problems(tmp_path / "b" / "problems.jsonl", 1)
+    further = (
+        "actor.one_long_turn=true",
+        "eval_every_n_versions=1",
+        f"test_dataset_names=[{sets[0]}, {sets[1]}]",
+        "test_llm.parameters.max_tokens=48",
+        "actor.max_summary_tokens=32",
+        "train_dataset_names=[]",
+    )
+    models = [{"id": "tiny", "max_model_len": 200}]
+    with ScriptedServer(script, models=models) as server:
+        code, output = run(words(tmp_path, sets[0], [server], *further))
+        assert code == 0, output
+        long_calls = [call for call in server.calls if call.body["max_tokens"] > 48]
+        for call in long_calls:
+            assert call.body["max_tokens"] == 200 - len(call.body["prompt"])
+            assert call.prompt.endswith("KNOWING ")
+        assert len({call.body["seed"] for call in server.calls}) == len(server.calls) == 3 * 7
+    assert output.count("may spend 208 tokens, but the model takes 200") == 1
+    evaluation = json.loads((tmp_path / "out" / "eval_summary.json").read_text())["evaluation"]
+    overall = evaluation["overall"]
+    assert (overall["problems"], overall["trajectories"], overall["one_long_turns"]) == (3, 3, 3)
+    assert overall["budget_by_cycle"] == [48, 128, 208]
+    assert overall["accuracy_by_cycle"] == [0, 1, 1]
+    assert overall["one_long_turn_by_budget"] == pytest.approx([0, 2 / 3, 2 / 3])
+    assert overall["one_long_turns_cut_by_context"] == 1
+    by_dataset = {
+        Path(name).parent.name: one["one_long_turn_by_budget"] for name, one in evaluation["by_dataset"].items()
+    }
+    assert by_dataset == {"a": [0, 0.5, 0.5], "b": [0, 1, 1]}
+    turns = list(read_stream(tmp_path / "out" / "streams" / "eval.jsonl"))
+    controls = [turn for turn in turns if turn.metadata.get("control") == "one_long_turn"]
+    assert [turn.metadata["turn_type"] for turn in controls] == ["reasoning"] * 3
+    assert not {turn.group_id for turn in controls} & {turn.group_id for turn in turns if not turn.is_control}
+    assert "1 of 3 long turns were cut by the context" in output
+    assert (tmp_path / "out" / "accuracy_by_cycle.png").read_bytes().startswith(b"\x89PNG")

@@ -71,6 +71,35 @@ def test_names_and_entries(tmp_path: Path) -> None:
             load_datasets(bad)
 
 
+def test_an_entry_with_a_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What reaches the library, which is the only one to know the hub."""
+    import datasets
+
+    asked: list[tuple[Any, ...]] = []
+
+    def load_dataset(name: str, config: str | None, *, split: str, cache_dir: str | None) -> datasets.Dataset:
+        asked.append((name, config, split))
+        return datasets.Dataset.from_list([{"question": f"Q {config}", "answer": "#### 1"}])
+
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    entries = [
+        {"hub_id": "openai/gsm8k", "config": "main", "split": "test"},
+        {"hub_id": "openai/gsm8k", "config": "socratic"},
+        "openai/gsm8k",
+    ]
+    problems = load_datasets(entries)
+    assert asked == [
+        ("openai/gsm8k", "main", "test"),
+        ("openai/gsm8k", "socratic", "train"),
+        ("openai/gsm8k", None, "train"),
+    ]
+    assert [problem.text for problem in problems] == ["Q main", "Q socratic", "Q None"]
+    assert len({problem.problem_id for problem in problems}) == len({problem.dataset for problem in problems}) == 3
+    with pytest.raises(ValueError, match="named twice"):
+        load_datasets([entries[0], "openai/gsm8k?config=main"])
+
+
 def test_an_empty_data_set_is_told(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no problems there"):
         load(tmp_path)

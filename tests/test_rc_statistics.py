@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from open_instruct.rc_statistics import RolloutProgress, RolloutStatistics, Throughput, format_table
-from open_instruct.rc_types import REASONING, SUMMARIZATION, RolloutResult, TrainingText
+from open_instruct.rc_types import CONTROL, ONE_LONG_TURN, REASONING, SUMMARIZATION, RolloutResult, TrainingText
 
 
 def turn(turn_type: str, number: int, reward: float | None, num_tokens: int, *, finished: bool = True) -> TrainingText:
@@ -38,6 +38,18 @@ def test_by_cycle() -> None:
         "empty_summaries": 0,
     }
     assert (cycles["2"]["accuracy"], cycles["2"]["turns_at_limit"]) == (1.0, 2)
+
+
+def test_a_control_counts_as_sampled_and_in_no_cycle() -> None:
+    statistics = two_trajectories()
+    before = statistics.summary(wall_seconds=10, tokens_of_this_run=80)
+    long_turn = turn(REASONING, 1, 1.0, 100)
+    long_turn.metadata[CONTROL] = ONE_LONG_TURN
+    statistics.add([long_turn])
+    after = statistics.summary(wall_seconds=10, tokens_of_this_run=80)
+    counted = {"one_long_turns": 1, "turns": before["turns"] + 1, "tokens": before["tokens"] + 100}
+    assert after == before | counted
+    assert statistics.num_done == 3
 
 
 def test_events_count_for_kept_and_dropped_ones() -> None:

@@ -19,6 +19,7 @@ from rc_fakes import free_port
 from rc_runs import ROOT, run, summary_of, table
 from test_workflows import DOCUMENTED
 
+from open_instruct.device import current_device
 from open_instruct.rc_stream import read_stream, read_trajectories
 from open_instruct.rc_types import REASONING
 from open_instruct.vllm_server import ServerFailed, ServerOptions, VllmServer
@@ -31,7 +32,7 @@ SUMS = "reasoning_gym/chain_sum?min_terms=2&max_terms=2&min_digits=2&max_digits=
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServer]:
     log_path = tmp_path_factory.mktemp("server") / "server.log"
-    with VllmServer(ServerOptions(str(TINY_MODEL), free_port()), log_path) as one:
+    with VllmServer(ServerOptions(str(TINY_MODEL), free_port(), current_device(kind="cpu")), log_path) as one:
         one.wait_until_ready(READY_TIMEOUT_S)
         yield one
 
@@ -90,7 +91,9 @@ def test_documents_templates_think_tags_and_a_full_context(server: VllmServer, t
 
 def test_a_server_that_is_killed_and_started_again(tmp_path: Path) -> None:
     """No trajectory is lost, no finished turn made again, no retry used up while it is away."""
-    with VllmServer(ServerOptions(str(TINY_MODEL), free_port()), tmp_path / "server.log") as server:
+    with VllmServer(
+        ServerOptions(str(TINY_MODEL), free_port(), current_device(kind="cpu")), tmp_path / "server.log"
+    ) as server:
         server.wait_until_ready(READY_TIMEOUT_S)
 
         def kill_and_restart() -> None:
@@ -161,7 +164,9 @@ def test_the_script_shows_the_log_of_a_server_that_does_not_come_up(tmp_path: Pa
 def test_a_server_that_takes_too_long_is_given_up(tmp_path: Path) -> None:
     with (
         pytest.raises(ServerFailed, match="was not ready after 1 s"),
-        VllmServer(ServerOptions(str(TINY_MODEL), free_port()), tmp_path / "server.log") as server,
+        VllmServer(
+            ServerOptions(str(TINY_MODEL), free_port(), current_device(kind="cpu")), tmp_path / "server.log"
+        ) as server,
     ):
         server.wait_until_ready(1)
 

@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from rc_fakes import Call, Rig, ScriptedServer, codec, completion, problem, settings, states, table
+from aiohttp import web
+from rc_fakes import Call, Rig, ScriptedServer, codec, completion, polite, problem, settings, states, table
 
 from open_instruct.rc_policies import generate_math_rollout
 from open_instruct.rc_state import InferenceProblemState
@@ -77,6 +78,35 @@ def test_samples_of_a_problem_are_independent(server: ScriptedServer) -> None:
     samples[0].reasoning_string_store.clear()
     assert samples[1].curr_summary != "changed"
     assert len(samples[1].reasoning_string_store) == 2
+
+
+@pytest.mark.parametrize(
+    ("how", "reason"), [(400, "rejected"), (503, "retries_exhausted"), (None, "policy_error")], ids=str
+)
+def test_a_sample_that_fails_leaves_the_others_of_its_problem(
+    server: ScriptedServer, how: int | None, reason: str
+) -> None:
+    """In the middle of its trajectory: refused by the server, failing for good, or too much for the policy."""
+    samples = [InferenceProblemState(problem(), settings(2), sample_id=number) for number in range(4)]
+    failing = InferenceProblemState(problem(), settings(2), sample_id=1, overall_cycle_step=2).turn_seed
+
+    def script(call: Call) -> Any:
+        return web.Response(status=how) if how and call.body["seed"] == failing else polite(call)
+
+    async def policy(turn: FinishedTurn, score: Score) -> TrainingText:
+        if how is None and turn.request.seed == failing:
+            raise KeyError("odd text")
+        return await generate_math_rollout(turn, score)
+
+    server.script = script
+    results = Rig([server], policies=dict.fromkeys((REASONING, SUMMARIZATION), policy), max_requeues=1).run(samples)
+    assert {one.trajectory_id: one.dropped for one in results} == {
+        "test#0/attempt-0/0": "",
+        "test#0/attempt-0/1": reason,
+        "test#0/attempt-0/2": "",
+        "test#0/attempt-0/3": "",
+    }
+    assert [table(one) for one in results if not one.dropped] == [DOCUMENTED[:4]] * 3
 
 
 def test_a_solved_trajectory_goes_on_unless_told_to_stop(server: ScriptedServer) -> None:

@@ -1,0 +1,27 @@
+"""How a server is started; test_rc_vllm.py starts real ones."""
+
+import pytest
+
+from open_instruct.device import Device, current_device
+from open_instruct.vllm_server import ServerOptions
+
+CPU, GPU = current_device(kind="cpu"), Device("cuda", "bfloat16", "sdpa")
+
+
+@pytest.mark.parametrize("device", [CPU, GPU], ids=["cpu", "gpu"])
+def test_the_command_has_what_the_device_needs(device: Device) -> None:
+    words = ServerOptions("some/model", 8001, device, extra=("--disable-uvicorn-access-log",)).command[3:]
+    mine = ["--model", "some/model", "--host", "127.0.0.1", "--port", "8001"]
+    assert words[: len(mine)] == mine
+    assert words[-len(device.server_words) - 1 :] == [*device.server_words, "--disable-uvicorn-access-log"]
+    assert ("--enforce-eager" in words) == (device is CPU)
+
+
+@pytest.mark.parametrize("device", [CPU, GPU], ids=["cpu", "gpu"])
+def test_the_environment_is_the_users_with_that_of_the_device(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HOME", "/somewhere")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
+    environment = ServerOptions("some/model", 8001, device, gpu=2).environment
+    assert environment["HF_HOME"] == "/somewhere"
+    assert environment["CUDA_VISIBLE_DEVICES"] == ("2" if device is GPU else "7")
+    assert environment.items() >= device.server_env(gpu=2).items()
