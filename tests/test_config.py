@@ -457,4 +457,5 @@ def test_a_template_can_be_a_file(make_args: MakeArgs, tmp_path: Path) -> None:
     path.write_text("{problem} then {curr_summary}")
     args = make_args(**RC, rc_reasoning_prompt_template=f"file:{path}")
     assert collect_mistakes(args) == []
+    assert args.rc_settings is not None
     assert args.rc_settings.reasoning_prompt_template == "{problem} then {curr_summary}"
