@@ -21,13 +21,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import ray
 from ray.util.queue import Empty, Full, Queue
 
@@ -43,6 +40,7 @@ from open_instruct.engine_sleep import EngineSleep, SleepOptions
 from open_instruct.engine_workflows import EngineFacts, RolloutRunner
 from open_instruct.rc_prompts import ChatCodec
 from open_instruct.rc_state import RCSettings
+from open_instruct.worker_memory import files_of_workers, remove_when_this_process_ends
 
 POLL_S = 0.5
 """Longest wait of a helper thread before it looks whether it should stop."""
@@ -138,6 +136,8 @@ class LLMRayActor:
         self._busy_s = 0.0
         self._last_step_at = time.time()
         self._engine = make_engine(options, version)
+        if options.tensor_parallel_size > 1:
+            self._stands_by = remove_when_this_process_ends(files_of_workers())
         self._sleep = EngineSleep(self._engine, options.sleep)
         self._runner = self._make_runner(options) if options.rc is not None else None
         self._max_num_seqs = options.max_num_seqs
@@ -378,10 +378,7 @@ class LLMRayActor:
 
     def shutdown(self) -> None:
         """After `stop`: end the engine, and the worker processes that it may have."""
-        shared = shared_memory_of_workers()
         self._engine.engine_core.shutdown()
-        for path in shared:
-            path.unlink(missing_ok=True)
 
     def ready(self) -> int:
         """Answer once the engine is loaded: its id."""
@@ -546,15 +543,6 @@ class LLMRayActor:
         while self._commands:
             _, done = self._commands.popleft()
             done.set_exception(RuntimeError(f"engine {self.engine_id} has stopped"))
-
-
-def shared_memory_of_workers() -> set[Path]:
-    """Files in shared memory that child processes use: vLLM 0.32 ends its CPU workers without removing theirs."""
-    files: set[Path] = set()
-    for worker in psutil.Process().children(recursive=True):
-        with suppress(psutil.Error):  # it has just ended
-            files.update(Path(area.path) for area in worker.memory_maps())
-    return {path for path in files if path.is_relative_to("/dev/shm")}
 
 
 def make_engine(options: EngineOptions, version: int) -> Any:
