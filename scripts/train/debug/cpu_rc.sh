@@ -33,8 +33,8 @@ exec "$ROOT/.venv/bin/python" "$ROOT/open_instruct/grpo_fast.py" \
     --pack_length 2048 \
     --num_unique_prompts_rollout 16 \
     --num_samples_per_prompt_rollout 8 \
-    --total_episodes 20480 \
-    --learning_rate 2e-4 \
+    --total_episodes 12800 \
+    --learning_rate 5e-5 \
     --verification_reward 1.0 \
     --beta 0.0 \
     --load_ref_policy False \
