@@ -1,13 +1,11 @@
 """The model in `assets/tiny_model/` is what its build script and its record say, and leaves room to learn."""
 
 import dataclasses
-import importlib.util
 import json
-import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
+import build_tiny_model as script
 import pytest
 import torch
 from hypothesis import given
@@ -20,18 +18,6 @@ NUM_MEASURED = 256
 # Four standard deviations of a share of about 0.4 among NUM_MEASURED samples.
 SAMPLING_TOLERANCE = 0.12
 
-
-def load_script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("build_tiny_model", ROOT / "scripts" / "data" / "build_tiny_model.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
-script = load_script()
 tokenizer: Any = AutoTokenizer.from_pretrained(DIRECTORY)
 
 

@@ -20,7 +20,7 @@ import math
 import random
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -228,10 +228,12 @@ def encode_prompts(tokenizer: PreTrainedTokenizerFast, tasks: list[Task], *, pre
 # Supervised training.
 
 
-def batches(
-    config: BuildConfig, tokenizer: PreTrainedTokenizerFast, tasks: list[Task]
-) -> Iterator[list[tuple[torch.Tensor, torch.Tensor]]]:
-    """The micro-batches of each step: `(input_ids, labels)`, see `collate`."""
+MicroBatch = tuple[torch.Tensor, torch.Tensor]
+"""`(input_ids, labels)`, see `collate`."""
+
+
+def batches(config: BuildConfig, tokenizer: PreTrainedTokenizerFast, tasks: list[Task]) -> Iterator[list[MicroBatch]]:
+    """The micro-batches of each step."""
     rng = random.Random(config.seed)
     prompts = encode_prompts(tokenizer, tasks)
     for step in range(config.steps):
@@ -239,11 +241,18 @@ def batches(
         rows = [rng.randrange(len(tasks)) for _ in range(config.batch_size)]
         responses = tokenizer([demonstrate(tasks[row], habits, rng) + END for row in rows])["input_ids"]
         pairs = sorted(zip((prompts[row] for row in rows), responses, strict=True), key=lambda pair: len(pair[1]))
-        size = config.batch_size // config.num_micro_batches
-        yield [collate(pairs[i : i + size], tokenizer.pad_token_id) for i in range(0, len(pairs), size)]
+        yield micro_batches(config, tokenizer, pairs)
 
 
-def collate(pairs: list[tuple[list[int], list[int]]], pad: int) -> tuple[torch.Tensor, torch.Tensor]:
+def micro_batches(
+    config: BuildConfig, tokenizer: PreTrainedTokenizerFast, pairs: list[tuple[list[int], list[int]]]
+) -> list[MicroBatch]:
+    """One step's pairs of prompt and response, cut up in the given order."""
+    size = config.batch_size // config.num_micro_batches
+    return [collate(pairs[i : i + size], tokenizer.pad_token_id) for i in range(0, len(pairs), size)]
+
+
+def collate(pairs: list[tuple[list[int], list[int]]], pad: int) -> MicroBatch:
     """`(input_ids, labels)`, each (B, T) int64, padded on the right; labels are -100 on prompts and padding."""
     length = max(len(prompt) + len(response) for prompt, response in pairs)
     ids = torch.full((len(pairs), length), pad)
@@ -255,18 +264,16 @@ def collate(pairs: list[tuple[list[int], list[int]]], pad: int) -> tuple[torch.T
     return ids, labels
 
 
-def warm_up(
-    model: Qwen3ForCausalLM, config: BuildConfig, tokenizer: PreTrainedTokenizerFast, tasks: list[Task]
-) -> float:
-    """Trains in place and returns the last loss, in nats per response token."""
+def warm_up(model: Qwen3ForCausalLM, config: BuildConfig, steps: Iterable[list[MicroBatch]]) -> float:
+    """Trains in place on the micro-batches of each step; returns the last loss, in nats per response token."""
     optimizer = make_optimizer(model, config)
     start, loss = time.perf_counter(), 0.0
     model.train()
-    for step, micro_batches in enumerate(batches(config, tokenizer, tasks)):
+    for step, step_batches in enumerate(steps):
         for group in optimizer.param_groups:
             group["lr"] = config.learning_rate * lr_factor(step, config)
-        num_tokens = sum(int((labels != -100).sum()) for _, labels in micro_batches)
-        loss = sum(backward(model, ids, labels, num_tokens) for ids, labels in micro_batches)
+        num_tokens = sum(int((labels != -100).sum()) for _, labels in step_batches)
+        loss = sum(backward(model, ids, labels, num_tokens) for ids, labels in step_batches)
         torch.nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm)
         optimizer.step()
         optimizer.zero_grad()
@@ -361,7 +368,7 @@ def build(config: BuildConfig, tasks: list[Task]) -> tuple[Qwen3ForCausalLM, Pre
     torch.manual_seed(config.seed)
     tokenizer = train_tokenizer(tokenizer_texts(config, tasks), config.vocab_size)
     model = make_model(config, tokenizer)
-    return model, tokenizer, warm_up(model, config, tokenizer, tasks)
+    return model, tokenizer, warm_up(model, config, batches(config, tokenizer, tasks))
 
 
 def tokenizer_texts(config: BuildConfig, tasks: list[Task]) -> list[str]:
