@@ -4,14 +4,16 @@ vLLM 0.32 ends its CPU workers without removing theirs, and an engine that is ki
 stands by: it waits until the engine's end of a pipe closes, which the kernel sees to, and removes the files then.
 """
 
+import os
 import subprocess
 import sys
-from contextlib import suppress
 from pathlib import Path
 
 import psutil
 
-SHARED_MEMORY = "/dev/shm"
+SHARED_MEMORY = Path("/dev/shm")
+SEMAPHORE = "sem.mp-"
+"""What the names of Python's own begin with."""
 _STAND_BY = """
 import os, sys
 sys.stdin.buffer.read()
@@ -24,12 +26,25 @@ for path in sys.argv[1:]:
 
 
 def files_of_workers() -> set[Path]:
-    """What child processes of this one have mapped."""
-    files: set[Path] = set()
-    for worker in psutil.Process().children(recursive=True):
-        with suppress(psutil.Error):  # it has just ended
-            files.update(Path(area.path) for area in worker.memory_maps())
-    return {path for path in files if path.is_relative_to(SHARED_MEMORY)}
+    """Files that child processes of this one have mapped, found by their inodes: whoever makes a semaphore has mapped a file that
+    was renamed since. Semaphores of this process are meant too."""
+    mine = psutil.Process()
+    of_workers = {inode for worker in mine.children(recursive=True) for inode in _mapped(worker.pid)}
+    own = _mapped(mine.pid)
+    return {
+        Path(file.path)
+        for file in os.scandir(SHARED_MEMORY)
+        if file.inode() in of_workers or (file.inode() in own and file.name.startswith(SEMAPHORE))
+    }
+
+
+def _mapped(pid: int) -> set[int]:
+    """Inodes of files in shared memory; none of a process that has just ended."""
+    try:
+        maps = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    except OSError:
+        return set()
+    return {int(line.split()[4]) for line in maps if str(SHARED_MEMORY) in line}
 
 
 def remove_when_this_process_ends(files: set[Path]) -> subprocess.Popen:

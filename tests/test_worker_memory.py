@@ -15,16 +15,22 @@ print(area.name, flush=True)
 input()
 """
 ENGINE = """
-import subprocess, sys, time
+import gc, multiprocessing, os, signal, subprocess, sys, time
+from multiprocessing.resource_tracker import _resource_tracker
 from open_instruct.worker_memory import files_of_workers, remove_when_this_process_ends
 command = [sys.executable, "-c", sys.argv[2]]
 worker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 name = worker.stdout.readline().strip()
+lock = multiprocessing.get_context("spawn").Lock()
+gc.freeze()
+names = {name, "sem." + lock._semlock.name.strip("/")}
 files = files_of_workers()
-assert [path.name for path in files] == [name], (files, name)
+assert {path.name for path in files} == names, (files, names)
 remove_when_this_process_ends(files)
-print(name, flush=True)
-time.sleep(60 if sys.argv[1] == "killed" else 0)
+print(*names, flush=True)
+if sys.argv[1] == "killed":
+    os.kill(_resource_tracker._pid, signal.SIGKILL)  # Ray ends the children of a worker that died
+    os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
@@ -32,13 +38,10 @@ time.sleep(60 if sys.argv[1] == "killed" else 0)
 def test_files_are_removed(how: str) -> None:
     engine = subprocess.Popen([sys.executable, "-c", ENGINE, how, WORKER], stdout=subprocess.PIPE, text=True)
     assert engine.stdout is not None
-    path = Path("/dev/shm") / engine.stdout.readline().strip()
-    assert path.name
-    if how == "killed":
-        assert path.exists()
-        engine.kill()
+    paths = [Path("/dev/shm") / name for name in engine.stdout.readline().split()]
+    assert len(paths) == 2
     engine.wait(timeout=20)
     deadline = time.monotonic() + 20
-    while path.exists():
+    while any(path.exists() for path in paths):
         assert time.monotonic() < deadline
         time.sleep(0.02)
