@@ -219,7 +219,7 @@ class AsyncOptions:
     batch_generation_interval: float = 0.0
     """Seconds between two bundles of prompts for the engines."""
     generation_timeout: float | None = None
-    """Seconds that an engine may take for one group; then it is broken off and its prompt issued again. By default no limit."""
+    """Seconds that an engine may take for one group (with rc: one turn); then its prompt is issued again. By default no limit."""
     max_generation_attempts: int = 3
     """Times that a prompt is tried before it is given up."""
 

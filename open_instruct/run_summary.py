@@ -21,6 +21,11 @@ REWARD_KEY = "scores"
 """Metric: mean reward of a training batch."""
 ACCURACY_KEY = "eval/pass_at_1"
 """Metric: share of right answers in an evaluation, 0 to 1."""
+CYCLE_KEY = "eval/rc/accuracy_cycle_"
+"""Metrics: the same after each cycle of a reasoning-cache rollout; that of the last is `ACCURACY_KEY`."""
+
+
+EARLIER_COLORS = ("#fdba74", "#a8a29e", "#f472b6", "#84cc16")
 
 
 @dataclass(frozen=True)
@@ -106,7 +111,7 @@ def plot_reward_curve(metrics_path: str | Path, png_path: str | Path) -> Path | 
         rows = list(read_metrics(metrics_path))
         rewards, accuracies = _series(rows, REWARD_KEY), _series(rows, ACCURACY_KEY)
         if rewards or accuracies:
-            _draw_curves(rewards, accuracies, Path(png_path))
+            _draw_curves(rewards, accuracies, _earlier_cycles(rows), Path(png_path))
             return Path(png_path)
     return None
 
@@ -115,7 +120,18 @@ def _series(rows: list[dict[str, Any]], key: str) -> list[tuple[int, float]]:
     return [(row[STEP_KEY], row[key]) for row in rows if row.get(key) is not None]
 
 
-def _draw_curves(rewards: list[tuple[int, float]], accuracies: list[tuple[int, float]], path: Path) -> None:
+def _earlier_cycles(rows: list[dict[str, Any]]) -> dict[int, list[tuple[int, float]]]:
+    """Accuracy after each cycle but the last, by its number."""
+    numbers = sorted({int(key.removeprefix(CYCLE_KEY)) for row in rows for key in row if key.startswith(CYCLE_KEY)})
+    return {number: _series(rows, f"{CYCLE_KEY}{number}") for number in numbers[:-1]}
+
+
+def _draw_curves(
+    rewards: list[tuple[int, float]],
+    accuracies: list[tuple[int, float]],
+    earlier_cycles: dict[int, list[tuple[int, float]]],
+    path: Path,
+) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -127,7 +143,11 @@ def _draw_curves(rewards: list[tuple[int, float]], accuracies: list[tuple[int, f
     if rewards:
         _draw_rewards(axes, rewards)
     if accuracies:
-        _draw_accuracies(axes.twinx() if rewards else axes, accuracies)
+        beside = axes.twinx() if rewards else axes
+        _draw_accuracies(beside, accuracies)
+        for number, (cycle, values) in enumerate(earlier_cycles.items()):
+            color = EARLIER_COLORS[number % len(EARLIER_COLORS)]
+            beside.plot(*zip(*values, strict=True), color=color, linewidth=1, marker=".", label=f"after cycle {cycle}")
     axes.grid(color="#e5e7eb", linewidth=0.8)
     axes.set_axisbelow(True)
     figure.legend(loc="outside upper center", ncols=3, frameon=False)

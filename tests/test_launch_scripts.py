@@ -59,8 +59,9 @@ def test_the_streaming_script_passes_known_keys_and_the_users_win(tmp_path: Path
     assert (args.num_unique_prompts_rollout, args.num_samples_per_prompt_rollout) == (128, 5)
 
 
-def test_the_demo_passes_known_flags() -> None:
-    text = (ROOT / "scripts/train/debug/cpu_demo.sh").read_text()
+@pytest.mark.parametrize("demo", ["cpu_demo.sh", "cpu_rc.sh"])
+def test_a_demo_passes_known_flags(demo: str) -> None:
+    text = (ROOT / "scripts/train/debug" / demo).read_text()
     flags = re.findall(r"^ +--(\w+)", text, flags=re.MULTILINE)
     assert len(flags) > 10
     assert set(flags) <= set(GRPOConfig.__dataclass_fields__)

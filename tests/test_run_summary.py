@@ -8,6 +8,7 @@ import pytest
 from open_instruct.logger_utils import MetricsWriter
 from open_instruct.run_summary import (
     ACCURACY_KEY,
+    CYCLE_KEY,
     REWARD_KEY,
     PromptCounts,
     RunSummary,
@@ -76,11 +77,17 @@ def test_the_table_of_a_run_without_evaluation(summary: RunSummary) -> None:
     assert "points" not in table
 
 
-@pytest.mark.parametrize("keys", [{REWARD_KEY, ACCURACY_KEY}, {REWARD_KEY}, {ACCURACY_KEY}])
+CYCLES = {f"{CYCLE_KEY}{cycle}" for cycle in (1, 2, 3)}
+
+
+@pytest.mark.parametrize(
+    "keys", [{REWARD_KEY, ACCURACY_KEY}, {REWARD_KEY}, {ACCURACY_KEY}, {REWARD_KEY, ACCURACY_KEY, *CYCLES}]
+)
 def test_a_curve_is_drawn_of_whatever_was_measured(tmp_path: Path, keys: set[str]) -> None:
     with MetricsWriter(tmp_path / "metrics.jsonl") as writer:
         for step in range(30):
             values = {REWARD_KEY: step / 30 if step else float("nan"), ACCURACY_KEY: 0.4 + step / 60}
+            values |= {f"{CYCLE_KEY}{cycle}": cycle / 4 for cycle in (1, 2, 3)}
             writer.write(step, {key: values[key] for key in keys if key == REWARD_KEY or step % 10 == 0})
     png = plot_reward_curve(tmp_path / "metrics.jsonl", tmp_path / "plots" / "reward_curve.png")
     assert png == tmp_path / "plots" / "reward_curve.png"
