@@ -412,6 +412,12 @@ def rc_summaries_can_be_compared(args: GRPOConfig) -> Iterator[str]:
     if args.rc_trains_summaries and args.rc_train_on == "states" and args.rc_summary_samples == 1:
         options = shown(args, "rc_summary_reward", "rc_summary_samples")
         yield f"{options}: a summary is compared with others, and there are none. Give 2 or more."
+    if args.uses_rc and args.rc_summary_reward == "zero" and (args.filter_zero_std_samples or args.beta == 0):
+        options = shown(args, "rc_summary_reward", "filter_zero_std_samples", "beta")
+        yield (
+            f"{options}: summaries that all score 0 are moved by the KL alone. Set filter_zero_std_samples to False and beta "
+            "above 0, or rc_summary_reward to none."
+        )
 
 
 def attention_can_run(args: GRPOConfig) -> Iterator[str]:

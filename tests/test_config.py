@@ -170,6 +170,11 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         "Give 2 or more.",
     ),
     (
+        {**RC, "rc_summary_reward": "zero"},
+        "--rc_summary_reward zero --filter_zero_std_samples True --beta 0.05: summaries that all score 0 are moved by the KL "
+        "alone. Set filter_zero_std_samples to False and beta above 0, or rc_summary_reward to none.",
+    ),
+    (
         {**RC, "pack_length": 543},
         "--pack_length 543 --max_prompt_token_length 256 --response_length 256 --rc_max_summary_tokens 32: a prompt with its "
         "response does not fit into a row. Set pack_length to 544 or more.",

@@ -218,6 +218,23 @@ def test_each_turn_has_the_versions_that_sampled_it(make_stage: MakeStage) -> No
     assert (result.oldest_version, result.newest_version) == (0, 3)
 
 
+def test_turns_on_the_way_do_not_age_a_sample(make_stage: MakeStage) -> None:
+    """They are its prompt: what is trained on was sampled by the weights of the last turn alone."""
+    stage = make_stage(slots=8)
+    steps = 0
+
+    def new_weights() -> None:
+        nonlocal steps
+        steps += 1
+        stage.vllm.version = int(steps > 2 * NUM_TOKENS)
+
+    stage.vllm.before_step = new_weights
+    stage.put(RCPlan("1 + 1", states=(1,), num_cycles=2), n=2)
+    [result] = stage.get()
+    assert (result.oldest_version, result.newest_version) == (1, 1)
+    assert [state.version for state in result.states] == [0]
+
+
 def test_weights_can_come_between_two_turns(make_stage: MakeStage) -> None:
     """Without in-flight updates what is being generated is finished first: a turn, not a whole rollout."""
     stage = make_stage(slots=1, inflight_updates=False)

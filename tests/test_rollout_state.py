@@ -1,5 +1,6 @@
 """What is written of the rollout side comes back, whole or not at all."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from open_instruct.data_types import GenerationResult, TokenStatistics
+from open_instruct.rc_types import REASONING, ReachedState, Turn
 from open_instruct.rollout_state import FinishedGroup, read_state, write_state
 
 LENGTHS = st.lists(st.integers(0, 5), min_size=1, max_size=3)
@@ -26,6 +28,9 @@ def make_group(number: int, lengths: list[int], *, scored: bool) -> FinishedGrou
         engine_id=1,
         token_statistics=TokenStatistics(7, sum(lengths), 0.25, 1e9, num_preempted=1),
     )
+    if number % 3 == 2:
+        turns = [Turn(rng.integers(0, 99, 4).astype(np.int32), REASONING, i + 1, i, -1, i) for i in range(len(lengths))]
+        result = replace(result, turns=tuple(turns), states=(ReachedState(1, "so far 12 {x}", 3),))
     return FinishedGroup(
         result, rng.random(len(lengths)).astype(np.float32) if scored else None, num_failures=number % 2
     )
@@ -37,6 +42,10 @@ def assert_same(one: FinishedGroup, other: FinishedGroup) -> None:
             for mine, theirs in zip(value, getattr(other.result, name), strict=True):
                 assert mine.dtype == theirs.dtype
                 np.testing.assert_array_equal(mine, theirs)
+        elif name == "turns":
+            for mine, theirs in zip(value, other.result.turns, strict=True):
+                assert mine.query.dtype == theirs.query.dtype
+                assert vars(mine) | {"query": mine.query.tolist()} == vars(theirs) | {"query": theirs.query.tolist()}
         else:
             assert getattr(other.result, name) == value, name
     assert (one.scores is None) == (other.scores is None)
