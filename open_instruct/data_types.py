@@ -6,6 +6,7 @@ to be tokenized again and never torch tensors. Arrays come out of Ray read-only;
 Shapes: B rows, T tokens, Q prompt tokens, R response tokens, G samples of one prompt.
 """
 
+import time
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -96,6 +97,23 @@ class GenerationResult:
     """With the reasoning cache: G of them, one for each response."""
     states: tuple[ReachedState, ...] = ()
     """States that were reached on the way."""
+
+    @classmethod
+    def given_up(cls, request: PromptRequest, engine_id: int, error: str, started: float) -> "GenerationResult":
+        """A group without responses, begun at Unix time `started`."""
+        return cls(
+            responses=[],
+            logprobs=[],
+            finish_reasons=[],
+            version_spans=[],
+            index=request.index,
+            prompt_id=request.prompt_id,
+            training_step=request.training_step,
+            engine_id=engine_id,
+            token_statistics=TokenStatistics(len(request.prompt), 0, time.time() - started, started),
+            marker=request.marker,
+            error=error,
+        )
 
     @property
     def is_eval(self) -> bool:

@@ -79,7 +79,8 @@ class RolloutRunner:
         try:
             result = self._to_result(request, await self._roll_out(request), started)
         except (EngineError, PromptTooLong) as error:
-            result = _failed(request, self._facts.engine_id, f"{type(error).__name__}: {error}", started)
+            cause = f"{type(error).__name__}: {error}"
+            result = GenerationResult.given_up(request, self._facts.engine_id, cause, started)
         except Exception as error:  # the engine's thread ends with it, and says so
             self._fail(error)
             return
@@ -147,7 +148,9 @@ class RolloutRunner:
             prompt_id=request.prompt_id,
             training_step=request.training_step,
             engine_id=self._facts.engine_id,
-            token_statistics=_statistics(request, rollout.num_tokens, started),
+            token_statistics=TokenStatistics(
+                len(request.prompt), rollout.num_tokens, generation_time=time.time() - started, start_time=started
+            ),
             marker=request.marker,
             turns=tuple(sample.turn for sample in rollout.samples),
             states=tuple(rollout.states),
@@ -161,28 +164,3 @@ async def _nobody_scores(*_: object) -> float:
 async def _cancel_all() -> None:
     for task in asyncio.all_tasks() - {asyncio.current_task()}:
         task.cancel()
-
-
-def _statistics(request: PromptRequest, num_tokens: int, started: float) -> TokenStatistics:
-    return TokenStatistics(
-        num_prompt_tokens=len(request.prompt),
-        num_response_tokens=num_tokens,
-        generation_time=time.time() - started,
-        start_time=started,
-    )
-
-
-def _failed(request: PromptRequest, engine_id: int, error: str, started: float) -> GenerationResult:
-    return GenerationResult(
-        responses=[],
-        logprobs=[],
-        finish_reasons=[],
-        version_spans=[],
-        index=request.index,
-        prompt_id=request.prompt_id,
-        training_step=request.training_step,
-        engine_id=engine_id,
-        token_statistics=_statistics(request, 0, started),
-        marker=request.marker,
-        error=error,
-    )

@@ -258,9 +258,8 @@ class LLMRayActor:
         ]
         for held in late:
             self._engine.abort_request([held.request.prompt_id])
-            self._hand_over(
-                held, _failed(held, self.engine_id, f"generation_timeout: over {self._generation_timeout:g} s")
-            )
+            cause = f"generation_timeout: over {self._generation_timeout:g} s"
+            self._hand_over(held, GenerationResult.given_up(held.request, self.engine_id, cause, held.admitted_at))
 
     def _accept(self, held: _Held) -> None:
         with self._state:
@@ -629,29 +628,6 @@ def _to_result(output: Any, held: _Held, engine_id: int) -> GenerationResult:
             start_time=held.admitted_at,
         ),
         marker=request.marker,
-    )
-
-
-def _failed(held: _Held, engine_id: int, error: str) -> GenerationResult:
-    """A group without responses, and why."""
-    request = held.request
-    return GenerationResult(
-        responses=[],
-        logprobs=[],
-        finish_reasons=[],
-        version_spans=[],
-        index=request.index,
-        prompt_id=request.prompt_id,
-        training_step=request.training_step,
-        engine_id=engine_id,
-        token_statistics=TokenStatistics(
-            num_prompt_tokens=len(request.prompt),
-            num_response_tokens=0,
-            generation_time=time.time() - held.admitted_at,
-            start_time=held.admitted_at,
-        ),
-        marker=request.marker,
-        error=error,
     )
 
 
