@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from runs import EVALUATION, Process, assert_ledger_balances, command, rows
 
+ROOT = Path(__file__).parents[1]
 RC: dict[str, object] = {
     "rollout_workflow": "rc",
     "rc_reasoning_prompt_template": "{problem}{curr_summary}",
@@ -78,6 +79,17 @@ def test_turns_with_their_summaries(tmp_path: Path, extra: dict[str, object]) ->
     assert {"rc/score_summarization_1", "rc/score_reasoning_2"} <= metrics[-1].keys()
     if not extra:
         assert max(row["debug/vllm_vs_local_logprob_diff_max"] for row in metrics) < 1e-3
+
+
+@pytest.mark.slow
+def test_the_demo_learns_to_use_its_turns(tmp_path: Path) -> None:
+    words = ["bash", str(ROOT / "scripts/train/debug/cpu_rc.sh"), "--output_dir", str(tmp_path)]
+    code, output = Process(words).wait(600)
+    assert code == 0, output[-3000:]
+    evaluated = [row for row in rows(tmp_path / "metrics.jsonl") if row.get("eval/pass_at_1") is not None]
+    before, after = evaluated[0], evaluated[-1]
+    assert after["eval/rc/accuracy_cycle_3"] >= before["eval/rc/accuracy_cycle_3"] + 0.2
+    assert after["eval/rc/accuracy_cycle_3"] >= after["eval/rc/accuracy_cycle_1"] + 0.1
 
 
 @pytest.mark.slow
