@@ -88,7 +88,7 @@ class DataOptions:
     system_prompt_override_file: str | None = None
     """Text file whose content takes the place of every system prompt."""
     max_prompt_token_length: int = 256
-    """Longest prompt, in tokens."""
+    """Longest prompt, in tokens; with rc, longest problem in either template."""
     overlong_prompts: Literal["drop", "error"] = "drop"
     """What happens to longer prompts: left out and counted, or reported as a mistake before the run starts."""
 

@@ -196,7 +196,9 @@ class RolloutManager:
         inputs = inputs or _read_inputs(args)
         self.queues = queues or create_queues(args)
         self.message_queue = message_queue or create_message_queue(args)
-        self.max_model_len = inputs.longest_prompt + args.tokens_beside_prompt
+        # With the reasoning cache the longest prompt is known for one of two templates alone.
+        longest_prompt = args.max_prompt_token_length if args.uses_rc else inputs.longest_prompt
+        self.max_model_len = longest_prompt + args.tokens_beside_prompt
         self.controller = create_controller(
             args, inputs, self.queues, self.message_queue, wandb_run_id=wandb_run_id, rollouter_cls=rollouter_cls
         )
