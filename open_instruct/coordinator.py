@@ -284,12 +284,12 @@ def create_parts(
         message_queue=message_queue,
         rollouter_cls=rollouter_cls,
     )
+    nodes = NodeWatch(bundles.node_ids(pgs["actor"]), lambda: manager.engine_nodes)
     supervisor = EngineSupervisor(
-        args, manager.rollout_engines, manager.controller, manager.start_engine, has_lost_node=manager.has_lost_node
+        args, manager.rollout_engines, manager.controller, manager.start_engine, lost_node=nodes.lost_under
     )
     parts = Parts(manager, group, message_queue, supervisor, signals, placement=pgs["actor"][0])
-    learner_nodes = bundles.node_ids(pgs["actor"])
-    parts.nodes = NodeWatch(learner_nodes, lambda: manager.engine_nodes)
+    parts.nodes = nodes
     logger.info("places: %s", parts.nodes.describe())
     if args.colocate:
         parts.turns = TakeTurns(manager, group, parts.wait, timeout_s=args.weight_sync_timeout_s)

@@ -17,6 +17,7 @@ import ray
 from open_instruct.component_log import components
 from open_instruct.config import GRPOConfig
 from open_instruct.failures import ComponentDied, root_cause
+from open_instruct.node_watch import LostNode
 from open_instruct.vllm_utils3 import POLL_S
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ class EngineSupervisor:
         engines: all engines, by position; a replacement takes the place of the dead in this very list.
         start_engine: makes the actor for a position; None if there is no room for it any more.
         controller: told of lost prompts.
-        has_lost_node: whether the engine at a position died with its node. That is not counted as a restart: a node may hold more
+        lost_node: the node that an engine has died with, if it did. That is not counted as a restart: a node may hold more
             engines than may be started again.
     """
 
@@ -59,13 +60,13 @@ class EngineSupervisor:
         controller: "ActorHandle",
         start_engine: "Callable[[int], ActorHandle | None]",
         *,
-        has_lost_node: Callable[[int], bool] = lambda _: False,
+        lost_node: Callable[[int], LostNode | None] = lambda _: None,
     ) -> None:
         self._args = args
         self._engines = engines
         self._controller = controller
         self._start_engine = start_engine
-        self._has_lost_node = has_lost_node
+        self._lost_node = lost_node
         self.has_begun = False
         """Whether the engines are no longer those of the start alone: some serve, or one was replaced."""
         self._futures: dict[int, Any] = {}
@@ -143,8 +144,8 @@ class EngineSupervisor:
 
     def _tell(self, number: int, cause: str) -> None:
         """Log why an engine is replaced, and count it. Raises `ComponentDied` if there is no restart left."""
-        if self._has_lost_node(number):
-            components.error("engine %d %s; its node is lost", number, cause)
+        if (lost := self._lost_node(number)) is not None:
+            components.error("engine %d %s; %s", number, cause, lost)
             return
         limit = self._args.max_engine_restarts
         if self.num_restarts >= limit:

@@ -52,6 +52,14 @@ class NodeWatch:
         """Somebody has failed: nodes that do not answer. Ray itself takes 15 s and more to notice that one is gone."""
         return self._look(lambda node: not node["Alive"] or not _answers(node))
 
+    def lost_under(self, engine: int) -> LostNode | None:
+        """An engine at this position has died: its node, if that does not answer either."""
+        residence = self._engine_nodes().get(engine)
+        for node in ray.nodes():
+            if node["NodeID"] == residence and (not node["Alive"] or not _answers(node)):
+                return self._lost(node["NodeID"], node["NodeManagerAddress"])
+        return None
+
     def lost(self) -> list[LostNode]:
         """Nodes with a part of the run that were lost since the last call; looks at most every `EVERY_S`."""
         if time.monotonic() - self._looked_at < EVERY_S:
@@ -66,10 +74,13 @@ class NodeWatch:
         found = []
         for node_id in sorted(dead):
             self._told.add(node_id)
-            learners = [rank for rank, node in enumerate(self._learner_nodes) if node == node_id]
-            engines = [number for number, node in self._engine_nodes().items() if node == node_id]
-            found.append(LostNode(dead[node_id], node_id, learners, engines))
+            found.append(self._lost(node_id, dead[node_id]))
         return found
+
+    def _lost(self, node_id: str, address: str) -> LostNode:
+        learners = [rank for rank, node in enumerate(self._learner_nodes) if node == node_id]
+        engines = [number for number, node in self._engine_nodes().items() if node == node_id]
+        return LostNode(address, node_id, learners, engines)
 
 
 def _answers(node: dict[str, Any]) -> bool:

@@ -218,13 +218,13 @@ class RolloutManager:
         if not self._supervised and not self._futures:
             self._futures = [engine.process_queue_continuously.remote() for engine in self.rollout_engines]
 
-    def has_lost_node(self, number: int) -> bool:
+    def _has_lost_node(self, number: int) -> bool:
         """Whether the node of the engine at this position is gone."""
         return number in self.engine_nodes and not bundles.is_alive(self.engine_nodes[number])
 
     def start_engine(self, number: int) -> "ActorHandle | None":
         """A new engine in place of a dead one: where that was, or if the node is gone wherever there is room. None: nowhere."""
-        if self.has_lost_node(number):
+        if self._has_lost_node(number):
             args = self._args
             place, per_core = args.device.place_resources, args.device.places_per_core
             asked = Asked((), 1, args.vllm_tensor_parallel_size, place, per_core)

@@ -18,6 +18,7 @@ from open_instruct.coordinator import Heartbeats, Parts, Signals
 from open_instruct.data_types import PromptRequest, SamplingConfig
 from open_instruct.engine_supervisor import EngineSupervisor
 from open_instruct.failures import ComponentDied
+from open_instruct.node_watch import LostNode
 from open_instruct.parameter_synchronizer import ParameterSynchronizer
 from open_instruct.weight_sync import DeepSpeedWeightSource, EngineClient, RayObjectSender, UpdateAbandoned
 
@@ -110,7 +111,7 @@ class Stage:
             self.engines,
             self.controller,
             self.start_engine,
-            has_lost_node=lambda number: number in self.lost_nodes,
+            lost_node=lambda number: LostNode("10.0.0.2", "ab", [], [number]) if number in self.lost_nodes else None,
         )
         self.ask([engine.pid.remote() for engine in self.engines])
 
@@ -180,6 +181,7 @@ def test_a_lost_node_costs_its_engines_and_no_restart(
         os.kill(play.pid(number), signal.SIGKILL)
     play.check_until(lambda: list(play.supervisor.serving) == [2])
     assert "Going on with 1 engines" in caplog.text
+    assert "node 10.0.0.2 (ab) was lost, and with it engine 1" in caplog.text
     assert play.supervisor.num_restarts == 0
     assert play.supervisor.num_recovered_prompts == 6
     play.lost_nodes.add(2)
