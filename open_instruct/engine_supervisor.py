@@ -145,7 +145,7 @@ class EngineSupervisor:
     def _tell(self, number: int, cause: str) -> None:
         """Log why an engine is replaced, and count it. Raises `ComponentDied` if there is no restart left."""
         if (lost := self._lost_node(number)) is not None:
-            components.error("engine %d %s; %s", number, cause, lost)
+            logger.error("engine %d %s; %s", number, cause, lost)
             return
         limit = self._args.max_engine_restarts
         if self.num_restarts >= limit:

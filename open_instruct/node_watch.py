@@ -57,7 +57,10 @@ class NodeWatch:
         residence = self._engine_nodes().get(engine)
         for node in ray.nodes():
             if node["NodeID"] == residence and (not node["Alive"] or not _answers(node)):
-                return self._lost(node["NodeID"], node["NodeManagerAddress"])
+                lost = self._lost(node["NodeID"], node["NodeManagerAddress"])
+                if not lost.learners:  # else their end has this cause too
+                    self._told.add(lost.node_id)
+                return lost
         return None
 
     def lost(self) -> list[LostNode]:
