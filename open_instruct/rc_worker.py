@@ -25,7 +25,6 @@ from open_instruct.workflows import RCWorkflow, RolloutPolicy, Score
 
 VERIFIER_TIMEOUT_S = 10.0
 KEY_VARIABLE = "OPENAI_API_KEY"
-TRAJECTORIES_PER_SLOT = 3
 
 
 @dataclass(frozen=True)
@@ -113,8 +112,8 @@ async def _work(
 
 
 def max_in_flight(num_slots: int) -> int:
-    """Trajectories at once: enough that slots are full to the end, when the last ones have no others to wait for."""
-    return TRAJECTORIES_PER_SLOT * num_slots
+    """Trajectories at once: a quarter more than slots, at least one, so that a slot is taken again as soon as it is free."""
+    return num_slots + max(1, num_slots // 4)
 
 
 def make_pools(options: WorkerOptions, client: OpenAIClient) -> dict[str, ServerPool]:
