@@ -18,6 +18,7 @@ from open_instruct.rc_prompts import (
     read_template,
 )
 from open_instruct.rc_state import RCSettings
+from open_instruct.rc_types import SummaryReward
 
 NEVER = -1
 """Value of an interval in steps that switches the thing off."""
@@ -163,7 +164,7 @@ class ReasoningCacheOptions:
     """A summary takes the place of the one before, or is added to it."""
     rc_truncated_summary: Literal["keep", "keep_previous"] = "keep"
     """What to do with a summary that was cut off at its limit."""
-    rc_summary_reward: Literal["none", "zero", "downstream_mean"] = "none"
+    rc_summary_reward: SummaryReward = "none"
     """none: summaries are not trained. zero: with reward 0 (the KL alone acts on them; needs filter_zero_std_samples False).
     downstream_mean: with the mean score of the reasoning that they led to."""
     rc_summary_samples: int = 4

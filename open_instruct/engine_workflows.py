@@ -75,16 +75,18 @@ class RolloutRunner:
         self._thread.join(CLOSE_S)
 
     async def _run(self, request: PromptRequest) -> None:
-        started = time.time()
         try:
-            result = self._to_result(request, await self._roll_out(request), started)
-        except (EngineError, PromptTooLong) as error:
-            cause = f"{type(error).__name__}: {error}"
-            result = GenerationResult.given_up(request, self._facts.engine_id, cause, started)
+            self._finish(await self._result(request))
         except Exception as error:  # the engine's thread ends with it, and says so
             self._fail(error)
-            return
-        self._finish(result)
+
+    async def _result(self, request: PromptRequest) -> GenerationResult:
+        started = time.time()
+        try:
+            return self._to_result(request, await self._roll_out(request), started)
+        except (EngineError, PromptTooLong) as error:
+            cause = f"{type(error).__name__}: {error}"
+            return GenerationResult.given_up(request, self._facts.engine_id, cause, started)
 
     async def _roll_out(self, request: PromptRequest) -> RCRollout:
         assert request.plan is not None

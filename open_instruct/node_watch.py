@@ -53,7 +53,7 @@ class NodeWatch:
         return self._look(lambda node: not node["Alive"] or not _answers(node))
 
     def lost_under(self, engine: int) -> LostNode | None:
-        """An engine at this position has died: its node, if that does not answer either."""
+        """The node of an engine that has died, if it does not answer either; then `lost` does not tell of it again."""
         residence = self._engine_nodes().get(engine)
         for node in ray.nodes():
             if node["NodeID"] == residence and (not node["Alive"] or not _answers(node)):

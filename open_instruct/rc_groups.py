@@ -8,17 +8,14 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from statistics import fmean
-from typing import Literal
 
 import numpy as np
 
 from open_instruct.batch_building import ScoredGroup
 from open_instruct.data_types import GenerationResult
 from open_instruct.rc_prompts import answer_of, with_opening_tag
-from open_instruct.rc_types import REASONING, SUMMARIZATION, Turn
+from open_instruct.rc_types import REASONING, SUMMARIZATION, SummaryReward, Turn
 from open_instruct.rc_weights import TurnWeights, turn_weight
-
-SummaryReward = Literal["none", "zero", "downstream_mean"]
 
 
 def judged(turns: Sequence[Turn]) -> list[int]:

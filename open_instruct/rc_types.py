@@ -6,7 +6,7 @@ They travel between processes and, as lines of JSON, through the stream of resul
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -14,6 +14,8 @@ REASONING = "reasoning"
 """A turn that thinks about the problem."""
 SUMMARIZATION = "summarization"
 """A turn that rewrites the summary."""
+SummaryReward = Literal["none", "zero", "downstream_mean"]
+"""Of a summary in training (`--rc_summary_reward`)."""
 CONTROL = "control"
 """Key of the metadata of turns that belong to no cycle but to what the cycles are compared with."""
 ONE_LONG_TURN = "one_long_turn"
