@@ -197,9 +197,8 @@ class Parts:
         """Replace the engines of a lost node. Raises `ComponentDied` if learners were on it."""
         if lost.learners:
             raise ComponentDied(str(lost))
-        logger.error("%s", lost)
         for number in lost.engines:
-            self.supervisor.replace(number, f"was on node {lost.address}, which was lost")
+            self.supervisor.replace(number, "is gone")
 
     def shut_down(self) -> None:
         """End all parts: asked first, killed when they do not answer. Never raises: it runs while an error is on its way."""

@@ -4,6 +4,8 @@ check ── a future ended, an engine makes no progress ──► _bury ── 
                                                            │
                  other engines go on                       └──► a new engine in its place: starting ─► ready
                                                                  the synchronizer gives it the current weights ─► serve
+
+An engine that died with its node waits for a new place until Ray has noticed, too: it would put it on the dead node before.
 """
 
 import logging
@@ -14,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 
+from open_instruct import bundles
 from open_instruct.component_log import components
 from open_instruct.config import GRPOConfig
 from open_instruct.failures import ComponentDied, root_cause
@@ -31,6 +34,8 @@ CONTROL_S = 60.0
 """Deadline of a call to the controller."""
 STOCK_EVERY_S = 5.0
 """From one look at the engines' progress to the next."""
+MOVE_S = 60.0
+"""How long Ray may take to notice that a node is gone (about 15 s); then an engine of it is started all the same."""
 
 
 @dataclass
@@ -39,6 +44,15 @@ class _Starting:
 
     ready: Any
     """Done when it is loaded, or has failed."""
+    deadline: float
+
+
+@dataclass
+class _Moving:
+    """An engine whose node is gone, before it is started on another."""
+
+    node_id: str
+    cause: str
     deadline: float
 
 
@@ -72,6 +86,7 @@ class EngineSupervisor:
         self._futures: dict[int, Any] = {}
         """Of `process_queue_continuously`, for each engine that serves: done means dead."""
         self._starting: dict[int, _Starting] = {}
+        self._moving: dict[int, _Moving] = {}
         self._stock: dict[int, tuple[Any, float]] = {}
         """Unanswered questions for progress, and when they were asked."""
         self._asked_at = 0.0
@@ -100,7 +115,7 @@ class EngineSupervisor:
         """Have these engines, which have the current weights, take prompts from now on; except those being started again."""
         self.has_begun |= bool(numbers)
         for number in numbers:
-            if number not in self._starting:
+            if number not in self._starting and number not in self._moving:
                 self._futures[number] = self._engines[number].process_queue_continuously.remote()
 
     def welcome(self, numbers: list[int]) -> None:
@@ -124,10 +139,15 @@ class EngineSupervisor:
                     causes[number] = f"died: {cause}" if cause else "ended before the run did"
         for number, cause in causes.items():
             self.replace(number, cause)
+        for number, one in list(self._moving.items()):
+            if not bundles.is_alive(one.node_id) or time.monotonic() > one.deadline:
+                del self._moving[number]
+                self._start(number, one.cause)
 
     def replace(self, number: int, cause: str) -> None:
         """Take an engine out, issue its prompts again, and start another in its place."""
-        self._tell(number, cause)
+        lost = self._lost_node(number)
+        self._tell(number, cause, lost)
         self.has_begun = True
         served = self._futures.pop(number, None) is not None
         self._starting.pop(number, None)
@@ -135,6 +155,12 @@ class EngineSupervisor:
         ray.kill(self._engines[number])
         if served:
             self._recover_prompts()
+        if lost is not None and bundles.is_alive(lost.node_id):
+            self._moving[number] = _Moving(lost.node_id, cause, time.monotonic() + MOVE_S)
+        else:
+            self._start(number, cause)
+
+    def _start(self, number: int, cause: str) -> None:
         engine = self._start_engine(number)
         if engine is None:
             self._go_on_without(number, cause)
@@ -142,9 +168,9 @@ class EngineSupervisor:
         self._engines[number] = engine
         self._starting[number] = _Starting(engine.ready.remote(), time.monotonic() + self._args.init_timeout_s)
 
-    def _tell(self, number: int, cause: str) -> None:
+    def _tell(self, number: int, cause: str, lost: LostNode | None) -> None:
         """Log why an engine is replaced, and count it. Raises `ComponentDied` if there is no restart left."""
-        if (lost := self._lost_node(number)) is not None:
+        if lost is not None:
             logger.error("engine %d %s; %s", number, cause, lost)
             return
         limit = self._args.max_engine_restarts
@@ -154,7 +180,7 @@ class EngineSupervisor:
         components.error("engine %d %s; starting it again (%d of %d)", number, cause, self.num_restarts, limit)
 
     def _go_on_without(self, number: int, cause: str) -> None:
-        num_left = len(self._futures) + len(self._starting)
+        num_left = len(self._futures) + len(self._starting) + len(self._moving)
         if num_left == 0:
             raise ComponentDied(f"engine {number} {cause}, no node has room for another, and none is left")
         components.error("engine %d is given up: no node has room for it. Going on with %d engines", number, num_left)

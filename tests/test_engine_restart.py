@@ -13,7 +13,7 @@ import pytest
 import torch
 from conftest import MAX_MODEL_LEN, TIMEOUT_S, make_args
 
-from open_instruct import rollout_manager
+from open_instruct import bundles, rollout_manager
 from open_instruct.coordinator import Heartbeats, Parts, Signals
 from open_instruct.data_types import PromptRequest, SamplingConfig
 from open_instruct.engine_supervisor import EngineSupervisor
@@ -188,6 +188,31 @@ def test_a_lost_node_costs_its_engines_and_no_restart(
     os.kill(play.pid(2), signal.SIGKILL)
     with pytest.raises(ComponentDied, match=r"engine 2 died: .* no node has room for another, and none is left"):
         play.check_until(lambda: False)
+
+
+def test_an_engine_moves_only_when_ray_knows_that_its_node_is_gone(
+    stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alive = {"ab"}
+    monkeypatch.setattr(bundles, "is_alive", lambda node_id: node_id in alive)
+    play = stage(num_engines=2, max_engine_restarts=0)
+    play.supervisor.serve([0, 1])
+    play.lost_nodes.add(0)
+    old = play.engines[0]
+    os.kill(play.pid(0), signal.SIGKILL)
+    play.check_until(lambda: list(play.supervisor.serving) == [1])
+    assert play.supervisor.num_recovered_prompts == 3  # at once
+    play.lost_nodes.clear()  # there is room on another node
+    play.supervisor.serve([0, 1])  # it has no place yet
+    play.supervisor.check()
+    assert play.engines[0] is old
+    assert list(play.supervisor.serving) == [1]
+    alive.clear()
+    play.check_until(lambda: play.supervisor.ready)
+    assert play.engines[0] is not old
+    play.supervisor.welcome([0])
+    assert sorted(play.supervisor.serving) == [0, 1]
+    assert play.supervisor.num_restarts == 0
 
 
 def test_a_stopped_engine_is_killed_and_replaced(stage: Callable[..., Stage]) -> None:

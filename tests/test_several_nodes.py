@@ -100,8 +100,9 @@ def test_a_run_goes_on_without_a_node_of_engines(network: Cluster, tmp_path: Pat
     network.kill_node(network.node_addresses.index(places["engine 1"]))
     code, output = process.wait(400)
     assert code == 0, output
-    assert f"node {places['engine 1']}" in output
-    assert "was lost, and with it engine 1" in output
+    assert re.search(rf"node {re.escape(places['engine 1'])} \(\w+\) was lost, and with it engine 1", output), output
+    assert output.count("was lost, and with it") == 1, output
+    assert "engine 1 is given up: no node has room for it. Going on with 1 engines" in output
     assert_ledger_balances(out)
     assert rows(out / "metrics.jsonl")[-1]["training_step"] == 40
     assert_cluster_is_empty(network)
