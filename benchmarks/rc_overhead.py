@@ -3,11 +3,14 @@
     python benchmarks/rc_overhead.py
     python benchmarks/rc_overhead.py --num_rounds 3 --num_problems 200 --json out/rc_overhead.json
 
-One vLLM server on this machine. A round is the actor (worker process, tokenizing, scoring, writing) on `--num_problems` problems
-and three cycles, then the replay: the recorded prompts, with the recorded lengths forced (`ignore_eos`), through the same server
-with as many requests at once, from a bare client that does nothing with the replies. The replay knows all prompts beforehand,
-where the actor waits for one turn to make the next. Seconds run from the first request to the last reply; start-up is not part of
-them. Prefix caching is off: the replay would find its prompts there.
+One vLLM server on this machine, and two things in turns: the actor (worker process, tokenizing, scoring, writing) on
+`--num_problems` problems and three cycles; and the replay: the recorded prompts, with the recorded lengths forced (`ignore_eos`),
+through the same server with as many requests at once, from a bare client that does nothing with the replies. The replay knows all
+prompts beforehand, where the actor waits for one turn to make the next.
+
+A machine that others use changes its speed by a fifth within seconds: every run of the actor stands between two replays, and is
+divided by the mean of both. Seeds are the same in all rounds, so that all do the same work. Seconds run from the first request to
+the last reply; start-up is not part of them. Prefix caching is off: the replay would find its prompts there.
 
 The tiny model ends most turns after about ten tokens, so that what is measured is mostly HTTP. `--untrained 64` serves one of the
 same size with random weights instead, which goes on until the limit given, for both kinds of turns, as reasoning does.
@@ -61,7 +64,7 @@ def main() -> None:
 
 
 def measure(arguments: argparse.Namespace, directory: str) -> list[dict[str, Any]]:
-    """A row for each round but the first, which warms up."""
+    """A row for each round, on a server of its own."""
     model = str(ROOT / "assets" / "tiny_model")
     if arguments.untrained:
         model = make_untrained(model, f"{directory}/model")
@@ -69,13 +72,26 @@ def measure(arguments: argparse.Namespace, directory: str) -> list[dict[str, Any
     server = ServerOptions(model, PORT, current_device(), max_num_seqs=arguments.concurrency, extra=further)
     with VllmServer(server, Path(directory) / "server.log") as running:
         running.wait_until_ready(START_TIMEOUT_S)
-        rows = [
-            one_round(
-                number, make_options(arguments, model, running.url, f"{directory}/{number}", seed=number), running
-            )
-            for number in range(arguments.num_rounds + 1)
-        ]
-    return rows[1:]
+        return rounds(arguments, model, running, directory)
+
+
+def rounds(arguments: argparse.Namespace, model_path: str, server: VllmServer, directory: str) -> list[dict[str, Any]]:
+    """A row for each round, after a run of the actor that warms up."""
+    rows: list[dict[str, Any]] = []
+    before_s = 0.0
+    for number in range(arguments.num_rounds + 1):
+        options = make_options(arguments, model_path, server.url, f"{directory}/{number}")
+        model = rc_actor.find_servers(options)
+        (phase,) = rc_actor.phases(options, rc_actor.load_problems(options))
+        summary = rc_actor.run_phase(phase, options, model)
+        turns = list(read_stream(Path(options.run.output_dir) / "streams" / "actor.jsonl"))
+        after_s = asyncio.run(replay(turns, model, options, server.url))
+        if number > 0:
+            actor_s, replay_s = summary["wall_seconds"], (before_s + after_s) / 2
+            row = {"round": number, "turns": len(turns), "tokens": summary["tokens"]}
+            rows.append(row | {"actor_s": actor_s, "replay_s": replay_s, "ratio": actor_s / replay_s})
+        before_s = after_s
+    return rows
 
 
 def make_untrained(like: str, path: str) -> str:
@@ -89,35 +105,18 @@ def make_untrained(like: str, path: str) -> str:
     return path
 
 
-def make_options(arguments: argparse.Namespace, model: str, url: str, output_dir: str, *, seed: int) -> RCOptions:
+def make_options(arguments: argparse.Namespace, model: str, url: str, output_dir: str) -> RCOptions:
     words = [
         "--config-name=test_rc",
         f"output_dir={output_dir}",
         f"model_path={model}",
         f"me.llm_urls={url}",
-        f"seed={seed}",
         f"train_dataset_names=['{SUMS}&size={arguments.num_problems}']",
         f"actor.llm_max_rollouts={arguments.concurrency}",
         f"llm.parameters.max_tokens={arguments.untrained or arguments.max_tokens}",
         *([f"actor.max_summary_tokens={arguments.untrained}"] if arguments.untrained else []),
     ]
     return read_options(yaml_door.compose(rc_actor.DOOR, words))
-
-
-def one_round(number: int, options: RCOptions, server: VllmServer) -> dict[str, Any]:
-    model = rc_actor.find_servers(options)
-    (phase,) = rc_actor.phases(options, rc_actor.load_problems(options))
-    summary = rc_actor.run_phase(phase, options, model)
-    turns = list(read_stream(Path(options.run.output_dir) / "streams" / "actor.jsonl"))
-    replay_s = asyncio.run(replay(turns, model, options, server.url))
-    return {
-        "round": number,
-        "turns": len(turns),
-        "tokens": summary["tokens"],
-        "actor_s": summary["wall_seconds"],
-        "replay_s": replay_s,
-        "ratio": summary["wall_seconds"] / replay_s,
-    }
 
 
 async def replay(turns: list[TrainingText], model: ServedModel, options: RCOptions, url: str) -> float:

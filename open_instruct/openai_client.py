@@ -195,6 +195,7 @@ class OpenAIClient:
         failed_on: Server | None = None
         while True:
             failed_on, outcome = await self._try_once(pool, request, failed_on)
+            await asyncio.sleep(0)  # the turn that waited for this slot goes on its way before this one is looked at
             if isinstance(outcome, dict):
                 return read_completion(outcome, self.encode, version=self.version, num_retries=num_failures)
             if failed_on.down_since is not None and num_interruptions < MAX_INTERRUPTIONS:
