@@ -132,6 +132,7 @@ class ChatCodec:
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
         self._tokenizer = tokenizer
+        self._backend = getattr(tokenizer, "backend_tokenizer", None)
         special: list[str] = sorted(tokenizer.all_special_tokens, key=len, reverse=True)
         self._special = re.compile("|".join(map(re.escape, special))) if special else None
 
@@ -144,6 +145,11 @@ class ChatCodec:
         return self.encode(rendered)
 
     def encode(self, text: str) -> list[int]:
+        """Without special tokens around it. Not by the tokenizer's own call, which takes five times as long, if there is a way."""
+        if self._backend is not None:
+            if self._backend.truncation is not None:  # left there by somebody else's call
+                self._backend.no_truncation()
+            return self._backend.encode(text, add_special_tokens=False).ids
         return self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
 
     def decode(self, token_ids: list[int]) -> str:

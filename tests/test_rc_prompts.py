@@ -1,5 +1,7 @@
 """Templates, think tags, and texts that are made shorter."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -87,6 +89,16 @@ def test_shortened_keeps_both_ends() -> None:
     assert len(codec().encode(short)) <= 52
     assert codec().shortened("short", 50) == "short"
     assert codec().decode(codec().encode(codec().shortened(text, 0))).strip() == "[…]"
+
+
+@given(st.text())
+def test_token_ids_are_the_tokenizers_own(text: str) -> None:
+    one = codec()
+    tokenizer: Any = one._tokenizer
+    expected = tokenizer(text, add_special_tokens=False)["input_ids"]
+    assert one.encode(text) == expected
+    tokenizer(text, truncation=True, max_length=1)  # leaves that in the tokenizer
+    assert one.encode(text) == expected
 
 
 def test_special_tokens_that_are_spelled_out_go() -> None:
