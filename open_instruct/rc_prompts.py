@@ -145,7 +145,7 @@ class ChatCodec:
         return self.encode(rendered)
 
     def encode(self, text: str) -> list[int]:
-        """Without special tokens around it. The tokenizer's own call takes five times as long, so it is used only if it has to be."""
+        """Without special tokens around it. The tokenizer's own call takes five times as long: it is the second choice."""
         if self._backend is not None:
             if self._backend.truncation is not None:  # left there by somebody else's call
                 self._backend.no_truncation()
