@@ -44,6 +44,7 @@ is_usable() {
 
 make_venv() {
     is_usable && return
+    [[ ! -L "$VENV" ]] || die "$VENV is a link to an environment that was made for another place; it would be lost. Remove the link."
     local python
     python="$(find_python)"
     say "making $VENV with $("$python" -V)"

@@ -18,7 +18,6 @@ from types import FrameType
 from open_instruct import rc_actor, yaml_door
 from open_instruct.cli import UsageError, fail_with
 from open_instruct.device import current_device
-from open_instruct.interruption import EXIT_INTERRUPTED
 from open_instruct.rc_options import RCOptions, read_options
 from open_instruct.vllm_server import ServerFailed, ServerOptions, VllmServer
 
@@ -36,7 +35,8 @@ def main() -> int:
         rc_actor.load_problems(options)  # before a minute is spent on servers
     except UsageError as error:
         fail_with(error.mistakes, program="test_rc_actor.py")
-    signal.signal(signal.SIGTERM, _exit)
+    for number in (signal.SIGINT, signal.SIGTERM):  # in the background, where shells have Ctrl-C ignored, too
+        signal.signal(number, _exit)
     try:
         with contextlib.ExitStack() as stack:
             servers = [
@@ -51,8 +51,6 @@ def main() -> int:
     except ServerFailed as error:
         print(f"test_rc_actor.py: {error}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
 
 
 def server_options(options: RCOptions, num_servers: int, first_port: int) -> list[ServerOptions]:
