@@ -218,6 +218,7 @@ def test_a_run_whose_actor_dies_ends_at_once_and_says_so(tmp_path: Path, actor: 
     process.assert_nothing_is_left(before)
 
 
+@pytest.mark.slow
 def test_a_lock_that_a_killed_build_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of an operator that DeepSpeed compiles on CPU: whoever finds the lock waits for ever."""
     build = tmp_path / "extensions" / "deepspeed_shm_comm"

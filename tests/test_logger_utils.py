@@ -230,7 +230,11 @@ def failing_server() -> Iterator[int]:
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(
-    ("server", "said"), [("silent_server", "does not answer"), ("failing_server", "wandb is out of reach")]
+    ("server", "said"),
+    [
+        ("silent_server", "does not answer"),
+        pytest.param("failing_server", "wandb is out of reach", marks=pytest.mark.slow),
+    ],
 )
 def test_with_a_key_but_no_service_wandb_falls_back_to_offline(
     options: TrackerOptions,

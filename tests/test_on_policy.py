@@ -114,7 +114,7 @@ class PlainLoop:
         self.optimizer.step()
 
 
-@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("streaming", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_async_steps_0_equals_a_plain_synchronous_loop(
     ray_session: Any, engines: SimpleNamespace, tmp_path: Path, options: dict[str, Any], streaming: bool
 ) -> None:
