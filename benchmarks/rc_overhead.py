@@ -64,7 +64,7 @@ def main() -> None:
 
 
 def measure(arguments: argparse.Namespace, directory: str) -> list[dict[str, Any]]:
-    """A row for each round, on a server of its own."""
+    """`rounds` against a server that is started for them."""
     model = str(ROOT / "assets" / "tiny_model")
     if arguments.untrained:
         model = make_untrained(model, f"{directory}/model")

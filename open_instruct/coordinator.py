@@ -289,7 +289,7 @@ def create_parts(
     )
     parts = Parts(manager, group, message_queue, supervisor, signals, placement=pgs["actor"][0])
     parts.nodes = nodes
-    logger.info("places: %s", parts.nodes.describe())
+    logger.info("places: %s", nodes.describe())
     if args.colocate:
         parts.turns = TakeTurns(manager, group, parts.wait, timeout_s=args.weight_sync_timeout_s)
     return parts

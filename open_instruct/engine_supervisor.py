@@ -1,6 +1,6 @@
 """The engines of a run: who serves, who died, who is being started again, and what became of the prompts of the dead.
 
-check ── a future ended, an engine makes no progress ──► _bury ── prompts of the dead are issued again at once
+check ── a future ended, an engine makes no progress ──► replace ─ prompts of the dead are issued again at once
                                                            │
                  other engines go on                       └──► a new engine in its place: starting ─► ready
                                                                  the synchronizer gives it the current weights ─► serve

@@ -50,13 +50,13 @@ class NodeWatch:
 
     def lost_now(self) -> list[LostNode]:
         """Somebody has failed: nodes that do not answer. Ray itself takes 15 s and more to notice that one is gone."""
-        return self._look(lambda node: not node["Alive"] or not _answers(node))
+        return self._look(_is_gone)
 
     def lost_under(self, engine: int) -> LostNode | None:
         """The node of an engine that has died, if it does not answer either; then `lost` does not tell of it again."""
         residence = self._engine_nodes().get(engine)
         for node in ray.nodes():
-            if node["NodeID"] == residence and (not node["Alive"] or not _answers(node)):
+            if node["NodeID"] == residence and _is_gone(node):
                 lost = self._lost(node["NodeID"], node["NodeManagerAddress"])
                 if not lost.learners:  # else their end has this cause too
                     self._told.add(lost.node_id)
@@ -84,6 +84,11 @@ class NodeWatch:
         learners = [rank for rank, node in enumerate(self._learner_nodes) if node == node_id]
         engines = [number for number, node in self._engine_nodes().items() if node == node_id]
         return LostNode(address, node_id, learners, engines)
+
+
+def _is_gone(node: dict[str, Any]) -> bool:
+    """Whether Ray counts the node as dead, or will soon."""
+    return not node["Alive"] or not _answers(node)
 
 
 def _answers(node: dict[str, Any]) -> bool:
