@@ -3,6 +3,7 @@
 `reserve` compares what is asked with what the cluster has before it waits for anything, and never waits longer than it was told.
 """
 
+import math
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +30,9 @@ Bundles = tuple[PlacementGroup, list[int]]
 """A placement group and the indices of those of its bundles that belong to one role, neighbours in hardware side by side."""
 
 POLL_S = 0.5
+MAKE_S = 10
+"""Least time for a group for which there is room. Ray makes it in milliseconds, but one that is removed while it is being made
+keeps its resources for as long as the cluster lives."""
 PROBE_S = 30.0
 """Deadline of the look at where a bundle is."""
 NODE_ID_LABEL = "ray.io/node-id"
@@ -73,7 +77,8 @@ def reserve(asked: Asked, *, timeout_s: float) -> Reservation:
         strategy="PACK",
         bundle_label_selector=[{NODE_ID_LABEL: node_id} for node_id in nodes],
     )
-    if not group.wait(timeout_seconds=max(deadline - time.monotonic(), POLL_S)):
+    # Ray rounds seconds down: half a second would be none.
+    if not group.wait(timeout_seconds=max(math.ceil(deadline - time.monotonic()), MAKE_S)):
         remove_placement_group(group)
         raise CannotPlace(f"the placement group was not ready in {timeout_s:g} s. {_asked_and_there(asked)}")
     places = bundle_places(group)

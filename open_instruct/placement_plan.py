@@ -49,10 +49,10 @@ class Asked:
         return max(self.num_learners, engines) if self.colocate else self.num_learners + engines
 
     def __str__(self) -> str:
-        learners = " + ".join(map(str, self.learners_per_node))
+        learners = f"{' + '.join(map(str, self.learners_per_node))} learners and " if self.learners_per_node else ""
         engines = f"{self.num_engines} engines of {self.places_per_engine}"
         needed = ", ".join(f"{self.num_places * amount:g} {name}" for name, amount in self.place.items() if amount)
-        return f"{learners} learners and {engines} places{' on the same places' if self.colocate else ''}: {needed}"
+        return f"{learners}{engines} places{' on the same places' if self.colocate else ''}: {needed}"
 
 
 @dataclass

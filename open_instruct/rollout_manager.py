@@ -10,6 +10,7 @@ A training loop of one's own needs three lines a step (`rollout_id` counts the s
     ray.get(actor_model.async_update_weights())
 """
 
+import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from ray.actor import ActorHandle
     from ray.util.placement_group import PlacementGroup
 
+logger = logging.getLogger(__name__)
 BUNDLES_QUEUED_PER_ENGINE = 2
 """Prompt queue: enough that an engine never waits, short enough that evaluation never does."""
 COLOCATED_SHARE = 0.5
@@ -230,11 +232,13 @@ class RolloutManager:
             asked = Asked((), 1, args.vllm_tensor_parallel_size, place, per_core)
             try:
                 reservation = bundles.reserve(asked, timeout_s=0.0)
-            except CannotPlace:
+            except CannotPlace as error:
+                logger.warning("engine %d: %s", number, error)
                 return None
             self._own_groups.append(reservation.group)
             self._bundles[number] = reservation.group, reservation.rollout
             self.engine_nodes[number] = bundles.node_ids(self._bundles[number])[0]
+            logger.info("engine %d moves to %s", number, bundles.bundle_places(reservation.group)[0].address)
         return create_vllm_engine(
             self._args, self.queues, number, max_model_len=self.max_model_len, pg=self._bundles.get(number)
         )

@@ -4,15 +4,19 @@ import json
 import os
 import subprocess
 import sys
+from typing import Any
 
-OCCUPY_AND_ASK = """
-import json, ray
+START = """
+import json, ray, time
 from open_instruct import bundles
 from open_instruct.device import Device
 from open_instruct.placement_plan import Asked
 
 ray.init(num_cpus=8, num_gpus=4, include_dashboard=False, log_to_driver=False)
 device = Device("cuda", "bfloat16", "sdpa")
+"""
+
+OCCUPY_AND_ASK = """
 asked = Asked((2,), 1, 2, device.place_resources)
 reserved = bundles.reserve(asked, timeout_s=30.0)
 
@@ -31,19 +35,40 @@ print("FOUND", json.dumps({
 }))
 """
 
+RESERVE_WITHOUT_WAITING = """
+asked = Asked((), 1, 2, device.place_resources)
+for _ in range(3):
+    ray.util.remove_placement_group(bundles.reserve(asked, timeout_s=0.0).group)
+deadline = time.monotonic() + 10
+while (free := ray.available_resources()).get("GPU") != 4 and time.monotonic() < deadline:
+    time.sleep(0.1)
+print("FOUND", json.dumps({name: free[name] for name in ("CPU", "GPU")}))
+"""
+
 
 def test_where_bundles_are_is_known_when_learners_compute_on_them() -> None:
     """A GPU that is taken cannot be asked for its number any more."""
+    found = run(OCCUPY_AND_ASK)
+    assert found == {"taken": [0, 1], "nodes": 1, "engine": "2,3"}  # neighbours, in the order of their numbers
+
+
+def test_room_that_is_there_needs_no_waiting_and_comes_free_again() -> None:
+    """As for an engine that has to move while a run goes on."""
+    assert run(RESERVE_WITHOUT_WAITING) == {"CPU": 8, "GPU": 4}
+
+
+def run(script: str) -> Any:
+    """What it prints after FOUND, on a node of its own with 4 pretended GPUs."""
     environment = os.environ | {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
     environment.pop("RAY_ADDRESS", None)
     done = subprocess.run(
-        [sys.executable, "-c", OCCUPY_AND_ASK],
+        [sys.executable, "-c", START + script],
         capture_output=True,
         text=True,
         timeout=120,
         check=False,
         env=environment,
     )
-    [line] = [line for line in done.stdout.splitlines() if line.startswith("FOUND")] or [done.stderr[-2000:]]
-    found = json.loads(line.removeprefix("FOUND"))
-    assert found == {"taken": [0, 1], "nodes": 1, "engine": "2,3"}  # neighbours, in the order of their numbers
+    assert done.returncode == 0, done.stderr[-2000:]
+    [line] = [line for line in done.stdout.splitlines() if line.startswith("FOUND")]
+    return json.loads(line.removeprefix("FOUND"))
