@@ -59,8 +59,8 @@ class TakeTurns(SideBySide):
         self._metrics: dict[str, float] = defaultdict(float)
 
     def engines_rest(self) -> None:
-        released = self._timed("engines_offload", self._manager.async_offload())
-        self._metrics["memory/engines_offloaded_bytes"] = sum(released)
+        released = self._timed("engines_offload", self._manager.async_offload(), without_dead=True)
+        self._metrics["memory/engines_offloaded_bytes"] = sum(number or 0 for number in released)
 
     def learners_compute(self) -> None:
         self.engines_rest()
@@ -70,26 +70,32 @@ class TakeTurns(SideBySide):
     def weights_travel(self) -> Iterator[None]:
         # After a step the learners are awake; when an engine was replaced meanwhile, asleep.
         self._timed("learners_onload", self._group.async_onload())
-        self._timed("engines_onload", self._manager.async_onload([WEIGHTS]))
+        self._wake_engines([WEIGHTS])
         yield
         released = self._timed("learners_offload", self._group.async_offload())
         self._metrics["memory/learners_offloaded_bytes"] = sum(released)
-        self._timed("engines_onload", self._manager.async_onload([KV_CACHE]))
+        self._wake_engines([KV_CACHE])
 
     @contextmanager
     def learners_alone(self) -> Iterator[None]:
         self.learners_compute()
         yield
         self._timed("learners_offload", self._group.async_offload())
-        self._timed("engines_onload", self._manager.async_onload())
+        self._wake_engines()
 
     def take_metrics(self) -> dict[str, float]:
         """Since the last call: seconds of each hand-over, and the bytes that the last ones gave back, measured."""
         metrics, self._metrics = self._metrics, defaultdict(float)
         return dict(metrics)
 
-    def _timed(self, what: str, refs: list) -> list:
+    def _wake_engines(self, tags: list[str] | None = None) -> None:
+        self._timed("engines_onload", self._manager.async_onload(tags), without_dead=True)
+
+    def _timed(self, what: str, refs: list, *, without_dead: bool = False) -> list:
+        """`without_dead`: an engine that dies meanwhile is replaced like any other, by its supervisor; the rest go on."""
         started = time.perf_counter()
-        values = self._wait_for(refs, what=what.replace("_", ": "), timeout_s=self._timeout_s)
+        values = self._wait_for(
+            refs, what=what.replace("_", ": "), timeout_s=self._timeout_s, without_dead=without_dead
+        )
         self._metrics[f"time/{what}"] += time.perf_counter() - started
         return values

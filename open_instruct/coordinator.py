@@ -117,10 +117,11 @@ class Parts:
         what: str,
         timeout_s: float,
         interruptible: bool = False,
+        without_dead: bool = False,
         watched: Sequence[Any] = (),
         on_poll: Callable[[], None] | None = None,
     ) -> Any:
-        """The values of `refs` (one reference or a list).
+        """The values of `refs` (one reference or a list); with `without_dead`, None for an actor that is dead.
 
         Raises `TimeoutError` that names `what`, `ComponentDied` if an actor failed, and, where nothing is lost by leaving
         (`interruptible`), `Interrupted` when a signal came. Those of `watched` are not waited for, but their failure is noticed.
@@ -140,17 +141,19 @@ class Parts:
                 self._value(ref, what)
             done, waiting = ray.wait(pending, num_returns=len(pending), timeout=HEALTH_POLL_S)
             for ref in done:  # at once: while one has failed, the others may wait for it in a collective
-                values[ref] = self._value(ref, what)
+                values[ref] = self._value(ref, what, without_dead=without_dead)
             if waiting and time.monotonic() > deadline:
                 raise TimeoutError(f"{what}: {len(waiting)} of {len(all_refs)} did not answer in {timeout_s:g} s")
         ordered = [values[ref] for ref in all_refs]
         return ordered if isinstance(refs, list) else ordered[0]
 
-    def _value(self, ref: Any, what: str) -> Any:
+    def _value(self, ref: Any, what: str, *, without_dead: bool = False) -> Any:
         """The value of a reference that is done. A lost node takes along who was on it: then it is the cause to tell."""
         try:
             return _value(ref, what)
         except ComponentDied as error:
+            if without_dead and isinstance(error.__cause__, ray.exceptions.RayActorError):
+                return None
             if self.nodes is not None and (lost := self.nodes.lost_now()):
                 raise ComponentDied("; ".join(map(str, lost))) from error
             raise

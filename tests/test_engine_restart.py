@@ -14,6 +14,7 @@ import torch
 from conftest import MAX_MODEL_LEN, TIMEOUT_S, make_args
 
 from open_instruct import bundles, rollout_manager
+from open_instruct.colocation import TakeTurns
 from open_instruct.coordinator import Heartbeats, Parts, Signals
 from open_instruct.data_types import PromptRequest, SamplingConfig
 from open_instruct.engine_supervisor import EngineSupervisor
@@ -75,6 +76,10 @@ class PlayedEngine:
     def finish_weight_update(self, version: int, update_id: int) -> dict[str, float]:
         self._called("finish")
         return {"version": version, "pause_s": 0.1}
+
+    def release_memory_occupation(self) -> int:
+        self._called("release")
+        return 10
 
 
 class PlayedController:
@@ -362,6 +367,32 @@ def test_a_dead_queue_ends_the_run_by_name(queues_and_parts: SimpleNamespace, ra
     with pytest.raises(ComponentDied, match=f"{name} failed: ActorDiedError"):
         wait_for_nothing(queues_and_parts.parts, ray_session)
     assert time.monotonic() - started < 10
+
+
+def test_an_engine_that_dies_while_devices_are_handed_over_is_replaced(queues_and_parts: SimpleNamespace) -> None:
+    parts, play = queues_and_parts.parts, queues_and_parts.play
+    pid = play.pid(1)
+
+    def offload() -> list[Any]:
+        os.kill(pid, signal.SIGKILL)
+        return [engine.release_memory_occupation.remote() for engine in play.engines]
+
+    manager: Any = SimpleNamespace(async_offload=offload)
+    turns = TakeTurns(manager, SimpleNamespace(), parts.wait, timeout_s=TIMEOUT_S)  # type: ignore[arg-type]
+    turns.engines_rest()
+    assert turns.take_metrics()["memory/engines_offloaded_bytes"] == 10  # of the other
+    play.check_until(lambda: play.supervisor.num_restarts == 1)
+
+
+def test_an_engine_that_cannot_give_its_memory_back_ends_the_run(
+    queues_and_parts: SimpleNamespace, ray_session: Any
+) -> None:
+    def fail() -> None:
+        raise RuntimeError("out of memory")
+
+    failed = ray_session.remote(fail).options(num_cpus=0, max_retries=0).remote()
+    with pytest.raises(ComponentDied, match="engines: offload failed: RuntimeError: out of memory"):
+        queues_and_parts.parts.wait([failed], what="engines: offload", timeout_s=TIMEOUT_S, without_dead=True)
 
 
 def test_a_dead_queue_is_named_even_when_its_users_die_first(

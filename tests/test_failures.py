@@ -43,6 +43,27 @@ def test_an_engine_killed_while_it_samples_is_replaced(tmp_path: Path, num_engin
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+@pytest.mark.parametrize(("num_engines", "after_s"), [(1, 0.0), (1, 0.15), (2, 0.15)])
+def test_a_colocated_engine_is_replaced_whenever_it_is_killed(tmp_path: Path, num_engines: int, after_s: float) -> None:
+    """At different moments of a step of 0.3 s: while it samples, gives its memory back or takes weights."""
+    out, before = tmp_path / "out", shared_memory()
+    options: dict[str, Any] = {"num_learners_per_node": [num_engines], "vllm_num_engines": num_engines}
+    process = Process(command(out, total_episodes=16 * 40, response_length=48, colocate=True, **options))
+    process.wait_for_rows(out / "prompts.jsonl", 3)
+    time.sleep(after_s)
+    os.kill(engine_pids(process)[0], signal.SIGKILL)
+    code, output = process.wait(400)
+    assert code == 0, output
+    assert "starting it again (1 of 3)" in output
+    assert_ledger_balances(out)
+    last = rows(out / "metrics.jsonl")[-1]
+    assert (last["training_step"], last["engine_restarts"]) == (40, 1)
+    assert max(row["max_sample_age"] for row in rows(out / "metrics.jsonl")) == 0
+    process.assert_nothing_is_left(before)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_an_engine_that_does_not_take_an_update_in_time_is_replaced(tmp_path: Path) -> None:
     """Stopped, not dead: its calls stay unanswered until the limit."""
     out = tmp_path / "out"
