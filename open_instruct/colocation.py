@@ -20,6 +20,8 @@ class SideBySide:
     """Everybody has devices of their own: there is nothing to hand over."""
 
     are_taken = False
+    engines_may_start = True
+    """Whether no learner has memory on a device where a dead engine is to be started again."""
 
     def engines_rest(self) -> None:
         """Engines give their memory back; learners do not take theirs yet."""
@@ -57,30 +59,33 @@ class TakeTurns(SideBySide):
         self._wait_for = wait
         self._timeout_s = timeout_s
         self._metrics: dict[str, float] = defaultdict(float)
+        self._engines_rest = False
+        self.engines_may_start = False
 
     def engines_rest(self) -> None:
         released = self._timed("engines_offload", self._manager.async_offload(), without_dead=True)
         self._metrics["memory/engines_offloaded_bytes"] = sum(number or 0 for number in released)
+        self._engines_rest = True
 
     def learners_compute(self) -> None:
         self.engines_rest()
-        self._timed("learners_onload", self._group.async_onload())
+        self._wake_learners()
 
     @contextmanager
     def weights_travel(self) -> Iterator[None]:
-        # After a step the learners are awake; when an engine was replaced meanwhile, asleep.
-        self._timed("learners_onload", self._group.async_onload())
+        if not self._engines_rest:  # no step was trained: an engine was replaced, and the others are at work
+            self.engines_rest()
+        self._wake_learners()
         self._wake_engines([WEIGHTS])
         yield
-        released = self._timed("learners_offload", self._group.async_offload())
-        self._metrics["memory/learners_offloaded_bytes"] = sum(released)
+        self._metrics["memory/learners_offloaded_bytes"] = self._learners_rest()
         self._wake_engines([KV_CACHE])
 
     @contextmanager
     def learners_alone(self) -> Iterator[None]:
         self.learners_compute()
         yield
-        self._timed("learners_offload", self._group.async_offload())
+        self._learners_rest()
         self._wake_engines()
 
     def take_metrics(self) -> dict[str, float]:
@@ -88,7 +93,17 @@ class TakeTurns(SideBySide):
         metrics, self._metrics = self._metrics, defaultdict(float)
         return dict(metrics)
 
+    def _wake_learners(self) -> None:
+        self.engines_may_start = False
+        self._timed("learners_onload", self._group.async_onload())
+
+    def _learners_rest(self) -> int:
+        released = self._timed("learners_offload", self._group.async_offload())
+        self.engines_may_start = True
+        return sum(released)
+
     def _wake_engines(self, tags: list[str] | None = None) -> None:
+        self._engines_rest = False
         self._timed("engines_onload", self._manager.async_onload(tags), without_dead=True)
 
     def _timed(self, what: str, refs: list, *, without_dead: bool = False) -> list:

@@ -288,7 +288,12 @@ def create_parts(
     )
     nodes = NodeWatch(bundles.node_ids(pgs["actor"]), lambda: manager.engine_nodes)
     supervisor = EngineSupervisor(
-        args, manager.rollout_engines, manager.controller, manager.start_engine, lost_node=nodes.lost_under
+        args,
+        manager.rollout_engines,
+        manager.controller,
+        manager.start_engine,
+        lost_node=nodes.lost_under,
+        may_start=lambda: parts.turns.engines_may_start,
     )
     parts = Parts(manager, group, message_queue, supervisor, signals, placement=pgs["actor"][0])
     parts.nodes = nodes

@@ -48,12 +48,13 @@ class _Starting:
 
 
 @dataclass
-class _Moving:
-    """An engine whose node is gone, before it is started on another."""
+class _Waiting:
+    """An engine that cannot be started again yet: Ray takes its lost node for alive, or learners have its device."""
 
-    node_id: str
+    lost_node_id: str | None
     cause: str
     deadline: float
+    """Of Ray's noticing."""
 
 
 class EngineSupervisor:
@@ -65,6 +66,7 @@ class EngineSupervisor:
         controller: told of lost prompts.
         lost_node: the node that an engine has died with, if it did. That is not counted as a restart: a node may hold more
             engines than may be started again.
+        may_start: whether the devices are free for engines, which measure free memory when they start.
     """
 
     def __init__(
@@ -75,18 +77,20 @@ class EngineSupervisor:
         start_engine: "Callable[[int], ActorHandle | None]",
         *,
         lost_node: Callable[[int], LostNode | None] = lambda _: None,
+        may_start: Callable[[], bool] = lambda: True,
     ) -> None:
         self._args = args
         self._engines = engines
         self._controller = controller
         self._start_engine = start_engine
         self._lost_node = lost_node
+        self._may_start = may_start
         self.has_begun = False
         """Whether the engines are no longer those of the start alone: some serve, or one was replaced."""
         self._futures: dict[int, Any] = {}
         """Of `process_queue_continuously`, for each engine that serves: done means dead."""
         self._starting: dict[int, _Starting] = {}
-        self._moving: dict[int, _Moving] = {}
+        self._waiting: dict[int, _Waiting] = {}
         self._stock: dict[int, tuple[Any, float]] = {}
         """Unanswered questions for progress, and when they were asked."""
         self._asked_at = 0.0
@@ -115,7 +119,7 @@ class EngineSupervisor:
         """Have these engines, which have the current weights, take prompts from now on; except those being started again."""
         self.has_begun |= bool(numbers)
         for number in numbers:
-            if number not in self._starting and number not in self._moving:
+            if number not in self._starting and number not in self._waiting:
                 self._futures[number] = self._engines[number].process_queue_continuously.remote()
 
     def welcome(self, numbers: list[int]) -> None:
@@ -139,10 +143,7 @@ class EngineSupervisor:
                     causes[number] = f"died: {cause}" if cause else "ended before the run did"
         for number, cause in causes.items():
             self.replace(number, cause)
-        for number, one in list(self._moving.items()):
-            if not bundles.is_alive(one.node_id) or time.monotonic() > one.deadline:
-                del self._moving[number]
-                self._start(number, one.cause)
+        self._start_waiting()
 
     def replace(self, number: int, cause: str) -> None:
         """Take an engine out, issue its prompts again, and start another in its place."""
@@ -155,10 +156,16 @@ class EngineSupervisor:
         ray.kill(self._engines[number])
         if served:
             self._recover_prompts()
-        if lost is not None and bundles.is_alive(lost.node_id):
-            self._moving[number] = _Moving(lost.node_id, cause, time.monotonic() + MOVE_S)
-        else:
-            self._start(number, cause)
+        self._waiting[number] = _Waiting(lost.node_id if lost else None, cause, time.monotonic() + MOVE_S)
+        self._start_waiting()
+
+    def _start_waiting(self) -> None:
+        """Start those that have to wait no longer."""
+        for number, one in list(self._waiting.items()):
+            may_be_placed = one.lost_node_id is None or not bundles.is_alive(one.lost_node_id)
+            if (may_be_placed or time.monotonic() > one.deadline) and self._may_start():
+                del self._waiting[number]
+                self._start(number, one.cause)
 
     def _start(self, number: int, cause: str) -> None:
         engine = self._start_engine(number)
@@ -180,7 +187,7 @@ class EngineSupervisor:
         components.error("engine %d %s; starting it again (%d of %d)", number, cause, self.num_restarts, limit)
 
     def _go_on_without(self, number: int, cause: str) -> None:
-        num_left = len(self._futures) + len(self._starting) + len(self._moving)
+        num_left = len(self._futures) + len(self._starting) + len(self._waiting)
         if num_left == 0:
             raise ComponentDied(f"engine {number} {cause}, no node has room for another, and none is left")
         components.error("engine %d is given up: no node has room for it. Going on with %d engines", number, num_left)

@@ -89,6 +89,8 @@ class ParameterSynchronizer:
         for number in self._supervisor.needs_weights:
             self._versions.pop(self._members().get(number), None)
         self._supervisor.needs_weights.clear()
+        if self._parts.turns.are_taken:  # all fall asleep for it, and what sleeps deeply drops its weights
+            self._versions.clear()
         self.sync(self.current_param_version if version is None else version)
 
     def _members(self) -> dict[int, Any]:

@@ -40,7 +40,7 @@ def test_one_step_in_the_right_order() -> None:
         "engines sleep",
         "learners wake",
         "train",
-        "learners wake",  # nothing to do after a step; after a replacement they are asleep
+        "learners wake",  # they are awake: nothing to do
         "engines ['weights']",
         "new weights",
         "learners sleep",
@@ -56,6 +56,34 @@ def test_one_step_in_the_right_order() -> None:
         "time/learners_onload",
     } <= metrics.keys()
     assert play.turns.take_metrics() == {}
+
+
+def test_for_a_replaced_engine_the_others_give_way_too() -> None:
+    play = Play()
+    with play.turns.learners_alone():
+        pass
+    play.calls.clear()
+    with play.turns.weights_travel():  # not after a step: engines are at work
+        play.calls.append("new weights")
+    assert play.calls == [
+        "engines sleep",
+        "learners wake",
+        "engines ['weights']",
+        "new weights",
+        "learners sleep",
+        "engines ['kv_cache']",
+    ]
+
+
+def test_engines_start_only_where_no_learner_is_awake() -> None:
+    play = Play()
+    assert not play.turns.engines_may_start
+    with play.turns.weights_travel():
+        assert not play.turns.engines_may_start
+    assert play.turns.engines_may_start
+    play.turns.learners_compute()
+    assert not play.turns.engines_may_start
+    assert SideBySide().engines_may_start
 
 
 def test_saving_has_the_learners_alone() -> None:

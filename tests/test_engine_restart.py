@@ -110,6 +110,7 @@ class Stage:
         self.controller = ray.remote(PlayedController).options(num_cpus=0).remote()
         self.lost_nodes: set[int] = set()
         """Engines whose node is gone."""
+        self.may_start = True
         self.engines = [self.start_engine(number) for number in range(num_engines)]
         self.supervisor = EngineSupervisor(
             make_args(**options),
@@ -117,6 +118,7 @@ class Stage:
             self.controller,
             self.start_engine,
             lost_node=lambda number: LostNode("10.0.0.2", "ab", [], [number]) if number in self.lost_nodes else None,
+            may_start=lambda: self.may_start,
         )
         self.ask([engine.pid.remote() for engine in self.engines])
 
@@ -218,6 +220,21 @@ def test_an_engine_moves_only_when_ray_knows_that_its_node_is_gone(
     play.supervisor.welcome([0])
     assert sorted(play.supervisor.serving) == [0, 1]
     assert play.supervisor.num_restarts == 0
+
+
+def test_an_engine_is_not_started_while_learners_have_its_device(stage: Callable[..., Stage]) -> None:
+    play = stage()
+    play.supervisor.serve([0, 1])
+    play.may_start = False
+    old = play.engines[0]
+    os.kill(play.pid(0), signal.SIGKILL)
+    play.check_until(lambda: play.supervisor.num_restarts == 1)
+    play.supervisor.check()
+    assert play.supervisor.num_recovered_prompts == 3  # at once
+    assert play.engines[0] is old
+    play.may_start = True
+    play.check_until(lambda: play.supervisor.ready)
+    assert play.engines[0] is not old
 
 
 def test_a_stopped_engine_is_killed_and_replaced(stage: Callable[..., Stage]) -> None:

@@ -182,6 +182,17 @@ def test_a_replacement_gets_what_the_learners_hold_and_the_others_are_left_alone
     assert play.sync.current_param_version == 5
 
 
+def test_where_all_sleep_for_a_replacement_all_get_weights_again() -> None:
+    """With shared devices the others give way as well, and an engine that sleeps deeply has dropped its weights."""
+    play = Play().start()
+    play.turns.are_taken = True
+    play.sync.sync(3)
+    play.supervisor.replace(1, "died")
+    play.supervisor.load(1)
+    play.sync.give_weights_to_newcomers(3)
+    assert play.sent[-1] == (3, [0, 1])
+
+
 def test_a_replacement_that_dies_before_it_serves_is_replaced_too() -> None:
     play = Play({}, *[{1: "update_weights: ActorDiedError"}] * 4).start()
     play.sync.sync(3)
