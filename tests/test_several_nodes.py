@@ -141,6 +141,7 @@ def test_a_run_goes_on_without_a_node_of_engines(network: Cluster, tmp_path: Pat
     if has_room:
         [address] = re.findall(r"engine 1 moves to (\S+)", output)
         assert address in {places["learner 0"], places["engine 0"]}
+        assert max(row["debug/vllm_vs_local_logprob_diff_max"] for row in metrics[-40:]) < 1e-2  # it has the weights
     assert_ledger_balances(out)
     assert_cluster_is_empty(network)
 
