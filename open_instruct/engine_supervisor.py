@@ -5,7 +5,8 @@ check ── a future ended, an engine makes no progress ──► replace ─ p
                  other engines go on                       └──► a new engine in its place: starting ─► ready
                                                                  the synchronizer gives it the current weights ─► serve
 
-An engine that died with its node waits for a new place until Ray has noticed, too: it would put it on the dead node before.
+An engine that died with its node waits for a new place until Ray has noticed, too: it would put it on the dead node before. On
+shared devices it waits until the learners sleep.
 """
 
 import logging
