@@ -225,10 +225,22 @@ def marked(mark: str) -> list[int]:
     return found
 
 
+def with_children(pids: list[int]) -> list[int]:
+    """Ray's agents write their title over their environment: they are known by their parent, as long as that is there."""
+    children: dict[int, list[int]] = {}
+    for directory in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = int((directory / "stat").read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            continue
+        children.setdefault(parent, []).append(int(directory.name))
+    return pids + [child for pid in pids for child in children.get(pid, []) if child not in pids]
+
+
 def kill_marked(mark: str) -> None:
     """SIGKILL until nothing with this mark is there any more."""
     deadline = time.monotonic() + KILL_S
-    while pids := marked(mark):
+    while pids := with_children(marked(mark)):
         assert time.monotonic() < deadline, f"processes {pids} do not end"
         for pid in pids:
             try:
