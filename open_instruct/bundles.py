@@ -1,6 +1,6 @@
 """Room on a Ray cluster: reserved bundle by bundle, one bundle per place, on the nodes that the plan names.
 
-`reserve` compares what is asked with what the cluster has before it waits for anything, and never waits longer than it was told.
+`reserve` compares what is asked with what the cluster has before it waits for anything, and each of its waits has a deadline.
 """
 
 import math
@@ -67,7 +67,8 @@ def reserve(asked: Asked, *, timeout_s: float) -> Reservation:
 
     Raises:
         CannotPlace: at once, if the cluster could not hold it though nothing else ran there; after `timeout_s`, if there is no
-            room because of others. Says what was asked and what every node has.
+            room because of others; or if Ray does not make a group for which there is room (`MAKE_S` at least). Says what was
+            asked and what every node has.
     """
     deadline = time.monotonic() + timeout_s
     shares = _wait_for_room(asked, deadline, timeout_s)
@@ -77,10 +78,10 @@ def reserve(asked: Asked, *, timeout_s: float) -> Reservation:
         strategy="PACK",
         bundle_label_selector=[{NODE_ID_LABEL: node_id} for node_id in nodes],
     )
-    # Ray rounds seconds down: half a second would be none.
-    if not group.wait(timeout_seconds=max(math.ceil(deadline - time.monotonic()), MAKE_S)):
+    wait_s = max(math.ceil(deadline - time.monotonic()), MAKE_S)  # Ray rounds down: half a second would be none
+    if not group.wait(timeout_seconds=wait_s):
         remove_placement_group(group)
-        raise CannotPlace(f"the placement group was not ready in {timeout_s:g} s. {_asked_and_there(asked)}")
+        raise CannotPlace(f"the placement group was not ready in {wait_s} s. {_asked_and_there(asked)}")
     places = bundle_places(group)
     return Reservation(group, *split_roles(hardware_order(places), places, shares, asked))
 

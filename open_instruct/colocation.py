@@ -59,13 +59,13 @@ class TakeTurns(SideBySide):
         self._wait_for = wait
         self._timeout_s = timeout_s
         self._metrics: dict[str, float] = defaultdict(float)
-        self._engines_rest = False
+        self._engines_are_asleep = False
         self.engines_may_start = False
 
     def engines_rest(self) -> None:
         released = self._timed("engines_offload", self._manager.async_offload(), without_dead=True)
-        self._metrics["memory/engines_offloaded_bytes"] = sum(number or 0 for number in released)
-        self._engines_rest = True
+        self._metrics["memory/engines_offloaded_bytes"] = sum(num_bytes or 0 for num_bytes in released)
+        self._engines_are_asleep = True
 
     def learners_compute(self) -> None:
         self.engines_rest()
@@ -73,7 +73,7 @@ class TakeTurns(SideBySide):
 
     @contextmanager
     def weights_travel(self) -> Iterator[None]:
-        if not self._engines_rest:  # no step was trained: an engine was replaced, and the others are at work
+        if not self._engines_are_asleep:  # no step was trained: an engine was replaced, and the others are at work
             self.engines_rest()
         self._wake_learners()
         self._wake_engines([WEIGHTS])
@@ -103,7 +103,7 @@ class TakeTurns(SideBySide):
         return sum(released)
 
     def _wake_engines(self, tags: list[str] | None = None) -> None:
-        self._engines_rest = False
+        self._engines_are_asleep = False
         self._timed("engines_onload", self._manager.async_onload(tags), without_dead=True)
 
     def _timed(self, what: str, refs: list, *, without_dead: bool = False) -> list:
