@@ -17,8 +17,8 @@ from open_instruct.component_log import components, processing_batch
 from open_instruct.config import GRPOConfig
 from open_instruct.coordinator import Parts, Timer
 from open_instruct.data_types import RolloutBatch
-from open_instruct.learner import merge_step_metrics
 from open_instruct.message_queue import MessageQueue
+from open_instruct.step_sums import merge_step_metrics
 
 logger = logging.getLogger(__name__)
 

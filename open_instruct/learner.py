@@ -13,34 +13,24 @@ the batch was divided.
 """
 
 import os
-import random
-import socket
 import time
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import psutil
 import ray
 import torch
 
+from open_instruct import process_group
 from open_instruct.config import GRPOConfig
 from open_instruct.data_types import Box, CollatedBatchData, MiniBatch, RolloutBatch
 from open_instruct.device import Device
-from open_instruct.grpo_utils import (
-    RhoOptions,
-    compute_grpo_loss,
-    compute_rho_correction,
-    finish_logprob_difference,
-    finish_ratio_variance,
-    logprob_difference_sums,
-)
-from open_instruct.model_utils import LogProbModel
+from open_instruct.grpo_utils import RhoOptions, compute_grpo_loss, compute_rho_correction, logprob_difference_sums
+from open_instruct.learner_models import build_engine, build_reference, hf_model
+from open_instruct.random_state import random_state, seed_everything, set_random_state
 from open_instruct.state_offload import REFERENCE, TAGS, WEIGHTS, StateOffload
+from open_instruct.step_sums import StepSums
 from open_instruct.train_actor import TrainRayActor
 from open_instruct.weight_sync import (
     RAY_OBJECT,
@@ -63,25 +53,6 @@ POLICY = "actor"
 """The role of the model that is trained, as the document of the Ray integration calls it."""
 
 
-@dataclass
-class _StepSums:
-    """What a training step adds up on one rank."""
-
-    sums: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    mismatches: list[dict[str, float]] = field(default_factory=list)
-    grad_norms: list[float] = field(default_factory=list)
-    num_tokens: int = 0
-    lr: float = 0.0
-    seconds: float = 0.0
-    optimizer_s: float = 0.0
-
-    def add(self, sums: dict[str, torch.Tensor], mismatch: dict[str, torch.Tensor] | None) -> None:
-        for name, value in sums.items():
-            self.sums[name] += float(value)
-        if mismatch is not None:
-            self.mismatches.append({name: float(value) for name, value in mismatch.items()})
-
-
 class PolicyTrainerRayProcess(TrainRayActor):
     """One DeepSpeed rank. Made a Ray actor by `RayTrainGroup`.
 
@@ -97,31 +68,13 @@ class PolicyTrainerRayProcess(TrainRayActor):
         self._client: EngineClient | None = None
         self._lock: Lock | None = None
         self._store: torch.distributed.TCPStore | None = None
-        self._step: _StepSums | None = None
+        self._step: StepSums | None = None
         """Of a step of which a piece was trained and the last is still to come."""
 
     def open_rendezvous(self, timeout_s: float) -> tuple[str, int]:
-        """On the first rank: listen for the others; where they find it. The port is held from now on, so nobody can take it."""
-        host = ray.util.get_node_ip_address()
-        self._store = torch.distributed.TCPStore(
-            host,
-            0,
-            self.world_size,
-            is_master=True,
-            wait_for_workers=False,
-            timeout=timedelta(seconds=timeout_s),
-        )
-        return host, self._store.port
-
-    def find_address(self) -> tuple[str, int]:
-        """This node's address and a port that is free on it at this moment; to be used at once."""
-        with socket.socket() as probe:
-            probe.bind(("", 0))
-            return ray.util.get_node_ip_address(), probe.getsockname()[1]
-
-    @property
-    def _collective_timeout(self) -> timedelta:
-        return timedelta(minutes=self._args.backend_timeout)
+        """On the first rank: listen for the others; where they find it."""
+        self._store = process_group.open_store(self.world_size, timeout_s)
+        return self._store.host, self._store.port
 
     def pid(self) -> int:
         return os.getpid()
@@ -137,100 +90,15 @@ class PolicyTrainerRayProcess(TrainRayActor):
         self._args, self._device = args, device
         if device.threads_per_worker:
             torch.set_num_threads(device.threads_per_worker)
-        self._join(*address)
-        _seed_everything(args.seed)
+        timeout = timedelta(minutes=args.backend_timeout)
+        process_group.join(device, address, self._store, rank=self.rank, world_size=self.world_size, timeout=timeout)
+        seed_everything(args.seed)
         self._torch_device = device.learner_device
-        self.engine, self._ref_model = self._build_models(with_ref=with_ref)
-        self._source = DeepSpeedWeightSource(_hf_model(self.engine), zero_stage=args.deepspeed_stage)
+        self.engine = build_engine(args, device, world_size=self.world_size)
+        self._ref_model = build_reference(args, device, world_size=self.world_size) if with_ref else None
+        self._source = DeepSpeedWeightSource(hf_model(self.engine), zero_stage=args.deepspeed_stage)
         self._offload = StateOffload(device, self.engine, self._ref_model)
         return self.version
-
-    def _join(self, master_address: str, master_port: int) -> None:
-        os.environ.update(
-            MASTER_ADDR=master_address,
-            MASTER_PORT=str(master_port),
-            RANK=str(self.rank),
-            WORLD_SIZE=str(self.world_size),
-            LOCAL_RANK="0",  # Ray shows each actor its own device alone
-            **self._device.learner_env,
-            **gloo_interface(),
-        )
-        import deepspeed
-
-        if self._store is None:
-            self._store = torch.distributed.TCPStore(
-                master_address, master_port, self.world_size, is_master=False, timeout=self._collective_timeout
-            )
-        torch.distributed.init_process_group(
-            self._device.collective_backend,
-            store=self._store,
-            rank=self.rank,
-            world_size=self.world_size,
-            timeout=self._collective_timeout,
-        )
-        # DeepSpeed 0.19 compiles an operator for its CPU accelerator here, behind a lock file without a deadline: a run that was
-        # killed meanwhile would hang every later one. Gloo does without. `test_a_lock_that_a_killed_build_left` notices.
-        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-        deepspeed.init_distributed(dist_backend=self._device.collective_backend, auto_mpi_discovery=False)
-
-    def _build_models(self, *, with_ref: bool) -> tuple[Any, torch.nn.Module | None]:
-        import deepspeed
-
-        args = self._args
-        config = deepspeed_config(args, self._device, world_size=self.world_size)
-        model = self._load_model(config)
-        model.train()
-        optimizer = torch.optim.AdamW(
-            model.parameters(),
-            lr=args.learning_rate,
-            weight_decay=args.weight_decay,
-            fused=self._device.has_streams,
-        )
-        engine, *_ = deepspeed.initialize(
-            model=model, optimizer=optimizer, config=config, lr_scheduler=self._make_scheduler(optimizer)
-        )
-        ref_model = self._load_ref_model() if with_ref else None
-        return engine, ref_model
-
-    def _load_model(self, config: dict[str, Any]) -> LogProbModel:
-        from transformers import AutoModelForCausalLM
-        from transformers.integrations import HfDeepSpeedConfig
-
-        # Alive while the model is made, this has Transformers divide the weights as they are read.
-        zero3 = HfDeepSpeedConfig(config) if self._args.deepspeed_stage == 3 else None
-        model = AutoModelForCausalLM.from_pretrained(
-            self._args.model_name_or_path,
-            revision=self._args.model_revision,
-            dtype=self._device.torch_dtype,
-            attn_implementation=self._device.attn_implementation,
-        )
-        del zero3
-        _own_memory(model)
-        if self._args.gradient_checkpointing:
-            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        return LogProbModel(model)
-
-    def _load_ref_model(self) -> torch.nn.Module:
-        import deepspeed
-
-        config = deepspeed_config(self._args, self._device, world_size=self.world_size)
-        model = self._load_model(config).eval().requires_grad_(False)
-        if self._args.deepspeed_stage != 3:
-            return model.to(self._torch_device)
-        ref_engine, *_ = deepspeed.initialize(model=model, config=config)
-        return ref_engine
-
-    def _make_scheduler(self, optimizer: torch.optim.Optimizer) -> Any:
-        from transformers import get_scheduler
-
-        args = self._args
-        num_updates = args.num_training_steps * args.num_epochs * args.num_mini_batches
-        return get_scheduler(
-            args.lr_scheduler_type,
-            optimizer=optimizer,
-            num_warmup_steps=int(args.warmup_ratio * num_updates),
-            num_training_steps=num_updates,
-        )
 
     # --- training -----------------------------------------------------------------------------------------------------
 
@@ -245,7 +113,7 @@ class PolicyTrainerRayProcess(TrainRayActor):
         self._offload.check_loaded(*TAGS, what="a training step")
         started = time.perf_counter()
         batch, mini_batches = self._fetch(rollout_id, rollout_data_ref)
-        step = self._step or _StepSums()
+        step = self._step or StepSums()
         in_pieces = self._step is not None or not batch.is_last
         self._step = None if batch.is_last else step
         if in_pieces:
@@ -259,7 +127,7 @@ class PolicyTrainerRayProcess(TrainRayActor):
         if not batch.is_last:
             return None
         self.version = batch.training_step
-        return self._report(step)
+        return step.report(num_epochs=self._args.num_epochs, memory_in_use_bytes=self._device.memory_in_use_bytes())
 
     def _fetch(self, rollout_id: int, rollout_data_ref: Box | RolloutBatch) -> tuple[RolloutBatch, list[MiniBatch]]:
         """The batch, and this rank's share of its data."""
@@ -275,14 +143,14 @@ class PolicyTrainerRayProcess(TrainRayActor):
         """The sums of `train` for the weights as they are: no gradient, no step."""
         self._offload.check_loaded(WEIGHTS, REFERENCE, what="an evaluation")
         _, mini_batches = self._fetch(rollout_id, rollout_data_ref)
-        step, started = _StepSums(), time.perf_counter()
+        step, started = StepSums(), time.perf_counter()
         for micro_batch in (micro for mini_batch in mini_batches for micro in mini_batch.micro_batches):
             step.add(*self._loss(micro_batch, None)[1:])
             step.num_tokens += micro_batch.num_tokens
         step.lr, step.seconds = self.engine.get_lr()[0], time.perf_counter() - started
-        return self._report(step, num_epochs=1)
+        return step.report(num_epochs=1, memory_in_use_bytes=self._device.memory_in_use_bytes())
 
-    def _train_whole(self, step: "_StepSums", mini_batches: Sequence[MiniBatch]) -> None:
+    def _train_whole(self, step: StepSums, mini_batches: Sequence[MiniBatch]) -> None:
         """All optimizer steps of a training step whose data is complete."""
         old_logprobs = self._old_logprobs(mini_batches)
         for epoch in range(self._args.num_epochs):
@@ -307,7 +175,7 @@ class PolicyTrainerRayProcess(TrainRayActor):
             parts.append((sums, mismatch))
         return parts
 
-    def _accumulate(self, step: "_StepSums", mini_batches: Sequence[MiniBatch], *, is_last: bool) -> None:
+    def _accumulate(self, step: StepSums, mini_batches: Sequence[MiniBatch], *, is_last: bool) -> None:
         """Forward and backward of one piece. The denominator is not known yet, so the gradient is that of plain sums."""
         micro_batches = [micro for mini_batch in mini_batches for micro in mini_batch.micro_batches]
         for number, micro_batch in enumerate(micro_batches):
@@ -316,7 +184,7 @@ class PolicyTrainerRayProcess(TrainRayActor):
             self.engine.backward(loss_sum * self.world_size, scale_wrt_gas=False)
             step.add(sums, mismatch)
 
-    def _apply_accumulated(self, step: "_StepSums", num_global_tokens: int) -> None:
+    def _apply_accumulated(self, step: StepSums, num_global_tokens: int) -> None:
         """Divide the summed gradient, then clip and step as ever."""
         denominator = self._denominator(num_global_tokens)
         if self._args.deepspeed_stage == 0:
@@ -330,23 +198,11 @@ class PolicyTrainerRayProcess(TrainRayActor):
         self._timed_optimizer_step(step)
         self.engine.optimizer.override_loss_scale(1.0)
 
-    def _timed_optimizer_step(self, step: "_StepSums") -> None:
+    def _timed_optimizer_step(self, step: StepSums) -> None:
         step.lr = self.engine.get_lr()[0]
         started = time.perf_counter()
         step.grad_norms.append(self._optimizer_step())
         step.optimizer_s += time.perf_counter() - started
-
-    def _report(self, step: "_StepSums", *, num_epochs: int | None = None) -> dict[str, Any]:
-        return {
-            "sums": dict(step.sums),
-            "num_tokens": step.num_tokens * (num_epochs or self._args.num_epochs),
-            "mismatches": step.mismatches,
-            "grad_norm": float(np.mean(step.grad_norms)) if step.grad_norms else 0.0,
-            "lr": step.lr,
-            "seconds": step.seconds,
-            "optimizer_s": step.optimizer_s,
-            "memory_in_use_bytes": self._device.memory_in_use_bytes(),
-        }
 
     def _denominator(self, num_global_tokens: int) -> float:
         if self._args.loss_denominator == "token":
@@ -453,7 +309,7 @@ class PolicyTrainerRayProcess(TrainRayActor):
             client=self._client,
             source=self._source,
             num_engine_workers=len(rollout_engines) * args.vllm_tensor_parallel_size,
-            find_address=self.find_address,
+            find_address=process_group.free_address,
         )
 
     def update_weights(self, version: int | None = None, engines: Sequence[int] | None = None) -> UpdateReport:
@@ -512,7 +368,7 @@ class PolicyTrainerRayProcess(TrainRayActor):
         state = {name: tensor.cpu() for name, tensor in self._source}
         from transformers import AutoTokenizer
 
-        _hf_model(self.engine).save_pretrained(directory, state_dict=state)
+        hf_model(self.engine).save_pretrained(directory, state_dict=state)
         AutoTokenizer.from_pretrained(self._args.tokenizer_name, revision=self._args.model_revision).save_pretrained(
             directory
         )
@@ -521,7 +377,7 @@ class PolicyTrainerRayProcess(TrainRayActor):
         """Weights, optimizer, scheduler and this rank's random state, under `directory`."""
         self._offload.check_loaded(*TAGS, what="saving a checkpoint")
         self.engine.save_checkpoint(directory, tag="deepspeed")
-        torch.save(_random_state(), Path(directory) / f"random_state_{self.rank}.pt")
+        torch.save(random_state(), Path(directory) / f"random_state_{self.rank}.pt")
 
     def load_checkpoint(self, directory: str, version: int) -> None:
         """Go on from a checkpoint that was written after `version` training steps."""
@@ -531,37 +387,8 @@ class PolicyTrainerRayProcess(TrainRayActor):
             raise ValueError(
                 f"{directory} holds no DeepSpeed checkpoint; remove the directory to start from an older one"
             )
-        _set_random_state(torch.load(Path(directory) / f"random_state_{self.rank}.pt", weights_only=False))
+        set_random_state(torch.load(Path(directory) / f"random_state_{self.rank}.pt", weights_only=False))
         self.version = version
-
-
-def deepspeed_config(args: GRPOConfig, device: Device, *, world_size: int) -> dict[str, Any]:
-    """DeepSpeed's configuration. The number of micro-batches changes from step to step, so we mark their boundaries ourselves."""
-    return {
-        "train_batch_size": world_size,
-        "train_micro_batch_size_per_gpu": 1,
-        "gradient_accumulation_steps": 1,
-        "gradient_clipping": args.max_grad_norm,
-        "bf16": {"enabled": device.dtype == "bfloat16"},  # unsaid, DeepSpeed takes bf16 on CPU: many times slower
-        "fp16": {"enabled": device.dtype == "float16"},
-        "zero_optimization": {
-            "stage": args.deepspeed_stage,
-            "overlap_comm": device.has_streams,
-            "stage3_param_persistence_threshold": 0,
-            "stage3_gather_16bit_weights_on_model_save": False,
-        },
-        "zero_allow_untested_optimizer": True,
-        "zero_force_ds_cpu_optimizer": False,
-        "steps_per_print": 10**9,
-        "wall_clock_breakdown": False,
-    }
-
-
-def gloo_interface() -> dict[str, str]:
-    """The network interface that this node's address in the cluster belongs to: gloo would take that of the host's name."""
-    address = ray.util.get_node_ip_address()
-    names = [name for name, addresses in psutil.net_if_addrs().items() if address in (one.address for one in addresses)]
-    return {"GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", names[0])} if names else {}
 
 
 def rho_options(args: GRPOConfig) -> RhoOptions:
@@ -574,56 +401,3 @@ def rho_options(args: GRPOConfig) -> RhoOptions:
         sequence_level=args.rho_mask_sequence_level,
         tv_divergence=args.rho_mask_tv_divergence,
     )
-
-
-def _hf_model(engine: Any) -> Any:
-    return engine.module.model
-
-
-def _own_memory(model: torch.nn.Module) -> None:
-    """Copy the weights out of the file that they were read from.
-
-    On CPU, safetensors hands out a private mapping of the file: when somebody writes the file anew, the kernel drops even pages
-    that training has changed, and the model silently becomes the one on disk.
-    """
-    with torch.no_grad():
-        for tensor in (*model.parameters(), *model.buffers()):
-            if tensor.numel():
-                tensor.data = tensor.data.clone()
-
-
-def _seed_everything(seed: int) -> None:
-    random.seed(seed)
-    np.random.seed(seed)
-    torch.manual_seed(seed)
-
-
-def _random_state() -> dict[str, Any]:
-    state = {"python": random.getstate(), "numpy": np.random.get_state(), "torch": torch.get_rng_state()}
-    if torch.cuda.is_available():
-        state["cuda"] = torch.cuda.get_rng_state()
-    return state
-
-
-def _set_random_state(state: dict[str, Any]) -> None:
-    random.setstate(state["python"])
-    np.random.set_state(state["numpy"])
-    torch.set_rng_state(state["torch"])
-    if "cuda" in state:
-        torch.cuda.set_rng_state(state["cuda"])
-
-
-def merge_step_metrics(reports: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """One set of metrics from every rank's sums: each mean is over the trained tokens of all ranks."""
-    num_tokens = max(sum(report["num_tokens"] for report in reports), 1)
-    names = {name for report in reports for name in report["sums"]}
-    metrics = {name: sum(report["sums"].get(name, 0.0) for report in reports) / num_tokens for name in sorted(names)}
-    metrics = finish_ratio_variance(metrics)
-    metrics |= finish_logprob_difference([mismatch for report in reports for mismatch in report["mismatches"]])
-    metrics["optim/grad_norm"] = reports[0]["grad_norm"]
-    metrics["lr"] = reports[0]["lr"]
-    metrics["time/training"] = max(report["seconds"] for report in reports)
-    metrics["time/optimizer"] = max(report["optimizer_s"] for report in reports)
-    metrics["time/forward_backward"] = max(report["seconds"] - report["optimizer_s"] for report in reports)
-    metrics["memory/learner_bytes_max"] = max(report["memory_in_use_bytes"] for report in reports)
-    return metrics

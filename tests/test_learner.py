@@ -75,7 +75,7 @@ class Learners:
         assert ray.get(started, timeout=TIMEOUT_S) == [0] * self.args.num_learners
 
     def train(self, samples: list[TrainingSample], *, pack_length: int = 512) -> dict[str, float]:
-        from open_instruct.learner import merge_step_metrics
+        from open_instruct.step_sums import merge_step_metrics
 
         ranks = prepare_collated_data_for_workers(
             samples,
@@ -93,7 +93,7 @@ class Learners:
 
     def train_in_pieces(self, pieces: list[list[TrainingSample]], *, pack_length: int = 512) -> dict[str, float]:
         """One step whose data comes in pieces, as with `--streaming`; the last may be empty."""
-        from open_instruct.learner import merge_step_metrics
+        from open_instruct.step_sums import merge_step_metrics
 
         refs = []
         for number, samples in enumerate(pieces):
@@ -263,7 +263,7 @@ def test_mini_batches_clip_and_kl_show_up_in_the_metrics(ray_session: Any) -> No
 
 
 def test_metrics_are_means_over_the_tokens_of_all_ranks() -> None:
-    from open_instruct.learner import merge_step_metrics
+    from open_instruct.step_sums import merge_step_metrics
 
     def report(**values: Any) -> dict[str, Any]:
         mismatch = {"count": 1.0, "sum": 0.0, "sum_of_squares": 0.0, "max": 0.0, "signed_sum": 0.0}

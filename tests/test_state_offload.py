@@ -76,7 +76,7 @@ class Rank:
     def _build(self, stage: int) -> tuple[Any, Any]:
         import deepspeed
 
-        from open_instruct.learner import deepspeed_config
+        from open_instruct.learner_models import deepspeed_config
 
         args = make_args(deepspeed_stage=stage, model_dtype=self.device.dtype)
         config = deepspeed_config(args, self.device, world_size=self.world_size)

@@ -1,0 +1,70 @@
+"""How the learners find each other: a store on the first rank, and the process group that all of them join."""
+
+import os
+import socket
+from datetime import timedelta
+
+import psutil
+import ray
+import torch
+
+from open_instruct.device import Device
+
+
+def open_store(world_size: int, timeout_s: float) -> "torch.distributed.TCPStore":
+    """Listen on this node for the other ranks. The port is held from now on, so nobody can take it."""
+    return torch.distributed.TCPStore(
+        ray.util.get_node_ip_address(),
+        0,
+        world_size,
+        is_master=True,
+        wait_for_workers=False,
+        timeout=timedelta(seconds=timeout_s),
+    )
+
+
+def free_address() -> tuple[str, int]:
+    """This node's address and a port that is free on it at this moment; to be used at once."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return ray.util.get_node_ip_address(), probe.getsockname()[1]
+
+
+def join(
+    device: Device,
+    address: tuple[str, int],
+    store: "torch.distributed.TCPStore | None",
+    *,
+    rank: int,
+    world_size: int,
+    timeout: timedelta,
+) -> None:
+    """Join the process group of torch.distributed and of DeepSpeed; `store` is the open one, on the first rank."""
+    host, port = address
+    os.environ.update(
+        MASTER_ADDR=host,
+        MASTER_PORT=str(port),
+        RANK=str(rank),
+        WORLD_SIZE=str(world_size),
+        LOCAL_RANK="0",  # Ray shows each actor its own device alone
+        **device.learner_env,
+        **gloo_interface(),
+    )
+    import deepspeed
+
+    if store is None:
+        store = torch.distributed.TCPStore(host, port, world_size, is_master=False, timeout=timeout)
+    torch.distributed.init_process_group(
+        device.collective_backend, store=store, rank=rank, world_size=world_size, timeout=timeout
+    )
+    # DeepSpeed 0.19 compiles an operator for its CPU accelerator here, behind a lock file without a deadline: a run that was
+    # killed meanwhile would hang every later one. Gloo does without. `test_a_lock_that_a_killed_build_left` notices.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    deepspeed.init_distributed(dist_backend=device.collective_backend, auto_mpi_discovery=False)
+
+
+def gloo_interface() -> dict[str, str]:
+    """The network interface that this node's address in the cluster belongs to: gloo would take that of the host's name."""
+    address = ray.util.get_node_ip_address()
+    names = [name for name, addresses in psutil.net_if_addrs().items() if address in (one.address for one in addresses)]
+    return {"GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", names[0])} if names else {}
