@@ -94,6 +94,10 @@ class RayTrainGroup:
         """What `async_train` would report, without a step."""
         return self._all("eval", rollout_id, rollout_data_ref)
 
+    def async_held_version(self) -> list:
+        """Each ref gives the version of that learner's weights, once it has done what it was asked before."""
+        return self._all("held_version")
+
     def async_update_weights(self, version: int | None = None, engines: Sequence[int] | None = None) -> list:
         """Send the weights to the connected engines; the first ref gives what became of it."""
         return self._all("update_weights", version, engines)

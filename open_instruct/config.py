@@ -389,7 +389,7 @@ class DeadlineOptions:
     sync_retry_delay: float = 1.0
     """Seconds before each further attempt."""
     engine_stall_timeout_s: float = 300.0
-    """Seconds that an engine with work may take no step; then it counts as dead."""
+    """Seconds that an engine with work may take no step; then it counts as dead. An update of its weights does not count."""
     max_engine_restarts: int = 3
     """Engines that may be started again in one run after they died; one more ends it. 0: the first death does."""
     eval_timeout_s: float = 1800.0

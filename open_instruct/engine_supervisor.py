@@ -10,6 +10,7 @@ shared devices it waits until the learners sleep.
 """
 
 import logging
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -95,6 +96,8 @@ class EngineSupervisor:
         self._stock: dict[int, tuple[Any, float]] = {}
         """Unanswered questions for progress, and when they were asked."""
         self._asked_at = 0.0
+        self._updating_at: dict[int, float] = {}
+        """When an engine was last seen taking new weights: from then on it has the whole limit for its next step."""
         self._last_busy: dict[int, tuple[float, float, int]] = {}
         self.needs_weights: set[int] = set()
         """Engines that dropped their weights in sleep and have prompts to wake up for."""
@@ -154,6 +157,7 @@ class EngineSupervisor:
         served = self._futures.pop(number, None) is not None
         self._starting.pop(number, None)
         self._stock.pop(number, None)
+        self._updating_at.pop(number, None)
         ray.kill(self._engines[number])
         if served:
             self._recover_prompts()
@@ -271,8 +275,14 @@ class EngineSupervisor:
     def _judge(self, number: int, stock: dict[str, Any]) -> str:
         if stock["needs_weights"]:
             self.needs_weights.add(number)
-        if stock["held"] and stock["idle_s"] > self._args.engine_stall_timeout_s:
-            return f"holds {len(stock['held'])} prompts and took no step for {stock['idle_s']:.0f} s"
+        now = time.monotonic()
+        if stock["state"] == "updating":
+            # It may take no step meanwhile, for as long as `--weight_sync_timeout_s`; the synchronizer replaces it after that.
+            self._updating_at[number] = now
+            return ""
+        idle_s = min(stock["idle_s"], now - self._updating_at.get(number, -math.inf))
+        if stock["held"] and idle_s > self._args.engine_stall_timeout_s:
+            return f"holds {len(stock['held'])} prompts and took no step for {idle_s:.0f} s"
         return ""
 
     def _recover_prompts(self) -> None:

@@ -280,7 +280,7 @@ def train(run: Run) -> None:
         step = run.trainer.train_step(
             training_step,
             describe_progress=lambda: describe_progress(run),
-            on_idle=run.synchronizer.give_weights_to_newcomers,
+            on_idle=lambda: give_weights_to_newcomers(run),
             before_training=lambda: let_learners_compute(run),
         )
         maybe_evaluate(run)
@@ -288,6 +288,14 @@ def train(run: Run) -> None:
         record_step(run, step, seconds=time.perf_counter() - started)
         save_if_due(run)
     maybe_evaluate(run)
+
+
+def give_weights_to_newcomers(run: Run) -> None:
+    """Replaced engines begin to serve. All engines may have become newer by it, of which the controller hears."""
+    version = run.synchronizer.give_weights_to_newcomers()
+    if version is not None:
+        told = run.parts.manager.controller.set_version.remote(version)
+        run.parts.wait(told, what="the controller", timeout_s=CONTROL_S)
 
 
 def let_learners_compute(run: Run) -> None:

@@ -312,24 +312,29 @@ class PolicyTrainerRayProcess(TrainRayActor):
             find_address=process_group.free_address,
         )
 
+    def held_version(self) -> int:
+        """The version of the weights: training steps that are in them."""
+        return self.version
+
     def update_weights(self, version: int | None = None, engines: Sequence[int] | None = None) -> UpdateReport:
         """Send the weights to these engines (by position; None is all); what became of it, on the first rank.
 
-        `version` is what they are called; None is the number of training steps that are done. Where engines receive in one
-        collective, all that are connected are sent to.
+        `version` is what the caller takes them for; None is whatever they are. Where engines receive in one collective, all that
+        are connected are sent to. Raises `ValueError` if the weights are of another version: an engine would label its tokens
+        wrongly.
         """
+        if version not in (None, self.version):
+            raise ValueError(f"version {version} was to be sent, but these weights are of version {self.version}")
         if self._sender is None or self._client is None:
             raise RuntimeError("there are no engines to send weights to: connect_rollout_engines comes first")
         self._offload.check_loaded(WEIGHTS, what="an update of the engines")
         if self.rank != 0 or self._lock is None:
-            return self._send(self._sender, self._client, version, engines)
+            return self._send(self._sender, self._client, engines)
         with self._lock.held(self._args.weight_sync_timeout_s):
-            return self._send(self._sender, self._client, version, engines)
+            return self._send(self._sender, self._client, engines)
 
-    def _send(
-        self, sender: WeightSender, client: EngineClient, version: int | None, engines: Sequence[int] | None
-    ) -> UpdateReport:
-        client.begin(self.version if version is None else version, engines)
+    def _send(self, sender: WeightSender, client: EngineClient, engines: Sequence[int] | None) -> UpdateReport:
+        client.begin(self.version, engines)
         try:
             sender.send_weights()
         except UpdateAbandoned:

@@ -79,19 +79,31 @@ class ParameterSynchronizer:
         self._reports.append(report)
         return report
 
-    def give_weights_to_newcomers(self, version: int | None = None) -> None:
+    def give_weights_to_newcomers(self) -> int | None:
         """Replacements that became ready begin to serve, and an engine that dropped its weights in sleep gets them again.
 
-        `version` is what the learners hold; None is that of the last `sync`.
+        They get what the learners hold, under its own version: with `trigger_parameter_sync_step` 2 the learners may hold version
+        5 while the last `sync` sent version 4. Then the other engines get version 5 too. Returns the version that every engine
+        serves now, or None if nobody needed weights.
         """
         if not self._supervisor.ready and not self._supervisor.needs_weights:
-            return
+            return None
         for number in self._supervisor.needs_weights:
             self._versions.pop(self._members().get(number), None)
         self._supervisor.needs_weights.clear()
         if self._parts.turns.are_taken:  # all fall asleep for it, and what sleeps deeply drops its weights
             self._versions.clear()
-        self.sync(self.current_param_version if version is None else version)
+        return self.sync(self._held_version()).version
+
+    def _held_version(self) -> int:
+        """The version that the learners hold; a piece of a step that they are at work on is waited for, and is not in it."""
+        versions = self._parts.wait(
+            self._parts.group.async_held_version(),
+            what="the version of the learners' weights",
+            timeout_s=2 * self._args.weight_sync_timeout_s + 60.0,
+        )
+        assert len(set(versions)) == 1, f"learners hold weights of different versions: {versions}"
+        return versions[0]
 
     def _members(self) -> dict[int, Any]:
         """The engines that can take weights now: those that serve and replacements that are loaded; at first, all."""

@@ -13,7 +13,7 @@ import pytest
 import torch
 from conftest import MAX_MODEL_LEN, TIMEOUT_S, make_args
 
-from open_instruct import bundles, rollout_manager
+from open_instruct import bundles, engine_supervisor, rollout_manager
 from open_instruct.colocation import TakeTurns
 from open_instruct.coordinator import Heartbeats, Parts, Signals
 from open_instruct.data_types import PromptRequest, SamplingConfig
@@ -36,7 +36,7 @@ class PlayedEngine:
     def __init__(self, number: int, hangs_on: str = "", fails_on: str = "") -> None:
         self._number = number
         self._troubles = {hangs_on: time.sleep, fails_on: self._fail}
-        self._stock = {"held": [f"train-{number}"], "idle_s": 0.0, "needs_weights": False}
+        self._stock = {"held": [f"train-{number}"], "idle_s": 0.0, "needs_weights": False, "state": "serving"}
         self._calls: list[str] = []
 
     def _fail(self, _: float) -> None:
@@ -260,6 +260,32 @@ def test_an_engine_with_work_that_takes_no_step_is_replaced(
     assert list(play.supervisor.serving) == [1]
 
 
+def test_an_engine_in_a_long_update_does_not_count_as_stalled(stage: Callable[..., Stage]) -> None:
+    """The update has a deadline of its own; and when it ends, the time without a step begins anew."""
+    play = stage(engine_stall_timeout_s=1.0)
+    play.supervisor.serve([0, 1])
+    play.ask([engine.set_stock.remote(state="updating", idle_s=7.0) for engine in play.engines])
+    for _ in range(30):
+        play.supervisor.check()
+        time.sleep(0.05)
+    assert play.supervisor.num_restarts == 0
+    play.ask(play.engines[0].set_stock.remote(state="serving"))
+    play.check_until(lambda: play.supervisor.num_restarts == 1)
+    assert list(play.supervisor.serving) == [1]
+
+
+def test_after_an_update_an_engine_has_the_whole_limit_for_its_next_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(now=1000.0)
+    monkeypatch.setattr(engine_supervisor.time, "monotonic", lambda: clock.now)
+    supervisor = EngineSupervisor(make_args(engine_stall_timeout_s=300.0), [], None, lambda _: None)  # type: ignore[arg-type]
+    stock = {"held": ["train-1"], "needs_weights": False}
+    assert supervisor._judge(0, {**stock, "state": "updating", "idle_s": 500.0}) == ""
+    clock.now += 299.0
+    assert supervisor._judge(0, {**stock, "state": "serving", "idle_s": 799.0}) == ""
+    clock.now += 2.0
+    assert "took no step for 301 s" in supervisor._judge(0, {**stock, "state": "serving", "idle_s": 801.0})
+
+
 def test_a_replacement_that_does_not_come_up_is_replaced_until_no_restart_is_left(stage: Callable[..., Stage]) -> None:
     play = stage({}, {}, {"fails_on": "ready"}, {"hangs_on": "ready"}, init_timeout_s=2.0, max_engine_restarts=2)
     play.supervisor.serve([0, 1])
@@ -446,6 +472,7 @@ class LocalLearner:
     def __init__(self, ray: Any, model: torch.nn.Module) -> None:
         self._ray = ray
         self.model = model
+        self.version = 0
 
     def async_init_weight_update_connections(self, _manager: object, engines: dict[int, Any]) -> list[Any]:
         self._client = EngineClient(engines, workers_per_engine=1, timeout_s=60.0)
@@ -454,7 +481,11 @@ class LocalLearner:
     def shut_down(self) -> None:
         """Nothing runs anywhere else."""
 
+    def async_held_version(self) -> list[Any]:
+        return [self._ray.put(self.version)]
+
     def async_update_weights(self, version: int, engines: list[int]) -> list[Any]:
+        self.version = version
         self._client.begin(version, engines)
         source = DeepSpeedWeightSource(self.model, zero_stage=0)
         RayObjectSender(client=self._client, source=source, is_sender=True).send_weights()

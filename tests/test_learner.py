@@ -262,6 +262,16 @@ def test_mini_batches_clip_and_kl_show_up_in_the_metrics(ray_session: Any) -> No
     assert metrics["loss/total_avg"] == pytest.approx(metrics["loss/policy_avg"] + metrics["loss/kl_avg"], abs=1e-6)
 
 
+def test_weights_are_not_sent_under_the_name_of_another_version() -> None:
+    from open_instruct.learner import PolicyTrainerRayProcess
+
+    learner = PolicyTrainerRayProcess(rank=0, world_size=1)
+    learner.version = 5
+    assert learner.held_version() == 5
+    with pytest.raises(ValueError, match="version 4 was to be sent, but these weights are of version 5"):
+        learner.update_weights(4)
+
+
 def test_metrics_are_means_over_the_tokens_of_all_ranks() -> None:
     from open_instruct.step_sums import merge_step_metrics
 

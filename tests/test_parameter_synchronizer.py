@@ -64,14 +64,23 @@ class Play:
         """Replacements that become ready while the next update is under way."""
         self.manager = SimpleNamespace(rollout_engines=engines)
         self.turns = SideBySide()
+        self.held = 0
+        """Version of the weights that the learners hold."""
         self.group = SimpleNamespace(
-            async_update_weights=self.update, async_init_weight_update_connections=self.connect
+            async_update_weights=self.update,
+            async_init_weight_update_connections=self.connect,
+            async_held_version=lambda: [self.held, self.held],
         )
         self.sync = ParameterSynchronizer(make_args(sync_retry_delay=0.0, **options), self)
 
     def start(self) -> "Play":
         self.supervisor.serve(list(range(len(self.supervisor.engines))))
         return self
+
+    def sync_trained(self, version: int) -> None:
+        """The learners have made step `version`, and their weights go to the engines."""
+        self.held = version
+        self.sync.sync(version)
 
     def connect(self, _manager: object, engines: dict[int, str]) -> list[Any]:
         self.connected.append(engines)
@@ -156,7 +165,7 @@ def test_one_that_died_in_the_middle_is_not_tried_again() -> None:
 
 def test_a_replacement_gets_the_current_weights_before_it_serves() -> None:
     play = Play(num_engines=1).start()
-    play.sync.sync(3)
+    play.sync_trained(3)
     play.supervisor.replace(0, "died")
     play.sync.give_weights_to_newcomers()
     assert play.sent == [(3, [0])]  # nobody is there yet
@@ -170,26 +179,34 @@ def test_a_replacement_gets_the_current_weights_before_it_serves() -> None:
 
 def test_a_replacement_gets_what_the_learners_hold_and_the_others_are_left_alone() -> None:
     play = Play().start()
-    play.sync.sync(3)
+    play.sync_trained(3)
     play.supervisor.replace(1, "died")
     play.supervisor.load(1)
-    play.sync.give_weights_to_newcomers(3)
+    assert play.sync.give_weights_to_newcomers() == 3
     assert play.sent[-1] == (3, [1])
+
+
+def test_a_replacement_between_two_syncs_is_told_the_version_of_the_weights_that_it_gets() -> None:
+    """With `trigger_parameter_sync_step` 3 the learners are two steps past what was last sent."""
+    play = Play().start()
+    play.sync_trained(3)
+    play.held = 5
     play.supervisor.replace(1, "died")
     play.supervisor.load(1)
-    play.sync.give_weights_to_newcomers(5)  # steps without a sync lie in between
-    assert play.sent[-1] == (5, [0, 1])
+    assert play.sync.give_weights_to_newcomers() == 5
+    assert play.sent[-1] == (5, [0, 1])  # all, because no two engines may serve different versions
     assert play.sync.current_param_version == 5
+    assert play.sync.give_weights_to_newcomers() is None
 
 
 def test_where_all_sleep_for_a_replacement_all_get_weights_again() -> None:
     """With shared devices the others give way as well, and an engine that sleeps deeply has dropped its weights."""
     play = Play().start()
     play.turns.are_taken = True
-    play.sync.sync(3)
+    play.sync_trained(3)
     play.supervisor.replace(1, "died")
     play.supervisor.load(1)
-    play.sync.give_weights_to_newcomers(3)
+    play.sync.give_weights_to_newcomers()
     assert play.sent[-1] == (3, [0, 1])
 
 
@@ -217,10 +234,10 @@ def test_what_the_dead_confirmed_does_not_count_for_its_replacement() -> None:
 
 def test_a_replacement_that_is_ready_when_all_is_sent_does_not_serve_yet() -> None:
     play = Play().start()
-    play.sync.sync(3)
+    play.sync_trained(3)
     play.supervisor.replace(1, "died")
     play.loading = {1}
-    play.sync.sync(4)
+    play.sync_trained(4)
     assert play.sent[-1] == (4, [0])
     assert list(play.supervisor.serving) == [0]
     play.sync.give_weights_to_newcomers()
@@ -244,9 +261,9 @@ def test_the_group_is_made_anew_after_a_loss_and_after_a_failure() -> None:
 
 def test_when_all_engines_stay_behind_all_are_replaced_and_the_sync_returns() -> None:
     play = Play(*[{0: "deaf", 1: "deaf"}] * 2, max_sync_retries=1).start()
-    play.sync.sync(4)
+    play.sync_trained(4)
     assert [number for number, _ in play.supervisor.replaced] == [0, 1]
-    play.sync.sync(5)  # there is nobody to send to
+    play.sync_trained(5)  # there is nobody to send to
     assert len(play.sent) == 2
     play.supervisor.load(0)
     play.sync.give_weights_to_newcomers()
@@ -255,7 +272,7 @@ def test_when_all_engines_stay_behind_all_are_replaced_and_the_sync_returns() ->
 
 def test_an_engine_that_dropped_its_weights_in_sleep_gets_them_again() -> None:
     play = Play().start()
-    play.sync.sync(3)
+    play.sync_trained(3)
     play.supervisor.needs_weights = {1}
     play.sync.give_weights_to_newcomers()
     assert play.sent[-1] == (3, [1])
