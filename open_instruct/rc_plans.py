@@ -4,7 +4,7 @@ A rollout need not begin at the beginning: states that were reached before wait 
 were drawn spares the turns up to it. The buffer is bounded, holds no state older than allowed, and gives each state once.
 """
 
-from collections import Counter, defaultdict, deque
+from collections import Counter, OrderedDict, defaultdict
 from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any
@@ -38,68 +38,67 @@ class StateBuffer:
         self._size = size
         self._per_problem = per_problem
         self._max_age = max_age
-        self._states: defaultdict[int, list[ReachedState]] = defaultdict(list)
-        self._order: deque[tuple[int, ReachedState]] = deque()
-        """In the order of arrival; those that were taken are skipped."""
-        self._num_states = 0
+        self._states: defaultdict[int, dict[int, ReachedState]] = defaultdict(dict)
+        """By row, then by arrival number."""
+        self._rows: OrderedDict[int, int] = OrderedDict()
+        """Arrival number to row, oldest first, of exactly the states in `_states`. (Of a dict the first key is slow to find once
+        many have left it.)"""
+        self._num_arrivals = 0
         self.counts: Counter[str] = Counter()
         """`dropped_old`, `dropped_full`, `taken`."""
 
     def __len__(self) -> int:
-        return self._num_states
+        return len(self._rows)
 
     def add(self, row: int, state: ReachedState) -> None:
         """Take a state in; the oldest ones make room, of this problem and of all."""
         if self._size == 0:
             return
         if len(self._states[row]) == self._per_problem:
-            self._remove(row, self._states[row][0])
-            self.counts["dropped_full"] += 1
-        self._states[row].append(state)
-        self._order.append((row, state))
-        self._num_states += 1
-        while self._num_states > self._size:
-            self._drop_oldest()
+            self._drop(next(iter(self._states[row])))
+        self._states[row][self._num_arrivals] = state
+        self._rows[self._num_arrivals] = row
+        self._num_arrivals += 1
+        while len(self) > self._size:
+            self._drop(next(iter(self._rows)))
 
     def take(self, row: int, *, at_most: int, version: int) -> ReachedState | None:
         """The state furthest on, up to number `at_most`, the newest of several; it is out of the buffer then."""
         self._drop_aged(row, version)
-        fitting = [state for state in self._states.get(row, ()) if state.number <= at_most]
+        fitting = [(state.number, arrival) for arrival, state in self._of(row).items() if state.number <= at_most]
         if not fitting:
             return None
-        furthest = max(state.number for state in fitting)
-        chosen = [state for state in fitting if state.number == furthest][-1]
-        self._remove(row, chosen)
         self.counts["taken"] += 1
-        return chosen
+        return self._remove(max(fitting)[1])
 
     def state_dict(self) -> list[dict[str, Any]]:
-        return [{"row": row, **asdict(state)} for row, states in self._states.items() for state in states]
+        """Oldest first."""
+        return [{"row": row, **asdict(self._states[row][arrival])} for arrival, row in self._rows.items()]
 
     def load_state_dict(self, entries: list[dict[str, Any]]) -> None:
         for entry in entries:
             self.add(entry["row"], ReachedState(entry["number"], entry["summary"], entry["version"]))
 
+    def _of(self, row: int) -> dict[int, ReachedState]:
+        return self._states.get(row, {})
+
     def _drop_aged(self, row: int, version: int) -> None:
         if self._max_age is None:
             return
-        for state in [one for one in self._states.get(row, ()) if version - one.version > self._max_age]:
-            self._remove(row, state)
+        for arrival in [n for n, state in self._of(row).items() if version - state.version > self._max_age]:
+            self._remove(arrival)
             self.counts["dropped_old"] += 1
 
-    def _drop_oldest(self) -> None:
-        while True:
-            row, state = self._order.popleft()
-            if any(one is state for one in self._states.get(row, ())):
-                self._remove(row, state)
-                self.counts["dropped_full"] += 1
-                return
+    def _drop(self, arrival: int) -> None:
+        self._remove(arrival)
+        self.counts["dropped_full"] += 1
 
-    def _remove(self, row: int, state: ReachedState) -> None:
-        self._states[row] = [one for one in self._states[row] if one is not state]
+    def _remove(self, arrival: int) -> ReachedState:
+        row = self._rows.pop(arrival)
+        state = self._states[row].pop(arrival)
         if not self._states[row]:
             del self._states[row]
-        self._num_states -= 1
+        return state
 
 
 class RCPlanner:
@@ -145,6 +144,10 @@ class RCPlanner:
         for state in states:
             if state.number < self._options.num_cycles:
                 self._buffer.add(row, state)
+
+    def dropped(self, prompt_id: str) -> None:
+        """The engines failed on a training prompt for the last time. The state that it began at is gone with it."""
+        self._out.pop(prompt_id, None)
 
     def metrics(self) -> dict[str, float]:
         """`rc/…` of the buffer: its size, counts since the start of this process, ages in versions since the last call."""

@@ -586,7 +586,9 @@ class RolloutController:
         if result.is_eval:
             self._eval_to_issue.append(result.index)
         else:
-            self._flow.give_up(result.prompt_id, max_attempts=self._args.max_generation_attempts)
+            is_open = self._flow.give_up(result.prompt_id, max_attempts=self._args.max_generation_attempts)
+            if self._planner is not None and not is_open:
+                self._planner.dropped(result.prompt_id)
         self._state.notify_all()
 
     def _verify(self, result: GenerationResult) -> None:

@@ -1,5 +1,6 @@
 """Which states are drawn, and the buffer of states: bounded, aged, each given once, saved and loaded."""
 
+import gc
 from collections import Counter
 from typing import Any
 
@@ -126,6 +127,47 @@ def test_the_furthest_and_newest_is_taken_and_each_once() -> None:
     assert [(one.number, one.version) if one else None for one in taken] == [(2, 1), (2, 0), (1, 0), None]
     assert buffer.take(1, at_most=9, version=1) is None
     assert len(buffer) == 1
+
+
+def num_states_alive() -> int:
+    gc.collect()
+    return sum(isinstance(one, ReachedState) for one in gc.get_objects())
+
+
+def test_buffer_keeps_no_state_that_left_it_over_thousands_of_steps() -> None:
+    """States are dropped for their age, taken, and pushed out by newer ones of their problem: the buffer never overflows."""
+    buffer = StateBuffer(size=10_000, per_problem=4, max_age=60)
+    before = num_states_alive()
+    for step in range(3000):
+        for row in range(step % 50, 400, 50):
+            buffer.take(row, at_most=2, version=step)
+            for number in (1, 2, 3):
+                buffer.add(row, state(number, version=step))
+    assert buffer.counts["taken"] > 0
+    assert buffer.counts["dropped_old"] > 0
+    assert buffer.counts["dropped_full"] > 0
+    assert num_states_alive() - before == len(buffer) <= 4 * 400
+
+
+def test_buffer_of_one_state_per_problem_keeps_the_newest() -> None:
+    buffer = StateBuffer(size=5, per_problem=1, max_age=None)
+    for version in range(4):
+        buffer.add(7, state(1, version))
+    assert [one["version"] for one in buffer.state_dict()] == [3]
+    assert len(buffer) == 1
+
+
+def test_planner_forgets_the_plans_of_prompts_that_came_back_or_were_dropped() -> None:
+    one = planner(buffer_size=100, states_per_problem=1, max_state_age=3)
+    before = num_states_alive()
+    for number in range(3000):
+        one.training_plan(f"train-{number}", number % 20, "problem", version=number // 20, seed=number)
+        if number % 3:
+            one.arrived(f"train-{number}", (state(1, number // 20),))
+        else:
+            one.dropped(f"train-{number}")
+    assert num_states_alive() - before == one.metrics()["rc/states_buffered"] <= 100
+    assert len(one.state_dict()) == one.metrics()["rc/states_buffered"]
 
 
 def test_a_saved_buffer_comes_back_with_what_was_out() -> None:
