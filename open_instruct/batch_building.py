@@ -128,6 +128,7 @@ def step_metrics(
     """
     is_kept = set(map(id, kept))
     dropped = [group for group in groups if id(group) not in is_kept]
+    alike = [float(group.scores[0]) for group in dropped if group.has_zero_std]
     ages = [sample_age(training_step, group.result.oldest_version) for group in kept]
     versions = [group.result.oldest_version for group in kept]
     statistics = [group.result.token_statistics for group in groups]
@@ -137,8 +138,8 @@ def step_metrics(
     return {
         "batch/total_prompts": len(groups),
         "batch/filtered_prompts": len(dropped),
-        "batch/filtered_prompts_zero": sum(bool(group.scores[0] == 0) for group in dropped),
-        "batch/filtered_prompts_solved": sum(bool(group.scores[0] >= 1.0 - 1e-6) for group in dropped),
+        "batch/filtered_prompts_zero": sum(score == 0 for score in alike),
+        "batch/filtered_prompts_solved": sum(score >= 1.0 - 1e-6 for score in alike),
         "batch/filtered_prompts_pct": len(dropped) / len(groups),
         "batch/percent_solved_mean": float(np.mean([(g.scores >= 1.0 - 1e-6).mean() for g in groups])),
         "batch/prompt_lengths": float(np.mean([len(group.query) for group in groups])),

@@ -196,7 +196,8 @@ class RolloutBatch:
     is_last: bool = True
     """Whether the step is complete with this piece: the learners make their optimizer step."""
     num_global_tokens: int = 0
-    """Trained tokens of the whole step over all ranks; with its last piece."""
+    """Trained tokens of the whole step over all ranks; with its last piece. The controller sends no step without one; for 0
+    the learners make no optimizer step, because momentum alone would move the weights."""
     num_samples: int = 0
     """Responses in this piece."""
     min_version: int = 0

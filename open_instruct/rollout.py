@@ -9,7 +9,8 @@
                                        learners ◄── MessageQueue ◄── pieces of the step ◄──────┘
 
 `PromptFlow` (staleness.py) holds the rules: how many prompts may be out, which groups a step takes, what becomes of a straggler.
-A group whose samples all scored alike is left out (`zero_std`); if that leaves nothing, the step takes as many groups again.
+A group whose samples all scored alike is left out (`zero_std`), and so is one whose responses were all cut off and are masked
+(`masked`); if that leaves no token to train on, the step takes as many groups again.
 """
 
 import logging
@@ -35,7 +36,7 @@ from open_instruct.message_queue import MessageQueue
 from open_instruct.prompt_dataset import PromptDataset, PromptOrder
 from open_instruct.rc_plans import RCPlanner
 from open_instruct.rollout_state import FinishedGroup, read_state, write_state
-from open_instruct.staleness import CONSUMED, ZERO_STD, Assignment, FlowOptions, IssuedPrompt, PromptFlow, PromptLedger
+from open_instruct.staleness import Assignment, FlowOptions, IssuedPrompt, PromptFlow, PromptLedger
 from open_instruct.step_assembly import CollationOptions, StepAssembly
 from open_instruct.step_record import write_step_record
 from open_instruct.verifier_pool import VerifierPool
@@ -685,9 +686,9 @@ class RolloutController:
                 self._forget_discarded()
                 for assignment in taken:
                     self._add(assembly, assignment)
-                complete = self._flow.step_is_full and assembly.teaches
+                complete = self._flow.step_is_full and assembly.has_gradient
                 if self._flow.step_is_full and not complete:
-                    logger.warning("%s", assembly.why_it_teaches_nothing)
+                    logger.warning("%s", assembly.why_no_gradient)
                     self._flow.extend_step()
                 if complete:
                     self._flow.close_step()
@@ -701,8 +702,7 @@ class RolloutController:
         prompt_id = assignment.prompt.prompt_id
         group = self._groups.pop(prompt_id)
         self._taken.setdefault(assembly.training_step, []).append(group)
-        is_kept = assembly.add(group, assignment)
-        self._ledger.stage(prompt_id, CONSUMED if is_kept else ZERO_STD, assembly.training_step)
+        self._ledger.stage(prompt_id, assembly.add(group, assignment), assembly.training_step)
         self._over_issue.record(group, was_left_behind=assignment.was_left_behind)
 
     def _forget_discarded(self) -> None:

@@ -25,6 +25,8 @@ from typing import Literal
 
 CONSUMED = "consumed"
 ZERO_STD = "zero_std"
+MASKED = "masked"
+"""No token of the group may be trained on, because all its responses were cut off (`mask_truncated_completions`)."""
 FAILED = "failed"
 RUN_ENDED = "run_ended"
 
@@ -398,7 +400,7 @@ class PromptFlow:
         return self._places == 0
 
     def extend_step(self) -> None:
-        """Nothing in the step's batch teaches anything: it takes as many groups again."""
+        """There is nothing to train on in the step's batch: it takes as many groups again."""
         self._places += self.options.prompts_per_step
         self._count_window()
 

@@ -18,7 +18,7 @@ from open_instruct.data_types import MiniBatch, TrainingSample
 from open_instruct.rc_types import SUMMARIZATION
 from open_instruct.rc_weights import parse_turn_weights
 from open_instruct.rl_utils import prepare_collated_data_for_workers
-from open_instruct.staleness import Assignment, sample_age
+from open_instruct.staleness import CONSUMED, MASKED, ZERO_STD, Assignment, sample_age
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,7 @@ class _Kept:
     group: ScoredGroup
     oldest_trained_version: int
     samples: list[TrainingSample]
+    """At least one, each with a token to train on."""
 
 
 class StepAssembly:
@@ -65,6 +66,7 @@ class StepAssembly:
         """With the reasoning cache: whole results, of which `_groups` are the parts."""
         self._groups: list[ScoredGroup] = []
         self._kept: list[_Kept] = []
+        self._num_masked = 0
         self._unsent: list[_Kept] = []
         self._num_unsent_tokens = 0
         """Prompt and response tokens of their samples."""
@@ -73,18 +75,27 @@ class StepAssembly:
         self._packing_s = 0.0
 
     @property
-    def teaches(self) -> bool:
-        """Whether there is a group to train on."""
-        return bool(self._kept)
+    def has_gradient(self) -> bool:
+        """Whether there is a token to train on. A step without one must not reach the learners: an optimizer with momentum would
+        move the weights all the same."""
+        return self.num_tokens > 0
 
     @property
-    def why_it_teaches_nothing(self) -> str:
-        """For the log, while `teaches` is False and the step is full."""
-        scores = np.concatenate([group.scores for group in self._groups])
+    def why_no_gradient(self) -> str:
+        """For the log, while `has_gradient` is False and the step is full."""
+        num_groups, num_masked = len(self._groups), self._num_masked
+        if not num_masked:
+            scores = np.concatenate([group.scores for group in self._groups])
+            return (
+                f"step {self.training_step}: in each of {num_groups} groups all responses scored alike (mean score "
+                f"{scores.mean():.3g}), so there is nothing to train on; it takes more prompts. Easier or harder data, or "
+                "filter_zero_std_samples False, would end this."
+            )
         return (
-            f"step {self.training_step}: in each of {len(self._groups)} groups all responses scored alike (mean score "
-            f"{scores.mean():.3g}), so there is nothing to train on; it takes more prompts. Easier or harder data, or "
-            "filter_zero_std_samples False, would end this."
+            f"step {self.training_step}: no token of its {num_groups} groups may be trained on, because in "
+            f"{num_groups - num_masked} of them all responses scored alike, and in {num_masked} every response was cut off at "
+            "its length limit and is masked; the step takes more prompts. A higher --response_length, or "
+            "mask_truncated_completions False, would end this."
         )
 
     @property
@@ -93,34 +104,37 @@ class StepAssembly:
         for kept in sorted(self._kept, key=lambda one: one.issue_number):
             yield kept.group, kept.samples
 
-    def add(self, group: ScoredGroup, assignment: Assignment) -> bool:
-        """Take a group into the step; whether it is trained on (one whose samples all scored alike teaches nothing).
+    def add(self, group: ScoredGroup, assignment: Assignment) -> str:
+        """Take a group into the step. Returns its fate: `CONSUMED`; `ZERO_STD` where all samples scored alike, so that there is
+        nothing to learn; `MASKED` where none of its tokens may be trained on.
 
-        A reasoning-cache rollout is several groups, one for each baseline.
+        A reasoning-cache rollout is several groups, one for each baseline; it is consumed if one of them is.
         """
         if not group.result.turns:
             return self._add(group, assignment)
         self._rollouts.append(group)
-        parts = rc_groups.by_baseline(group, self._turn_weights)
-        return sum(self._add(part, assignment) for part in parts) > 0
+        fates = {self._add(part, assignment) for part in rc_groups.by_baseline(group, self._turn_weights)}
+        return next(fate for fate in (CONSUMED, MASKED, ZERO_STD) if fate in fates)
 
-    def _add(self, group: ScoredGroup, assignment: Assignment) -> bool:
+    def _add(self, group: ScoredGroup, assignment: Assignment) -> str:
         args = self._args
         self._groups.append(group)
         if group.weight == 0 or (args.filter_zero_std_samples and group.has_zero_std):
-            return False
+            return ZERO_STD
         age = sample_age(self.training_step, assignment.oldest_trained_version)
         assert age <= args.staleness_bound, (
             f"{group.result.prompt_id} is {age} steps old, allowed are {args.staleness_bound}"
         )
-        kept = _Kept(
-            assignment.prompt.issue_number, group, assignment.oldest_trained_version, self._samples(group, assignment)
-        )
+        samples = self._samples(group, assignment)
+        if not samples:
+            self._num_masked += 1
+            return MASKED
+        kept = _Kept(assignment.prompt.issue_number, group, assignment.oldest_trained_version, samples)
         self._kept.append(kept)
         self._unsent.append(kept)
         self._num_unsent_tokens += sum(len(sample) for sample in kept.samples)
         self.num_tokens += sum(int(sample.mask.sum()) for sample in kept.samples)
-        return True
+        return CONSUMED
 
     def _samples(self, group: ScoredGroup, assignment: Assignment) -> list[TrainingSample]:
         args = self._args

@@ -131,7 +131,7 @@ def test_a_group_of_one_or_of_equals_teaches_nothing() -> None:
     entries = [(REASONING, 1, 0, -1), (REASONING, 2, 1, -1), (REASONING, 2, 1, -1)]
     group = scored(entries, [1, 1, 1])
     assembly, trained = assembled(group)
-    assert (assembly.teaches, trained) == (False, [])
+    assert (assembly.has_gradient, trained) == (False, [])
     for kind in ("centered", "standard"):
         found = advantages(group, advantage_normalization_type=kind)
         assert found == {0: [0.0], 1: [0.0, 0.0]}

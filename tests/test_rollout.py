@@ -24,7 +24,7 @@ from open_instruct.ground_truth_utils import score_response, verifier_names
 from open_instruct.prompt_dataset import PromptDataset
 from open_instruct.rollout import ControllerOptions, RolloutController
 from open_instruct.sample_record import DataProtoItem
-from open_instruct.staleness import CONSUMED, ZERO_STD
+from open_instruct.staleness import CONSUMED, MASKED, ZERO_STD
 from open_instruct.verifier_pool import Scored, VerifierPool
 
 TIMEOUT_S = 10.0
@@ -566,6 +566,34 @@ def test_a_step_without_a_useful_group_gets_new_prompts(
         "reissued": 0,
         "open": 0,
     }
+
+
+def cut_off(result: GenerationResult) -> GenerationResult:
+    """The result with every response at its length limit."""
+    return replace(result, finish_reasons=["length"] * len(result.responses))
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_step_whose_groups_are_all_masked_gets_new_prompts(
+    make_play: MakePlay, streaming: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With momentum an optimizer step over no token at all would still move the weights."""
+    play = make_play(mask_truncated_completions=True, streaming=streaming).start()
+    first = play.receive(NUM_PROMPTS)
+    scores = [MIXED, SOLVED, MIXED, MIXED]
+    play.deliver(*(cut_off(play.answer(request, own)) for request, own in zip(first, scores, strict=True)))
+    more = play.receive(NUM_PROMPTS)  # no piece has come: see the numbers that `pieces` checks
+    assert "step 1: no token of its 4 groups may be trained on" in caplog.text
+    assert "in 1 of them all responses scored alike" in caplog.text
+    assert "in 3 every response was cut off" in caplog.text
+    play.deliver(cut_off(play.answer(more[0])), *(play.answer(request) for request in more[1:]))
+    pieces = play.pieces(1)
+    assert pieces[-1].num_global_tokens > 0
+    assert pieces[-1].metrics["batch/filtered_prompts"] == NUM_PROMPTS + 1
+    assert pieces[-1].metrics["real_batch_size_ratio"] == 0.75
+    assert sorted(one for piece in pieces for one in play.prompts_in(piece)) == all_samples_of(*more[1:])
+    fates = [fate["fate"] for fate in play.finish_step(1)]
+    assert fates == [MASKED, ZERO_STD, MASKED, MASKED, MASKED, CONSUMED, CONSUMED, CONSUMED]
 
 
 # --- evaluation -------------------------------------------------------------------------------------------------------

@@ -1,4 +1,6 @@
-"""What a step does for each result does not grow with the results that are here already."""
+"""Which groups a step trains on; what it does for each result does not grow with the results that are here already."""
+
+import dataclasses
 
 import numpy as np
 import pytest
@@ -6,7 +8,7 @@ from conftest import make_args
 
 from open_instruct.batch_building import ScoredGroup
 from open_instruct.data_types import GenerationResult, TokenStatistics, TrainingSample
-from open_instruct.staleness import Assignment, IssuedPrompt
+from open_instruct.staleness import CONSUMED, MASKED, ZERO_STD, Assignment, IssuedPrompt
 from open_instruct.step_assembly import CollationOptions, StepAssembly
 
 NUM_GROUPS = 64
@@ -51,6 +53,36 @@ def test_a_result_is_looked_at_a_few_times_whatever_is_here_already(
     monkeypatch.setattr(TrainingSample, "__len__", counted)
     for number in range(NUM_GROUPS):
         prompt = IssuedPrompt(f"train-{number}", number, 0, arrived=True)
-        assert assembly.add(group(number), Assignment(prompt, 0, was_left_behind=False))
+        assert assembly.add(group(number), Assignment(prompt, 0, was_left_behind=False)) == CONSUMED
         assert assembly.next_piece(last=False) is None
     assert looks <= 2 * NUM_GROUPS * NUM_SAMPLES
+
+
+def finished(number: int, *reasons: str, scores: list[float] | None = None) -> ScoredGroup:
+    """A group whose responses ended for `reasons`."""
+    one = group(number)
+    result = dataclasses.replace(one.result, finish_reasons=list(reasons))
+    return dataclasses.replace(one, result=result, scores=np.array(scores or [1, 0, 0, 1], dtype=np.float32))
+
+
+def test_group_without_a_token_to_train_on_is_masked_and_gives_no_gradient() -> None:
+    args = make_args(num_unique_prompts_rollout=3, mask_truncated_completions=True)
+    assembly = StepAssembly(1, args, CollationOptions(1, "padded", 0))
+
+    def add(one: ScoredGroup) -> str:
+        number = int(one.result.prompt_id.removeprefix("train-"))
+        prompt = IssuedPrompt(one.result.prompt_id, number, 0, arrived=True)
+        return assembly.add(one, Assignment(prompt, 0, was_left_behind=False))
+
+    assert add(finished(0, *["length"] * 4)) == MASKED
+    assert add(finished(1, *["stop"] * 4, scores=[1, 1, 1, 1])) == ZERO_STD
+    assert not assembly.has_gradient
+    assert add(finished(2, "length", "length", "stop", "length")) == CONSUMED
+    assert assembly.has_gradient
+    piece = assembly.next_piece(last=True)
+    assert piece is not None
+    assert piece.num_samples == 1
+    assert piece.rank_batches[0][0].num_global_tokens == assembly.num_tokens == 5
+    metrics = assembly.metrics(now=1.0)
+    assert metrics["real_batch_size_ratio"] == 1 / 3
+    assert (metrics["batch/filtered_prompts_solved"], metrics["batch/filtered_prompts_zero"]) == (1, 0)
