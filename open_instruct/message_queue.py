@@ -14,26 +14,27 @@ import contextlib
 import math
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import ray
+from ray.exceptions import GetTimeoutError
 
 from open_instruct.config import GRPOConfig
+from open_instruct.packed_arrays import Packed, num_array_bytes, pack, unpack, without_tensors
 
 SMALL_BYTES = 50_000
 """Batches below this travel inside the message: cheaper than an object of their own."""
 HALF_BYTES = 100_000
 """An argument or a result of up to 100 KiB goes from process to process without Ray's object store, in half the time. So the
 arrays of a payload go as two."""
-ALIGNMENT = 16
-"""Of arrays within their half."""
 CLOCK_TICK_S = 0.01
 REPLY_S = 30.0
 """Beyond a caller's own timeout, how long the queue actor may take to answer."""
+NUM_REMEMBERED = 1000
+"""Ids of the last messages, by which one that is put again is known."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,12 @@ class QueueItem:
     created_at: float
     """Unix time at which it was put."""
     num_bytes: int
+    message_id: str = ""
+    """The same when the same message is put again, because no answer came: it is taken once. Empty: a message of its own."""
+
+
+class QueueFull(TimeoutError):
+    """There was no room in time. The messages that it does not count as taken were not put."""
 
 
 class SampleBuffer:
@@ -79,9 +86,13 @@ class SampleBuffer:
         self._oldest_version = self._oldest_created = math.inf
         """No item is older; those that were taken may have been."""
         self._total_produced = self._total_consumed = self._num_expired = 0
+        self._message_ids: OrderedDict[str, None] = OrderedDict()
+        """Of the last messages that were taken, wherever they are now."""
 
     def try_put(self, items: Sequence[QueueItem]) -> int:
         """Take items from the front of `items` while there is room, which what has expired does not take up; how many were taken.
+
+        One that was taken before, by its `message_id`, counts as taken and is not put a second time.
 
         Raises:
             ValueError: an item that is larger than the whole queue.
@@ -89,6 +100,8 @@ class SampleBuffer:
         with self._lock:
             self._set_expired_aside()
             for number, item in enumerate(items):
+                if item.message_id in self._message_ids:
+                    continue
                 if item.num_samples > self.max_queue_size:
                     raise ValueError(
                         f"{item.num_samples} samples in one message, the queue holds {self.max_queue_size}: "
@@ -101,6 +114,7 @@ class SampleBuffer:
                 self._oldest_created = min(self._oldest_created, item.created_at)
                 self._count(item, 1)
                 self._total_produced += item.num_samples
+                self._remember(item.message_id)
             return len(items)
 
     def try_get(self, min_batch_count: int = 1, max_batch_count: int | None = None) -> list[QueueItem] | None:
@@ -149,6 +163,12 @@ class SampleBuffer:
                 "max_memory_bytes": self._max_bytes,
             }
 
+    def _remember(self, message_id: str) -> None:
+        if message_id:
+            self._message_ids[message_id] = None
+            if len(self._message_ids) > NUM_REMEMBERED:
+                self._message_ids.popitem(last=False)
+
     def _count(self, item: QueueItem, sign: int) -> None:
         self._num_samples += sign * item.num_samples
         self._num_bytes += sign * item.num_bytes
@@ -193,92 +213,6 @@ class Stored:
     ref: Any
     index: int | None = None
     """Position, where the object is a batch of payloads."""
-
-
-@dataclass(frozen=True)
-class Packed:
-    """A payload with the bytes of its arrays beside it."""
-
-    skeleton: Any
-    """The payload with a `_Slot` in place of each array."""
-    halves: tuple[bytes, ...]
-    """Two; none while they travel as arguments and results of their own."""
-
-
-@dataclass(frozen=True)
-class _Slot:
-    """Where an array's bytes are."""
-
-    half: int
-    offset: int
-    dtype: str
-    shape: tuple[int, ...]
-
-
-def pack(payload: Any) -> Packed:
-    """Take the numeric arrays out of a payload of dicts, lists and tuples; `unpack` puts them back."""
-    halves: tuple[list[bytes], list[bytes]] = ([], [])
-    filled = [0, 0]
-
-    def slot(leaf: Any) -> Any:
-        if not isinstance(leaf, np.ndarray) or leaf.dtype.kind not in "biufc":
-            return leaf
-        half = int(filled[1] < filled[0])
-        place = _Slot(half, filled[half], leaf.dtype.str, leaf.shape)
-        halves[half].extend([leaf.tobytes(), bytes(-leaf.nbytes % ALIGNMENT)])
-        filled[half] += leaf.nbytes + -leaf.nbytes % ALIGNMENT
-        return place
-
-    return Packed(_map_leaves(payload, slot), tuple(b"".join(half) for half in halves))
-
-
-def unpack(skeleton: Any, halves: Sequence[bytes]) -> Any:
-    """The payload that `pack` got. No array is copied: they are read-only."""
-
-    def array(leaf: Any) -> Any:
-        if not isinstance(leaf, _Slot):
-            return leaf
-        count = math.prod(leaf.shape)
-        return np.frombuffer(halves[leaf.half], leaf.dtype, count, leaf.offset).reshape(leaf.shape)
-
-    return _map_leaves(skeleton, array)
-
-
-def without_tensors(payload: Any) -> Any:
-    """The payload with a numpy array in place of each torch tensor; they share memory, and travel without being pickled."""
-
-    def array(leaf: Any) -> Any:
-        is_tensor = type(leaf).__module__.partition(".")[0] == "torch" and hasattr(leaf, "numpy")
-        return leaf.detach().cpu().numpy() if is_tensor else leaf
-
-    return _map_leaves(payload, array)
-
-
-def _map_leaves(payload: Any, change: Callable[[Any], Any]) -> Any:
-    if isinstance(payload, dict):
-        return {key: _map_leaves(value, change) for key, value in payload.items()}
-    if isinstance(payload, list | tuple):
-        values = [_map_leaves(value, change) for value in payload]
-        return type(payload)(*values) if hasattr(payload, "_fields") else type(payload)(values)
-    return change(payload)
-
-
-def num_array_bytes(payload: Any) -> int:
-    """Bytes of all arrays in a payload of dicts, lists, tuples and dataclasses."""
-    return sum(array.nbytes for array in _arrays(payload))
-
-
-def _arrays(payload: Any) -> Iterator[np.ndarray]:
-    if isinstance(payload, np.ndarray):
-        yield payload
-    elif isinstance(payload, dict):
-        for value in payload.values():
-            yield from _arrays(value)
-    elif isinstance(payload, list | tuple):
-        for value in payload:
-            yield from _arrays(value)
-    elif hasattr(payload, "__dataclass_fields__"):
-        yield from _arrays(vars(payload))
 
 
 def load(items: Sequence[QueueItem]) -> list[Any]:
@@ -424,27 +358,36 @@ class MessageQueue:
         options = {"num_cpus": 0, "max_concurrency": 1000, **(actor_options or {})}
         return cls(ray.remote(_QueueActor).options(**options).remote(max_queue_size, max_staleness, max_age_s))
 
-    def put(self, payload: Any, *, version: int = 0, num_samples: int = 1, timeout: float = REPLY_S) -> None:
-        """Put one message; waits while the queue is full.
+    def put(
+        self,
+        payload: Any,
+        *,
+        version: int = 0,
+        num_samples: int = 1,
+        timeout: float = REPLY_S,
+        message_id: str = "",
+    ) -> None:
+        """Put one message; waits while the queue is full. With a `message_id` the same message may be put again after any error.
 
         Raises:
-            TimeoutError: there was no room in time; nothing was put.
+            QueueFull: there was no room in time; nothing was put.
+            TimeoutError: the queue did not answer; it is not known whether the message was put.
         """
         payload = without_tensors(payload)
         num_bytes = num_array_bytes(payload)
         packed = pack(payload) if 0 < num_bytes <= 2 * HALF_BYTES else None
         if packed is not None and max(map(len, packed.halves)) <= HALF_BYTES:
-            item = QueueItem(Packed(packed.skeleton, ()), version, num_samples, time.time(), num_bytes)
-            self._put(item, None, timeout, *packed.halves)
-            return
-        carried = payload if num_bytes < SMALL_BYTES else Stored(ray.put(payload))
-        self._put(QueueItem(carried, version, num_samples, time.time(), num_bytes), None, timeout)
+            carried, halves = Packed(packed.skeleton, ()), packed.halves
+        else:
+            carried, halves = payload if num_bytes < SMALL_BYTES else Stored(ray.put(payload)), ()
+        self._put(QueueItem(carried, version, num_samples, time.time(), num_bytes, message_id), None, timeout, *halves)
 
     def put_batch(self, payloads: Sequence[Any], *, version: int = 0, timeout: float = REPLY_S) -> None:
         """Put several samples in one call, stored as one object; each is got by itself.
 
         Raises:
-            TimeoutError: not all found room in time; it says how many did, from the front.
+            QueueFull: not all found room in time; it says how many did, from the front.
+            TimeoutError: the queue did not answer; it is not known which were put.
         """
         payloads = without_tensors(list(payloads))
         num_bytes = num_array_bytes(payloads)
@@ -453,9 +396,16 @@ class MessageQueue:
 
     def _put(self, item: QueueItem, num_parts: int | None, timeout: float, *halves: bytes) -> None:
         wanted = 1 if num_parts is None else num_parts
-        taken = ray.get(self.actor.put.remote(item, num_parts, timeout, *halves), timeout=timeout + REPLY_S)
+        answer = self.actor.put.remote(item, num_parts, timeout, *halves)
+        try:
+            taken = ray.get(answer, timeout=timeout + REPLY_S)
+        except GetTimeoutError as error:
+            raise TimeoutError(
+                f"the message queue did not answer for {timeout + REPLY_S:g} s: its process or node is gone or busy, and it is "
+                "not known whether it took the message"
+            ) from error
         if taken < wanted:
-            raise TimeoutError(f"the message queue took {taken} of {wanted} messages in {timeout:g} s: it is full")
+            raise QueueFull(f"the message queue took {taken} of {wanted} messages in {timeout:g} s: it is full")
 
     def get(
         self, min_batch_count: int = 1, timeout: float = REPLY_S, *, max_batch_count: int | None = None

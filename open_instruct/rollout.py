@@ -32,7 +32,7 @@ from open_instruct.batch_building import ScoredGroup
 from open_instruct.config import GRPOConfig
 from open_instruct.data_types import EVAL, Box, GenerationResult, PromptRequest, RolloutBatch
 from open_instruct.logger_utils import TrackerOptions, make_tracker
-from open_instruct.message_queue import MessageQueue
+from open_instruct.message_queue import MessageQueue, QueueFull
 from open_instruct.prompt_dataset import PromptDataset, PromptOrder
 from open_instruct.rc_plans import RCPlanner
 from open_instruct.rollout_state import FinishedGroup, read_state, write_state
@@ -734,14 +734,24 @@ class RolloutController:
         )
         if complete and self._args.save_traces:
             write_step_record(self._args, assembly, self._train, self._tokenizer, self._options.pad_token_id)
+        self._put_into_message_queue(batch)
+
+    def _put_into_message_queue(self, batch: RolloutBatch) -> None:
+        """Wait for room. A piece that the queue took without an answer is put again under the same id: it comes once."""
         while not self._stopping.is_set():
             try:
                 self.message_queue.put(
-                    batch, version=batch.min_version, num_samples=max(batch.num_samples, 1), timeout=10 * POLL_S
+                    batch,
+                    version=batch.min_version,
+                    num_samples=max(batch.num_samples, 1),
+                    timeout=10 * POLL_S,
+                    message_id=f"step {batch.training_step}, piece {batch.number}",
                 )
                 return
-            except TimeoutError:  # full: learners take their time
+            except QueueFull:  # learners take their time
                 continue
+            except TimeoutError as error:
+                logger.warning("piece %d of step %d: %s; it is put again", batch.number, batch.training_step, error)
 
 
 def _tracker_options(args: GRPOConfig, options: ControllerOptions) -> TrackerOptions:

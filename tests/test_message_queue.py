@@ -3,6 +3,7 @@
 import threading
 import time
 from typing import Any, NamedTuple
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -12,25 +13,31 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from ray.exceptions import GetTimeoutError
 
+from open_instruct import message_queue
 from open_instruct.message_queue import (
     HALF_BYTES,
     MessageQueue,
+    QueueFull,
     QueueItem,
     SampleBuffer,
     default_queue_size,
     load,
-    num_array_bytes,
-    pack,
-    unpack,
-    without_tensors,
 )
+from open_instruct.packed_arrays import num_array_bytes, pack, unpack, without_tensors
 
 
 def item(
-    payload: Any = None, *, version: int = 0, num_samples: int = 1, at: float = 0.0, num_bytes: int = 10
+    payload: Any = None,
+    *,
+    version: int = 0,
+    num_samples: int = 1,
+    at: float = 0.0,
+    num_bytes: int = 10,
+    message_id: str = "",
 ) -> QueueItem:
-    return QueueItem(payload, version, num_samples, at, num_bytes)
+    return QueueItem(payload, version, num_samples, at, num_bytes, message_id)
 
 
 class BufferMachine(RuleBasedStateMachine):
@@ -129,6 +136,45 @@ def test_a_put_or_get_does_not_look_at_every_item_that_waits(monkeypatch: pytest
 def test_an_item_larger_than_the_queue_is_an_error() -> None:
     with pytest.raises(ValueError, match="11 samples in one message, the queue holds 10: raise --max_queue_size"):
         SampleBuffer(10).try_put([item(num_samples=11)])
+
+
+def test_message_that_is_put_again_is_taken_once_whether_or_not_it_was_got_meanwhile() -> None:
+    buffer = SampleBuffer(2)
+    one, other = item("one", message_id="step 1, piece 0"), item("other", message_id="step 1, piece 1")
+    assert [buffer.try_put([one]), buffer.try_put([one])] == [1, 1]
+    assert buffer.try_get() == [one]
+    assert buffer.try_put([one, other]) == 2
+    assert buffer.try_get() == [other]
+    assert buffer.statistics()["total_produced"] == 2
+    assert [buffer.try_put([item("same")]) for _ in range(3)] == [1, 1, 0]  # without an id each is a message of its own
+
+
+def test_message_that_found_no_room_may_be_put_again() -> None:
+    buffer = SampleBuffer(1)
+    assert buffer.try_put([item("first", message_id="a")]) == 1
+    assert buffer.try_put([item("second", message_id="b")]) == 0
+    buffer.try_get()
+    assert buffer.try_put([item("second", message_id="b")]) == 1
+
+
+def test_buffer_remembers_a_bounded_number_of_message_ids() -> None:
+    buffer = SampleBuffer(10)
+    for number in range(10 * message_queue.NUM_REMEMBERED):
+        buffer.try_put([item(message_id=str(number))])
+        buffer.try_get()
+    assert len(buffer._message_ids) == message_queue.NUM_REMEMBERED
+
+
+def test_queue_that_does_not_answer_is_not_told_as_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_answer(*_: object, **__: object) -> None:
+        raise GetTimeoutError("Get timed out: some object(s) not ready.")
+
+    monkeypatch.setattr(message_queue.ray, "get", no_answer)
+    with pytest.raises(
+        TimeoutError, match=r"did not answer for 35 s: .* not known whether it took the message"
+    ) as told:
+        MessageQueue(MagicMock()).put("piece", timeout=5.0)
+    assert not isinstance(told.value, QueueFull)
 
 
 @settings(deadline=None)
@@ -293,7 +339,7 @@ def test_an_empty_queue_answers_none_in_time(queue: MessageQueue) -> None:
 
 def test_a_full_queue_makes_its_producer_wait_and_then_say_so(queue: MessageQueue) -> None:
     queue.put_batch(list(range(8)))
-    with pytest.raises(TimeoutError, match=r"took 0 of 1 messages in 0.3 s: it is full"):
+    with pytest.raises(QueueFull, match=r"took 0 of 1 messages in 0.3 s: it is full"):
         queue.put("too much", timeout=0.3)
     waiting = threading.Thread(target=lambda: queue.put("patient", timeout=20))
     waiting.start()
@@ -303,6 +349,9 @@ def test_a_full_queue_makes_its_producer_wait_and_then_say_so(queue: MessageQueu
     assert not waiting.is_alive()
     assert queue.get(8) == [*range(1, 8), "patient"]
     assert queue.get_statistics()["put_waits"] == 2
+    queue.put("patient again", message_id="a")
+    queue.put("patient again", message_id="a")
+    assert queue.get(1) == ["patient again"]
 
 
 def test_nothing_is_lost_or_doubled_between_many_producers_and_consumers(ray_session: Any, queue: MessageQueue) -> None:

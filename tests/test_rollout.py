@@ -21,6 +21,7 @@ from open_instruct import rollout
 from open_instruct.data_types import GenerationResult, PromptRequest, RolloutBatch, TokenStatistics
 from open_instruct.dataset_transformation import load_prompts
 from open_instruct.ground_truth_utils import score_response, verifier_names
+from open_instruct.message_queue import QueueFull
 from open_instruct.prompt_dataset import PromptDataset
 from open_instruct.rollout import ControllerOptions, RolloutController
 from open_instruct.sample_record import DataProtoItem
@@ -71,13 +72,24 @@ class FakeQueue:
 class FakeMessageQueue:
     """What the controller hands to the learners, in this process."""
 
-    def __init__(self) -> None:
-        self.pieces: queue.Queue[RolloutBatch] = queue.Queue()
+    def __init__(self, room: int = 0) -> None:
+        self.pieces: queue.Queue[RolloutBatch] = queue.Queue(room)
+        self.num_unanswered = 0
+        """Puts that are to be taken without an answer."""
+        self._taken: set[str] = set()
 
-    def put(self, batch: RolloutBatch, *, version: int, num_samples: int, timeout: float) -> None:
+    def put(self, batch: RolloutBatch, *, version: int, num_samples: int, timeout: float, message_id: str) -> None:
         assert version == batch.min_version
         assert num_samples == max(batch.num_samples, 1)
-        self.pieces.put(batch, timeout=timeout)
+        if message_id not in self._taken:
+            try:
+                self.pieces.put(batch, timeout=timeout)
+            except queue.Full:
+                raise QueueFull("the message queue is full") from None
+            self._taken.add(message_id)
+        if self.num_unanswered:
+            self.num_unanswered -= 1
+            raise TimeoutError("the message queue did not answer")
 
 
 class VerifiersInThisProcess:
@@ -99,14 +111,23 @@ class VerifiersInThisProcess:
 class Play:
     """A controller and everything around it. `version` is the version of the weights that the engines serve."""
 
-    def __init__(self, train: PromptDataset, held_out: PromptDataset, tokenizer: Any, *, room: int, **options: Any):
+    def __init__(
+        self,
+        train: PromptDataset,
+        held_out: PromptDataset,
+        tokenizer: Any,
+        *,
+        room: int,
+        ready_steps: int,
+        **options: Any,
+    ):
         self.args = make_args(**{"async_steps": 0, **options})
         self.datasets = {False: train, True: held_out}
         self.tokenizer = tokenizer
         self.prompt_queue, self.result_queue = FakeQueue(room), FakeQueue()
         facts = ControllerOptions(num_ranks=1, layout="padded", pad_token_id=0, tokenizer_name_or_path=str(TINY_MODEL))
         queues: Any = (self.prompt_queue, self.result_queue)
-        self.message_queue = FakeMessageQueue()
+        self.message_queue = FakeMessageQueue(ready_steps)
         self.controller = RolloutController(
             self.args, facts, train, held_out, *queues, message_queue=cast("Any", self.message_queue)
         )
@@ -300,8 +321,9 @@ def make_play(
     monkeypatch.setattr(rollout, "VerifierPool", VerifiersInThisProcess)
     plays: list[Play] = []
 
-    def make(*, room: int = 0, **options: Any) -> Play:
-        plays.append(Play(datasets[0], datasets[1], tokenizer, room=room, **options))
+    def make(*, room: int = 0, ready_steps: int = 0, **options: Any) -> Play:
+        """`room` bundles fit into the prompt queue, `ready_steps` pieces into the message queue; 0 is no limit."""
+        plays.append(Play(datasets[0], datasets[1], tokenizer, room=room, ready_steps=ready_steps, **options))
         return plays[-1]
 
     yield make
@@ -448,6 +470,17 @@ def test_a_step_comes_in_pieces_while_others_are_still_out(make_play: MakePlay) 
     assert pieces[-1].num_global_tokens == trained
     assert sum(piece.num_samples for piece in pieces) == 4 * NUM_PROMPTS
     assert pieces[-1].metrics["batch/num_pieces"] == len(pieces)
+
+
+def test_piece_that_the_message_queue_took_without_an_answer_comes_once(
+    make_play: MakePlay, caplog: pytest.LogCaptureFixture
+) -> None:
+    play = make_play()
+    play.message_queue.num_unanswered = 2
+    play.start()
+    play.run(1, 2)  # each batch is the next: see `pieces`
+    assert play.nothing_is_ready()
+    assert "piece 0 of step 1: the message queue did not answer; it is put again" in caplog.text
 
 
 def test_what_a_step_trained_on_can_be_read_as_data_again(make_play: MakePlay, tmp_path: Path, tokenizer: Any) -> None:
