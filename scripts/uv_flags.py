@@ -37,11 +37,16 @@ def uv_flags(listing: str) -> list[str]:
     return [f"{UV_FLAGS[option]}={value}" for option, values in parse_pip_config(listing).items() for value in values]
 
 
-def main() -> None:
+def find_flags() -> list[str]:
+    """Options that stand for what pip of this interpreter is configured with."""
     listing = subprocess.run(
         [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=True, timeout=60
     ).stdout
-    print("\n".join(uv_flags(listing)))
+    return uv_flags(listing)
+
+
+def main() -> None:
+    print("\n".join(find_flags()))
 
 
 if __name__ == "__main__":
