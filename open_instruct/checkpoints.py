@@ -1,64 +1,218 @@
-"""Directories that are there whole or not at all: checkpoints of a run's state, and saved models."""
+"""Directories that are there whole or not at all, also after a power loss: checkpoints of a run's state, and saved models.
 
+    learners, controller ─► .step_000200.partial/…      each writer puts its own files on the disk (`sync_to_disk`)
+    driver               ─► run_state.json, last          names and bytes of all the files
+                            sync everything, rename, sync the parent directory
+
+A checkpoint is whole if `run_state.json` can be read and every file that it lists is there with its bytes. A checkpoint that is
+not whole (torn by the crash of a machine, or copied in part) is passed over, and a run goes on from the newest one that is.
+"""
+
+import errno
 import json
+import os
+import re
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 STATE_FILE = "run_state.json"
+SEEN_S = 30.0
+"""How long a file that another node has written may take to be seen here: network file systems remember for a while what was."""
+POLL_S = 0.2
 _PREFIX = "step_"
+_FILES = "files"
+"""Key of the state file: bytes of each file of the checkpoint, by path within it."""
+LEARNER_DIRECTORY = "deepspeed"
+"""Of a checkpoint, where DeepSpeed writes."""
+_OF_LEARNERS = re.compile(rf"{LEARNER_DIRECTORY}/|random_state_\d+\.pt$|latest$|zero_to_fp32\.py$")
+_OF_ONE_RANK = re.compile(r"(?:zero_pp_rank_|random_state_)(\d+)")
+"""Files that each learner writes for itself, by DeepSpeed's names and ours; rank 0 writes the others."""
+
+
+class StorageNotShared(Exception):
+    """What a learner has written is not there for the driver: nobody could go on from such a checkpoint."""
+
+
+class NoWholeCheckpoint(Exception):
+    """There are checkpoints, and each of them is torn."""
+
+
+def sync_to_disk(paths: Iterable[Path]) -> None:
+    """Have the machine's caches written out for these files and directories (fsync); whatever process wrote them."""
+    for path in paths:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        except OSError as error:  # some network file systems cannot do so for a directory
+            if not (path.is_dir() and error.errno in (errno.EINVAL, errno.ENOTSUP, errno.EBADF)):
+                raise
+        finally:
+            os.close(descriptor)
+
+
+def sync_files_of_rank(directory: Path, rank: int) -> dict[str, int]:
+    """Put on the disk what learner `rank` has written into a checkpoint; bytes of each file by path within `directory`.
+
+    Every learner does so on its own node: the driver's machine cannot write out the caches of another one.
+    """
+    own = {name: num_bytes for name, num_bytes in files_in(directory).items() if _rank_of_writer(name) == rank}
+    sync_to_disk(directory / name for name in own)
+    sync_to_disk({(directory / name).parent for name in own})
+    return own
+
+
+def _rank_of_writer(name: str) -> int | None:
+    """The learner that writes this file of a checkpoint; None for a file of somebody else."""
+    if not _OF_LEARNERS.match(name):
+        return None
+    match = _OF_ONE_RANK.search(name)
+    return int(match[1]) if match else 0
+
+
+def files_in(directory: Path) -> dict[str, int]:
+    """Bytes of every file under a directory, by path within it. Others may be writing there."""
+    found = {}
+    for path in sorted(directory.rglob("*")):
+        with suppress(FileNotFoundError):  # renamed meanwhile
+            if path.is_file():
+                found[str(path.relative_to(directory))] = path.stat().st_size
+    return found
 
 
 @contextmanager
 def written_whole(directory: Path) -> Iterator[Path]:
-    """Write into the directory that this yields; it takes the place of `directory` when the block ends without an error."""
+    """Write into the directory that this yields; it takes the place of `directory` when the block ends without an error.
+
+    All of it is on the disk before its name is: after a power loss there is the old directory or the new one.
+    """
     beside = directory.with_name(f".{directory.name}.partial")
     shutil.rmtree(beside, ignore_errors=True)
     beside.mkdir(parents=True)
     yield beside
+    sync_to_disk([*beside.rglob("*"), beside])
     aside = directory.with_name(f".{directory.name}.old")
     shutil.rmtree(aside, ignore_errors=True)
     if directory.exists():
         directory.rename(aside)
     beside.rename(directory)
+    sync_to_disk([directory.parent])
     shutil.rmtree(aside, ignore_errors=True)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """One that a run can go on from."""
+
+    path: Path
+    state: dict[str, Any]
+    """What `save` was given."""
+    passed_over: tuple[str, ...] = ()
+    """Newer ones that are not whole: path and what is wrong, each."""
 
 
 class CheckpointStore:
     """Checkpoints by training step under one directory, the newest `keep_last` of them (-1: all)."""
 
     def __init__(self, directory: Path, *, keep_last: int) -> None:
-        self._directory = directory
+        self._directory = directory.absolute()  # learners on other nodes have another current directory
         self._keep_last = keep_last
 
     def steps(self) -> list[int]:
-        """Training steps with a complete checkpoint, in order."""
+        """Training steps with a checkpoint, in order; some may be torn."""
         names = (path.parent.name.removeprefix(_PREFIX) for path in self._directory.glob(f"{_PREFIX}*/{STATE_FILE}"))
         return sorted(int(name) for name in names if name.isdigit())
 
     def path(self, training_step: int) -> Path:
         return self._directory / f"{_PREFIX}{training_step:06d}"
 
-    def newest(self) -> tuple[Path, dict[str, Any]] | None:
-        """Directory and state of the newest checkpoint."""
-        if not (steps := self.steps()):
-            return None
-        path = self.path(steps[-1])
-        return path, json.loads((path / STATE_FILE).read_text())
+    def has(self, training_step: int) -> bool:
+        """Whether the checkpoint of this step is there and whole."""
+        return isinstance(_read_state(self.path(training_step)), dict)
 
-    def save(self, training_step: int, state: dict[str, Any], write: Callable[[Path], None]) -> Path:
-        """Let `write` fill the checkpoint's directory, add `state` (JSON values), then drop the oldest beyond `keep_last`."""
+    def newest(self) -> Checkpoint | None:
+        """The newest checkpoint that is whole; None if there is none at all.
+
+        Raises:
+            NoWholeCheckpoint: there are some, and all are torn.
+        """
+        torn: list[str] = []
+        for step in reversed(self.steps()):
+            state = _read_state(self.path(step))
+            if isinstance(state, dict):
+                return Checkpoint(self.path(step), state, tuple(torn))
+            torn.append(f"{self.path(step)} ({state})")
+        if torn:
+            raise NoWholeCheckpoint("; ".join(torn))
+        return None
+
+    def save(self, training_step: int, state: dict[str, Any], write: Callable[[Path], Mapping[str, int]]) -> Path:
+        """Let `write` fill the checkpoint's directory, add `state` (JSON values), then drop the oldest beyond `keep_last`.
+
+        `write` returns the bytes of each file that others have written, by path within the directory.
+
+        Raises:
+            StorageNotShared: some of those files are not there.
+        """
         path = self.path(training_step)
         with written_whole(path) as beside:
-            write(beside)
-            (beside / STATE_FILE).write_text(json.dumps(state))
-        if self._keep_last > 0:
-            for old in self.steps()[: -self._keep_last]:
-                (self.path(old) / STATE_FILE).unlink()  # from here on it is no checkpoint, should the rest be cut short
-                shutil.rmtree(self.path(old))
+            _wait_until_seen(beside, write(beside))
+            (beside / STATE_FILE).write_text(json.dumps({**state, _FILES: files_in(beside)}))
+        self._drop_oldest()
         return path
+
+    def _drop_oldest(self) -> None:
+        """Torn ones do not count: they are no older states to fall back on."""
+        if self._keep_last <= 0:
+            return
+        num_kept = 0
+        for step in reversed(self.steps()):
+            if num_kept < self._keep_last:
+                num_kept += self.has(step)
+                continue
+            (self.path(step) / STATE_FILE).unlink()  # from here on it is no checkpoint, should the rest be cut short
+            shutil.rmtree(self.path(step))
+
+
+def _read_state(path: Path) -> dict[str, Any] | str:
+    """The state of a whole checkpoint, or what is wrong with it.
+
+    A checkpoint of an earlier version has no list of its files: it counts as whole unless one of them is empty.
+    """
+    try:
+        content = json.loads((path / STATE_FILE).read_text())
+    except (OSError, ValueError) as error:
+        return f"its {STATE_FILE} cannot be read: {error}"
+    if not isinstance(content, dict):
+        return f"its {STATE_FILE} holds no state"
+    found = files_in(path)
+    expected = content.pop(_FILES, {name: max(num_bytes, 1) for name, num_bytes in found.items()})
+    if missing := sorted(name for name in expected if name not in found):
+        return f"{_first_of(missing)} missing"
+    if torn := sorted(name for name, num_bytes in expected.items() if found[name] != num_bytes):
+        name = torn[0]
+        return f"{name} has {found[name]} bytes instead of {expected[name]}"
+    return content
+
+
+def _first_of(names: list[str]) -> str:
+    return f"{names[0]} is" if len(names) == 1 else f"{names[0]} and {len(names) - 1} more files are"
+
+
+def _wait_until_seen(directory: Path, written: Mapping[str, int]) -> None:
+    deadline = time.monotonic() + SEEN_S
+    while unseen := sorted(written.items() - files_in(directory).items()):
+        if time.monotonic() > deadline:
+            names = [name for name, _ in unseen]
+            raise StorageNotShared(
+                f"{_first_of(names)} not in {directory} on the driver's node, though a learner has written there. Checkpoints "
+                f"need storage that all nodes share. Give such a directory with --output_dir or --checkpoint_state_dir."
+            )
+        time.sleep(POLL_S)
 
 
 def different_options(saved: dict[str, Any], now: dict[str, Any]) -> list[str]:

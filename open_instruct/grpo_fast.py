@@ -28,7 +28,7 @@ from typing import Any
 from ray.util.queue import Queue
 
 from open_instruct import coordinator
-from open_instruct.checkpoints import CheckpointStore, different_options, written_whole
+from open_instruct.checkpoints import CheckpointStore, NoWholeCheckpoint, StorageNotShared, different_options
 from open_instruct.cli import UsageError, fail_with, parse_args
 from open_instruct.config import GRPOConfig
 from open_instruct.config_checks import collect_mistakes, shown
@@ -43,6 +43,7 @@ from open_instruct.rollout_manager import create_message_queue, create_queues
 from open_instruct.rollout_state import FILE as ROLLOUT_STATE
 from open_instruct.run_inputs import RunInputs, load_inputs
 from open_instruct.run_log import SUMMARY_FILE, ComponentStatus, Monitor, RunLog
+from open_instruct.run_saving import checkpoint_store, save_checkpoint, save_if_due, save_model
 from open_instruct.run_summary import PromptCounts, RunSummary, format_summary_table, read_summary
 
 logger = logging.getLogger(__name__)
@@ -88,6 +89,8 @@ class Run:
     synchronizer: ParameterSynchronizer
     message_queue: MessageQueue
     timer: Timer
+    identity: dict[str, Any]
+    """What must be the same when the run goes on from a checkpoint."""
     progress: Progress = field(default_factory=Progress)
     evaluation_of: int | None = None
     """Version whose evaluation is in flight."""
@@ -118,7 +121,7 @@ def run(args: GRPOConfig, inputs: "RunInputs", roles: Roles = Roles()) -> int:
                 return stop_early(current, interruption)
             finally:
                 current.parts.shut_down()
-    except (ComponentDied, TimeoutError) as error:
+    except (ComponentDied, StorageNotShared, TimeoutError) as error:
         log.failed(error)
         return 1
     except Interrupted as interruption:
@@ -154,16 +157,17 @@ def validators(inputs: list[RunInputs]) -> list[Callable[[GRPOConfig], list[str]
 
 def resumes_the_same_run(args: GRPOConfig) -> list[str]:
     """A checkpoint in the way of a run with other options is a mistake, not something to go on from."""
-    newest = checkpoint_store(args).newest()
+    option = shown(args, "output_dir" if args.checkpoint_state_dir is None else "checkpoint_state_dir")
+    try:
+        newest = checkpoint_store(args).newest()
+    except NoWholeCheckpoint as error:
+        return [f"{option}: none of its checkpoints is whole: {error}. Remove them to start anew, or give another one."]
     if newest is None:
         return []
-    path, state = newest
-    changed = different_options(state["identity"], run_identity(args))
+    changed = different_options(newest.state["identity"], run_identity(args))
     if not changed:
         return []
-    return [
-        f"--output_dir {args.output_dir}: {path} is of another run: {'; '.join(changed)}. Choose another --output_dir."
-    ]
+    return [f"{option}: {newest.path} is of another run: {'; '.join(changed)}. Choose another --output_dir."]
 
 
 def run_identity(args: GRPOConfig) -> dict[str, Any]:
@@ -182,10 +186,6 @@ def run_identity(args: GRPOConfig) -> dict[str, Any]:
         "deepspeed_stage",
     )
     return {name: getattr(args, name) for name in names}
-
-
-def checkpoint_store(args: GRPOConfig) -> CheckpointStore:
-    return CheckpointStore(args.state_dir, keep_last=args.keep_last_n_checkpoints)
 
 
 # --- start and end of the parts ---------------------------------------------------------------------------------------
@@ -207,6 +207,7 @@ def set_up(args: GRPOConfig, inputs: RunInputs, roles: Roles, log: RunLog, signa
         synchronizer=ParameterSynchronizer(args, parts),
         message_queue=message_queue,
         timer=timer,
+        identity=run_identity(args),
     )
 
 
@@ -238,15 +239,17 @@ def resume(run: Run) -> None:
     parts, controller = run.parts, run.parts.manager.controller
     evaluation_of = None
     if newest is not None:
-        path, state = newest
+        path, progress = newest.path, Progress(**newest.state["progress"])
+        for torn in newest.passed_over:
+            logger.warning("a newer checkpoint is not whole and is passed over: %s", torn)
         loading = [
-            *parts.group.async_load_checkpoint(str(path), state["progress"]["training_step"]),
-            controller.load.remote(state["progress"]["training_step"], str(path / ROLLOUT_STATE)),
+            *parts.group.async_load_checkpoint(str(path), progress.training_step),
+            controller.load.remote(progress.training_step, str(path / ROLLOUT_STATE)),
         ]
         parts.wait(loading, what=f"loading {path}", timeout_s=run.args.init_timeout_s, interruptible=True)
-        run.progress = Progress(**state["progress"])
-        evaluation_of = state["evaluation_of"]
-    run.log.started(run.progress.training_step, newest[0] if newest else None)
+        run.progress = progress
+        evaluation_of = newest.state["evaluation_of"]
+    run.log.started(run.progress.training_step, newest.path if newest else None)
     run.synchronizer.sync(run.progress.training_step)
     if evaluation_of is not None:  # it was cut off
         start_evaluation(run)
@@ -425,50 +428,7 @@ def component_status(run: Run) -> ComponentStatus:
     )
 
 
-# --- saving -----------------------------------------------------------------------------------------------------------
-
-
-def save_if_due(run: Run) -> None:
-    args, step = run.args, run.progress.training_step
-    if args.checkpoint_state_freq > 0 and step % args.checkpoint_state_freq == 0:
-        save_checkpoint(run)
-    if args.save_freq > 0 and step % args.save_freq == 0:
-        save_model(run, Path(args.output_dir) / f"step_{step:06d}")
-
-
-def save_checkpoint(run: Run) -> None:
-    """Everything that the same command needs to go on from here. An evaluation in flight will be started anew."""
-    run.log.flush()
-    step = run.progress.training_step
-    if step == 0 or step in run.store.steps():
-        return
-    with run.timer("saving"):
-        state = {
-            "identity": run_identity(run.args),
-            "progress": vars(run.progress),
-            "evaluation_of": run.evaluation_of,
-        }
-        with run.parts.turns.learners_alone():
-            run.store.save(step, state, lambda path: _write_parts(run, path))
-
-
-def _write_parts(run: Run, path: Path) -> None:
-    saving = [
-        *run.parts.group.async_save_checkpoint(str(path)),
-        run.parts.manager.controller.save.remote(run.progress.training_step, str(path / ROLLOUT_STATE)),
-    ]
-    run.parts.wait(saving, what="saving a checkpoint", timeout_s=run.args.init_timeout_s)
-
-
-def save_model(run: Run, directory: Path) -> Path:
-    """A Hugging Face model directory that Transformers and vLLM load."""
-    with run.timer("saving"), run.parts.turns.learners_alone(), written_whole(directory) as beside:
-        run.parts.wait(
-            run.parts.group.async_save_model(run.progress.training_step, directory=str(beside), with_optimizer=False),
-            what="saving the model",
-            timeout_s=run.args.init_timeout_s,
-        )
-    return directory
+# --- the end ----------------------------------------------------------------------------------------------------------
 
 
 def finish(run: Run) -> None:
@@ -484,7 +444,7 @@ def summarize(run: Run, *, model: Path | None = None) -> RunSummary:
     progress = run.progress
     counts = run.parts.wait(run.parts.manager.controller.close_ledger.remote(), what="the ledger", timeout_s=CONTROL_S)
     newest = run.store.newest()
-    checkpoint = model or (newest[0] if newest else None)
+    checkpoint = model or (newest.path if newest else None)
     return RunSummary(
         eval_accuracy_before=progress.eval_accuracy_before,
         eval_accuracy_after=progress.eval_accuracy_after,

@@ -23,6 +23,7 @@ import ray
 import torch
 
 from open_instruct import process_group
+from open_instruct.checkpoints import LEARNER_DIRECTORY, sync_files_of_rank, sync_to_disk
 from open_instruct.config import GRPOConfig
 from open_instruct.data_types import Box, CollatedBatchData, MiniBatch, RolloutBatch
 from open_instruct.device import Device
@@ -377,17 +378,22 @@ class PolicyTrainerRayProcess(TrainRayActor):
         AutoTokenizer.from_pretrained(self._args.tokenizer_name, revision=self._args.model_revision).save_pretrained(
             directory
         )
+        sync_to_disk([*directory.rglob("*"), directory])
 
-    def save_checkpoint(self, directory: str) -> None:
-        """Weights, optimizer, scheduler and this rank's random state, under `directory`."""
+    def save_checkpoint(self, directory: str) -> dict[str, int]:
+        """Weights, optimizer, scheduler and this rank's random state, under `directory`.
+
+        Returns the bytes of each file that this rank has written, by path within `directory`; they are on the disk then.
+        """
         self._offload.check_loaded(*TAGS, what="saving a checkpoint")
-        self.engine.save_checkpoint(directory, tag="deepspeed")
+        self.engine.save_checkpoint(directory, tag=LEARNER_DIRECTORY)
         torch.save(random_state(), Path(directory) / f"random_state_{self.rank}.pt")
+        return sync_files_of_rank(Path(directory), self.rank)
 
     def load_checkpoint(self, directory: str, version: int) -> None:
         """Go on from a checkpoint that was written after `version` training steps."""
         self._offload.check_loaded(*TAGS, what="loading a checkpoint")
-        path, _ = self.engine.load_checkpoint(directory, tag="deepspeed")
+        path, _ = self.engine.load_checkpoint(directory, tag=LEARNER_DIRECTORY)
         if path is None:
             raise ValueError(
                 f"{directory} holds no DeepSpeed checkpoint; remove the directory to start from an older one"

@@ -6,15 +6,26 @@ from pathlib import Path
 
 import pytest
 
-from open_instruct.checkpoints import STATE_FILE, CheckpointStore, different_options, written_whole
+from open_instruct import checkpoints
+from open_instruct.checkpoints import (
+    STATE_FILE,
+    Checkpoint,
+    CheckpointStore,
+    NoWholeCheckpoint,
+    StorageNotShared,
+    different_options,
+    sync_files_of_rank,
+    written_whole,
+)
 
 
-def write_weights(path: Path) -> None:
+def write_weights(path: Path) -> dict[str, int]:
     (path / "weights").mkdir()
     (path / "weights" / "rank_0").write_text("new")
+    return {"weights/rank_0": 3}
 
 
-def write_half_and_fail(path: Path) -> None:
+def write_half_and_fail(path: Path) -> dict[str, int]:
     (path / "half").write_text("half")
     raise OSError("disk full")
 
@@ -77,7 +88,7 @@ def test_a_checkpoint_comes_back(store: CheckpointStore) -> None:
     path = store.save(7, state, write_weights)
     assert path == store.path(7)
     assert path.name == "step_000007"
-    assert store.newest() == (path, state)
+    assert store.newest() == Checkpoint(path, state)
     assert (path / "weights" / "rank_0").read_text() == "new"
 
 
@@ -89,7 +100,7 @@ def test_the_newest_is_the_one_of_the_highest_step(tmp_path: Path) -> None:
     assert store.steps() == [2, 999_999, 1_000_000]
     newest = store.newest()
     assert newest is not None
-    assert newest[1] == {"step": 1_000_000}
+    assert newest.state == {"step": 1_000_000}
 
 
 def test_a_writer_that_fails_leaves_the_checkpoints_before(store: CheckpointStore) -> None:
@@ -99,7 +110,7 @@ def test_a_writer_that_fails_leaves_the_checkpoints_before(store: CheckpointStor
         with pytest.raises(OSError, match="disk full"):
             store.save(step, {"step": "torn"}, write_half_and_fail)
     assert store.steps() == [1, 2]
-    assert store.newest() == (store.path(2), {"step": 2})
+    assert store.newest() == Checkpoint(store.path(2), {"step": 2})
     assert files(store.path(2)) == [STATE_FILE, "weights"]
 
 
@@ -113,8 +124,13 @@ def test_a_state_that_is_not_json_makes_no_checkpoint(store: CheckpointStore) ->
 def test_while_a_checkpoint_is_written_the_one_before_is_the_newest(store: CheckpointStore) -> None:
     store.save(1, {"step": 1}, write_weights)
     seen: list[object] = []
-    store.save(2, {"step": 2}, lambda path: seen.append(store.newest()))
-    assert seen == [(store.path(1), {"step": 1})]
+
+    def look(path: Path) -> dict[str, int]:
+        seen.append(store.newest())
+        return write_weights(path)
+
+    store.save(2, {"step": 2}, look)
+    assert seen == [Checkpoint(store.path(1), {"step": 1})]
 
 
 @pytest.mark.parametrize(
@@ -157,6 +173,146 @@ def test_a_writer_killed_at_its_last_step_leaves_no_checkpoint(
     assert store.steps() == [1]
     store.save(2, {"step": 2}, write_weights)
     assert store.steps() == [1, 2]
+
+
+# --- torn checkpoints -------------------------------------------------------------------------------------------------
+
+
+def write_as_learners_do(path: Path) -> dict[str, int]:
+    """Two learners at ZeRO stage 2 and the controller."""
+    (path / "deepspeed").mkdir()
+    for name in (
+        "deepspeed/mp_rank_00_model_states.pt",
+        "deepspeed/bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt",
+        "deepspeed/bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt",
+        "random_state_0.pt",
+        "random_state_1.pt",
+        "latest",
+    ):
+        (path / name).write_text(name)
+    (path / "rollout_state.npz").write_text("rollouts")
+    return sync_files_of_rank(path, 0) | sync_files_of_rank(path, 1)
+
+
+def tear(store: CheckpointStore, step: int, damage: str) -> None:
+    """What a power loss, a full disk or a copy in part can leave."""
+    path, (kind, _, name) = store.path(step), damage.partition(" ")
+    if kind == "without":
+        (path / name).unlink()
+    else:
+        os.truncate(path / name, 0 if kind == "empty" else (path / name).stat().st_size // 2)
+
+
+DAMAGES = [
+    f"empty {STATE_FILE}",
+    f"half {STATE_FILE}",
+    "without rollout_state.npz",
+    "half rollout_state.npz",
+    "without deepspeed/bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt",
+    "half deepspeed/mp_rank_00_model_states.pt",
+    "empty random_state_1.pt",
+]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_torn_checkpoint_is_passed_over_and_the_one_before_is_taken(store: CheckpointStore, damage: str) -> None:
+    for step in (1, 2):
+        store.save(step, {"step": step}, write_as_learners_do)
+    tear(store, 2, damage)
+    newest = store.newest()
+    assert newest is not None
+    assert (newest.path, newest.state) == (store.path(1), {"step": 1})
+    [passed_over] = newest.passed_over
+    assert passed_over.startswith(f"{store.path(2)} (")
+    assert damage.partition(" ")[2] in passed_over
+    assert not store.has(2)
+    store.save(2, {"step": "again"}, write_as_learners_do)
+    assert store.newest() == Checkpoint(store.path(2), {"step": "again"})
+
+
+def test_when_all_checkpoints_are_torn_each_is_named(store: CheckpointStore) -> None:
+    for step in (1, 2):
+        store.save(step, {"step": step}, write_as_learners_do)
+        tear(store, step, "without latest")
+    with pytest.raises(
+        NoWholeCheckpoint, match=r"step_000002 \(latest is missing\); .*step_000001 \(latest is missing"
+    ):
+        store.newest()
+
+
+def test_torn_checkpoints_do_not_count_among_those_that_are_kept(store: CheckpointStore) -> None:
+    for step in (1, 2):
+        store.save(step, {"step": step}, write_as_learners_do)
+    tear(store, 2, f"empty {STATE_FILE}")
+    store.save(3, {"step": 3}, write_as_learners_do)
+    assert [store.has(step) for step in (1, 2, 3)] == [True, False, True]
+    store.save(4, {"step": 4}, write_as_learners_do)
+    assert store.steps() == [3, 4]
+
+
+def test_a_checkpoint_of_an_earlier_version_has_no_list_of_files_and_is_read(store: CheckpointStore) -> None:
+    store.save(1, {"step": 1}, write_as_learners_do)
+    (store.path(1) / STATE_FILE).write_text(json.dumps({"step": 1}))
+    assert store.newest() == Checkpoint(store.path(1), {"step": 1})
+    tear(store, 1, "empty random_state_0.pt")
+    with pytest.raises(NoWholeCheckpoint, match=r"random_state_0\.pt has 0 bytes"):
+        store.newest()
+
+
+def test_all_is_on_the_disk_before_the_checkpoint_has_its_name(
+    store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[str] = []
+    sync, rename = os.fsync, Path.rename
+
+    def noted_sync(descriptor: int) -> None:
+        events.append(f"sync {os.readlink(f'/proc/self/fd/{descriptor}').rpartition('states')[2]}")
+        sync(descriptor)
+
+    def noted_rename(path: Path, target: Path) -> Path:
+        events.append(f"rename {target.name}")
+        return rename(path, target)
+
+    monkeypatch.setattr(os, "fsync", noted_sync)
+    monkeypatch.setattr(Path, "rename", noted_rename)
+    store.save(1, {"step": 1}, write_weights)
+    beside = "sync /.step_000001.partial"
+    renamed = events.index("rename step_000001")
+    assert set(events[:renamed]) == {
+        beside,
+        f"{beside}/weights",
+        f"{beside}/weights/rank_0",
+        f"{beside}/{STATE_FILE}",
+    }
+    assert events[renamed + 1 :] == ["sync "]  # the directory of the checkpoints, which holds the name
+
+
+def test_each_learner_puts_its_own_files_on_the_disk_and_names_them(tmp_path: Path) -> None:
+    write_as_learners_do(tmp_path)
+    second = sync_files_of_rank(tmp_path, 1)
+    assert sorted(second) == ["deepspeed/bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt", "random_state_1.pt"]
+    assert second["random_state_1.pt"] == len("random_state_1.pt")
+    assert sorted(sync_files_of_rank(tmp_path, 0)) == [
+        "deepspeed/bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt",
+        "deepspeed/mp_rank_00_model_states.pt",
+        "latest",
+        "random_state_0.pt",
+    ]
+
+
+def test_files_that_the_driver_does_not_see_make_no_checkpoint(
+    store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The learner on another node has written to a disk of its own."""
+    monkeypatch.setattr(checkpoints, "SEEN_S", 0.3)
+    store.save(1, {"step": 1}, write_as_learners_do)
+
+    def write_elsewhere(path: Path) -> dict[str, int]:
+        return write_as_learners_do(path) | {"random_state_2.pt": 17}
+
+    with pytest.raises(StorageNotShared, match=r"random_state_2\.pt is not in .*--checkpoint_state_dir"):
+        store.save(2, {"step": 2}, write_elsewhere)
+    assert store.newest() == Checkpoint(store.path(1), {"step": 1})
 
 
 def test_different_options() -> None:

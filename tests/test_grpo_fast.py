@@ -155,8 +155,11 @@ def test_killed_runs_go_on_without_losing_or_repeating_a_prompt(tmp_path: Path, 
         deadline = time.monotonic() + 60
         while process.left_behind() and time.monotonic() < deadline:
             time.sleep(0.5)
+    newest = max((tmp_path / "killed" / "checkpoint_states").glob("step_*"))
+    os.truncate(newest / "rollout_state.npz", 100)  # as a power loss may leave it
     code, output = Process(words).wait()
     assert code == 0, output
+    assert f"is passed over: {newest} (rollout_state.npz has 100 bytes instead of" in output
     assert_each_prompt_once(tmp_path / "killed")
     assert [row["training_step"] for row in rows(tmp_path / "killed" / "metrics.jsonl")] == list(range(1, 11))
     if async_steps == 0:
