@@ -213,8 +213,3 @@ def _wait_until_seen(directory: Path, written: Mapping[str, int]) -> None:
                 f"need storage that all nodes share. Give such a directory with --output_dir or --checkpoint_state_dir."
             )
         time.sleep(POLL_S)
-
-
-def different_options(saved: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Where the options of a checkpoint's run differ from those of now, for a message."""
-    return [f"--{name} was {saved.get(name)!r}, now {now[name]!r}" for name in now if saved.get(name) != now[name]]

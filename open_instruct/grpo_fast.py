@@ -28,7 +28,7 @@ from typing import Any
 from ray.util.queue import Queue
 
 from open_instruct import coordinator
-from open_instruct.checkpoints import CheckpointStore, NoWholeCheckpoint, StorageNotShared, different_options
+from open_instruct.checkpoints import CheckpointStore, NoWholeCheckpoint, StorageNotShared
 from open_instruct.cli import UsageError, fail_with, parse_args
 from open_instruct.config import GRPOConfig
 from open_instruct.config_checks import collect_mistakes, shown
@@ -41,6 +41,7 @@ from open_instruct.placement_plan import CannotPlace
 from open_instruct.rollout import RolloutController
 from open_instruct.rollout_manager import create_message_queue, create_queues
 from open_instruct.rollout_state import FILE as ROLLOUT_STATE
+from open_instruct.run_identity import differences, run_identity, says_which_data
 from open_instruct.run_inputs import RunInputs, load_inputs
 from open_instruct.run_log import SUMMARY_FILE, ComponentStatus, Monitor, RunLog
 from open_instruct.run_saving import checkpoint_store, save_checkpoint, save_if_due, save_model
@@ -147,16 +148,16 @@ def read_options_and_data(argv: Sequence[str]) -> tuple[GRPOConfig, RunInputs]:
 def validators(inputs: list[RunInputs]) -> list[Callable[[GRPOConfig], list[str]]]:
     """All that has to be right before anything starts. The last of them puts what it loads into `inputs`."""
 
-    def data_can_be_read(args: GRPOConfig) -> list[str]:
+    def data_is_that_of_the_run(args: GRPOConfig) -> list[str]:
         loaded, mistakes = load_inputs(args)
         inputs.extend([loaded] if loaded else [])
-        return mistakes
+        return mistakes + resumes_the_same_run(args, loaded)
 
-    return [collect_mistakes, resumes_the_same_run, data_can_be_read]
+    return [collect_mistakes, data_is_that_of_the_run]
 
 
-def resumes_the_same_run(args: GRPOConfig) -> list[str]:
-    """A checkpoint in the way of a run with other options is a mistake, not something to go on from."""
+def resumes_the_same_run(args: GRPOConfig, inputs: RunInputs | None) -> list[str]:
+    """A checkpoint in the way of a run with other options or other data is a mistake, not something to go on from."""
     option = shown(args, "output_dir" if args.checkpoint_state_dir is None else "checkpoint_state_dir")
     try:
         newest = checkpoint_store(args).newest()
@@ -164,28 +165,13 @@ def resumes_the_same_run(args: GRPOConfig) -> list[str]:
         return [f"{option}: none of its checkpoints is whole: {error}. Remove them to start anew, or give another one."]
     if newest is None:
         return []
-    changed = different_options(newest.state["identity"], run_identity(args))
+    changed = differences(newest.state["identity"], run_identity(args, inputs))
     if not changed:
         return []
-    return [f"{option}: {newest.path} is of another run: {'; '.join(changed)}. Choose another --output_dir."]
-
-
-def run_identity(args: GRPOConfig) -> dict[str, Any]:
-    """Options that must not change between a checkpoint and the run that goes on from it."""
-    names = (
-        "seed",
-        "model_name_or_path",
-        "dataset_mixer_list",
-        "dataset_mixer_list_splits",
-        "dataset_mixer_eval_list",  # what it holds is left out of training, which moves the rows
-        "dataset_mixer_eval_list_splits",
-        "max_prompt_token_length",
-        "num_unique_prompts_rollout",
-        "num_samples_per_prompt_rollout",
-        "num_learners_per_node",
-        "deepspeed_stage",
-    )
-    return {name: getattr(args, name) for name in names}
+    return [
+        f"{option}: {newest.path} is of another run: {'; '.join(changed)}. To go on from there make it as it was; to start "
+        f"anew choose another --output_dir."
+    ]
 
 
 # --- start and end of the parts ---------------------------------------------------------------------------------------
@@ -207,7 +193,7 @@ def set_up(args: GRPOConfig, inputs: RunInputs, roles: Roles, log: RunLog, signa
         synchronizer=ParameterSynchronizer(args, parts),
         message_queue=message_queue,
         timer=timer,
-        identity=run_identity(args),
+        identity=run_identity(args, inputs),
     )
 
 
@@ -242,6 +228,10 @@ def resume(run: Run) -> None:
         path, progress = newest.path, Progress(**newest.state["progress"])
         for torn in newest.passed_over:
             logger.warning("a newer checkpoint is not whole and is passed over: %s", torn)
+        if not says_which_data(newest.state["identity"]):
+            logger.warning(
+                "%s is of an earlier version: whether data and tokenizer are still the same is not known", path
+            )
         loading = [
             *parts.group.async_load_checkpoint(str(path), progress.training_step),
             controller.load.remote(progress.training_step, str(path / ROLLOUT_STATE)),

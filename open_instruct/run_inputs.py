@@ -9,6 +9,7 @@ from open_instruct.config_checks import load_tokenizer
 from open_instruct.dataset_transformation import DatasetError, LoadReport, load_prompts
 from open_instruct.ground_truth_utils import verifier_names
 from open_instruct.prompt_dataset import PromptDataset
+from open_instruct.run_identity import tokenizer_identity
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,8 @@ class RunInputs:
     eval_dataset: PromptDataset | None
     pad_token_id: int
     reports: list[LoadReport]
+    tokenizer: dict[str, Any]
+    """What tells it from another one; see `run_identity.tokenizer_identity`."""
 
     @property
     def longest_prompt(self) -> int:
@@ -39,7 +42,8 @@ def load_inputs(args: GRPOConfig) -> tuple[RunInputs | None, list[str]]:
         return None, mistakes
     pad = tokenizer.pad_token_id
     pad_token_id = tokenizer.eos_token_id if pad is None else pad
-    return RunInputs(train_dataset, eval_dataset, pad_token_id, train_reports + eval_reports), []
+    identity = tokenizer_identity(tokenizer, args.tokenizer_name)
+    return RunInputs(train_dataset, eval_dataset, pad_token_id, train_reports + eval_reports, identity), []
 
 
 def _load(

@@ -13,7 +13,6 @@ from open_instruct.checkpoints import (
     CheckpointStore,
     NoWholeCheckpoint,
     StorageNotShared,
-    different_options,
     sync_files_of_rank,
     written_whole,
 )
@@ -313,17 +312,3 @@ def test_files_that_the_driver_does_not_see_make_no_checkpoint(
     with pytest.raises(StorageNotShared, match=r"random_state_2\.pt is not in .*--checkpoint_state_dir"):
         store.save(2, {"step": 2}, write_elsewhere)
     assert store.newest() == Checkpoint(store.path(1), {"step": 1})
-
-
-def test_different_options() -> None:
-    saved = {"seed": 1, "run_name": "a", "gone": 3}
-    assert different_options(saved, {"seed": 1, "run_name": "a"}) == []
-    assert different_options(saved, {"seed": 2, "run_name": "b"}) == [
-        "--seed was 1, now 2",
-        "--run_name was 'a', now 'b'",
-    ]
-
-
-def test_different_options_survive_json() -> None:
-    options = {"dataset_mixer_list": ["a", "1.0"], "eval_top_p": None, "learning_rate": 2e-5}
-    assert different_options(json.loads(json.dumps(options)), options) == []

@@ -8,6 +8,7 @@ from conftest import make_args
 
 from open_instruct import grpo_fast
 from open_instruct.checkpoints import STATE_FILE
+from open_instruct.run_identity import run_identity
 from open_instruct.run_saving import checkpoint_store
 
 
@@ -45,12 +46,12 @@ def test_a_torn_checkpoint_is_no_traceback_before_the_start(tmp_path: Path) -> N
     args = make_args(output_dir=str(tmp_path))
     store = checkpoint_store(args)
     for step in (1, 2):
-        store.save(step, {"identity": grpo_fast.run_identity(args)}, lambda _: {})
+        store.save(step, {"identity": run_identity(args)}, lambda _: {})
     (store.path(2) / STATE_FILE).write_text("")
-    assert grpo_fast.resumes_the_same_run(args) == []
-    assert "--seed was 1, now 2" in grpo_fast.resumes_the_same_run(make_args(output_dir=str(tmp_path), seed=2))[0]
+    assert grpo_fast.resumes_the_same_run(args, None) == []
+    assert "--seed was 1, now 2" in grpo_fast.resumes_the_same_run(make_args(output_dir=str(tmp_path), seed=2), None)[0]
     (store.path(1) / STATE_FILE).write_text("{")
-    [mistake] = grpo_fast.resumes_the_same_run(args)
+    [mistake] = grpo_fast.resumes_the_same_run(args, None)
     assert mistake.startswith(
         f"--output_dir {tmp_path}: none of its checkpoints is whole: {store.path(2)} (its run_state"
     )
