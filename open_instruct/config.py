@@ -52,7 +52,7 @@ class ModelOptions:
     model_name_or_path: str
     """Model to train: a local directory or a name on the Hugging Face hub."""
     model_revision: str | None = None
-    """Branch, tag or commit of a model on the hub."""
+    """Branch, tag or commit of a model on the hub, and of its tokenizer if that comes from the same place."""
     model_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Data type of weights and activations. auto is bfloat16 on GPU and float32 on CPU."""
     attn_implementation: Literal["auto", "sdpa", "eager", "flash_attention_2"] = "auto"
@@ -462,6 +462,11 @@ class GRPOConfig(
     @property
     def tokenizer_name(self) -> str:
         return self.tokenizer_name_or_path or self.model_name_or_path
+
+    @property
+    def tokenizer_revision(self) -> str | None:
+        """`model_revision` names a commit of the model's repository, which a tokenizer from another repository does not have."""
+        return self.model_revision if self.tokenizer_name == self.model_name_or_path else None
 
     @property
     def eval_sampling(self) -> SamplingConfig:

@@ -504,7 +504,7 @@ def load_tokenizer(args: GRPOConfig) -> tuple[Any | None, list[str]]:
     if not own and _load("AutoConfig", args.model_name_or_path, args.model_revision)[1]:
         return None, []
     names = ("tokenizer_name_or_path",) if own else _model_options(args)
-    tokenizer, problem = _load("AutoTokenizer", args.tokenizer_name, None if own else args.model_revision)
+    tokenizer, problem = _load("AutoTokenizer", args.tokenizer_name, args.tokenizer_revision)
     # Of a directory without tokenizer files, Transformers makes a tokenizer that knows no words.
     if tokenizer is not None and len(tokenizer) <= len(tokenizer.all_special_ids):
         problem = "it holds no tokenizer. Name one with --tokenizer_name_or_path."

@@ -30,6 +30,7 @@ from open_instruct.device import Device
 from open_instruct.grpo_utils import RhoOptions, compute_grpo_loss, compute_rho_correction, logprob_difference_sums
 from open_instruct.learner_models import build_engine, build_reference, hf_model
 from open_instruct.random_state import random_state, seed_everything, set_random_state
+from open_instruct.run_tokenizer import tokenizer_of_run
 from open_instruct.state_offload import REFERENCE, TAGS, WEIGHTS, StateOffload
 from open_instruct.step_sums import StepSums
 from open_instruct.train_actor import TrainRayActor
@@ -372,12 +373,8 @@ class PolicyTrainerRayProcess(TrainRayActor):
                 pass
             return
         state = {name: tensor.cpu() for name, tensor in self._source}
-        from transformers import AutoTokenizer
-
         hf_model(self.engine).save_pretrained(directory, state_dict=state)
-        AutoTokenizer.from_pretrained(self._args.tokenizer_name, revision=self._args.model_revision).save_pretrained(
-            directory
-        )
+        tokenizer_of_run(self._args).save_pretrained(directory)
         sync_to_disk([*directory.rglob("*"), directory])
 
     def save_checkpoint(self, directory: str) -> dict[str, int]:

@@ -36,6 +36,7 @@ from open_instruct.message_queue import MessageQueue, QueueFull
 from open_instruct.prompt_dataset import PromptDataset, PromptOrder
 from open_instruct.rc_plans import RCPlanner
 from open_instruct.rollout_state import FinishedGroup, read_state, write_state
+from open_instruct.run_tokenizer import read_tokenizer
 from open_instruct.staleness import Assignment, FlowOptions, IssuedPrompt, PromptFlow, PromptLedger
 from open_instruct.step_assembly import CollationOptions, StepAssembly
 from open_instruct.step_record import write_step_record
@@ -118,8 +119,6 @@ class RolloutController:
         *,
         message_queue: MessageQueue,
     ) -> None:
-        from transformers import AutoTokenizer
-
         self._args = args
         self._options = options
         self._train = train_dataset
@@ -128,7 +127,7 @@ class RolloutController:
         self.param_prompt_Q = param_prompt_Q
         self.inference_results_Q = inference_results_Q
         self.message_queue = message_queue
-        self._tokenizer = AutoTokenizer.from_pretrained(options.tokenizer_name_or_path, revision=args.model_revision)
+        self._tokenizer = read_tokenizer(options.tokenizer_name_or_path, args.tokenizer_revision)
         datasets = {*train_dataset.dataset_names, *(eval_dataset.dataset_names if eval_dataset is not None else ())}
         self._verifiers = VerifierPool(args.verifier_workers, args.verifier_timeout_s, ready=sorted(datasets))
         self._state = threading.Condition()
