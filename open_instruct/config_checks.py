@@ -116,6 +116,7 @@ LIMITS: dict[str, Limits] = {
     "warmup_ratio": _SHARE,
     "weight_decay": _NOT_NEGATIVE,
     "max_grad_norm": _NOT_NEGATIVE,
+    "max_nonfinite_steps": _COUNT,
     "per_device_train_batch_size": _COUNT,
     "backend_timeout": _COUNT,
     "vllm_num_engines": _COUNT,

@@ -18,7 +18,7 @@ from open_instruct.config import GRPOConfig
 from open_instruct.coordinator import Parts, Timer
 from open_instruct.data_types import RolloutBatch
 from open_instruct.message_queue import MessageQueue
-from open_instruct.step_sums import merge_step_metrics
+from open_instruct.step_sums import NonfiniteWatch, merge_step_metrics
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +44,7 @@ class FullyAsyncTrainer:
         self._parts = parts
         self._queue = message_queue
         self._timer = timer
+        self._nonfinite = NonfiniteWatch(args.max_nonfinite_steps)
         self.global_steps = 0
         self.processed_samples = 0
 
@@ -82,6 +83,7 @@ class FullyAsyncTrainer:
         self.processed_samples += sum(piece.num_samples for piece in pieces)
         self._log_batch(last.metrics, sum(piece.num_samples for piece in pieces))
         metrics = {**last.metrics, **merge_step_metrics(reports), **self._compute_custom_metrics(last)}
+        self._nonfinite.check(training_step, metrics)
         return TrainedStep(training_step, int(last.metrics["val/num_step_tokens"]), metrics)
 
     def load_data_from_packing_thread(

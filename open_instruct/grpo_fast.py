@@ -46,6 +46,7 @@ from open_instruct.run_inputs import RunInputs, load_inputs
 from open_instruct.run_log import SUMMARY_FILE, ComponentStatus, Monitor, RunLog
 from open_instruct.run_saving import checkpoint_store, save_checkpoint, save_if_due, save_model
 from open_instruct.run_summary import PromptCounts, RunSummary, format_summary_table, read_summary
+from open_instruct.step_sums import NonfiniteSteps
 
 logger = logging.getLogger(__name__)
 
@@ -122,7 +123,7 @@ def run(args: GRPOConfig, inputs: "RunInputs", roles: Roles = Roles()) -> int:
                 return stop_early(current, interruption)
             finally:
                 current.parts.shut_down()
-    except (ComponentDied, StorageNotShared, TimeoutError) as error:
+    except (ComponentDied, NonfiniteSteps, StorageNotShared, TimeoutError) as error:
         log.failed(error)
         return 1
     except Interrupted as interruption:

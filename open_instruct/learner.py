@@ -29,6 +29,7 @@ from open_instruct.data_types import Box, CollatedBatchData, MiniBatch, RolloutB
 from open_instruct.device import Device
 from open_instruct.grpo_utils import RhoOptions, compute_grpo_loss, compute_rho_correction, logprob_difference_sums
 from open_instruct.learner_models import build_engine, build_reference, hf_model
+from open_instruct.optimizer_step import apply_gradient, discard_gradient
 from open_instruct.random_state import random_state, seed_everything, set_random_state
 from open_instruct.run_tokenizer import tokenizer_of_run
 from open_instruct.state_offload import REFERENCE, TAGS, WEIGHTS, StateOffload
@@ -121,7 +122,7 @@ class PolicyTrainerRayProcess(TrainRayActor):
         if in_pieces:
             self._accumulate(step, mini_batches, is_last=batch.is_last)
             if batch.is_last:
-                self._apply_accumulated(step, batch.num_global_tokens)
+                self._update(step, batch.num_global_tokens, denominator=self._denominator(batch.num_global_tokens))
         else:
             self._train_whole(step, mini_batches)
         step.num_tokens += sum(micro.num_tokens for mini in mini_batches for micro in mini.micro_batches)
@@ -157,10 +158,14 @@ class PolicyTrainerRayProcess(TrainRayActor):
         old_logprobs = self._old_logprobs(mini_batches)
         for epoch in range(self._args.num_epochs):
             for number, mini_batch in enumerate(mini_batches):
+                if not mini_batch.num_global_tokens:
+                    step.num_empty += 1
+                    continue
+                is_untouched = epoch == 0 and not step.grad_norms  # as the engines have the weights
                 parts = self._train_mini_batch(mini_batch, old_logprobs[number] if old_logprobs else None)
                 for sums, mismatch in parts:
-                    step.add(sums, mismatch if epoch == 0 and number == 0 else None)
-                self._timed_optimizer_step(step)
+                    step.add(sums, mismatch if is_untouched else None)
+                self._update(step, mini_batch.num_global_tokens)
 
     def _train_mini_batch(
         self, mini_batch: MiniBatch, old_logprobs: list[torch.Tensor] | None
@@ -186,24 +191,15 @@ class PolicyTrainerRayProcess(TrainRayActor):
             self.engine.backward(loss_sum * self.world_size, scale_wrt_gas=False)
             step.add(sums, mismatch)
 
-    def _apply_accumulated(self, step: StepSums, num_global_tokens: int) -> None:
-        """Divide the summed gradient, then clip and step as ever."""
-        denominator = self._denominator(num_global_tokens)
-        if self._args.deepspeed_stage == 0:
-            for parameter in self.engine.module.parameters():
-                if parameter.grad is not None:
-                    parameter.grad.div_(denominator)
-            self._timed_optimizer_step(step)
-            return
-        # ZeRO holds the gradients in partitions of its own and divides them by the loss scale; `backward` multiplies by it.
-        self.engine.optimizer.override_loss_scale(denominator)
-        self._timed_optimizer_step(step)
-        self.engine.optimizer.override_loss_scale(1.0)
-
-    def _timed_optimizer_step(self, step: StepSums) -> None:
+    def _update(self, step: StepSums, num_global_tokens: int, *, denominator: float | None = None) -> None:
+        """One optimizer step. Without trained tokens there is none, because momentum and weight decay would move the weights."""
         step.lr = self.engine.get_lr()[0]
         started = time.perf_counter()
-        step.grad_norms.append(self._optimizer_step())
+        if num_global_tokens:
+            step.note_update(apply_gradient(self.engine, denominator=denominator))
+        else:
+            discard_gradient(self.engine)
+            step.num_empty += 1
         step.optimizer_s += time.perf_counter() - started
 
     def _denominator(self, num_global_tokens: int) -> float:
@@ -268,17 +264,6 @@ class PolicyTrainerRayProcess(TrainRayActor):
                 [self._forward(self.engine, self._to_tensors(micro))[0] for micro in mini.micro_batches]
                 for mini in mini_batches
             ]
-
-    def _optimizer_step(self) -> float:
-        """Clip, step, schedule; the gradient's norm before clipping."""
-        norm = self._stage_0_grad_norm() if self._args.deepspeed_stage == 0 else None
-        self.engine.step()
-        return float(self.engine.get_global_grad_norm() or 0.0) if norm is None else norm
-
-    def _stage_0_grad_norm(self) -> float | None:
-        """DeepSpeed reports none at stage 0 without mixed precision."""
-        grads = [p.grad for p in self.engine.module.parameters() if p.grad is not None]
-        return float(torch.nn.utils.get_total_norm(grads)) if grads else None
 
     def _to_tensors(self, micro_batch: CollatedBatchData) -> dict[str, torch.Tensor]:
         """Arrays from Ray are read-only, so this copies them. Ids as int64, the rest as it is; what is None is left out."""

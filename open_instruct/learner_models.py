@@ -11,11 +11,15 @@ from open_instruct.model_utils import LogProbModel
 
 def build_engine(args: GRPOConfig, device: Device, *, world_size: int) -> Any:
     """The DeepSpeed engine of the model that is trained, with its optimizer and its learning rate's schedule."""
+    config = deepspeed_config(args, device, world_size=world_size)
+    return engine_around(_load_model(args, device, config).train(), args, device, world_size=world_size)
+
+
+def engine_around(model: torch.nn.Module, args: GRPOConfig, device: Device, *, world_size: int) -> Any:
+    """A DeepSpeed engine that trains `model`."""
     import deepspeed
 
     config = deepspeed_config(args, device, world_size=world_size)
-    model = _load_model(args, device, config)
-    model.train()
     optimizer = torch.optim.AdamW(
         model.parameters(),
         lr=args.learning_rate,

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from open_instruct.device import Device
+from open_instruct.optimizer_step import torch_optimizer
 
 logger = logging.getLogger(__name__)
 
@@ -175,14 +176,14 @@ def _module_tensors(model: Any) -> Iterator[torch.Tensor]:
 def _masters(engine: Any) -> Iterator[torch.Tensor]:
     """What the optimizer updates. Stage 3 shows it to the optimizer only during a step."""
     wrapper = engine.optimizer
-    for group in _torch_optimizer(engine).param_groups:
+    for group in torch_optimizer(engine).param_groups:
         yield from group["params"]
     yield from getattr(wrapper, "fp32_partitioned_groups_flat", [])
 
 
 def _optimizer_tensors(engine: Any) -> Iterator[torch.Tensor]:
     yield from _masters(engine)
-    for state in _torch_optimizer(engine).state.values():
+    for state in torch_optimizer(engine).state.values():
         yield from _tensors_in(state)
 
 
@@ -200,11 +201,6 @@ def _scratch(engine: Any) -> list[torch.Tensor]:
     full = [bucket.elements for bucket in buckets if bucket.elements]
     assert not full, f"in the middle of a backward pass: gradients of {full} elements have not been reduced"
     return [tensor for bucket in buckets for tensor in _tensors_in(bucket.buffer)]
-
-
-def _torch_optimizer(engine: Any) -> torch.optim.Optimizer:
-    """The one that was given to DeepSpeed, which wraps it unless it trains in fp32 at stage 0."""
-    return getattr(engine.optimizer, "optimizer", engine.optimizer)
 
 
 def _tensors_in(value: Any) -> Iterator[torch.Tensor]:

@@ -1,5 +1,7 @@
 """What a training step adds up on each rank, and the metrics that the sums of all ranks become."""
 
+import logging
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,6 +12,11 @@ import torch
 
 from open_instruct.grpo_utils import finish_logprob_difference, finish_ratio_variance
 
+logger = logging.getLogger(__name__)
+
+NONFINITE_STEPS = "optim/nonfinite_steps"
+"""Metric: optimizer steps of a training step that were left out because the gradient was not finite."""
+
 
 @dataclass
 class StepSums:
@@ -18,6 +25,11 @@ class StepSums:
     sums: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     mismatches: list[dict[str, float]] = field(default_factory=list)
     grad_norms: list[float] = field(default_factory=list)
+    """Of the optimizer steps that were made."""
+    num_nonfinite: int = 0
+    """Optimizer steps that were left out because the gradient was not finite."""
+    num_empty: int = 0
+    """Optimizer steps that were left out because no token was trained on."""
     num_tokens: int = 0
     lr: float = 0.0
     seconds: float = 0.0
@@ -29,13 +41,22 @@ class StepSums:
         if mismatch is not None:
             self.mismatches.append({name: float(value) for name, value in mismatch.items()})
 
+    def note_update(self, grad_norm: float | None) -> None:
+        """An optimizer step was made, or, without a norm, left out because the gradient was not finite."""
+        if grad_norm is None:
+            self.num_nonfinite += 1
+        else:
+            self.grad_norms.append(grad_norm)
+
     def report(self, *, num_epochs: int, memory_in_use_bytes: int) -> dict[str, Any]:
         """What `merge_step_metrics` takes from one rank."""
         return {
             "sums": dict(self.sums),
             "num_tokens": self.num_tokens * num_epochs,
             "mismatches": self.mismatches,
-            "grad_norm": float(np.mean(self.grad_norms)) if self.grad_norms else 0.0,
+            "grad_norm": float(np.mean(self.grad_norms)) if self.grad_norms else None,
+            "num_nonfinite": self.num_nonfinite,
+            "num_empty": self.num_empty,
             "lr": self.lr,
             "seconds": self.seconds,
             "optimizer_s": self.optimizer_s,
@@ -44,16 +65,69 @@ class StepSums:
 
 
 def merge_step_metrics(reports: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """One set of metrics from every rank's sums: each mean is over the trained tokens of all ranks."""
-    num_tokens = max(sum(report["num_tokens"] for report in reports), 1)
-    names = {name for report in reports for name in report["sums"]}
-    metrics = {name: sum(report["sums"].get(name, 0.0) for report in reports) / num_tokens for name in sorted(names)}
-    metrics = finish_ratio_variance(metrics)
-    metrics |= finish_logprob_difference([mismatch for report in reports for mismatch in report["mismatches"]])
-    metrics["optim/grad_norm"] = reports[0]["grad_norm"]
-    metrics["lr"] = reports[0]["lr"]
+    """One set of metrics from every rank's sums: each mean is over the trained tokens of all ranks.
+
+    What is not known is left out: means where no token was trained on, and the gradient's norm where no optimizer step was made.
+    """
+    metrics = _token_means(reports)
+    first = reports[0]  # ranks make and leave out the same optimizer steps
+    if first["grad_norm"] is not None:
+        metrics["optim/grad_norm"] = first["grad_norm"]
+    metrics[NONFINITE_STEPS] = first["num_nonfinite"]
+    metrics["optim/skipped_steps"] = first["num_nonfinite"] + first["num_empty"]
+    metrics["lr"] = first["lr"]
     metrics["time/training"] = max(report["seconds"] for report in reports)
     metrics["time/optimizer"] = max(report["optimizer_s"] for report in reports)
     metrics["time/forward_backward"] = max(report["seconds"] - report["optimizer_s"] for report in reports)
     metrics["memory/learner_bytes_max"] = max(report["memory_in_use_bytes"] for report in reports)
     return metrics
+
+
+def _token_means(reports: Sequence[dict[str, Any]]) -> dict[str, float]:
+    num_tokens = sum(report["num_tokens"] for report in reports)
+    if num_tokens == 0:
+        return {}
+    names = {name for report in reports for name in report["sums"]}
+    means = {name: sum(report["sums"].get(name, 0.0) for report in reports) / num_tokens for name in sorted(names)}
+    mismatches = [mismatch for report in reports for mismatch in report["mismatches"]]
+    return finish_ratio_variance(means) | (finish_logprob_difference(mismatches) if mismatches else {})
+
+
+class NonfiniteSteps(RuntimeError):
+    """Step after step the gradient was not finite."""
+
+
+class NonfiniteWatch:
+    """Says loudly that a step's gradient was not finite, and ends a run in which that goes on.
+
+    Args:
+        max_steps: training steps in a row with such an optimizer step, of which the last ends the run: with 10, the tenth does.
+    """
+
+    def __init__(self, max_steps: int) -> None:
+        self._max_steps = max_steps
+        self._in_a_row = 0
+
+    def check(self, training_step: int, metrics: Mapping[str, Any]) -> None:
+        """Take the metrics of a training step. Raises `NonfiniteSteps`."""
+        num_left_out = metrics[NONFINITE_STEPS]
+        self._in_a_row = self._in_a_row + 1 if num_left_out else 0
+        if not num_left_out:
+            return
+        logger.error(
+            "step %d: the gradient of %d optimizer steps was not finite, so they were left out and the weights stay as they "
+            "are. Metrics that are not finite: %s",
+            training_step,
+            num_left_out,
+            ", ".join(_not_finite(metrics)) or "none",
+        )
+        if self._in_a_row >= self._max_steps:
+            raise NonfiniteSteps(
+                f"the gradient was not finite in {self._in_a_row} training steps in a row, the last of them step {training_step} "
+                "(--max_nonfinite_steps). The weights are those of the last step with a finite gradient. Metrics that are not "
+                f"finite: {', '.join(_not_finite(metrics)) or 'none'}. Try a lower --learning_rate, or --model_dtype float32."
+            )
+
+
+def _not_finite(metrics: Mapping[str, Any]) -> list[str]:
+    return sorted(name for name, value in metrics.items() if isinstance(value, float) and not math.isfinite(value))

@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +111,7 @@ class Learners:
                 self.num_steps + 1,
                 [self.ray.put(batches) for batches in ranks],
                 is_last=number == len(pieces) - 1,
-                num_global_tokens=sum(len(sample.response) for piece in pieces for sample in piece),
+                num_global_tokens=sum(int(sample.mask.sum()) for piece in pieces for sample in piece),
             )
             refs = self.group.async_train(self.num_steps, piece)
         self.num_steps += 1
@@ -207,6 +208,29 @@ def test_pieces_equal_the_whole_batch(ray_session: Any, one_learner: Learners, t
         assert pieces[name] == pytest.approx(whole[name], rel=1e-4, abs=1e-6), name
 
 
+def test_a_step_that_cannot_be_made_leaves_the_weights_as_they_are(one_learner: Learners, tmp_path: Path) -> None:
+    one_learner.train(make_samples(8, seed=10))  # the optimizer has momentum
+    before = one_learner.weights(tmp_path / "before")
+    samples = make_samples(6, seed=11)
+    poisoned = [*samples[:3], replace(samples[3], advantage=float("nan")), *samples[4:]]
+    masked = [replace(sample, mask=np.zeros_like(sample.mask)) for sample in samples]
+    without_update = [
+        one_learner.train(poisoned, pack_length=48),
+        one_learner.train_in_pieces([poisoned[:2], poisoned[2:]]),
+        one_learner.train(masked),
+        one_learner.train_in_pieces([masked[:2], masked[2:], []]),
+    ]
+    after = one_learner.weights(tmp_path / "after")
+    assert all(torch.equal(value, after[name]) for name, value in before.items())
+    assert [one["optim/skipped_steps"] for one in without_update] == [1, 1, 1, 1]
+    assert [one["optim/nonfinite_steps"] for one in without_update] == [1, 1, 0, 0]
+    assert not any("optim/grad_norm" in one for one in without_update)
+    assert not any("loss/policy_avg" in one for one in without_update[2:])  # of no token
+    metrics = one_learner.train(samples)
+    assert metrics["optim/skipped_steps"] == 0
+    assert metrics["optim/grad_norm"] > 0
+
+
 def test_saved_model_is_read_by_transformers(one_learner: Learners, tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -270,25 +294,3 @@ def test_weights_are_not_sent_under_the_name_of_another_version() -> None:
     assert learner.held_version() == 5
     with pytest.raises(ValueError, match="version 4 was to be sent, but these weights are of version 5"):
         learner.update_weights(4)
-
-
-def test_metrics_are_means_over_the_tokens_of_all_ranks() -> None:
-    from open_instruct.step_sums import merge_step_metrics
-
-    def report(**values: Any) -> dict[str, Any]:
-        mismatch = {"count": 1.0, "sum": 0.0, "sum_of_squares": 0.0, "max": 0.0, "signed_sum": 0.0}
-        return {
-            "mismatches": [mismatch],
-            "grad_norm": 1.0,
-            "lr": 0.1,
-            "seconds": 1.0,
-            "optimizer_s": 0.5,
-            "memory_in_use_bytes": 1,
-            **values,
-        }
-
-    merged = merge_step_metrics(
-        [report(sums={"a": 10.0}, num_tokens=10), report(sums={"a": 2.0}, num_tokens=30, seconds=3.0)]
-    )
-    assert merged["a"] == pytest.approx(12 / 40)
-    assert merged["time/training"] == 3.0

@@ -1,0 +1,77 @@
+"""The optimizer's step of one DeepSpeed engine, made or left out; what DeepSpeed 0.19.8 does at each stage stands here alone.
+
+No weight, no moment and no weight decay changes where the gradient is not finite, or where nothing was trained on. DeepSpeed
+leaves a step out by itself at stages 2 and 3, and at stage 0 in bf16, when the norm is not finite. At stage 0 in fp32 it
+clips by a norm of NaN and every weight becomes NaN, so the norm is looked at before.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+
+def apply_gradient(engine: Any, *, denominator: float | None = None) -> float | None:
+    """Clip, step, schedule. All ranks call it together, after the backward pass that ended with a boundary.
+
+    Args:
+        denominator: what the gradient is divided by first; None where the backward pass has divided already.
+
+    Returns:
+        The gradient's norm before clipping, or None where it is not finite: then the gradient is gone and nothing else has
+        changed. The learning rate's schedule counts the steps that were made. Every rank returns the same.
+    """
+    if engine.zero_optimization_stage() == 0:
+        return _apply_at_stage_0(engine, denominator)
+    if denominator is not None:
+        # ZeRO holds the gradients in partitions of its own and divides them by the loss scale; `backward` multiplies by it.
+        engine.optimizer.override_loss_scale(denominator)
+    engine.step()
+    if denominator is not None:
+        engine.optimizer.override_loss_scale(1.0)
+    return float(engine.get_global_grad_norm()) if engine.was_step_applied() else None
+
+
+def discard_gradient(engine: Any) -> None:
+    """Forget the gradient, as DeepSpeed does after a step, and leave all else as it is. All ranks call it together."""
+    optimizer = torch_optimizer(engine)
+    with _replaced(optimizer, "step", lambda *_args, **_kwargs: None), _replaced(engine, "lr_scheduler", None):
+        engine.step()
+
+
+def torch_optimizer(engine: Any) -> torch.optim.Optimizer:
+    """The optimizer that was given to DeepSpeed, which wraps it unless it trains in fp32 at stage 0."""
+    return getattr(engine.optimizer, "optimizer", engine.optimizer)
+
+
+def _apply_at_stage_0(engine: Any, denominator: float | None) -> float | None:
+    grads = [parameter.grad for parameter in engine.module.parameters() if parameter.grad is not None]
+    if denominator is not None:
+        for grad in grads:
+            grad.div_(denominator)
+    norm = float(torch.nn.utils.get_total_norm(grads))
+    if not _is_finite_everywhere(norm, grads[0].device):
+        discard_gradient(engine)
+        return None
+    engine.step()
+    # In bf16 DeepSpeed's own is exact to more digits; in fp32 it has none at this stage.
+    exact = engine.get_global_grad_norm()
+    return norm if exact is None else float(exact)
+
+
+def _is_finite_everywhere(norm: float, device: torch.device) -> bool:
+    """Ranks hold the same gradient at stage 0. They agree all the same: a rank that made the step alone would have other weights."""
+    is_finite = torch.tensor(norm, device=device).isfinite().to(torch.int32)
+    torch.distributed.all_reduce(is_finite, torch.distributed.ReduceOp.MIN)
+    return bool(is_finite)
+
+
+@contextmanager
+def _replaced(holder: Any, name: str, value: Any) -> Iterator[None]:
+    before = getattr(holder, name)
+    setattr(holder, name, value)
+    try:
+        yield
+    finally:
+        setattr(holder, name, before)

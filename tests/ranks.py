@@ -1,0 +1,47 @@
+"""Ranks that train tiny models with DeepSpeed over gloo, without the rest of a learner. Their processes serve many tests."""
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+class Rank:
+    """One rank; `call` runs a function of a test in it."""
+
+    def __init__(self, rank: int, world_size: int, rendezvous: str) -> None:
+        os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_RANK="0", DS_ACCELERATOR="cpu")
+        torch.set_num_threads(1)
+        torch.distributed.init_process_group(
+            "gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=world_size
+        )
+        start_deepspeed()
+        self.rank = rank
+        self.world_size = world_size
+
+    def call(self, function: Callable[..., Any], *args: Any) -> Any:
+        return function(self, *args)
+
+
+def start_deepspeed() -> None:  # apart: cloudpickle takes `deepspeed.ops` for `torch.ops` where both packages are used
+    import deepspeed
+
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    deepspeed.init_distributed(dist_backend="gloo", auto_mpi_discovery=False)
+
+
+@contextmanager
+def started_ranks(ray: Any, num_ranks: int, directory: Path, module: str) -> Iterator[list[Any]]:
+    """Actors of ranks that have joined; functions of the test file `module` travel by value, because workers cannot import it."""
+    for name in (__name__, "conftest", module):
+        ray.cloudpickle.register_pickle_by_value(sys.modules[name])
+    env = {"env_vars": {"OMP_NUM_THREADS": "1"}}
+    rank_class = ray.remote(Rank).options(num_cpus=0, runtime_env=env)
+    actors = [rank_class.remote(rank, num_ranks, str(directory / "store")) for rank in range(num_ranks)]
+    yield actors
+    for actor in actors:
+        ray.kill(actor)
