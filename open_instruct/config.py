@@ -294,8 +294,8 @@ class OptimizerOptions:
     max_grad_norm: float = 1.0
     """The gradient is scaled down to this norm. 0 leaves it as it is."""
     max_nonfinite_steps: int = 10
-    """Training steps in a row whose gradient is not finite (NaN or infinite), after which the run ends with exit code 1. In each of
-    them the weights stay as they are."""
+    """Training steps in a row whose gradient is not finite (NaN or infinite), after which the run ends with exit code 1.
+    In each of them the weights stay as they are."""
     per_device_train_batch_size: int = 1
     """Rows of pack_length tokens in one forward and backward pass of a learner."""
 

@@ -61,7 +61,7 @@ def _apply_at_stage_0(engine: Any, denominator: float | None) -> float | None:
 
 
 def _is_finite_everywhere(norm: float, device: torch.device) -> bool:
-    """Ranks hold the same gradient at stage 0. They agree all the same: a rank that made the step alone would have other weights."""
+    """Ranks hold the same gradient at stage 0. They agree all the same: a rank that stepped alone would have other weights."""
     is_finite = torch.tensor(norm, device=device).isfinite().to(torch.int32)
     torch.distributed.all_reduce(is_finite, torch.distributed.ReduceOp.MIN)
     return bool(is_finite)
