@@ -90,16 +90,37 @@ def fresh_masks(result: GenerationResult, oldest_allowed_version: int) -> list[n
 
 
 def response_metrics(groups: Sequence[ScoredGroup], *, verification_reward: float) -> dict[str, float]:
-    """Means over all responses of `groups`. `*_correct_rate` counts scores of 1 (up to rounding) as correct."""
+    """Means over all responses of `groups`. `*_correct_rate` counts scores of 1 (up to rounding) as correct.
+
+    A group that an evaluation gave up has scores and no responses: it counts in rewards and rates, not in lengths.
+    """
     scores = np.concatenate([group.scores for group in groups])
-    lengths = np.array([len(response) for group in groups for response in group.result.responses])
-    stopped = [reason == "stop" for group in groups for reason in group.result.finish_reasons]
     correct = scores >= 1.0 - 1e-6
     metrics = {
         "scores": float(verification_reward * scores.mean()),
         "objective/verifiable_reward": float(verification_reward * scores.mean()),
         "objective/verifiable_correct_rate": float(correct.mean()),
         "objective/verifier_failures": float(sum(group.num_failures for group in groups)),
+        **_length_metrics([group for group in groups if group.result.responses]),
+    }
+    by_verifier = defaultdict(list)
+    for group in groups:
+        by_verifier[group.dataset.partition("/")[0].partition("?")[0]].append(group.scores)
+    for name, parts in by_verifier.items():
+        own = np.concatenate(parts)
+        metrics[f"objective/{name}_reward"] = float(verification_reward * own.mean())
+        metrics[f"objective/{name}_correct_rate"] = float((own >= 1.0 - 1e-6).mean())
+    return metrics
+
+
+def _length_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
+    """Nothing where there is no response."""
+    if not groups:
+        return {}
+    correct = np.concatenate([group.scores for group in groups]) >= 1.0 - 1e-6
+    lengths = np.array([len(response) for group in groups for response in group.result.responses])
+    stopped = [reason == "stop" for group in groups for reason in group.result.finish_reasons]
+    metrics = {
         "val/stop_rate": float(np.mean(stopped)),
         "val/sequence_lengths": float(lengths.mean()),
         "val/sequence_lengths_min": float(lengths.min()),
@@ -109,13 +130,6 @@ def response_metrics(groups: Sequence[ScoredGroup], *, verification_reward: floa
         metrics["val/sequence_lengths_solved"] = float(lengths[correct].mean())
     if not correct.all():
         metrics["val/sequence_lengths_unsolved"] = float(lengths[~correct].mean())
-    by_verifier = defaultdict(list)
-    for group in groups:
-        by_verifier[group.dataset.partition("/")[0].partition("?")[0]].append(group.scores)
-    for name, parts in by_verifier.items():
-        own = np.concatenate(parts)
-        metrics[f"objective/{name}_reward"] = float(verification_reward * own.mean())
-        metrics[f"objective/{name}_correct_rate"] = float((own >= 1.0 - 1e-6).mean())
     return metrics
 
 
@@ -296,14 +310,19 @@ def num_computed_tokens(rank_batches: Sequence[Sequence[MiniBatch]]) -> int:
 
 
 def evaluation_metrics(groups: Sequence[ScoredGroup], *, verification_reward: float) -> dict[str, float]:
-    """`eval/*` over all prompts of one evaluation; `eval/scores` is the mean reward, `eval/pass_at_1` the share correct."""
+    """`eval/*` over all prompts of one evaluation; `eval/scores` is the mean reward, `eval/pass_at_1` the share correct.
+
+    Prompts that were given up count as wrong in both, and `eval/num_given_up` says how many they are: without them two
+    evaluations would be of different prompts, and one with a shorter time limit would look better.
+    """
     metrics = response_metrics(groups, verification_reward=verification_reward)
     renamed = {f"eval/{key.removeprefix('val/')}": value for key, value in metrics.items()}
     renamed["eval/pass_at_1"] = metrics["objective/verifiable_correct_rate"]
-    started = min(group.result.token_statistics.start_time for group in groups)
-    ended = max(
-        group.result.token_statistics.start_time + group.result.token_statistics.generation_time for group in groups
-    )
-    num_tokens = sum(group.result.token_statistics.num_response_tokens for group in groups)
-    renamed["eval/actor_tokens_per_second"] = num_tokens / max(ended - started, 1e-9)
+    statistics = [group.result.token_statistics for group in groups if group.result.responses]
+    renamed["eval/num_given_up"] = len(groups) - len(statistics)
+    if statistics:
+        started = min(one.start_time for one in statistics)
+        ended = max(one.start_time + one.generation_time for one in statistics)
+        num_tokens = sum(one.num_response_tokens for one in statistics)
+        renamed["eval/actor_tokens_per_second"] = num_tokens / max(ended - started, 1e-9)
     return renamed

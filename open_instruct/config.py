@@ -220,9 +220,13 @@ class AsyncOptions:
     batch_generation_interval: float = 0.0
     """Seconds between two bundles of prompts for the engines."""
     generation_timeout: float | None = None
-    """Seconds that an engine may take for one group (with rc: one turn); then its prompt is issued again. By default no limit."""
+    """Seconds that an engine may take for one group (with rc: one turn); then the group is broken off and the prompt sampled
+    again with another seed. By default no limit. Long responses are what takes longer, so those that are trained on become
+    shorter than the model's: the metrics generation_timeouts (groups broken off) and dropped_timeouts (prompts dropped for it)
+    say how far. A lower response_length limits time without that bias."""
     max_generation_attempts: int = 3
-    """Times that a prompt is tried before it is given up."""
+    """Times that the engines may fail on a prompt before it is given up: dropped as failed, or in an evaluation counted as wrong
+    (eval/num_given_up). Being lost with an engine, or issued again after a resume, is no failure."""
 
 
 @dataclass(kw_only=True)

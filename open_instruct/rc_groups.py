@@ -115,19 +115,29 @@ def rollout_metrics(rollouts: Sequence[ScoredGroup], parts: Sequence[ScoredGroup
 
 
 def last_turns(rollouts: Sequence[ScoredGroup]) -> list[ScoredGroup]:
-    """Of each evaluated trajectory the last reasoning turn: what an evaluation reports as its answers."""
-    return [max(by_baseline(one, {}), key=lambda part: part.turn_number) for one in rollouts]
+    """Of each evaluated trajectory the last reasoning turn: what an evaluation reports as its answers. A trajectory that was
+    given up has no turns and stands for itself."""
+    return [
+        max(by_baseline(one, {}), key=lambda part: part.turn_number) if one.result.turns else one for one in rollouts
+    ]
 
 
 def evaluation_metrics(rollouts: Sequence[ScoredGroup]) -> dict[str, float]:
-    """`eval/rc/…`: the share that is right, and mean tokens of the reasoning turn, by cycle; right in any cycle; at the limit."""
+    """`eval/rc/…`: the share that is right, and mean tokens of the reasoning turn, by cycle; right in any cycle; at the limit.
+
+    Trajectories that were given up are right in no cycle, and their tokens are not known.
+    """
+    finished = [one for one in rollouts if one.result.turns]
+    if not finished:
+        return {}
     by_cycle: defaultdict[int, list[ScoredGroup]] = defaultdict(list)
-    for rollout in rollouts:
+    for rollout in finished:
         for part in by_baseline(rollout, {}):
             by_cycle[part.turn_number].append(part)
+    share_finished = len(finished) / len(rollouts)
     metrics: dict[str, float] = {}
     for number, parts in sorted(by_cycle.items()):
-        metrics[f"eval/rc/accuracy_cycle_{number}"] = float(
+        metrics[f"eval/rc/accuracy_cycle_{number}"] = share_finished * float(
             np.mean([(part.scores >= 1 - 1e-6).mean() for part in parts])
         )
         metrics[f"eval/rc/tokens_cycle_{number}"] = fmean(
@@ -135,7 +145,7 @@ def evaluation_metrics(rollouts: Sequence[ScoredGroup]) -> dict[str, float]:
         )
     metrics["eval/rc/accuracy_any_cycle"] = fmean([bool(one.scores.max() >= 1 - 1e-6) for one in rollouts])
     metrics["eval/rc/at_limit"] = fmean(
-        [reason == "length" for one in rollouts for reason in one.result.finish_reasons]
+        [reason == "length" for one in finished for reason in one.result.finish_reasons]
     )
-    metrics["eval/rc/tokens_per_problem"] = fmean([one.result.token_statistics.num_response_tokens for one in rollouts])
+    metrics["eval/rc/tokens_per_problem"] = fmean([one.result.token_statistics.num_response_tokens for one in finished])
     return metrics

@@ -55,8 +55,8 @@ class IssuedPrompt:
     newest_version: int = -1
     """Version of its newest token, once it arrived."""
     arrived: bool = False
-    num_attempts: int = 0
-    """Times that it was given to the engines."""
+    num_failures: int = 0
+    """Times that an engine gave its group up. A dead engine or a resume issues a prompt again too, but it has not failed then."""
 
 
 class PromptLedger:
@@ -162,8 +162,15 @@ class PromptLedger:
         self.num_duplicates = state["num_duplicates"]
         self.fates = Counter(state["fates"])
         self._staged = {}
-        self._open = {prompt["prompt_id"]: replace(IssuedPrompt(**prompt), arrived=False) for prompt in state["open"]}
+        self._open = {prompt["prompt_id"]: _restored(prompt) for prompt in state["open"]}
         self.check()
+
+
+def _restored(prompt: dict) -> IssuedPrompt:
+    """A prompt of a saved state. States of before `num_failures` counted issues, which say nothing of failures."""
+    return IssuedPrompt(
+        **{name: value for name, value in prompt.items() if name != "num_attempts"} | {"arrived": False}
+    )
 
 
 @dataclass(frozen=True)
@@ -256,7 +263,7 @@ class PromptFlow:
             prompt = self._issue()
         else:
             return None
-        prompt = replace(prompt, version=self.version, num_attempts=prompt.num_attempts + 1)
+        prompt = replace(prompt, version=self.version)
         self.ledger.update(prompt)
         return prompt
 
@@ -308,11 +315,15 @@ class PromptFlow:
         return prompt.issue_number in self._unassigned and not prompt.arrived
 
     def give_up(self, prompt_id: str, *, max_attempts: int) -> bool:
-        """The engines failed on a prompt: it is issued again, or after `max_attempts` dropped as failed. Whether it is open."""
+        """The engines failed on a prompt: it is issued again, or after `max_attempts` failures dropped. Whether it is still open.
+
+        With `max_attempts` 3 a prompt that was lost with an engine five times and failed twice is issued again.
+        """
         prompt = self.ledger.arrive(prompt_id)
         if prompt is None:
             return False
-        if prompt.num_attempts < max_attempts:
+        prompt = replace(prompt, num_failures=prompt.num_failures + 1)
+        if prompt.num_failures < max_attempts:
             self._send_again(prompt)
             return True
         del self._unassigned[prompt.issue_number]

@@ -274,6 +274,42 @@ def test_evaluation_metrics() -> None:
     assert {key: metrics[key] for key in chosen} == chosen
 
 
+def given_up(group: ScoredGroup) -> ScoredGroup:
+    nothing = dataclasses.replace(
+        group.result,
+        responses=[],
+        logprobs=[],
+        finish_reasons=[],
+        version_spans=[],
+        error="generation_timeout: over 1 s",
+    )
+    return dataclasses.replace(group, result=nothing, scores=np.zeros_like(group.scores))
+
+
+def test_evaluation_counts_prompts_that_were_given_up_as_wrong_and_not_as_short() -> None:
+    answered = [make_group([1], lengths=[4], seconds=2.0, start_time=100.0), make_group([0], lengths=[8])]
+    late = given_up(make_group([1], lengths=[0], seconds=500.0, start_time=0.0))
+    alone = evaluation_metrics(answered, verification_reward=10.0)
+    metrics = evaluation_metrics([*answered, late, late], verification_reward=10.0)
+    assert (alone["eval/num_given_up"], metrics["eval/num_given_up"]) == (0, 2)
+    assert (alone["eval/pass_at_1"], metrics["eval/pass_at_1"]) == (0.5, 0.25)
+    assert metrics["eval/scores"] == 2.5
+    unknown = (
+        "sequence_lengths",
+        "sequence_lengths_min",
+        "sequence_lengths_solved",
+        "stop_rate",
+        "actor_tokens_per_second",
+    )
+    assert [metrics[f"eval/{name}"] for name in unknown] == [alone[f"eval/{name}"] for name in unknown]
+
+
+def test_evaluation_of_which_nothing_came_back_knows_no_lengths() -> None:
+    metrics = evaluation_metrics([given_up(make_group([1]))], verification_reward=10.0)
+    assert (metrics["eval/pass_at_1"], metrics["eval/num_given_up"]) == (0.0, 1)
+    assert not [name for name in metrics if "length" in name or "stop_rate" in name or "per_second" in name]
+
+
 # --- who is fresh and who is slow -------------------------------------------------------------------------------------
 
 

@@ -1,6 +1,7 @@
 """Rewards, baselines and weights of reasoning-cache samples."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -224,3 +225,23 @@ def test_accuracy_by_cycle() -> None:
     assert metrics["eval/rc/accuracy_any_cycle"] == 0.75
     assert metrics["eval/rc/tokens_cycle_3"] == 4
     assert [part.scores.tolist() for part in rc_groups.last_turns(rollouts)] == [[1], [1], [0], [0]]
+
+
+# --- evaluation -------------------------------------------------------------------------------------------------------
+
+
+def test_trajectory_that_was_given_up_is_right_in_no_cycle() -> None:
+    entries = [(REASONING, 1, 0, -1), (REASONING, 2, 1, -1)]
+    finished = scored(entries, [0, 1])
+    nothing = replace(
+        finished.result, responses=[], logprobs=[], finish_reasons=[], turns=(), error="generation_timeout"
+    )
+    lost = replace(finished, result=nothing, scores=np.zeros(1, dtype=np.float32))
+    [last, stands_for_itself] = rc_groups.last_turns([finished, lost])
+    assert last.turn_number == 2
+    assert stands_for_itself is lost
+    metrics = rc_groups.evaluation_metrics([finished, lost])
+    assert metrics["eval/rc/accuracy_cycle_1"] == 0.0
+    assert metrics["eval/rc/accuracy_cycle_2"] == metrics["eval/rc/accuracy_any_cycle"] == 0.5
+    assert metrics["eval/rc/tokens_per_problem"] == 100
+    assert rc_groups.evaluation_metrics([lost]) == {}

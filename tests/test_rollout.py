@@ -23,7 +23,7 @@ from open_instruct.dataset_transformation import load_prompts
 from open_instruct.ground_truth_utils import score_response, verifier_names
 from open_instruct.message_queue import QueueFull
 from open_instruct.prompt_dataset import PromptDataset
-from open_instruct.rollout import ControllerOptions, RolloutController
+from open_instruct.rollout import ControllerOptions, RolloutController, request_seed
 from open_instruct.sample_record import DataProtoItem
 from open_instruct.staleness import CONSUMED, MASKED, ZERO_STD
 from open_instruct.verifier_pool import Scored, VerifierPool
@@ -537,10 +537,14 @@ def test_prompts_that_an_engine_took_with_it_are_issued_again(make_play: MakePla
     assert play.controller.status()["prompts"]["reissued"] == 1
 
 
+def broken_off(result: GenerationResult, error: str = "generation_timeout: over 1 s") -> GenerationResult:
+    return replace(result, error=error, responses=[], logprobs=[], finish_reasons=[], version_spans=[])
+
+
 def test_a_prompt_that_the_engine_gave_up_is_issued_again_and_then_dropped(make_play: MakePlay) -> None:
     play = make_play(max_generation_attempts=2).start()
     requests = play.receive(NUM_PROMPTS)
-    failed = replace(play.answer(requests[0]), error="generation_timeout: over 1 s", responses=[], version_spans=[])
+    failed = broken_off(play.answer(requests[0]))
     play.deliver(failed)
     assert ids(play.receive(1)) == ["train-0"]
     play.deliver(failed)
@@ -550,7 +554,94 @@ def test_a_prompt_that_the_engine_gave_up_is_issued_again_and_then_dropped(make_
     assert play.prompts_in(play.batch(1)) == all_samples_of(*requests[1:], instead)
     play.finish_step(1)
     assert play.controller.status()["prompts"]["dropped"] == {"failed": 1}
-    assert play.controller.get_statistics()["generation_errors"] == 2
+    statistics = play.controller.get_statistics()
+    assert (statistics["generation_errors"], statistics["generation_timeouts"]) == (2, 2)
+    assert statistics["dropped_timeouts"] == 1
+
+
+def test_group_that_was_broken_off_is_sampled_again_with_another_seed(make_play: MakePlay) -> None:
+    """With the same seed the samples that took too long would take too long again."""
+    play = make_play(max_generation_attempts=3).start()
+    requests = play.receive(NUM_PROMPTS)
+    tried = [requests[0]]
+    for _ in range(2):
+        play.deliver(broken_off(play.answer(tried[-1])))
+        tried += play.receive(1)
+    assert len({request.generation_config.seed for request in (*tried, *requests[1:])}) == 2 + NUM_PROMPTS
+    assert [request.generation_config.seed for request in requests] == [request_seed(1, i) for i in range(NUM_PROMPTS)]
+    assert {request.prompt.tobytes() for request in tried} == {requests[0].prompt.tobytes()}
+
+
+def test_retry_of_a_reasoning_cache_prompt_has_the_plan_of_before_and_one_that_is_dropped_leaves_none(
+    make_play: MakePlay,
+) -> None:
+    options = {"rollout_workflow": "rc", "rc_states_per_problem": 1, "rc_buffer_size": 10, "max_generation_attempts": 2}
+    play = make_play(**options).start()
+    requests = play.receive(NUM_PROMPTS)
+    play.deliver(broken_off(play.answer(requests[0])))
+    [retry] = play.receive(1)
+    assert retry.plan == requests[0].plan
+    assert retry.generation_config.seed != requests[0].generation_config.seed
+    planner = play.controller._planner
+    assert planner is not None
+    assert set(planner._out) == set(ids(requests))
+    play.deliver(broken_off(play.answer(retry)))
+    [instead] = play.receive(1)
+    assert set(planner._out) == {*ids(requests[1:]), instead.prompt_id}
+
+
+def test_seed_of_a_retry_survives_a_dead_engine_and_a_resume(make_play: MakePlay) -> None:
+    killed = make_play(max_generation_attempts=2).start()
+    requests = killed.receive(NUM_PROMPTS)
+    killed.deliver(broken_off(killed.answer(requests[0])))
+    [retry] = killed.receive(1)
+    killed.controller.take_back_prompts()
+    assert killed.controller.recover_lost(held=ids(requests[1:])) == 1
+    assert identities(killed.receive(1)) == identities([retry])
+    resumed = make_play(max_generation_attempts=2)
+    resumed.controller.load_state_dict(json.loads(json.dumps(killed.controller.state_dict())))
+    resumed.start()
+    assert identities(resumed.receive(NUM_PROMPTS)) == identities([retry, *requests[1:]])
+
+
+def test_failure_of_a_copy_whose_other_is_being_scored_changes_nothing(
+    make_play: MakePlay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    play = make_play(max_generation_attempts=1).start()
+    requests = play.receive(NUM_PROMPTS)
+    scoring: Future[list[Scored]] = Future()
+    submit = play.controller._verifiers.submit
+    monkeypatch.setattr(play.controller._verifiers, "submit", lambda *_args: scoring)
+    play.deliver(play.answer(requests[0]), broken_off(play.answer(requests[0])))
+    play.wait_for(lambda: play.controller.get_statistics()["generation_errors"] == 1)
+    monkeypatch.setattr(play.controller._verifiers, "submit", submit)
+    scoring.set_result([Scored(float(score)) for score in MIXED])
+    play.deliver(*(play.answer(request) for request in requests[1:]))
+    assert play.prompts_in(play.batch(1)) == all_samples_of(*requests)
+    assert {fate["fate"] for fate in play.finish_step(1)} == {CONSUMED}
+
+
+def test_causes_of_failures_are_told_now_and_then(make_play: MakePlay, caplog: pytest.LogCaptureFixture) -> None:
+    play = make_play(max_generation_attempts=9).start()
+    request = play.receive(NUM_PROMPTS)[0]
+    for _ in range(5):
+        play.deliver(broken_off(play.answer(request)))
+        [request] = play.receive(1)
+    told = [record.getMessage() for record in caplog.records if "generation_timeout" in record.getMessage()]
+    assert told == [
+        "engines gave up 1 group (generation_timeout: 1). The last is train-0 on engine 0: generation_timeout: over 1 s. It is "
+        "sampled again with another seed."
+    ]
+
+
+def test_verification_that_cannot_be_done_ends_the_run(make_play: MakePlay, monkeypatch: pytest.MonkeyPatch) -> None:
+    play = make_play().start()
+    failed: Future[list[Scored]] = Future()
+    failed.set_exception(ConnectionError("no verifier process could be started"))
+    monkeypatch.setattr(play.controller._verifiers, "submit", lambda *_args: failed)
+    play.deliver(play.answer(play.receive(NUM_PROMPTS)[0]))
+    with pytest.raises(RuntimeError, match=r"verification of train-0 failed: .*no verifier process could be started"):
+        play.controller.watch()
 
 
 # --- groups that teach nothing ----------------------------------------------------------------------------------------
@@ -688,10 +779,77 @@ def test_results_of_another_evaluation_are_ignored(make_play: MakePlay) -> None:
     play.version = 1
     requests = play.receive(3)
     play.deliver(*late)
-    with pytest.raises(TimeoutError, match=r"evaluation: 0 of 3 results after 0.15 s"):
+    with pytest.raises(
+        TimeoutError, match=r"0 of 3 results after 0.15 s; 3 prompts are not back from the engines \(eval-1-0,"
+    ):
         play.controller.get_evaluation(QUIET_S)
     play.deliver(*(play.answer(request) for request in requests))
     assert play.controller.get_evaluation(TIMEOUT_S)["eval/pass_at_1"] == 1.0
+
+
+def test_evaluation_results_are_taken_in_while_the_message_queue_is_full(make_play: MakePlay) -> None:
+    """The driver waits for the evaluation then, and takes nothing from the message queue."""
+    play = make_play(async_steps=2, ready_steps=1)
+    play.controller.start_evaluation(0)
+    play.start()
+    requests = play.receive(3 + 3 * NUM_PROMPTS)
+    held_out, training = requests[:3], requests[3:]
+    play.deliver(*(play.answer(request) for request in (*training, *held_out)))
+    assert play.controller.get_evaluation(TIMEOUT_S)["eval/pass_at_1"] == 1.0
+    for training_step in (1, 2, 3):
+        assert play.batch(training_step).num_samples == 4 * NUM_PROMPTS
+
+
+def test_evaluation_prompt_that_is_broken_off_each_time_counts_as_wrong_and_is_counted(
+    make_play: MakePlay, caplog: pytest.LogCaptureFixture
+) -> None:
+    play = make_play(max_generation_attempts=2)
+    play.controller.start_evaluation(0)
+    play.start()
+    [slow, *others] = play.receive(3 + NUM_PROMPTS)[:3]
+    play.deliver(*(play.answer(request) for request in others), broken_off(play.answer(slow)))
+    [again] = play.receive(1)
+    # Another seed would prefer the answers that are short enough.
+    assert identities([again]) == identities([slow])
+    play.deliver(broken_off(play.answer(again)))
+    metrics = play.controller.get_evaluation(TIMEOUT_S)
+    assert metrics["eval/pass_at_1"] == pytest.approx(2 / 3)
+    assert metrics["eval/num_given_up"] == 1
+    assert metrics["eval/stop_rate"] == 1.0  # of the two that have an end
+    assert "evaluation of version 0: 1 of 3 prompts given up after 2 attempts, counted as wrong" in caplog.text
+    assert "(generation_timeout: over 1 s: 1)" in caplog.text
+    statistics = play.controller.get_statistics()
+    assert (statistics["generation_errors"], statistics["generation_timeouts"]) == (2, 0)
+    assert play.no_more_comes()
+
+
+def test_evaluation_prompt_that_an_engine_took_with_it_uses_up_no_attempt(make_play: MakePlay) -> None:
+    play = make_play(max_generation_attempts=1)
+    play.controller.start_evaluation(0)
+    play.start()
+    requests = play.receive(3 + NUM_PROMPTS)
+    for _ in range(3):
+        play.controller.take_back_prompts()
+        assert play.controller.recover_lost(held=ids(requests[1:])) == 1
+        assert identities(play.receive(1)) == identities(requests[:1])
+    play.deliver(*(play.answer(request) for request in requests[:3]))
+    metrics = play.controller.get_evaluation(TIMEOUT_S)
+    assert (metrics["eval/pass_at_1"], metrics["eval/num_given_up"]) == (1.0, 0)
+
+
+def test_evaluation_result_that_is_being_scored_is_not_lost_with_an_engine(
+    make_play: MakePlay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    play = make_play()
+    play.controller.start_evaluation(0)
+    play.start()
+    requests = play.receive(3 + NUM_PROMPTS)
+    scoring: Future[list[Scored]] = Future()
+    monkeypatch.setattr(play.controller._verifiers, "submit", lambda *_args: scoring)
+    play.deliver(play.answer(requests[0], [1]))
+    time.sleep(QUIET_S)
+    play.controller.take_back_prompts()
+    assert play.controller.recover_lost(held=ids(requests[1:])) == 0
 
 
 # --- resuming ---------------------------------------------------------------------------------------------------------

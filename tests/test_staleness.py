@@ -464,6 +464,38 @@ def test_a_prompt_that_fails_again_and_again_is_given_up() -> None:
     assert play.flow.ledger.counts()["dropped"] == {FAILED: 1}
 
 
+def test_attempts_are_counted_by_failures_and_not_by_dead_engines_or_resumes() -> None:
+    play = Flow()
+    play.issue()
+    for _ in range(3):
+        assert play.flow.recover(present={"train-1"}) == ["train-0"]
+        assert play.issue() == [0]
+    state = json.loads(json.dumps(play.flow.ledger.state_dict()))
+    play = Flow()
+    play.flow.ledger.load_state_dict(state)
+    play.flow.next_issue_number = 2
+    play.flow.start(0)
+    assert play.issue() == [0, 1]
+    assert play.flow.give_up("train-0", max_attempts=2)
+    assert play.issue() == [0]
+    assert play.flow.ledger["train-0"].num_failures == 1
+    assert not play.flow.give_up("train-0", max_attempts=2)
+
+
+def test_failures_of_a_prompt_are_saved_and_loaded() -> None:
+    play = Flow()
+    play.issue()
+    play.flow.give_up("train-1", max_attempts=3)
+    state = json.loads(json.dumps(play.flow.ledger.state_dict()))
+    ledger = PromptLedger()
+    ledger.load_state_dict(state)
+    assert [prompt.num_failures for prompt in ledger.open_prompts()] == [0, 1]
+    state["open"][0]["num_attempts"] = 2  # of a state that counted issues: nothing failed as far as it tells
+    del state["open"][0]["num_failures"]
+    ledger.load_state_dict(state)
+    assert [prompt.num_failures for prompt in ledger.open_prompts()] == [0, 1]
+
+
 def test_a_resumed_flow_issues_open_prompts_first_and_no_more_than_the_bound_allows() -> None:
     killed = Flow(threshold=1)
     killed.issue()

@@ -1,0 +1,133 @@
+"""One evaluation while it is in flight: which prompts are still to be issued, which came back, which were given up. Pure.
+
+    next_row ─► engines ─► begin_scoring ─► verifiers ─► add ─► groups, once `is_complete`
+       ▲           │                                      ▲
+       └───────────┴── fail, and lost with an engine      └── fail for the last time: the prompt scores 0
+
+A prompt is tried again with the same seed, because another one would prefer answers that are short enough for the time limit, and
+two evaluations would differ by more than their weights.
+"""
+
+import time
+from collections import Counter, deque
+from collections.abc import Collection, Sequence
+
+from open_instruct.batch_building import ScoredGroup
+from open_instruct.data_types import GenerationResult
+
+
+class Evaluation:
+    """The evaluation of one version. Not thread-safe: the controller's lock guards it.
+
+    Args:
+        version: weights that are measured.
+        num_rows: prompts, one for each row of the data set.
+        max_attempts: times that the engines may fail on a prompt. Prompts that are lost with an engine do not count.
+    """
+
+    def __init__(self, version: int, num_rows: int, *, max_attempts: int) -> None:
+        self.version = version
+        self.num_rows = num_rows
+        self.started_at = time.time()
+        self._max_attempts = max_attempts
+        self._to_issue = deque(range(num_rows))
+        self._out: set[int] = set()
+        """Rows that were issued and did not come back."""
+        self._being_scored: set[int] = set()
+        self._groups: dict[int, ScoredGroup] = {}
+        self._failures: Counter[int] = Counter()
+        self._last_causes: dict[int, str] = {}
+        """Of the rows that were given up."""
+
+    def prompt_id(self, row: int) -> str:
+        return f"eval-{self.version}-{row}"
+
+    def next_row(self) -> int | None:
+        """The next prompt to give to the engines; None while none waits."""
+        while self._to_issue:
+            row = self._to_issue.popleft()
+            if row not in self._groups and row not in self._being_scored:  # else a copy of it came after all
+                self._out.add(row)
+                return row
+        return None
+
+    def measures(self, result: GenerationResult) -> bool:
+        """Whether the result is one of this evaluation's and not of another."""
+        return result.is_eval and result.training_step == self.version
+
+    def begin_scoring(self, result: GenerationResult) -> bool:
+        """A result is here; whether it is waited for (a second copy is not)."""
+        _check_versions(result, self.version)
+        row = result.index
+        if row in self._groups or row in self._being_scored:
+            return False
+        self._out.discard(row)
+        self._being_scored.add(row)
+        return True
+
+    def add(self, group: ScoredGroup) -> None:
+        """A result was scored."""
+        self._being_scored.discard(group.result.index)
+        self._groups[group.result.index] = group
+
+    def fail(self, group: ScoredGroup) -> bool:
+        """The engines broke a group off: its prompt is issued again, or after `max_attempts` failures given up and counted with
+        the scores of `group`. Whether it is given up now."""
+        row = group.result.index
+        if row not in self._out:
+            return False
+        self._out.discard(row)
+        self._failures[row] += 1
+        if self._failures[row] < self._max_attempts:
+            self._to_issue.append(row)
+            return False
+        self._groups[row] = group
+        self._last_causes[row] = group.result.error
+        return True
+
+    def recover(self, present: Collection[str]) -> int:
+        """After an engine died: issue again what was sent and is neither back nor among `present`; how many prompts."""
+        lost = [row for row in sorted(self._out) if self.prompt_id(row) not in present]
+        self._out.difference_update(lost)
+        self._to_issue.extend(lost)
+        return len(lost)
+
+    @property
+    def num_done(self) -> int:
+        """Prompts that are scored or given up."""
+        return len(self._groups)
+
+    @property
+    def is_complete(self) -> bool:
+        return self.num_done == self.num_rows
+
+    @property
+    def groups(self) -> Sequence[ScoredGroup]:
+        """In the order of the data set. Those that were given up have scores of 0 and no responses."""
+        return [group for _, group in sorted(self._groups.items())]
+
+    @property
+    def num_given_up(self) -> int:
+        return len(self._last_causes)
+
+    def why_given_up(self) -> str:
+        """For the log, where prompts were given up."""
+        causes = Counter(self._last_causes.values()).most_common(3)
+        return (
+            f"evaluation of version {self.version}: {self.num_given_up} of {self.num_rows} prompts given up after "
+            f"{self._max_attempts} attempts, counted as wrong ({'; '.join(f'{cause}: {number}' for cause, number in causes)}). "
+            "With a higher --generation_timeout, or a lower --eval_response_length, they would come to their end."
+        )
+
+    def describe_missing(self) -> str:
+        """Who is waited for, for a message to the user."""
+        names = ", ".join(self.prompt_id(row) for row in sorted(self._out)[:8])
+        return (
+            f"{len(self._out)} prompts are not back from the engines ({names or 'none'}), {len(self._being_scored)} are being "
+            f"scored, {len(self._to_issue)} wait to be issued"
+        )
+
+
+def _check_versions(result: GenerationResult, version: int) -> None:
+    seen = {span[0] for spans in result.version_spans for span in spans}
+    assert seen <= {version}, f"{result.prompt_id} was to measure version {version} but was sampled by {sorted(seen)}"

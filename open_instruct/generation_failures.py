@@ -1,0 +1,68 @@
+"""Groups that engines gave up: how many, why, and a line in the log now and then. Pure."""
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable
+
+from open_instruct.data_types import GenerationResult
+
+logger = logging.getLogger(__name__)
+
+TIMEOUT = "generation_timeout"
+"""Stands in the cause of a group that took longer than `--generation_timeout`."""
+LOG_INTERVAL_S = 60.0
+
+
+class GenerationFailures:
+    """Counts since the start of this process. Not thread-safe: the controller's lock guards it."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._counts: Counter[str] = Counter()
+        self._untold: Counter[str] = Counter()
+        """By kind of cause, since the last line in the log."""
+        self._told_at = -LOG_INTERVAL_S
+
+    def record(self, result: GenerationResult, *, is_tried_again: bool | None) -> None:
+        """An engine gave up a group; the log names one of them and counts the others, once in `LOG_INTERVAL_S`.
+
+        `is_tried_again` is None where nobody waits for the group any more, because another copy of it came.
+        """
+        self._counts["generation_errors"] += 1
+        if not result.is_eval and TIMEOUT in result.error:
+            self._counts["generation_timeouts"] += 1
+            self._counts["dropped_timeouts"] += is_tried_again is False
+        self._untold[TIMEOUT if TIMEOUT in result.error else result.error.partition(":")[0]] += 1
+        if self._clock() >= self._told_at + LOG_INTERVAL_S:
+            self._tell(result, is_tried_again=is_tried_again)
+
+    def _tell(self, last: GenerationResult, *, is_tried_again: bool | None) -> None:
+        number = self._untold.total()
+        logger.warning(
+            "engines gave up %d group%s (%s). The last is %s on engine %d: %s. It is %s.",
+            number,
+            "" if number == 1 else "s",
+            ", ".join(f"{kind}: {count}" for kind, count in self._untold.most_common(5)),
+            last.prompt_id,
+            last.engine_id,
+            last.error,
+            _what_becomes_of_it(last, is_tried_again=is_tried_again),
+        )
+        self._untold.clear()
+        self._told_at = self._clock()
+
+    def counts(self) -> dict[str, int]:
+        """`generation_errors`: groups that came back without responses, of training and of evaluations. `generation_timeouts`:
+        those of training that took longer than `--generation_timeout`. `dropped_timeouts`: training prompts that were dropped
+        because their last attempt did; answers to these prompts are long, so that training misses long answers.
+        """
+        return {name: self._counts[name] for name in ("generation_errors", "generation_timeouts", "dropped_timeouts")}
+
+
+def _what_becomes_of_it(result: GenerationResult, *, is_tried_again: bool | None) -> str:
+    if is_tried_again is None:
+        return "not waited for any more"
+    if not is_tried_again:
+        return "given up and counts as wrong" if result.is_eval else "dropped"
+    return "sampled again" if result.is_eval else "sampled again with another seed"

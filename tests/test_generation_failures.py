@@ -1,0 +1,42 @@
+"""What is counted and told of groups that engines gave up."""
+
+import logging
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from open_instruct.data_types import EVAL, GenerationResult, PromptRequest, SamplingConfig
+from open_instruct.generation_failures import LOG_INTERVAL_S, GenerationFailures
+
+REQUEST = PromptRequest(np.arange(3, dtype=np.int32), SamplingConfig(), 0, "train-0", 1)
+TIMEOUT = GenerationResult.given_up(REQUEST, 2, "generation_timeout: over 30 s", 0.0)
+TURN_TIMEOUT = GenerationResult.given_up(REQUEST, 2, "EngineError: generation_timeout: over 30 s", 0.0)
+TOO_LONG = GenerationResult.given_up(REQUEST, 1, "PromptTooLong: 600 tokens of 512", 0.0)
+
+
+def test_failures_are_counted_by_what_they_do_to_training() -> None:
+    failures = GenerationFailures()
+    failures.record(TIMEOUT, is_tried_again=True)
+    failures.record(TURN_TIMEOUT, is_tried_again=False)
+    failures.record(TIMEOUT, is_tried_again=None)
+    failures.record(TOO_LONG, is_tried_again=False)
+    failures.record(replace(TIMEOUT, marker=EVAL), is_tried_again=False)
+    assert failures.counts() == {"generation_errors": 5, "generation_timeouts": 3, "dropped_timeouts": 1}
+
+
+def test_causes_are_told_once_in_a_while_and_counted_meanwhile(caplog: pytest.LogCaptureFixture) -> None:
+    now = 0.0
+    failures = GenerationFailures(clock=lambda: now)
+    caplog.set_level(logging.WARNING)
+    for _ in range(3):
+        failures.record(TIMEOUT, is_tried_again=True)
+    failures.record(TOO_LONG, is_tried_again=True)
+    now += LOG_INTERVAL_S
+    failures.record(replace(TURN_TIMEOUT, prompt_id="eval-3-9", marker=EVAL), is_tried_again=False)
+    assert [record.getMessage() for record in caplog.records] == [
+        "engines gave up 1 group (generation_timeout: 1). The last is train-0 on engine 2: generation_timeout: over 30 s. It is "
+        "sampled again with another seed.",
+        "engines gave up 4 groups (generation_timeout: 3, PromptTooLong: 1). The last is eval-3-9 on engine 2: EngineError: "
+        "generation_timeout: over 30 s. It is given up and counts as wrong.",
+    ]
