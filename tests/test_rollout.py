@@ -28,7 +28,8 @@ from open_instruct.sample_record import DataProtoItem
 from open_instruct.staleness import CONSUMED, MASKED, ZERO_STD
 from open_instruct.verifier_pool import Scored, VerifierPool
 
-TIMEOUT_S = 10.0
+TIMEOUT_S = 60.0
+"""A busy machine takes ten seconds to start the verifiers' processes."""
 QUIET_S = 0.15
 """When nothing has come for so long, nothing will; many times `POLL_S` below."""
 NUM_PROMPTS = 4
@@ -847,7 +848,9 @@ def test_evaluation_result_that_is_being_scored_is_not_lost_with_an_engine(
     scoring: Future[list[Scored]] = Future()
     monkeypatch.setattr(play.controller._verifiers, "submit", lambda *_args: scoring)
     play.deliver(play.answer(requests[0], [1]))
-    time.sleep(QUIET_S)
+    evaluation = play.controller._evaluation
+    assert evaluation is not None
+    play.wait_for(lambda: "1 are being scored" in evaluation.describe_missing())
     play.controller.take_back_prompts()
     assert play.controller.recover_lost(held=ids(requests[1:])) == 0
 
