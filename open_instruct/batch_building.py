@@ -236,7 +236,8 @@ def _trained_spans(
 def straggler_metrics(groups: Sequence[ScoredGroup]) -> dict[str, Any]:
     """Who was slow: seconds per group in each phase, and the slowest of all phases together with its identity.
 
-    Single turns call no tools. `agent_loop/slowest/response_length` is that of its longest response.
+    Single turns call no tools. `agent_loop/slowest/response_length` is that of its longest response. `agent_loop/num_preempted/*`
+    is of the groups whose engine told it, and absent where none did.
     """
     statistics = [group.result.token_statistics for group in groups]
     phases = {
@@ -244,23 +245,30 @@ def straggler_metrics(groups: Sequence[ScoredGroup]) -> dict[str, Any]:
         "tool_calls": np.zeros(len(groups)),
         "compute_score": np.array([group.score_s for group in groups]),
     }
-    preempted = np.array([one.num_preempted for one in statistics])
     slowest = int(np.argmax(sum(phases.values())))
     metrics: dict[str, Any] = {}
-    for name, values in (*phases.items(), ("num_preempted", preempted)):
-        metrics |= {
-            f"agent_loop/{name}/min": float(values.min()),
-            f"agent_loop/{name}/max": float(values.max()),
-            f"agent_loop/{name}/mean": float(values.mean()),
-            **{f"agent_loop/{name}/p{q}": float(np.percentile(values, q)) for q in (50, 95)},
-            f"agent_loop/slowest/{name}": float(values[slowest]),
-        }
+    for name, values in phases.items():
+        metrics |= _distribution(f"agent_loop/{name}", values)
+        metrics[f"agent_loop/slowest/{name}"] = float(values[slowest])
+    preempted = np.array([one.num_preempted for one in statistics if one.num_preempted is not None])
+    metrics |= _distribution("agent_loop/num_preempted", preempted) if preempted.size else {}
+    if (of_slowest := statistics[slowest].num_preempted) is not None:
+        metrics["agent_loop/slowest/num_preempted"] = of_slowest
     result = groups[slowest].result
     return metrics | {
         "agent_loop/slowest/prompt_length": len(groups[slowest].query),
         "agent_loop/slowest/response_length": max(len(response) for response in result.responses),
         "agent_loop/slowest/prompt_id": result.prompt_id,
         "agent_loop/slowest/engine_id": result.engine_id,
+    }
+
+
+def _distribution(name: str, values: np.ndarray) -> dict[str, float]:
+    return {
+        f"{name}/min": float(values.min()),
+        f"{name}/max": float(values.max()),
+        f"{name}/mean": float(values.mean()),
+        **{f"{name}/p{q}": float(np.percentile(values, q)) for q in (50, 95)},
     }
 
 

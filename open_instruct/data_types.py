@@ -72,8 +72,9 @@ class TokenStatistics:
     """Seconds from the engine's admission of the prompt to its last token."""
     start_time: float
     """Unix time of the admission."""
-    num_preempted: int = 0
-    """Times that the engine put samples of the group back to make room for others."""
+    num_preempted: int | None = None
+    """Times that the engine put samples of the group back to make room for others; None: not known, because vLLM counts them only
+    with its statistics on, which our engines leave off."""
 
 
 @dataclass(frozen=True)

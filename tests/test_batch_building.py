@@ -445,7 +445,9 @@ def test_freshness_of_a_step_that_trains_on_nothing_is_that_of_its_groups() -> N
     assert metrics["freshness/avg_sample_latency"] == 0.0
 
 
-def with_costs(group: ScoredGroup, *, score_s: float, num_preempted: int = 0, engine_id: int = 0) -> ScoredGroup:
+def with_costs(
+    group: ScoredGroup, *, score_s: float, num_preempted: int | None = None, engine_id: int = 0
+) -> ScoredGroup:
     statistics = dataclasses.replace(group.result.token_statistics, num_preempted=num_preempted)
     result = dataclasses.replace(group.result, token_statistics=statistics, engine_id=engine_id)
     return dataclasses.replace(group, result=result, score_s=score_s)
@@ -478,6 +480,14 @@ def test_the_slowest_group_is_named() -> None:
         assert tuple(metrics[f"agent_loop/{phase}/{kind}"] for kind in ("min", "p50", "mean", "max")) == numbers
         assert numbers[1] <= metrics[f"agent_loop/{phase}/p95"] <= numbers[3]
     assert metrics["agent_loop/generate_sequences/p95"] == pytest.approx(4.9)
+
+
+def test_preemptions_that_no_engine_told_are_absent_and_not_zero() -> None:
+    silent, telling = make_group([1, 0], seconds=9.0), with_costs(make_group([1, 0]), score_s=0.0, num_preempted=4)
+    assert not [name for name in straggler_metrics([silent]) if "num_preempted" in name]
+    metrics = straggler_metrics([silent, telling])
+    assert metrics["agent_loop/num_preempted/mean"] == 4.0
+    assert "agent_loop/slowest/num_preempted" not in metrics
 
 
 def test_what_over_issuing_prefers_is_told() -> None:
