@@ -358,7 +358,8 @@ class PolicyTrainerRayProcess(TrainRayActor):
                 pass
             return
         state = {name: tensor.cpu() for name, tensor in self._source}
-        hf_model(self.engine).save_pretrained(directory, state_dict=state)
+        # The source gives the checkpoint's names already; converting twice would not bring the same names again.
+        hf_model(self.engine).save_pretrained(directory, state_dict=state, save_original_format=False)
         tokenizer_of_run(self._args).save_pretrained(directory)
         sync_to_disk([*directory.rglob("*"), directory])
 

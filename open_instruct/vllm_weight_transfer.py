@@ -16,7 +16,8 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferInitInfo,
     WeightTransferUpdateInfo,
 )
-from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+
+from open_instruct.vllm_loading import begin_reload, finish_reload
 
 
 @dataclass
@@ -61,10 +62,9 @@ class RayObjectWeightTransferEngine(WeightTransferEngine[RayObjectInitInfo, RayO
 
     def finish_weight_update(self) -> None:
         self._is_swapping = True
-        initialize_layerwise_reload(self.model)
+        begin_reload(self.model)
         self.model.load_weights(self._named_tensors())  # type: ignore[operator]
-        finalize_layerwise_reload(self.model, self.model_config)
-        repack_tied_lm_head(self.model)
+        finish_reload(self.model, self.model_config)
         self._is_swapping = False
         self._buckets = []
 
@@ -80,18 +80,6 @@ class RayObjectWeightTransferEngine(WeightTransferEngine[RayObjectInitInfo, RayO
 
     def shutdown(self) -> None:
         self._buckets = []
-
-
-def repack_tied_lm_head(model: torch.nn.Module) -> None:
-    """Pack a tied output head anew after its embedding was loaded.
-
-    For vLLM 0.32 on CPU: the head keeps a packed copy of the tied embedding that layerwise reload does not renew; log-probs are
-    then off by up to 2 and nothing complains. `tests/test_weight_sync.py` compares engine and learner and notices.
-    """
-    lm_head = getattr(model, "lm_head", None)
-    quant_method = getattr(lm_head, "quant_method", None)
-    if quant_method is not None and model.config.tie_word_embeddings:  # type: ignore[union-attr]
-        quant_method.process_weights_after_loading(lm_head)
 
 
 def abandon_weight_update(worker: Any) -> None:

@@ -11,11 +11,13 @@ weight-transfer API.
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
 import ray
 import torch
 
+from open_instruct.checkpoint_format import CheckpointFormat
 from open_instruct.failures import root_cause
 
 if TYPE_CHECKING:
@@ -49,51 +51,44 @@ class ParamMeta:
 
 
 class DeepSpeedWeightSource:
-    """The trained weights under their Hugging Face names, whichever ZeRO stage holds them.
+    """The trained weights under the names and in the shapes of the checkpoint, whichever ZeRO stage holds them.
 
-    Iterate it on every rank at once: under ZeRO-3 each parameter is gathered by a collective. Every pass is a fresh one.
+    Iterate it on every rank at once: under ZeRO-3 each layer is gathered by a collective. Every pass is a fresh one. No more
+    than one layer is held beside the model itself.
     """
 
     def __init__(self, module: torch.nn.Module, *, zero_stage: int) -> None:
         self._module = module
         self._zero_stage = zero_stage
 
+    @cached_property
+    def _format(self) -> CheckpointFormat:
+        return CheckpointFormat(self._module)
+
+    @cached_property
+    def _metadata(self) -> list[ParamMeta]:
+        return [ParamMeta(name, w.dtype, tuple(w.shape)) for name, w in self._format.metadata()]
+
     def metadata(self) -> list[ParamMeta]:
         """What iteration will yield, in order, without gathering anything."""
-        return [ParamMeta(name, p.dtype, _full_shape(p)) for name, p in self._module.named_parameters()]
+        return list(self._metadata)
 
     def held_names(self) -> None:
         """Every rank holds (or gathers) every parameter."""
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+        tensors = {**dict(self._module.named_parameters()), **dict(self._module.named_buffers())}
+        for group in self._format.groups:
+            yield from self._format.convert(self._gathered({name: tensors[name] for name in group})).items()
+
+    def _gathered(self, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         if self._zero_stage != 3:
-            for name, parameter in self._module.named_parameters():
-                yield name, parameter.detach()
-            return
+            return {name: weight.detach() for name, weight in weights.items()}
         import deepspeed
 
-        for layer in _layers(self._module):
-            with deepspeed.zero.GatheredParameters([parameter for _, parameter in layer]):
-                for name, parameter in layer:
-                    yield name, parameter.detach().clone()
-
-
-def _full_shape(parameter: torch.nn.Parameter) -> tuple[int, ...]:
-    return tuple(getattr(parameter, "ds_shape", parameter.shape))
-
-
-def _layers(module: torch.nn.Module) -> list[list[tuple[str, torch.nn.Parameter]]]:
-    """Consecutive parameters of one decoder layer together: one gather each instead of one per parameter."""
-    layers: list[list[tuple[str, torch.nn.Parameter]]] = []
-    last_key: str | None = None
-    for name, parameter in module.named_parameters():
-        parts = name.split(".")
-        key = ".".join(parts[: next((i for i, part in enumerate(parts) if part.isdigit()), -1) + 1]) or name
-        if key != last_key:
-            layers.append([])
-        layers[-1].append((name, parameter))
-        last_key = key
-    return layers
+        parameters = [weight for weight in weights.values() if isinstance(weight, torch.nn.Parameter)]
+        with deepspeed.zero.GatheredParameters(parameters):
+            return {name: weight.detach().clone() for name, weight in weights.items()}
 
 
 @dataclass(frozen=True)

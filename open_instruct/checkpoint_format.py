@@ -1,0 +1,93 @@
+"""Weights under the names and in the shapes of the checkpoint that a model was read from.
+
+Transformers 5 holds some weights otherwise than the checkpoint does. The experts of a Qwen3-MoE layer lie in one tensor,
+`experts.gate_up_proj`, where the checkpoint has `experts.0.gate_proj.weight`, `experts.0.up_proj.weight` and so on. vLLM's
+loaders know the checkpoint's names alone and pass over others without a word. `save_pretrained` converts a model back to the
+checkpoint's form; the same conversion is applied here to a few parameters at a time, so that nobody holds a second copy of
+the model.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+
+class CheckpointFormat:
+    """Converts weights of one model to the checkpoint's form, group by group.
+
+    A group is what has to be there at once: the tensors of one decoder layer, or one tensor outside the layers. The
+    experts of one layer never need those of another.
+
+    Args:
+        model: a model of Transformers. Its conversion is that of the checkpoint that `from_pretrained` read, or the
+            default of its class if the model was made otherwise.
+
+    Raises ValueError if a conversion needs tensors of several layers at once.
+    """
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._model = model
+        _keep_used_conversions(model)
+        tensors = dict(_saved_tensors(model))
+        self.groups: list[list[str]] = layer_groups(tensors)
+        """Names in the model, in the order of its parameters, then of its buffers."""
+        self._check_groups({name: _on_meta(tensor) for name, tensor in tensors.items()})
+
+    def convert(self, weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """One whole group under the checkpoint's names. The tensors are views of the group's where that is possible."""
+        from transformers.core_model_loading import revert_weight_conversion
+
+        return revert_weight_conversion(self._model, dict(weights))
+
+    def metadata(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """What converting all groups yields, in order, as tensors without memory."""
+        tensors = dict(_saved_tensors(self._model))
+        for group in self.groups:
+            yield from self.convert({name: _on_meta(tensors[name]) for name in group}).items()
+
+    def _check_groups(self, tensors: dict[str, torch.Tensor]) -> None:
+        at_once = {name: tensor.shape for name, tensor in self.convert(tensors).items()}
+        by_group = {name: tensor.shape for name, tensor in self.metadata()}
+        if wrong := sorted(set(at_once.items()) ^ set(by_group.items())):
+            raise ValueError(
+                f"{type(self._model).__name__}: its weights cannot be sent layer by layer, because the checkpoint has "
+                f"{', '.join(sorted({name for name, _ in wrong})[:4])} made of tensors of several layers. Train another model."
+            )
+
+
+def _keep_used_conversions(model: Any) -> None:
+    """Drop conversions that matched nothing in the checkpoint.
+
+    `from_pretrained` of Transformers 5.19 does so itself, except under ZeRO-3: there the names of checkpoints from before
+    2020 would be brought back too (`LayerNorm.gamma`). `tests/test_checkpoint_format.py` notices.
+    """
+    conversions = getattr(model, "_weight_conversions", None)
+    if conversions is not None:
+        model._weight_conversions = [conversion for conversion in conversions if conversion.was_used()]
+
+
+def _saved_tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Every tensor that a checkpoint of the model holds, tied ones once. Buffers count: routers keep a bias in one."""
+    ignored = set(getattr(model, "_keys_to_ignore_on_save", None) or ())
+    yield from ((name, parameter) for name, parameter in model.named_parameters() if name not in ignored)
+    for prefix, module in model.named_modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            full_name = f"{prefix}.{name}" if prefix else name
+            if name not in module._non_persistent_buffers_set and full_name not in ignored:
+                yield full_name, buffer
+
+
+def _on_meta(tensor: torch.Tensor) -> torch.Tensor:
+    """A stand-in without memory, of the full shape; under ZeRO-3 a parameter itself is empty."""
+    return torch.empty(tuple(getattr(tensor, "ds_shape", tensor.shape)), dtype=tensor.dtype, device="meta")
+
+
+def layer_groups(names: Any) -> list[list[str]]:
+    """Names of one decoder layer together, each other name alone: `layers.0.a`, `layers.0.b`, `norm` make two groups."""
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        parts = name.split(".")
+        key = ".".join(parts[: next((i for i, part in enumerate(parts) if part.isdigit()), -1) + 1]) or name
+        groups.setdefault(key, []).append(name)
+    return list(groups.values())

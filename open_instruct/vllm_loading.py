@@ -1,0 +1,180 @@
+"""New weights into a vLLM model, with an account of every tensor; imported inside engines only.
+
+vLLM's loaders pass over a tensor whose name they do not know, and leave a parameter that nobody filled as it was, both without
+a word. The first update of an engine is therefore watched: a tensor that was sent and never copied anywhere, or a parameter
+that got nothing, ends the update with the names. Names are the same in every later update, so those are not watched.
+"""
+
+import bisect
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload, layerwise
+
+MAX_NAMES = 8
+"""Most names in one message."""
+
+
+class WeightsDoNotFit(RuntimeError):
+    """Tensors of the learner and parameters of the engine do not belong together. Another attempt would end alike."""
+
+
+def begin_reload(model: torch.nn.Module) -> None:
+    """Open the model for `model.load_weights`. Its tensors are meta tensors until `finish_reload`."""
+    _forget_kernels_of_packed_experts(model)
+    initialize_layerwise_reload(model)
+    if not hasattr(model, "_is_known_to_fit"):
+        model._load_account = LoadAccount(model)  # type: ignore[assignment]
+        model.load_weights = model._load_account.load_weights  # type: ignore[assignment]
+
+
+def finish_reload(model: torch.nn.Module, model_config: Any) -> None:
+    """Swap the loaded weights in. Raises `WeightsDoNotFit` with the names that are missing on either side."""
+    account = model.__dict__.pop("_load_account", None)
+    model.__dict__.pop("load_weights", None)
+    if account is not None:
+        account.close()
+    finalize_layerwise_reload(model, model_config)
+    repack_tied_lm_head(model)
+    if account is not None:
+        account.check()
+        model._is_known_to_fit = True  # type: ignore[assignment]
+
+
+def repack_tied_lm_head(model: torch.nn.Module) -> None:
+    """Pack a tied output head anew after its embedding was loaded.
+
+    For vLLM 0.32 on CPU: the head keeps a packed copy of the tied embedding that layerwise reload does not renew; log-probs are
+    then off by up to 2 and nothing complains. `tests/test_weight_sync.py` compares engine and learner and notices.
+    """
+    lm_head = getattr(model, "lm_head", None)
+    quant_method = getattr(lm_head, "quant_method", None)
+    if quant_method is not None and model.config.tie_word_embeddings:  # type: ignore[union-attr]
+        quant_method.process_weights_after_loading(lm_head)
+
+
+def _forget_kernels_of_packed_experts(model: torch.nn.Module) -> None:
+    """Have experts packed again when they are loaded again.
+
+    For vLLM 0.32 on CPU: the kernel of the experts reads weights in a packed layout, and only the first load packs them; a
+    reload leaves plain weights under a kernel that takes them for packed ones. Log-probs are then off by 0.2 and nothing
+    complains. `tests/test_model_families.py` compares engine and learner and notices.
+    """
+    for module in model.modules():
+        method = getattr(module, "quant_method", None)
+        if getattr(getattr(method, "unquantized_backend", None), "name", "") == "CPU":
+            method.moe_kernel = None
+
+
+class LoadAccount:
+    """Which tensors were sent, which of them were copied somewhere, and which parameters were filled.
+
+    A copy is traced through whatever the loader does to a tensor before (slices, transposes, other dtypes): each result of an
+    operation on a tensor that was sent counts as part of that tensor.
+    """
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._model = model
+        self._load = model.load_weights
+        tensors = dict(model.named_parameters(remove_duplicate=False))
+        self._awaited = {id(tensor): name for name, tensor in tensors.items() if tensor.is_meta}
+        self._in_place = {name for name, tensor in tensors.items() if not tensor.is_meta}
+        self._kept = tensors  # ids stay theirs while they live
+        self._filled: set[str] = set()
+        self._trace = _Trace()
+        self._get_numel_loaded: Callable = layerwise.get_numel_loaded
+        layerwise.get_numel_loaded = self._note_filled  # vLLM 0.32: every load of a meta tensor passes here
+
+    def close(self) -> None:
+        layerwise.get_numel_loaded = self._get_numel_loaded
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> Any:
+        with self._trace:
+            loaded = self._load(self._trace.watch(weights))  # type: ignore[operator]
+        self._filled.update(self._in_place & set(loaded or self._in_place))
+        return loaded
+
+    def _note_filled(self, loader: Callable, bound: Any) -> tuple[int, object]:
+        num_elements, answer = self._get_numel_loaded(loader, bound)
+        if num_elements and (name := self._awaited.get(id(bound.arguments.get("param")))):
+            self._filled.add(name)
+        return num_elements, answer
+
+    def check(self) -> None:
+        unused = sorted(self._trace.unused())
+        names = {*self._awaited.values(), *self._in_place}
+        unfilled = sorted(name for name in names - self._filled if not self._is_tied(name))
+        parts = []
+        if unused:
+            parts.append(f"the engine's model has no place for {_some(unused)}")
+        if unfilled:
+            parts.append(f"nothing was sent for the engine's {_some(unfilled)}")
+        if parts:
+            raise WeightsDoNotFit(
+                f"{type(self._model).__name__}: {'; '.join(parts)}. The engine would go on sampling from old weights, so the "
+                "run ends. This family of models is not supported: train one of docs/models.md."
+            )
+
+    def _is_tied(self, name: str) -> bool:
+        config = getattr(self._model, "config", None)
+        return bool(getattr(config, "tie_word_embeddings", False)) and name.split(".")[-2:] == ["lm_head", "weight"]
+
+
+class _Trace(TorchDispatchMode):
+    """Follows tensors by the memory they lie in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._unused: set[str] = set()
+        self._starts: list[int] = []
+        self._ends_and_names: list[tuple[int, str]] = []
+        self._derived: dict[int, str] = {}
+        """Names of tensors that were computed from those sent, by their memory."""
+
+    def watch(self, weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, tensor in weights:
+            if tensor.numel():
+                self._unused.add(name)
+                start = tensor.data_ptr()
+                at = bisect.bisect_right(self._starts, start)
+                self._starts.insert(at, start)
+                self._ends_and_names.insert(at, (start + tensor.nbytes, name))
+            yield name, tensor
+
+    def unused(self) -> set[str]:
+        return self._unused
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        names = {name for arg in _tensors(args) if (name := self._name_of(arg)) is not None}
+        if not names:
+            return result
+        if func is torch.ops.aten.copy_.default:
+            self._unused.discard(self._name_of(args[1]) or "")
+        elif isinstance(result, torch.Tensor) and not result.is_meta and self._name_of(result) is None:
+            self._derived[result.data_ptr()] = sorted(names)[0]
+        return result
+
+    def _name_of(self, tensor: torch.Tensor) -> str | None:
+        if tensor.is_meta or not tensor.numel():
+            return None
+        address = tensor.data_ptr()
+        at = bisect.bisect_right(self._starts, address) - 1
+        if at >= 0 and address < self._ends_and_names[at][0]:
+            return self._ends_and_names[at][1]
+        return self._derived.get(tensor.untyped_storage().data_ptr())
+
+
+def _tensors(args: Any) -> Iterator[torch.Tensor]:
+    for arg in args:
+        if isinstance(arg, torch.Tensor):
+            yield arg
+        elif isinstance(arg, (list, tuple)):
+            yield from _tensors(arg)
+
+
+def _some(names: list[str]) -> str:
+    rest = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+    return ", ".join(names[:MAX_NAMES]) + rest

@@ -1,0 +1,251 @@
+"""Which families of models are trained exactly: engine and learner compared after weights have changed.
+
+    python tests/model_families.py                     # every family, a process each: about 15 minutes on 2 cores
+    python tests/model_families.py --families qwen3_moe --seeds 1 2 3
+
+For each family a random model of about 0.4 M parameters is written to disk. A real engine (`LLMRayActor` around vLLM, in this
+process) loads it; the learner's side is `LogProbModel` with `DeepSpeedWeightSource`. Three times all weights change and go to the
+engine through its update calls; then the engine samples, the learner scores the same tokens, and the largest difference of their
+log-probs is taken. One line of JSON per family.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+VOCABULARY = 384
+NUM_UPDATES = 3
+EXACT = 1e-5
+"""Largest difference of log-probs, in float32, of a family that counts as exact."""
+LIMIT_S = 240.0
+"""Deadline of one family."""
+HERE = Path(__file__).parent
+
+_DENSE: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "pad_token_id": 0,
+    "bos_token_id": None,
+    "eos_token_id": 1,
+    "tie_word_embeddings": False,
+}
+_MOE: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
+_ALTERNATING = {"sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"]}
+
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "qwen2": {"tie_word_embeddings": True},
+    "qwen3": {"head_dim": 32},
+    "mistral": {"head_dim": 32, "sliding_window": 16},
+    "olmo2": {},
+    "olmo3": _ALTERNATING,
+    "phi3": {},
+    "gemma3_text": {"head_dim": 32, "query_pre_attn_scalar": 32, "tie_word_embeddings": True, **_ALTERNATING},
+    "smollm3": {"no_rope_layers": [1, 0]},
+    "qwen3_moe": {"head_dim": 32, **_MOE},
+    "olmoe": {"num_experts": 4, "num_experts_per_tok": 2, "num_key_value_heads": 4, "intermediate_size": 64},
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 64, "head_dim": 32},
+    "gpt_oss": {
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "head_dim": 32,
+        "intermediate_size": 64,
+        **_ALTERNATING,
+    },
+    "deepseek_v3": {
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "n_group": 1,
+        "topk_group": 1,
+        "moe_intermediate_size": 64,
+        "first_k_dense_replace": 1,
+        "num_key_value_heads": 4,
+        "q_lora_rank": 32,
+        "kv_lora_rank": 32,
+        "qk_rope_head_dim": 32,
+        "qk_nope_head_dim": 32,
+        "v_head_dim": 32,
+    },
+    "granite": {"logits_scaling": 4.0, "embedding_multiplier": 2.0, "residual_multiplier": 0.5},
+    "granitemoe": {"logits_scaling": 4.0, "num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 64},
+    "cohere": {"logit_scale": 0.25, "tie_word_embeddings": True},
+    "cohere2": {"logit_scale": 0.25, "tie_word_embeddings": True, "head_dim": 32, **_ALTERNATING},
+    "gemma2": {
+        "head_dim": 32,
+        "query_pre_attn_scalar": 32,
+        "final_logit_softcapping": 5.0,
+        "attn_logit_softcapping": None,
+        "tie_word_embeddings": True,
+        **_ALTERNATING,
+    },
+    "falcon_h1": {},
+    "glm4": {"head_dim": 32},
+    "glm4_moe": {"head_dim": 32, "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64},
+    "qwen2_moe": {**_MOE, "shared_expert_intermediate_size": 64},
+    "starcoder2": {},
+    "exaone4": {"head_dim": 32, **_ALTERNATING},
+    "seed_oss": {"head_dim": 32},
+    "ernie4_5": {"head_dim": 32},
+    "phi": {},
+    "gpt_neox": {},
+    "stablelm": {},
+}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one family."""
+
+    family: str
+    status: str
+    """`exact`, `refused` before anything starts, or `differs`."""
+    largest_difference: float | None = None
+    reason: str = ""
+
+
+def build_model(family: str, directory: str | Path, *, seed: int = 0) -> None:
+    """Write a random model of the family, with the tiny model's tokenizer."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    config = AutoConfig.for_model(family, **{**_DENSE, **FAMILIES[family]})
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    change(model, seed=seed)
+    model.save_pretrained(directory)
+    AutoTokenizer.from_pretrained(HERE.parent / "assets" / "tiny_model").save_pretrained(directory)
+
+
+def change(module: Any, *, seed: int, size: float = 0.02) -> None:
+    """As if it had been trained: every weight moves, and every buffer of numbers that a checkpoint holds."""
+    import torch
+
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, tensor in module.state_dict(keep_vars=True).items():
+            if tensor.is_floating_point():
+                noise = size * torch.randn(tensor.shape, generator=generator)
+                tensor += noise.abs() if "correction_bias" in name else noise
+
+
+@dataclass
+class Pair:
+    """An engine in this process, and the same model on the learner's side."""
+
+    engine: Any
+    module: Any
+    model: Any
+
+    def send(self, version: int) -> None:
+        from open_instruct.weight_sync import DeepSpeedWeightSource, pack_buckets
+
+        self.engine.start_weight_update(version)
+        for bucket in pack_buckets(iter(DeepSpeedWeightSource(self.module, zero_stage=0)), max_bytes=2**18):
+            self.engine.update_weights(bucket, version)
+        self.engine.finish_weight_update(version, version)
+
+    def largest_difference(self, *, seed: int, num_tokens: int = 24) -> float:
+        """Between the log-probs of engine and learner, over tokens that the engine samples."""
+        import torch
+
+        from open_instruct.data_types import SamplingConfig
+
+        random = np.random.default_rng(seed)
+        prompts = [random.integers(3, VOCABULARY, size=5 + 7 * n).astype(np.int32) for n in range(4)]
+        config = SamplingConfig(max_tokens=num_tokens, n=2, seed=seed, ignore_eos=True)
+        largest = 0.0
+        for prompt, result in zip(prompts, self.engine.generate_with_single_engine(prompts, config), strict=True):
+            for response, logprobs in zip(result.responses, result.logprobs, strict=True):
+                ids = torch.from_numpy(np.concatenate([prompt, response])).long()[None]
+                with torch.no_grad():
+                    ours, _ = self.model(ids, torch.arange(ids.shape[1])[None], config.temperature)
+                largest = max(largest, float(np.abs(ours[0, len(prompt) - 1 :].numpy() - logprobs).max()))
+        return largest
+
+
+def make_pair(directory: str) -> Pair:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    sys.path.insert(0, str(HERE))
+    from conftest import MAX_MODEL_LEN, make_args
+
+    from open_instruct.model_utils import LogProbModel
+    from open_instruct.rollout_manager import engine_options
+    from open_instruct.vllm_utils3 import LLMRayActor
+
+    args = make_args(model_name_or_path=directory)
+    options = engine_options(args, args.device, seed=1, max_model_len=MAX_MODEL_LEN)
+    module = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    model = LogProbModel(module)
+    return Pair(LLMRayActor(0, options, None, None), module, model)  # type: ignore[arg-type]
+
+
+def mistakes(directory: str) -> list[str]:
+    """What a run would say of this model before anything starts."""
+    sys.path.insert(0, str(HERE))
+    from conftest import make_args
+
+    from open_instruct.config_checks import collect_mistakes
+
+    return [mistake for mistake in collect_mistakes(make_args(model_name_or_path=directory)) if "model" in mistake]
+
+
+def differences(pair: Pair, seeds: list[int]) -> Iterator[float]:
+    for seed in seeds:
+        for number in range(NUM_UPDATES):
+            change(pair.module, seed=100 * seed + number)
+            pair.send(100 * seed + number)
+            yield pair.largest_difference(seed=seed)
+
+
+def check(family: str, seeds: list[int]) -> Outcome:
+    """One family, in this process."""
+    with tempfile.TemporaryDirectory() as directory:
+        build_model(family, directory)
+        if found := mistakes(directory):
+            return Outcome(family, "refused", reason=found[0].replace(directory, "MODEL"))
+        largest = max(differences(make_pair(directory), seeds))
+    return Outcome(family, "exact" if largest < EXACT else "differs", largest)
+
+
+def check_in_process_of_its_own(family: str, seeds: list[int]) -> Outcome:
+    """vLLM gives its memory back only when its process ends."""
+    command = [sys.executable, __file__, "--here", "--families", family, "--seeds", *map(str, seeds)]
+    env = {**os.environ, "PYTHONPATH": str(HERE.parent), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    try:
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=LIMIT_S)
+    except subprocess.TimeoutExpired:
+        return Outcome(family, "failed", reason=f"not done in {LIMIT_S:g} s")
+    if done.returncode:
+        return Outcome(family, "failed", reason=done.stderr.strip()[-2000:])
+    return Outcome(**json.loads(done.stdout.splitlines()[-1]))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--families", nargs="+", default=list(FAMILIES), choices=list(FAMILIES))
+    parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
+    parser.add_argument("--here", action="store_true", help="in this process: for one family")
+    options = parser.parse_args()
+    one: Callable[[str, list[int]], Outcome] = check if options.here else check_in_process_of_its_own
+    for family in options.families:
+        print(json.dumps(vars(one(family, options.seeds))), flush=True)
+
+
+if __name__ == "__main__":
+    main()
