@@ -16,6 +16,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from open_instruct.config import NEVER, GRPOConfig
 from open_instruct.device import flash_attention_can_run
+from open_instruct.model_support import why_refused
 from open_instruct.rc_prompts import (
     REASONING_FIELDS,
     SUMMARIZATION_FIELDS,
@@ -445,6 +446,14 @@ def model_can_be_read(args: GRPOConfig) -> Iterator[str]:
         yield f"{shown(args, *_model_options(args))}: {problem}"
 
 
+def model_family_can_be_trained(args: GRPOConfig) -> Iterator[str]:
+    config, _ = _load("AutoConfig", args.model_name_or_path, args.model_revision)
+    if config is None:
+        return
+    if reason := why_refused(config, attn_implementation=args.device.attn_implementation):
+        yield f"{shown(args, *_model_options(args))}: a model of type {config.model_type} is not supported, because {reason}"
+
+
 def model_has_enough_positions(args: GRPOConfig) -> Iterator[str]:
     config, _ = _load("AutoConfig", args.model_name_or_path, args.model_revision)
     num_positions = getattr(config, "max_position_embeddings", None)
@@ -492,6 +501,7 @@ RULES: tuple[Callable[[GRPOConfig], Iterator[str]], ...] = (
     attention_can_run,
     machine_has_room,
     model_can_be_read,
+    model_family_can_be_trained,
     model_has_enough_positions,
 )
 

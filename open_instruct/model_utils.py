@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch.autograd.function import once_differentiable
 
+from open_instruct.model_support import logits_scale_and_cap
+
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
@@ -28,8 +30,11 @@ def chunked_log_probs(
     temperature: float = 1.0,
     chunk_elements: int = CHUNK_ELEMENTS,
     bias_V: torch.Tensor | None = None,
+    softcap: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-prob of each label and entropy of the distribution that it was drawn from, `softmax(logits / temperature)`.
+
+    With `softcap` c the logits are `c * tanh(logits / c)` first.
 
     The logits of `chunk_elements // V` tokens (at least one) exist at a time; the backward pass computes them again.
     Matrix products run in the dtype of the inputs, softmax and the sum of the weight's gradient in float32 or better.
@@ -39,7 +44,7 @@ def chunked_log_probs(
         a gradient. Both are float32, or float64 for inputs in float64.
     """
     rows_per_chunk = max(1, chunk_elements // weight_VH.shape[0])
-    return _ChunkedLogProbs.apply(hidden_NH, weight_VH, bias_V, labels_N, temperature, rows_per_chunk)
+    return _ChunkedLogProbs.apply(hidden_NH, weight_VH, bias_V, labels_N, temperature, softcap, rows_per_chunk)
 
 
 class _ChunkedLogProbs(torch.autograd.Function):
@@ -51,16 +56,18 @@ class _ChunkedLogProbs(torch.autograd.Function):
         bias_V: torch.Tensor | None,
         labels_N: torch.Tensor,
         temperature: float,
+        softcap: float | None,
         rows_per_chunk: int,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         label_logprobs_N = hidden_NH.new_empty(len(labels_N), dtype=_softmax_dtype(hidden_NH))
         entropy_N = torch.empty_like(label_logprobs_N)
         for rows in _chunks(len(labels_N), rows_per_chunk):
-            logprobs_CV = _log_softmax(hidden_NH[rows], weight_VH, bias_V, temperature)
+            logits_CV = _logits(hidden_NH[rows], weight_VH, bias_V, softcap)
+            logprobs_CV = F.log_softmax(logits_CV.div_(temperature), dim=-1)
             label_logprobs_N[rows] = logprobs_CV.gather(1, labels_N[rows, None]).squeeze(1)
             entropy_N[rows] = -torch.linalg.vecdot(logprobs_CV.exp(), logprobs_CV)
         ctx.save_for_backward(hidden_NH, weight_VH, bias_V, labels_N)
-        ctx.temperature, ctx.rows_per_chunk = temperature, rows_per_chunk
+        ctx.temperature, ctx.softcap, ctx.rows_per_chunk = temperature, softcap, rows_per_chunk
         ctx.mark_non_differentiable(entropy_N)
         return label_logprobs_N, entropy_N
 
@@ -68,7 +75,7 @@ class _ChunkedLogProbs(torch.autograd.Function):
     @once_differentiable
     def backward(  # pyrefly: ignore[bad-override]  # the decorator hides the name of `ctx`
         ctx: Any, *grad_outputs: torch.Tensor
-    ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None, None, None, None]:
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None, None, None, None, None]:
         grad_logprobs_N, _ = grad_outputs
         hidden_NH, weight_VH, bias_V, labels_N = ctx.saved_tensors
         wants_hidden, wants_weight, wants_bias, *_ = ctx.needs_input_grad
@@ -78,8 +85,12 @@ class _ChunkedLogProbs(torch.autograd.Function):
         for rows in _chunks(len(labels_N), ctx.rows_per_chunk):
             # d logprob[label] / d logit[v] = (1[v == label] - p[v]) / temperature
             grad_C1 = grad_logprobs_N[rows, None] / ctx.temperature
-            grad_logits_CV = _log_softmax(hidden_NH[rows], weight_VH, bias_V, ctx.temperature).exp_().mul_(-grad_C1)
+            logits_CV = _logits(hidden_NH[rows], weight_VH, bias_V, ctx.softcap)
+            slope_CV = None if ctx.softcap is None else 1 - (logits_CV / ctx.softcap).square_()
+            grad_logits_CV = F.log_softmax(logits_CV.div_(ctx.temperature), dim=-1).exp_().mul_(-grad_C1)
             grad_logits_CV.scatter_add_(1, labels_N[rows, None], grad_C1)
+            if slope_CV is not None:  # d(c * tanh(x / c)) / dx = 1 - tanh(x / c)^2
+                grad_logits_CV *= slope_CV
             if grad_bias_V is not None:
                 grad_bias_V += grad_logits_CV.sum(0)
             grad_logits_CV = grad_logits_CV.to(hidden_NH.dtype)
@@ -94,18 +105,19 @@ class _ChunkedLogProbs(torch.autograd.Function):
             None,
             None,
             None,
+            None,
         )
 
 
-def _log_softmax(
-    hidden_CH: torch.Tensor, weight_VH: torch.Tensor, bias_V: torch.Tensor | None, temperature: float
+def _logits(
+    hidden_CH: torch.Tensor, weight_VH: torch.Tensor, bias_V: torch.Tensor | None, softcap: float | None
 ) -> torch.Tensor:
-    """(C, V) log-probs of one chunk."""
+    """(C, V) logits of one chunk, before they are divided by the temperature."""
     # Not F.linear: under ZeRO-3 DeepSpeed replaces it by an autograd function of its own.
     logits_CV = (hidden_CH @ weight_VH.T).to(_softmax_dtype(hidden_CH))
     if bias_V is not None:
         logits_CV += bias_V
-    return F.log_softmax(logits_CV.div_(temperature), dim=-1)
+    return logits_CV if softcap is None else logits_CV.div_(softcap).tanh_().mul_(softcap)
 
 
 def _softmax_dtype(tensor: torch.Tensor) -> torch.dtype:
@@ -125,11 +137,12 @@ class LogProbModel(torch.nn.Module):
     def __init__(self, model: "PreTrainedModel") -> None:
         """
         Args:
-            model: a causal language model of transformers whose logits are its head applied to its last hidden state.
+            model: a causal language model of transformers whose logits are its head applied to its last hidden state,
+                or that times a constant, or that below a cap (`logits_scale_and_cap`).
         """
         super().__init__()
-        _check_logits_are_plain(model)
         self.model = model
+        self._logits_scale, self._softcap = logits_scale_and_cap(model.config)
 
     def forward(
         self, input_ids: torch.Tensor, position_ids: torch.Tensor, temperature: float
@@ -157,21 +170,14 @@ class LogProbModel(torch.nn.Module):
         # ranks whose batches differ in length must still take part in the same number of gathers.
         weight_VH, bias_V = head.weight, head.bias
         logprobs_N, entropy_N = chunked_log_probs(
-            hidden_BTH.flatten(0, 1), weight_VH, labels_BT.flatten(), temperature=temperature, bias_V=bias_V
+            hidden_BTH.flatten(0, 1),
+            weight_VH,
+            labels_BT.flatten(),
+            temperature=temperature / self._logits_scale,  # scaled logits are logits at another temperature
+            bias_V=bias_V,
+            softcap=self._softcap,
         )
         return logprobs_N.view(labels_BT.shape), entropy_N.view(labels_BT.shape)
-
-
-def _check_logits_are_plain(model: "PreTrainedModel") -> None:
-    """Some families scale or cap their logits after the head; without that the log-probs would be wrong, silently."""
-    config = model.config.get_text_config()
-    for name in ("final_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier"):
-        value = getattr(config, name, None)
-        if value not in (None, 1):
-            raise ValueError(
-                f"--model_name_or_path: {type(model).__name__} has {name}={value}, which is not supported. "
-                "Use a model whose logits are its head applied to its last hidden state, such as Qwen3, Llama or OLMo."
-            )
 
 
 # ------------------------------------------------------------------------------------------- plain formulas

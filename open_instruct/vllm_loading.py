@@ -63,7 +63,7 @@ def _forget_kernels_of_packed_experts(model: torch.nn.Module) -> None:
     complains. `tests/test_model_families.py` compares engine and learner and notices.
     """
     for module in model.modules():
-        method = getattr(module, "quant_method", None)
+        method: Any = getattr(module, "quant_method", None)
         if getattr(getattr(method, "unquantized_backend", None), "name", "") == "CPU":
             method.moe_kernel = None
 

@@ -11,6 +11,7 @@ log-probs is taken. One line of JSON per family.
 
 import argparse
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -79,6 +80,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "qk_rope_head_dim": 32,
         "qk_nope_head_dim": 32,
         "v_head_dim": 32,
+        "topk_method": "noaux_tc",
+        "scoring_func": "sigmoid",
     },
     "granite": {"logits_scaling": 4.0, "embedding_multiplier": 2.0, "residual_multiplier": 0.5},
     "granitemoe": {"logits_scaling": 4.0, "num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 64},
@@ -117,14 +120,19 @@ class Outcome:
     reason: str = ""
 
 
+def family_config(family: str) -> Any:
+    from transformers import AutoConfig
+
+    return AutoConfig.for_model(family, **{**_DENSE, **FAMILIES[family]})
+
+
 def build_model(family: str, directory: str | Path, *, seed: int = 0) -> None:
     """Write a random model of the family, with the tiny model's tokenizer."""
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    config = AutoConfig.for_model(family, **{**_DENSE, **FAMILIES[family]})
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_config(family_config(family), dtype=torch.float32)
     change(model, seed=seed)
     model.save_pretrained(directory)
     AutoTokenizer.from_pretrained(HERE.parent / "assets" / "tiny_model").save_pretrained(directory)
@@ -142,26 +150,69 @@ def change(module: Any, *, seed: int, size: float = 0.02) -> None:
                 tensor += noise.abs() if "correction_bias" in name else noise
 
 
+class LearnerSide:
+    """The learner's part, in a process of its own: in an engine's process vLLM changes some classes of Transformers."""
+
+    def __init__(self, directory: str) -> None:
+        fork = multiprocessing.get_context("fork")
+        self._pipe, end = fork.Pipe()
+        self._process = fork.Process(target=_serve_learner, args=(end, directory), daemon=True)
+        self._process.start()
+
+    def ask(self, method: str, *arguments: Any) -> Any:
+        self._pipe.send((method, arguments))
+        if not self._pipe.poll(LIMIT_S):
+            raise TimeoutError(f"the learner did not answer {method} within {LIMIT_S:g} s")
+        answer = self._pipe.recv()
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+def _serve_learner(pipe: Any, directory: str) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from open_instruct.model_utils import LogProbModel
+    from open_instruct.weight_sync import DeepSpeedWeightSource, pack_buckets
+
+    module = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    model = LogProbModel(module)
+    source = DeepSpeedWeightSource(module, zero_stage=0)
+
+    def logprobs(ids_T: np.ndarray) -> np.ndarray:
+        ids = torch.from_numpy(ids_T).long()[None]
+        with torch.no_grad():
+            return model(ids, torch.arange(ids.shape[1])[None], 1.0)[0][0].numpy()
+
+    methods: dict[str, Callable] = {
+        "change": lambda seed: change(module, seed=seed),
+        "buckets": lambda: list(pack_buckets(iter(source), max_bytes=2**18)),
+        "logprobs": logprobs,
+    }
+    while True:
+        method, arguments = pipe.recv()
+        try:
+            pipe.send(methods[method](*arguments))
+        except Exception as error:
+            pipe.send(RuntimeError(f"{method}: {error!r}"))
+
+
 @dataclass
 class Pair:
     """An engine in this process, and the same model on the learner's side."""
 
     engine: Any
-    module: Any
-    model: Any
+    learner: LearnerSide
 
     def send(self, version: int) -> None:
-        from open_instruct.weight_sync import DeepSpeedWeightSource, pack_buckets
-
         self.engine.start_weight_update(version)
-        for bucket in pack_buckets(iter(DeepSpeedWeightSource(self.module, zero_stage=0)), max_bytes=2**18):
+        for bucket in self.learner.ask("buckets"):
             self.engine.update_weights(bucket, version)
         self.engine.finish_weight_update(version, version)
 
     def largest_difference(self, *, seed: int, num_tokens: int = 24) -> float:
         """Between the log-probs of engine and learner, over tokens that the engine samples."""
-        import torch
-
         from open_instruct.data_types import SamplingConfig
 
         random = np.random.default_rng(seed)
@@ -170,29 +221,22 @@ class Pair:
         largest = 0.0
         for prompt, result in zip(prompts, self.engine.generate_with_single_engine(prompts, config), strict=True):
             for response, logprobs in zip(result.responses, result.logprobs, strict=True):
-                ids = torch.from_numpy(np.concatenate([prompt, response])).long()[None]
-                with torch.no_grad():
-                    ours, _ = self.model(ids, torch.arange(ids.shape[1])[None], config.temperature)
-                largest = max(largest, float(np.abs(ours[0, len(prompt) - 1 :].numpy() - logprobs).max()))
+                ours = self.learner.ask("logprobs", np.concatenate([prompt, response]))
+                largest = max(largest, float(np.abs(ours[len(prompt) - 1 :] - logprobs).max()))
         return largest
 
 
 def make_pair(directory: str) -> Pair:
-    import torch
-    from transformers import AutoModelForCausalLM
-
     sys.path.insert(0, str(HERE))
+    learner = LearnerSide(directory)  # before vLLM is imported: the process is forked
     from conftest import MAX_MODEL_LEN, make_args
 
-    from open_instruct.model_utils import LogProbModel
     from open_instruct.rollout_manager import engine_options
     from open_instruct.vllm_utils3 import LLMRayActor
 
     args = make_args(model_name_or_path=directory)
     options = engine_options(args, args.device, seed=1, max_model_len=MAX_MODEL_LEN)
-    module = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
-    model = LogProbModel(module)
-    return Pair(LLMRayActor(0, options, None, None), module, model)  # type: ignore[arg-type]
+    return Pair(LLMRayActor(0, options, None, None), learner)  # type: ignore[arg-type]
 
 
 def mistakes(directory: str) -> list[str]:
@@ -208,7 +252,7 @@ def mistakes(directory: str) -> list[str]:
 def differences(pair: Pair, seeds: list[int]) -> Iterator[float]:
     for seed in seeds:
         for number in range(NUM_UPDATES):
-            change(pair.module, seed=100 * seed + number)
+            pair.learner.ask("change", 100 * seed + number)
             pair.send(100 * seed + number)
             yield pair.largest_difference(seed=seed)
 

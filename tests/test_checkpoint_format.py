@@ -33,6 +33,19 @@ def test_converted_weights_are_those_of_the_checkpoint(tmp_path: Path, family: s
     assert all(torch.equal(converted[name], saved[name]) for name in saved)
 
 
+def test_a_saved_model_has_the_names_of_the_checkpoint(tmp_path: Path) -> None:
+    """As the learner writes it: from tensors that are converted already."""
+    from transformers import AutoModelForCausalLM
+
+    build_model("qwen3_moe", tmp_path)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path)
+    state = in_checkpoint_form(model)
+    model.save_pretrained(tmp_path / "again", state_dict=state, save_original_format=False)
+    saved, again = load_file(tmp_path / "model.safetensors"), load_file(tmp_path / "again" / "model.safetensors")
+    assert saved.keys() == again.keys()
+    assert all(torch.equal(saved[name], again[name]) for name in saved)
+
+
 def test_metadata_says_what_conversion_yields_in_order(tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 

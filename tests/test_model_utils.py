@@ -3,10 +3,12 @@
 import numpy as np
 import pytest
 import torch
+from model_families import change, family_config
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from open_instruct.data_types import CollatedBatchData, TrainingSample
+from open_instruct.model_support import logits_scale_and_cap
 from open_instruct.model_utils import (
     LogProbModel,
     chunked_log_probs,
@@ -37,9 +39,13 @@ def make_inputs(
 @pytest.mark.parametrize("chunk_elements", [1, 2 * VOCAB, 3 * VOCAB + 1, 2**24])
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 @pytest.mark.parametrize("with_bias", [False, True])
-def test_chunked_log_probs_equal_the_plain_formula(chunk_elements: int, temperature: float, with_bias: bool) -> None:
+@pytest.mark.parametrize("softcap", [None, 1.5])
+def test_chunked_log_probs_equal_the_plain_formula(
+    chunk_elements: int, temperature: float, with_bias: bool, softcap: float | None
+) -> None:
     hidden, weight, bias, labels = make_inputs()
-    logits = (hidden @ weight.T + (bias if with_bias else 0)) / temperature
+    logits = hidden @ weight.T + (bias if with_bias else 0)
+    logits = (logits if softcap is None else softcap * (logits / softcap).tanh()) / temperature
     logprobs, entropy = chunked_log_probs(
         hidden,
         weight,
@@ -47,6 +53,7 @@ def test_chunked_log_probs_equal_the_plain_formula(chunk_elements: int, temperat
         temperature=temperature,
         chunk_elements=chunk_elements,
         bias_V=bias if with_bias else None,
+        softcap=softcap,
     )
     torch.testing.assert_close(logprobs, log_softmax_and_gather(logits, labels))
     torch.testing.assert_close(entropy, entropy_from_logits(logits.detach()))
@@ -55,13 +62,16 @@ def test_chunked_log_probs_equal_the_plain_formula(chunk_elements: int, temperat
 
 
 @pytest.mark.parametrize("wanted", [(True, True, True), (True, False, False), (False, True, False)])
-def test_gradients_are_exact(wanted: tuple[bool, bool, bool]) -> None:
+@pytest.mark.parametrize("softcap", [None, 1.5])
+def test_gradients_are_exact(wanted: tuple[bool, bool, bool], softcap: float | None) -> None:
     hidden, weight, bias, labels = make_inputs(num_tokens=5, vocab=6)
     for tensor, wants in zip((hidden, weight, bias), wanted, strict=True):
         tensor.requires_grad_(wants)
 
     def logprobs(hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-        return chunked_log_probs(hidden, weight, labels, temperature=0.8, chunk_elements=12, bias_V=bias)[0]
+        return chunked_log_probs(
+            hidden, weight, labels, temperature=0.8, chunk_elements=12, bias_V=bias, softcap=softcap
+        )[0]
 
     assert torch.autograd.gradcheck(logprobs, (hidden, weight, bias))
 
@@ -234,9 +244,25 @@ def test_the_head_weight_is_read_once_in_a_forward(
         assert len(reads) == num_forwards
 
 
-def test_scaled_or_capped_logits_are_refused(model: LogProbModel) -> None:
-    model.model.config.final_logit_softcapping = 30.0
-    with pytest.raises(ValueError, match=r"final_logit_softcapping=30\.0.*not supported"):
+@pytest.mark.parametrize("family", ["granite", "granitemoe", "cohere2", "gemma2"])
+def test_log_prob_model_scales_and_caps_logits_as_the_model_does(family: str) -> None:
+    from transformers import AutoModelForCausalLM
+
+    full = AutoModelForCausalLM.from_config(family_config(family), dtype=torch.float32).eval()
+    change(full, seed=1, size=0.1)
+    ids = torch.randint(3, 300, (2, 12), generator=torch.Generator().manual_seed(0))
+    positions = torch.arange(12).expand(2, -1)
+    with torch.no_grad():
+        logits = full(input_ids=ids, position_ids=positions, use_cache=False).logits[:, :-1].float()
+        ours, entropy = LogProbModel(full)(ids, positions, 0.7)
+    assert logits_scale_and_cap(full.config) != (1.0, None)
+    torch.testing.assert_close(ours, log_softmax_and_gather(logits / 0.7, ids[:, 1:]))
+    torch.testing.assert_close(entropy, entropy_from_logits(logits / 0.7))
+
+
+def test_logits_that_are_changed_in_an_unknown_way_are_refused(model: LogProbModel) -> None:
+    model.model.config.final_logit_softcapping, model.model.config.logit_scale = 30.0, 2.0
+    with pytest.raises(ValueError, match="in a way not known here"):
         LogProbModel(model.model)
 
 
