@@ -311,7 +311,8 @@ class LearnerOptions:
     num_learners_per_node: list[int] = field(default_factory=lambda: [1])
     """Learners on each node: 4 4 is two nodes with four each."""
     single_gpu_mode: bool = False
-    """Learner and engine share one GPU, and both stay in its memory."""
+    """Learner and engine share one GPU, and both stay in its memory: give the engine at most half of it
+    (vllm_gpu_memory_utilization 0.3, for example)."""
     colocate: bool = False
     """Engines share the devices of the learners and take turns with them: who does not compute gives its memory back."""
     deepspeed_stage: Literal[0, 2, 3] = 0
@@ -385,8 +386,9 @@ class DeadlineOptions:
 
     placement_timeout_s: float = 50.0
     """Seconds that the cluster has to make room for learners and engines."""
-    init_timeout_s: float = 1200.0
-    """Seconds that engines and learners have to get ready."""
+    init_timeout_s: float = 3600.0
+    """Seconds that engines and learners have to get ready, to connect with each other, and to write or read a checkpoint: enough
+    for models of 70 B parameters on shared storage."""
     progress_timeout_s: float = 1800.0
     """Seconds without a batch ready to train on after which the run ends and says who is waited for."""
     weight_sync_timeout_s: float = 600.0

@@ -66,6 +66,8 @@ class Limits:
         return low + high + (f", or {NEVER} for never" if self.or_never else "")
 
 
+MOST_OF_SHARED_GPU = 0.5
+"""Largest share of a GPU that an engine may take where the learner stays in its memory too."""
 MAX_TEMPERATURE = 2.0
 """vLLM samples at no higher one."""
 _COUNT = Limits(1)
@@ -327,6 +329,12 @@ def single_gpu_has_one_of_each(args: GRPOConfig) -> Iterator[str]:
         yield f"{shown(args, 'single_gpu_mode', *names)}: one GPU holds one learner and one engine. Set each to 1."
     if args.device.kind == "cpu":
         yield f"{shown(args, 'single_gpu_mode')}: this machine has no GPU. Leave it out: on CPU processes share anyway."
+    elif args.vllm_gpu_memory_utilization > MOST_OF_SHARED_GPU:
+        options = shown(args, "single_gpu_mode", "vllm_gpu_memory_utilization")
+        yield (
+            f"{options}: the engine would take most of the memory that it shares with the learner, which is out of memory then. "
+            f"Set vllm_gpu_memory_utilization to {MOST_OF_SHARED_GPU} or less (0.3 leaves room for most models), or use colocate."
+        )
 
 
 def turns_have_an_order(args: GRPOConfig) -> Iterator[str]:

@@ -116,6 +116,7 @@ class Parts:
         *,
         what: str,
         timeout_s: float,
+        limit: str | None = None,
         interruptible: bool = False,
         without_dead: bool = False,
         watched: Sequence[Any] = (),
@@ -123,9 +124,9 @@ class Parts:
     ) -> Any:
         """The values of `refs` (one reference or a list); with `without_dead`, None for an actor that is dead.
 
-        Raises `TimeoutError` that names `what`, `ComponentDied` if an actor failed, and, where nothing is lost by leaving
-        (`interruptible`), `Interrupted` when a signal came. Those of `watched` are not waited for, but their failure is noticed.
-        `on_poll` is called now and then.
+        Raises `TimeoutError` that names `what` and the option that `timeout_s` comes from (`limit`), `ComponentDied` if an actor
+        failed, and, where nothing is lost by leaving (`interruptible`), `Interrupted` when a signal came. Those of `watched` are
+        not waited for, but their failure is noticed. `on_poll` is called now and then.
         """
         all_refs = list(refs) if isinstance(refs, list) else [refs]
         values: dict[Any, Any] = {}
@@ -143,7 +144,10 @@ class Parts:
             for ref in done:  # at once: while one has failed, the others may wait for it in a collective
                 values[ref] = self._value(ref, what, without_dead=without_dead)
             if waiting and time.monotonic() > deadline:
-                raise TimeoutError(f"{what}: {len(waiting)} of {len(all_refs)} did not answer in {timeout_s:g} s")
+                advice = f". Where it only takes longer, raise --{limit}" if limit else ""
+                raise TimeoutError(
+                    f"{what}: {len(waiting)} of {len(all_refs)} did not answer in {timeout_s:g} s{advice}"
+                )
         ordered = [values[ref] for ref in all_refs]
         return ordered if isinstance(refs, list) else ordered[0]
 
@@ -162,16 +166,17 @@ class Parts:
         """Learners with their model, engines with theirs, the line between them, and the controller."""
 
         def ready(refs: Any, what: str) -> Any:
-            return self.wait(refs, what=what, timeout_s=args.init_timeout_s, interruptible=True)
+            return self.wait(refs, what=what, timeout_s=args.init_timeout_s, limit="init_timeout_s", interruptible=True)
 
         def start_learners() -> list:
             return self.group.async_init(args, with_ref=args.load_ref_policy)
 
-        learners = [] if self.turns.are_taken else start_learners()
+        # An engine measures the free memory of its whole GPU when it starts, so learners that share the GPU come after it.
+        learners = [] if args.shares_devices else start_learners()
         ready(self.manager.controller.ready.remote(), "the start of the controller")
         for number, engine in enumerate(self.manager.rollout_engines):
             ready(engine.ready.remote(), f"the start of engine {number}")
-        self.turns.engines_rest()  # an engine measures free memory when it starts: learners come after it
+        self.turns.engines_rest()
         ready(learners or start_learners(), "the start of the learners")
 
     def watch(self) -> None:

@@ -319,9 +319,13 @@ def test_single_gpu_mode_takes_one_learner_and_one_engine(make_args: MakeArgs, m
     gpu = Device("cuda", "bfloat16", "sdpa", colocated=True)
     monkeypatch.setattr(config, "current_device", lambda **_: gpu)
     monkeypatch.setattr(Device, "num_places", 1)
-    assert collect_mistakes(make_args(single_gpu_mode=True)) == []
-    (mistake,) = collect_mistakes(make_args(single_gpu_mode=True, vllm_num_engines=2))
+    half = {"single_gpu_mode": True, "vllm_gpu_memory_utilization": 0.5}
+    assert collect_mistakes(make_args(**half)) == []
+    (mistake,) = collect_mistakes(make_args(**half, vllm_num_engines=2))
     assert mistake.startswith("--single_gpu_mode True --num_learners_per_node 1 --vllm_num_engines 2 ")
+    (mistake,) = collect_mistakes(make_args(single_gpu_mode=True))
+    assert mistake.startswith("--single_gpu_mode True --vllm_gpu_memory_utilization 0.9: ")
+    assert "0.5 or less" in mistake
 
 
 def test_streaming_in_16_bit_needs_a_stage_that_scales(make_args: MakeArgs, monkeypatch: pytest.MonkeyPatch) -> None:

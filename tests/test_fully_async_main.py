@@ -23,13 +23,14 @@ DOCUMENTED: dict[str, Any] = {
     "max_staleness_allowed": 5,
     "min_batch_count": 1,
     "batch_timeout": 30.0,
-    "generation_timeout": 30.0,
+    "generation_timeout": None,  # 30.0 there: too short for long responses of a large model
     "batch_generation_interval": 0.1,
     "max_sync_retries": 3,
-    "sync_timeout": 30.0,
+    "sync_timeout": 600.0,  # 30.0 there: too short for large models
     "sync_retry_delay": 1.0,
 }
-"""Keys of `async_training` in the fully async policy's document, with their defaults; `max_queue_size` follows from the bound."""
+"""Keys of `async_training` in the fully async policy's document, with their defaults where these suit large models too;
+`max_queue_size` follows from the bound."""
 
 
 def small(tmp_path: Path, *further: str) -> list[str]:

@@ -75,7 +75,7 @@ exec "${PYTHON:-python}" "$ROOT/open_instruct/fully_async_main.py" \
     async_training.streaming=true \
     async_training.staleness_threshold=1 \
     async_training.max_staleness_allowed=2 \
-    async_training.generation_timeout=600 \
-    async_training.sync_timeout=120 \
+    async_training.generation_timeout=1800 \
+    async_training.sync_timeout=600 \
     ${tracking[@]+"${tracking[@]}"} \
     "$@"
