@@ -4,9 +4,10 @@
 """
 
 import math
+import os
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import ray
 from ray._raylet import PlacementGroupID
@@ -33,12 +34,23 @@ POLL_S = 0.5
 MAKE_S = 10
 """Least time for a group for which there is room. Ray makes it in milliseconds, but one that is removed while it is being made
 keeps its resources for as long as the cluster lives."""
-PROBE_S = 30.0
-"""Deadline of the look at where a bundle is."""
+PROBE_S = 300.0
+"""Deadline of the look at where a bundle is, unless a run says how long starting may take. Each takes a new process of Ray."""
 NODE_ID_LABEL = "ray.io/node-id"
+KEEP_VISIBLE_DEVICES = "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"
+"""Variable with which Ray leaves the environment of a worker as that of its node."""
 
-_gpu_numbers: dict[PlacementGroupID, dict[int, int]] = {}
+_gpus: dict[PlacementGroupID, dict[int, "Gpu"]] = {}
 """By group, then bundle. They can be asked for only while nobody computes there: a question takes the GPU for a moment."""
+
+
+class Gpu(NamedTuple):
+    """The GPU of a bundle."""
+
+    number: int
+    """On its node; where GPUs have names instead of numbers, the position in the node's list."""
+    name: str
+    """As `CUDA_VISIBLE_DEVICES` names it: a number, the GPU's UUID, or a name of a part of it (MIG)."""
 
 
 @dataclass(frozen=True)
@@ -62,8 +74,8 @@ def cluster_nodes() -> list[Node]:
     ]
 
 
-def reserve(asked: Asked, *, timeout_s: float) -> Reservation:
-    """Reserve places for what is asked.
+def reserve(asked: Asked, *, timeout_s: float, probe_s: float = PROBE_S) -> Reservation:
+    """Reserve places for what is asked. A look inside each place, which GPU it has, may take `probe_s`.
 
     Raises:
         CannotPlace: at once, if the cluster could not hold it though nothing else ran there; after `timeout_s`, if there is no
@@ -82,7 +94,7 @@ def reserve(asked: Asked, *, timeout_s: float) -> Reservation:
     if not group.wait(timeout_seconds=wait_s):
         remove_placement_group(group)
         raise CannotPlace(f"the placement group was not ready in {wait_s} s. {_asked_and_there(asked)}")
-    places = bundle_places(group)
+    places = bundle_places(group, probe_s=probe_s)
     return Reservation(group, *split_roles(hardware_order(places), places, shares, asked))
 
 
@@ -106,20 +118,20 @@ def _asked_and_there(asked: Asked) -> str:
     return f"Asked for: {asked}. Nodes: {describe_nodes(cluster_nodes(), asked.place)}. Ask for fewer, or add nodes."
 
 
-def bundle_places(group: PlacementGroup) -> dict[int, BundlePlace]:
-    """Where each bundle of a ready group is: the node from Ray's table, the number of its GPU from a look inside.
+def bundle_places(group: PlacementGroup, *, probe_s: float = PROBE_S) -> dict[int, BundlePlace]:
+    """Where each bundle of a ready group is: the node from Ray's table, its GPU from a look inside.
 
     The first call comes before anybody computes there. CPU bundles have no number: they count as slots 0, 1, … of their node.
     """
     node_of_bundle = _node_of_bundle(group)
     address = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
     if any(bundle.get("GPU") for bundle in group.bundle_specs):
-        if group.id not in _gpu_numbers:
-            _gpu_numbers[group.id] = _probe_gpu_numbers(group)
-        devices = _gpu_numbers[group.id]
+        if group.id not in _gpus:
+            _gpus[group.id] = _probe_gpus(group, timeout_s=probe_s)
+        devices = _gpus[group.id]
     else:
-        devices = _count_slots(node_of_bundle)
-    return {index: BundlePlace(address[node_id], node_id, devices[index]) for index, node_id in node_of_bundle.items()}
+        devices = {index: Gpu(slot, "") for index, slot in _count_slots(node_of_bundle).items()}
+    return {index: BundlePlace(address[node_id], node_id, *devices[index]) for index, node_id in node_of_bundle.items()}
 
 
 def _node_of_bundle(group: PlacementGroup) -> dict[int, str]:
@@ -135,20 +147,24 @@ def _count_slots(node_of_bundle: dict[int, str]) -> dict[int, int]:
     return slots
 
 
-def _probe_gpu_numbers(group: PlacementGroup) -> dict[int, int]:
-    @ray.remote(num_cpus=0, num_gpus=1, max_retries=0)
-    def gpu_number() -> int:
-        return int(ray.get_gpu_ids()[0])
+def _probe_gpus(group: PlacementGroup, *, timeout_s: float) -> dict[int, Gpu]:
+    # Unless told, Ray shows a task its own GPU alone, and the node's list is not to be had.
+    @ray.remote(num_cpus=0, num_gpus=1, max_retries=0, runtime_env={"env_vars": {KEEP_VISIBLE_DEVICES: "1"}})
+    def gpu() -> Gpu:
+        name = str(ray.get_gpu_ids()[0])
+        return Gpu(int(name) if name.isdigit() else os.environ["CUDA_VISIBLE_DEVICES"].split(",").index(name), name)
 
     indices = range(len(group.bundle_specs))
     refs = [
-        gpu_number.options(scheduling_strategy=PlacementGroupSchedulingStrategy(group, index)).remote()
-        for index in indices
+        gpu.options(scheduling_strategy=PlacementGroupSchedulingStrategy(group, index)).remote() for index in indices
     ]
     try:
-        return dict(zip(indices, ray.get(refs, timeout=PROBE_S), strict=True))
+        return dict(zip(indices, ray.get(refs, timeout=timeout_s), strict=True))
     except ray.exceptions.GetTimeoutError as error:
-        raise CannotPlace(f"not all of {len(refs)} bundles said in {PROBE_S:g} s which GPU they have") from error
+        raise CannotPlace(
+            f"not all of {len(refs)} bundles said in {timeout_s:g} s which GPU they have. Workers of Ray that start slowly need "
+            "a larger --init_timeout_s"
+        ) from error
 
 
 def as_bundles(pg: Bundles | PlacementGroup) -> Bundles:
@@ -190,4 +206,4 @@ def visible_gpus(bundles: Bundles) -> str:
     """The GPUs of bundles on one node, as `CUDA_VISIBLE_DEVICES` names them."""
     group, indices = bundles
     places = bundle_places(group)
-    return ",".join(str(places[index].device) for index in indices)
+    return ",".join(places[index].gpu for index in indices)

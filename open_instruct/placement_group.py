@@ -29,7 +29,7 @@ def create_placement_groups(args: Any) -> dict[str, Bundles]:
         CannotPlace: at once if the cluster is too small, after `placement_timeout_s` if others use it; with the numbers.
     """
     args = config_of(args)
-    reservation = bundles.reserve(places_asked(args), timeout_s=args.placement_timeout_s)
+    reservation = bundles.reserve(places_asked(args), timeout_s=args.placement_timeout_s, probe_s=args.init_timeout_s)
     return {
         "actor": (reservation.group, reservation.actor),
         "rollout": (reservation.group, reservation.rollout),

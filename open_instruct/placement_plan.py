@@ -190,7 +190,9 @@ class BundlePlace:
     address: str
     node_id: str
     device: int
-    """Number of the GPU on its node; on CPU, of the slot."""
+    """Number of the GPU on its node, or its position in the node's list; on CPU, of the slot."""
+    gpu: str = ""
+    """The GPU as `CUDA_VISIBLE_DEVICES` names it."""
 
 
 def hardware_order(places: Mapping[int, BundlePlace]) -> list[int]:

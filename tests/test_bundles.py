@@ -27,7 +27,7 @@ class Worker:
 
 actor = reserved.group, reserved.actor
 learners = [Worker.options(**bundles.actor_options(device, actor, rank)).remote() for rank in range(2)]
-taken = [int(gpu) for [gpu] in ray.get([learner.gpus.remote() for learner in learners], timeout=30)]
+taken = [str(gpu) for [gpu] in ray.get([learner.gpus.remote() for learner in learners], timeout=30)]
 print("FOUND", json.dumps({
     "taken": taken,
     "nodes": len(set(bundles.node_ids(actor) + bundles.node_ids((reserved.group, reserved.rollout)))),
@@ -49,7 +49,7 @@ print("FOUND", json.dumps({name: free[name] for name in ("CPU", "GPU")}))
 def test_where_bundles_are_is_known_when_learners_compute_on_them() -> None:
     """A GPU that is taken cannot be asked for its number any more."""
     found = run(OCCUPY_AND_ASK)
-    assert found == {"taken": [0, 1], "nodes": 1, "engine": "2,3"}  # neighbours, in the order of their numbers
+    assert found == {"taken": ["0", "1"], "nodes": 1, "engine": "2,3"}  # neighbours, in the order of their numbers
 
 
 def test_room_that_is_there_needs_no_waiting_and_comes_free_again() -> None:
@@ -57,9 +57,15 @@ def test_room_that_is_there_needs_no_waiting_and_comes_free_again() -> None:
     assert run(RESERVE_WITHOUT_WAITING) == {"CPU": 8, "GPU": 4}
 
 
-def run(script: str) -> Any:
+def test_gpus_may_have_names() -> None:
+    """UUIDs, as a scheduler or a container gives them, in the order of the node's list."""
+    found = run(OCCUPY_AND_ASK, CUDA_VISIBLE_DEVICES="GPU-d,GPU-c,MIG-b,GPU-a")
+    assert found == {"taken": ["GPU-d", "GPU-c"], "nodes": 1, "engine": "MIG-b,GPU-a"}
+
+
+def run(script: str, **variables: str) -> Any:
     """What it prints after FOUND, on a node of its own with 4 pretended GPUs."""
-    environment = os.environ | {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+    environment = os.environ | {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"} | variables
     environment.pop("RAY_ADDRESS", None)
     done = subprocess.run(
         [sys.executable, "-c", START + script],
