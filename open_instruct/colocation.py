@@ -39,6 +39,9 @@ class SideBySide:
         """Learners have all of their state inside, and the engines what they had after it."""
         yield
 
+    def learners_take_over(self) -> None:
+        """The run ends: learners have all of their state from now on, and no engine will generate any more."""
+
     def take_metrics(self) -> dict[str, float]:
         return {}
 
@@ -60,6 +63,7 @@ class TakeTurns(SideBySide):
         self._timeout_s = timeout_s
         self._metrics: dict[str, float] = defaultdict(float)
         self._engines_are_asleep = False
+        self._learners_are_awake = False
         self.engines_may_start = False
 
     def engines_rest(self) -> None:
@@ -88,6 +92,10 @@ class TakeTurns(SideBySide):
         self._learners_rest()
         self._wake_engines()
 
+    def learners_take_over(self) -> None:
+        if not self._learners_are_awake:  # else engines have given way already, and one of them may hang in an update
+            self.learners_compute()
+
     def take_metrics(self) -> dict[str, float]:
         """Since the last call: seconds of each hand-over, and the bytes that the last ones gave back, measured."""
         metrics, self._metrics = self._metrics, defaultdict(float)
@@ -96,8 +104,10 @@ class TakeTurns(SideBySide):
     def _wake_learners(self) -> None:
         self.engines_may_start = False
         self._timed("learners_onload", self._group.async_onload())
+        self._learners_are_awake = True
 
     def _learners_rest(self) -> int:
+        self._learners_are_awake = False
         released = self._timed("learners_offload", self._group.async_offload())
         self.engines_may_start = True
         return sum(released)

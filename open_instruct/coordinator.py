@@ -109,6 +109,8 @@ class Parts:
     """References that are done only when something is wrong, by the name of the part."""
     heartbeats: "Heartbeats | None" = None
     nodes: NodeWatch | None = None
+    is_ending: bool = False
+    """The run is being left: nobody will generate any more, so an engine that dies does not matter."""
 
     def wait(
         self,
@@ -185,7 +187,7 @@ class Parts:
         self.heartbeats = Heartbeats.of_queues(self.manager.queues, self.message_queue)
 
     def check_health(self) -> None:
-        """Raise `ComponentDied` if a part has ended that cannot be replaced; replace engines that have."""
+        """Raise `ComponentDied` if a part has ended that the run cannot go on without; replace engines that have ended."""
         for lost in self.nodes.lost() if self.nodes is not None else []:
             self._bury(lost)
         try:
@@ -195,7 +197,8 @@ class Parts:
                     raise ComponentDied(f"{name} ended before the run did")
             if self.heartbeats is not None:
                 self.heartbeats.check()
-            self.supervisor.check()
+            if not self.is_ending:
+                self.supervisor.check()
         except ComponentDied:
             if self.heartbeats is not None:
                 self.heartbeats.name_the_dead()  # a queue that died takes those who use it along: it is the cause to tell
@@ -205,7 +208,7 @@ class Parts:
         """Replace the engines of a lost node. Raises `ComponentDied` if learners were on it."""
         if lost.learners:
             raise ComponentDied(str(lost))
-        for number in lost.engines:
+        for number in () if self.is_ending else lost.engines:
             self.supervisor.replace(number, "is gone")
 
     def shut_down(self) -> None:

@@ -21,14 +21,15 @@ if sys.path and Path(sys.path[0]).resolve() == Path(__file__).resolve().parent:
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from ray.util.queue import Queue
 
 from open_instruct import coordinator
-from open_instruct.checkpoints import CheckpointStore, NoWholeCheckpoint, StorageNotShared
+from open_instruct.checkpoints import CheckpointStore, StorageNotShared
 from open_instruct.cli import UsageError, fail_with, parse_args
 from open_instruct.config import GRPOConfig
 from open_instruct.config_checks import collect_mistakes, shown
@@ -41,10 +42,16 @@ from open_instruct.placement_plan import CannotPlace
 from open_instruct.rollout import RolloutController
 from open_instruct.rollout_manager import create_message_queue, create_queues
 from open_instruct.rollout_state import FILE as ROLLOUT_STATE
-from open_instruct.run_identity import differences, run_identity, says_which_data
+from open_instruct.run_identity import run_identity, says_which_data
 from open_instruct.run_inputs import RunInputs, load_inputs
 from open_instruct.run_log import SUMMARY_FILE, ComponentStatus, Monitor, RunLog
-from open_instruct.run_saving import checkpoint_store, save_checkpoint, save_if_due, save_model
+from open_instruct.run_saving import (
+    checkpoint_store,
+    resumes_the_same_run,
+    save_checkpoint,
+    save_if_due,
+    save_model,
+)
 from open_instruct.run_summary import PromptCounts, RunSummary, format_summary_table, read_summary
 from open_instruct.step_sums import NonfiniteSteps
 
@@ -115,12 +122,7 @@ def run(args: GRPOConfig, inputs: "RunInputs", roles: Roles = Roles()) -> int:
         with coordinator.ray_cluster() as signals:
             current = set_up(args, inputs, roles, log, signals)
             try:
-                resume(current)
-                start_queue_processing_on_actors(current)
-                train(current)
-                finish(current)
-            except Interrupted as interruption:
-                return stop_early(current, interruption)
+                return run_to_its_end(current)
             finally:
                 current.parts.shut_down()
     except (ComponentDied, NonfiniteSteps, StorageNotShared, TimeoutError) as error:
@@ -130,6 +132,17 @@ def run(args: GRPOConfig, inputs: "RunInputs", roles: Roles = Roles()) -> int:
         return interruption.exit_code
     finally:
         log.close()
+
+
+def run_to_its_end(run: Run) -> int:
+    """From the newest checkpoint to the trained model, or to the next checkpoint if a signal comes; the exit code."""
+    try:
+        resume(run)
+        start_queue_processing_on_actors(run)
+        train(run)
+        finish(run)
+    except Interrupted as interruption:
+        return stop_early(run, interruption)
     return 0
 
 
@@ -155,24 +168,6 @@ def validators(inputs: list[RunInputs]) -> list[Callable[[GRPOConfig], list[str]
         return mistakes + resumes_the_same_run(args, loaded)
 
     return [collect_mistakes, data_is_that_of_the_run]
-
-
-def resumes_the_same_run(args: GRPOConfig, inputs: RunInputs | None) -> list[str]:
-    """A checkpoint in the way of a run with other options or other data is a mistake, not something to go on from."""
-    option = shown(args, "output_dir" if args.checkpoint_state_dir is None else "checkpoint_state_dir")
-    try:
-        newest = checkpoint_store(args).newest()
-    except NoWholeCheckpoint as error:
-        return [f"{option}: none of its checkpoints is whole: {error}. Remove them to start anew, or give another one."]
-    if newest is None:
-        return []
-    changed = differences(newest.state["identity"], run_identity(args, inputs))
-    if not changed:
-        return []
-    return [
-        f"{option}: {newest.path} is of another run: {'; '.join(changed)}. To go on from there make it as it was; to start "
-        f"anew choose another --output_dir."
-    ]
 
 
 # --- start and end of the parts ---------------------------------------------------------------------------------------
@@ -224,7 +219,7 @@ def resume(run: Run) -> None:
     """Go on from the newest checkpoint, if there is one; bring the weights to the engines either way."""
     newest = run.store.newest()
     parts, controller = run.parts, run.parts.manager.controller
-    evaluation_of = None
+    evaluation_was_under_way = False
     if newest is not None:
         path, progress = newest.path, Progress(**newest.state["progress"])
         for torn in newest.passed_over:
@@ -239,10 +234,10 @@ def resume(run: Run) -> None:
         ]
         parts.wait(loading, what=f"loading {path}", timeout_s=run.args.init_timeout_s, interruptible=True)
         run.progress = progress
-        evaluation_of = newest.state["evaluation_of"]
+        evaluation_was_under_way = newest.state["evaluation_of"] is not None
     run.log.started(run.progress.training_step, newest.path if newest else None)
     run.synchronizer.sync(run.progress.training_step)
-    if evaluation_of is not None:  # it was cut off
+    if newest is not None and evaluation_is_missing(run, was_under_way=evaluation_was_under_way):
         start_evaluation(run)
     parts.wait(controller.start.remote(run.progress.training_step), what="the controller's start", timeout_s=CONTROL_S)
 
@@ -256,7 +251,8 @@ def start_queue_processing_on_actors(run: Run) -> None:
 def stop_early(run: Run, interruption: Interrupted) -> int:
     """A signal came: save where the run stands, so that the same command goes on from here."""
     logger.warning("%s: saving a checkpoint, then leaving", interruption)
-    save_checkpoint(run)
+    run.parts.is_ending = True
+    save_checkpoint(run, is_last=True)
     run.log.ended(summarize(run), exit_code=interruption.exit_code)
     return interruption.exit_code
 
@@ -277,11 +273,31 @@ def train(run: Run) -> None:
             on_idle=lambda: give_weights_to_newcomers(run),
             before_training=lambda: let_learners_compute(run),
         )
-        maybe_evaluate(run)
-        sync_weights_and_prepare_prompts(run, training_step)
-        record_step(run, step, seconds=time.perf_counter() - started)
+        commit_step(run, training_step)
+        with recorded(run, step, since=started):
+            maybe_evaluate(run)
+            sync_weights_and_prepare_prompts(run, training_step)
         save_if_due(run)
     maybe_evaluate(run)
+
+
+def commit_step(run: Run, training_step: int) -> None:
+    """The learners took the step: its prompts have their fates, and a checkpoint from here on is one of this step."""
+    run.progress.training_step = training_step
+    commit = run.parts.manager.controller.commit.remote(training_step)
+    fates = run.parts.wait(commit, what="the ledger", timeout_s=CONTROL_S)
+    run.log.prompts(training_step, fates)
+
+
+@contextmanager
+def recorded(run: Run, step: TrainedStep, *, since: float) -> Iterator[None]:
+    """The step gets its row of metrics after what is done inside, also when a signal ends that: the step was made."""
+    try:
+        yield
+    except Interrupted:
+        record_step(run, step, seconds=time.perf_counter() - since)
+        raise
+    record_step(run, step, seconds=time.perf_counter() - since)
 
 
 def give_weights_to_newcomers(run: Run) -> None:
@@ -306,14 +322,11 @@ def describe_progress(run: Run) -> str:
 
 
 def sync_weights_and_prepare_prompts(run: Run, training_step: int) -> None:
-    """The step is done: its prompts have their fates, its weights go to every engine, and new prompts are admitted."""
-    run.progress.training_step = training_step
+    """The step is done: its weights go to every engine, and new prompts are admitted."""
     controller = run.parts.manager.controller
     sends = training_step % run.args.trigger_parameter_sync_step == 0 or evaluation_is_due(run)
     if sends:
         run.synchronizer.sync(training_step)
-    fates = run.parts.wait(controller.commit.remote(training_step), what="the ledger", timeout_s=CONTROL_S)
-    run.log.prompts(training_step, fates)
     if evaluation_is_due(run):
         start_evaluation(run)  # before training prompts are admitted: it does not stand behind them
     told = [run.message_queue.actor.set_version.remote(training_step)]
@@ -325,6 +338,19 @@ def sync_weights_and_prepare_prompts(run: Run, training_step: int) -> None:
 def evaluation_is_due(run: Run) -> bool:
     every, step = run.args.local_eval_every, run.progress.training_step
     return run.evaluates and every > 0 and (step % every == 0 or step == run.args.num_training_steps)
+
+
+def evaluation_is_missing(run: Run, *, was_under_way: bool) -> bool:
+    """Whether the version that the run goes on from is still to be evaluated: that was cut off, or not yet begun.
+
+    If `metrics.jsonl` has the evaluation already, its accuracy is that of the run again.
+    """
+    if not run.evaluates or not (was_under_way or evaluation_is_due(run)):
+        return False
+    accuracy = run.log.accuracy_at(run.progress.training_step)
+    if accuracy is not None:
+        run.progress.eval_accuracy_after = accuracy
+    return accuracy is None
 
 
 def start_evaluation(run: Run) -> None:
@@ -339,7 +365,11 @@ def start_evaluation(run: Run) -> None:
 
 
 def maybe_evaluate(run: Run) -> bool:
-    """Collect the evaluation in flight, if there is one. Comes before new weights, so that it measures one version."""
+    """Collect the evaluation in flight, if there is one. Comes before new weights, so that it measures one version.
+
+    A signal ends the wait: an evaluation of 30 minutes would outlive the time that a scheduler gives. The resumed run begins with
+    an evaluation of the weights of its checkpoint.
+    """
     if run.evaluation_of is None:
         return False
     with run.timer("waiting_for_evaluation"):
@@ -348,6 +378,7 @@ def maybe_evaluate(run: Run) -> bool:
                 run.parts.manager.async_eval(run.evaluation_of),
                 what=f"the evaluation of version {run.evaluation_of}",
                 timeout_s=run.args.eval_timeout_s + 10,
+                interruptible=True,
                 on_poll=lambda: some_engine_serves(run),
             )
         except NobodyServes:

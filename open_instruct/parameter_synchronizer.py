@@ -62,8 +62,10 @@ class ParameterSynchronizer:
         """Bring `version`, which the learners hold now, to every engine; replacements that are ready begin to serve with it.
 
         When it returns, every engine that serves has confirmed `version`. Raises `ComponentDied` when an engine stays behind and
-        no restart is left.
+        no restart is left, and `Interrupted` when a signal came: before an attempt or after it, since learners that are in the
+        middle of one could not save their state.
         """
+        self._parts.signals.raise_if_received()
         started = time.perf_counter()
         components.info(component_log.syncing(version))
         with self._parts.turns.weights_travel():
@@ -127,6 +129,7 @@ class ParameterSynchronizer:
             self.sync_failures += 1
             causes |= report.failures
             components.warning(component_log.sync_attempt_failed(attempt, report.failures))
+            self._parts.signals.raise_if_received()
             self._parts.check_health()  # a dead engine is replaced, not tried again
             if not self._behind(version):
                 return pauses_s, attempt

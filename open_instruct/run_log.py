@@ -18,6 +18,7 @@ from open_instruct.logger_utils import (
     ProgressLine,
     TrackerOptions,
     make_tracker,
+    read_metrics,
     setup_logging,
 )
 from open_instruct.run_summary import RunSummary, format_summary_table, plot_reward_curve, write_summary
@@ -30,6 +31,7 @@ Monitor = Callable[[dict, dict], object]
 METRICS_FILE = "metrics.jsonl"
 PROMPTS_FILE = "prompts.jsonl"
 SUMMARY_FILE = "summary.json"
+ACCURACY_KEY = "eval/pass_at_1"
 PLOT_FILE = "reward_curve.png"
 
 
@@ -161,12 +163,20 @@ class RunLog:
 
     def evaluation(self, version: int, metrics: Mapping[str, float]) -> None:
         """The evaluation of the weights after step `version`: part of that step's row where it is not written yet."""
-        self._last_accuracy = metrics["eval/pass_at_1"]
+        self._last_accuracy = metrics[ACCURACY_KEY]
         logger.info("evaluation after step %d: %.1f%% right", version, 100 * self._last_accuracy)
         if self._waiting is None or self._waiting[STEP_KEY] != version:
             self.flush()
             self._waiting = {STEP_KEY: version}
         self._waiting |= metrics
+
+    def accuracy_at(self, training_step: int) -> float | None:
+        """Of the evaluation of that step, if an earlier process has written it; the live line shows it from now on."""
+        for row in read_metrics(self._output_dir / METRICS_FILE):
+            if row[STEP_KEY] == training_step and ACCURACY_KEY in row:
+                self._last_accuracy = row[ACCURACY_KEY]
+                return self._last_accuracy
+        return None
 
     def flush(self) -> None:
         """Write the row that waits."""

@@ -1,18 +1,40 @@
-"""What a run saves between two steps: checkpoints that the same command goes on from, and model directories."""
+"""What a run saves between two steps, checkpoints and model directories, and whether it may go on from what is there."""
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from open_instruct.checkpoints import CheckpointStore, StorageNotShared, written_whole
+from open_instruct.checkpoints import CheckpointStore, NoWholeCheckpoint, StorageNotShared, written_whole
 from open_instruct.config import GRPOConfig
+from open_instruct.config_checks import shown
 from open_instruct.rollout_state import FILE as ROLLOUT_STATE
+from open_instruct.run_identity import differences, run_identity
 
 if TYPE_CHECKING:
     from open_instruct.grpo_fast import Run
+    from open_instruct.run_inputs import RunInputs
 
 
 def checkpoint_store(args: GRPOConfig) -> CheckpointStore:
     return CheckpointStore(args.state_dir, keep_last=args.keep_last_n_checkpoints)
+
+
+def resumes_the_same_run(args: GRPOConfig, inputs: "RunInputs | None") -> list[str]:
+    """A checkpoint in the way of a run with other options or other data is a mistake, not something to go on from."""
+    option = shown(args, "output_dir" if args.checkpoint_state_dir is None else "checkpoint_state_dir")
+    try:
+        newest = checkpoint_store(args).newest()
+    except NoWholeCheckpoint as error:
+        return [f"{option}: none of its checkpoints is whole: {error}. Remove them to start anew, or give another one."]
+    if newest is None:
+        return []
+    changed = differences(newest.state["identity"], run_identity(args, inputs))
+    if not changed:
+        return []
+    return [
+        f"{option}: {newest.path} is of another run: {'; '.join(changed)}. To go on from there make it as it was; to start "
+        f"anew choose another --output_dir."
+    ]
 
 
 def save_if_due(run: "Run") -> None:
@@ -23,15 +45,20 @@ def save_if_due(run: "Run") -> None:
         save_model(run, Path(args.output_dir) / f"step_{step:06d}")
 
 
-def save_checkpoint(run: "Run") -> None:
-    """Everything that the same command needs to go on from here. An evaluation in flight will be started anew."""
+def save_checkpoint(run: "Run", *, is_last: bool = False) -> None:
+    """Everything that the same command needs to go on from here. An evaluation in flight will be started anew.
+
+    After one that `is_last` nobody generates or trains any more.
+    """
     run.log.flush()
     step = run.progress.training_step
     if step == 0 or run.store.has(step):
         return
     with run.timer("saving"):
         state = {"identity": run.identity, "progress": vars(run.progress), "evaluation_of": run.evaluation_of}
-        with run.parts.turns.learners_alone():
+        if is_last:
+            run.parts.turns.learners_take_over()
+        with nullcontext() if is_last else run.parts.turns.learners_alone():
             run.store.save(step, state, lambda path: _write_parts(run, path))
 
 

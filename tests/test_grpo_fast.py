@@ -141,6 +141,42 @@ def test_sigterm_writes_a_checkpoint_and_the_same_command_goes_on(tmp_path: Path
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("phase", "options"),
+    [
+        (
+            "evaluation",
+            {"dataset_mixer_eval_list": [f"{SUMS}&size=20000", "1.0"], "local_eval_every": 3, "async_steps": 1},
+        ),
+        ("step", {"num_epochs": 300, "async_steps": 1}),
+        ("pieces", {"streaming": True, "deepspeed_stage": 2, "async_steps": 0}),
+        ("sync", {"weight_sync_timeout_s": 8.0, "vllm_num_engines": 2, "async_steps": 1}),
+    ],
+)
+def test_sigterm_ends_every_phase_in_time(tmp_path: Path, phase: str, options: dict[str, Any]) -> None:
+    """An evaluation of minutes, steps of seconds, pieces of a step, and a sync that waits for an engine that hangs."""
+    out = tmp_path / "out"
+    words = command(out, total_episodes=16 * 500, **options)
+    process = Process(words)
+    process.wait_for_rows(out / "prompts.jsonl", 4)
+    if phase == "sync":
+        [*_, (engine, _)] = [one for one in process.processes() if one[1].startswith("ray::LLMRayActor")]
+        os.kill(engine, signal.SIGSTOP)
+        time.sleep(3.0)
+    os.killpg(process.popen.pid, signal.SIGTERM)
+    started = time.monotonic()
+    code, output = process.wait(120)
+    assert code == 85, output
+    assert time.monotonic() - started < 60
+    summary = json.loads((out / "summary.json").read_text())
+    step = summary["training_steps"]
+    assert [row["training_step"] for row in rows(out / "metrics.jsonl") if "scores" in row] == list(range(1, step + 1))
+    assert_each_prompt_once(out)
+    assert (out / "checkpoint_states" / f"step_{step:06d}" / "run_state.json").is_file()
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("async_steps", [0, 2])
 def test_killed_runs_go_on_without_losing_or_repeating_a_prompt(tmp_path: Path, async_steps: int) -> None:
     options = {"total_episodes": 16 * 10, "async_steps": async_steps, "checkpoint_state_freq": 2}

@@ -6,48 +6,13 @@ from typing import Any
 
 import pytest
 from conftest import make_args
+from driver_fakes import FakeSupervisor
 
 from open_instruct.colocation import SideBySide
+from open_instruct.coordinator import Signals
 from open_instruct.failures import ComponentDied
 from open_instruct.parameter_synchronizer import ParameterSynchronizer
 from open_instruct.weight_sync import UpdateReport
-
-
-class FakeSupervisor:
-    """Engines are names; a replacement has another one."""
-
-    def __init__(self, engines: list[str]) -> None:
-        self.engines = engines
-        self.serving: dict[int, str] = {}
-        self.ready: dict[int, str] = {}
-        self.replaced: list[tuple[int, str]] = []
-        self.num_restarts = 0
-        self.has_begun = False
-        self.needs_weights: set[int] = set()
-        self.restarts_left = 10
-
-    def serve(self, numbers: list[int]) -> None:
-        self.has_begun |= bool(numbers)
-        self.serving |= {number: self.engines[number] for number in numbers}
-
-    def welcome(self, numbers: list[int]) -> None:
-        for number in numbers:
-            del self.ready[number]
-        self.serve(numbers)
-
-    def replace(self, number: int, cause: str) -> None:
-        if self.restarts_left == 0:
-            raise ComponentDied(cause)
-        self.restarts_left -= 1
-        self.num_restarts += 1
-        self.has_begun = True
-        self.replaced.append((number, cause))
-        self.serving.pop(number, None)
-        self.ready.pop(number, None)
-        self.engines[number] += " again"
-
-    def load(self, number: int) -> None:
-        self.ready[number] = self.engines[number]
 
 
 class Play:
@@ -64,6 +29,7 @@ class Play:
         """Replacements that become ready while the next update is under way."""
         self.manager = SimpleNamespace(rollout_engines=engines)
         self.turns = SideBySide()
+        self.signals = Signals()
         self.held = 0
         """Version of the weights that the learners hold."""
         self.group = SimpleNamespace(

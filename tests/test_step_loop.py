@@ -1,44 +1,198 @@
-"""The driver's step loop with parts that are played: no Ray, no engine, no learner."""
+"""The driver's step loop with parts that are played: what a signal does in each phase, and what a resumed run repeats."""
 
+import logging
+from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from conftest import make_args
+from driver_fakes import NUM_STEPS, PowerLoss, go, played_run
+from runs import assert_each_prompt_once, prompts_by_step, rows
 
-from open_instruct import grpo_fast
+from open_instruct import fully_async_trainer, grpo_fast, run_log
 from open_instruct.checkpoints import STATE_FILE
+from open_instruct.colocation import SideBySide
 from open_instruct.run_identity import run_identity
-from open_instruct.run_saving import checkpoint_store
+from open_instruct.run_saving import checkpoint_store, resumes_the_same_run
 
 
-class Remote:
-    """Methods of an actor: each call of `.remote` is noted."""
+@pytest.fixture(autouse=True)
+def logging_as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A run sends its log to its own directory."""
+    monkeypatch.setattr(fully_async_trainer, "merge_step_metrics", lambda reports: {})
+    monkeypatch.setattr(run_log, "plot_reward_curve", lambda *_: None)
+    root, ours = logging.getLogger(), logging.getLogger("open_instruct")
+    handlers, levels = list(root.handlers), (root.level, ours.level)
+    yield
+    for handler in [handler for handler in root.handlers if handler not in handlers]:
+        root.removeHandler(handler)
+        handler.close()
+    root.setLevel(levels[0])
+    ours.setLevel(levels[1])
 
-    def __init__(self, name: str, calls: list[tuple[Any, ...]], answers: dict[str, Any] | None = None) -> None:
-        self._name, self._calls, self._answers = name, calls, answers or {}
 
-    def __getattr__(self, method: str) -> Any:
-        def remote(*args: Any) -> Any:
-            self._calls.append((self._name, method, *args))
-            return self._answers.get(method)
-
-        return SimpleNamespace(remote=remote)
+def evaluated_steps(out: Path) -> list[int]:
+    return [row["training_step"] for row in rows(out / "metrics.jsonl") if "eval/pass_at_1" in row]
 
 
-def test_the_controller_hears_of_weights_that_engines_got_between_two_syncs() -> None:
-    calls: list[tuple[Any, ...]] = []
-    given: list[int | None] = [None, 5]
-    run: Any = SimpleNamespace(
-        synchronizer=SimpleNamespace(give_weights_to_newcomers=lambda: given.pop(0)),
-        parts=SimpleNamespace(
-            manager=SimpleNamespace(controller=Remote("controller", calls)), wait=lambda refs, **_: refs
-        ),
-    )
-    grpo_fast.give_weights_to_newcomers(run)
-    assert calls == []
-    grpo_fast.give_weights_to_newcomers(run)
-    assert calls == [("controller", "set_version", 5)]
+def trained_steps(out: Path) -> list[int]:
+    return [row["training_step"] for row in rows(out / "metrics.jsonl") if "scores" in row]
+
+
+def assert_nothing_is_lost_or_repeated(out: Path) -> None:
+    """Every step has its row of metrics once, and every prompt its fate."""
+    assert trained_steps(out) == list(range(1, NUM_STEPS + 1))
+    assert len(prompts_by_step(out)) == NUM_STEPS
+    assert_each_prompt_once(out)
+
+
+def test_a_run_without_incident(tmp_path: Path) -> None:
+    run = played_run(tmp_path)
+    assert go(run) == 0
+    assert_nothing_is_lost_or_repeated(tmp_path)
+    assert evaluated_steps(tmp_path) == [2, 4, 6]
+    assert run.progress.eval_accuracy_after == 0.06
+
+
+# --- SIGTERM, phase by phase ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("phase", "saved_step", "evaluated"),
+    [
+        ({"during": "the batch of step 3"}, 2, [2, 4, 6]),
+        # A piece of step 3 is trained already: the half step is given up, and all of its prompts come again.
+        ({"during": "the batch of step 3", "at_time": 2, "num_pieces": 3}, 2, [2, 4, 6]),
+        ({"during": "training step 3"}, 3, [3, 4, 6]),
+        # Its evaluation was to begin with the weights of this step: the resumed run begins with it.
+        ({"during": "training step 4"}, 4, [2, 4, 6]),
+        ({"during": "the evaluation of version 2"}, 3, [3, 4, 6]),
+        ({"during": "the evaluation of version 6"}, 6, [2, 4, 6]),
+        ({"during": "weights of version 3"}, 3, [2, 4, 6]),
+        ({"during": "weights of version 4"}, 4, [2, 4, 6]),
+        ({"during": "saving a checkpoint", "checkpoint_state_freq": 3}, 3, [2, 4, 6]),
+        ({"during": "the ledger"}, 1, [2, 4, 6]),
+    ],
+    ids=lambda value: value.get("during", "") if isinstance(value, dict) else None,
+)
+def test_sigterm_saves_where_the_run_stands_in_every_phase(
+    tmp_path: Path, phase: dict[str, Any], saved_step: int, evaluated: list[int]
+) -> None:
+    run = played_run(tmp_path, **phase)
+    assert go(run) == 85
+    assert run.parts.is_ending
+    newest = run.store.newest()
+    assert newest is not None
+    assert newest.state["progress"]["training_step"] == saved_step
+    assert (newest.path / "weights").read_text() == str(saved_step)
+    assert trained_steps(tmp_path) == list(range(1, saved_step + 1))
+    assert run.progress.num_total_tokens == 100 * saved_step
+    assert go(played_run(tmp_path, num_pieces=phase.get("num_pieces", 1))) == 0
+    assert_nothing_is_lost_or_repeated(tmp_path)
+    assert evaluated_steps(tmp_path) == evaluated
+
+
+def test_sigterm_in_a_sync_that_fails_ends_it_after_the_attempt(tmp_path: Path) -> None:
+    """The learners are in the middle of the attempt, and could not save before its end; there is no second one."""
+    run = played_run(tmp_path, during="weights of version 3", max_sync_retries=5)
+    failing = [{}, {}, {}, {1: "deaf"}, {1: "deaf"}]  # versions 0, 1, 2, and two attempts of 3
+    run.parts.group.sync_failures = list(failing)
+    assert go(run) == 85
+    assert run.parts.waits.count("weights of version 3") == 1
+    assert run.parts.supervisor.replaced == []
+    assert run.progress.training_step == 3
+    assert go(played_run(tmp_path)) == 0
+    assert_nothing_is_lost_or_repeated(tmp_path)
+
+
+def test_sigterm_in_a_learner_s_step_skips_what_comes_after_it(tmp_path: Path) -> None:
+    run = played_run(tmp_path, during="training step 3")
+    assert go(run) == 85
+    after = run.parts.waits[run.parts.waits.index("training step 3") + 1 :]
+    assert "weights of version 3" not in after
+    assert after.count("the evaluation of version 2") == 1  # left at once
+    assert "the evaluation's metrics" not in after
+
+
+def test_sigterm_while_the_weights_of_the_start_are_sent_leaves_at_once(tmp_path: Path) -> None:
+    run = played_run(tmp_path, during="the connection of learners and engines")
+    assert go(run) == 85
+    assert run.store.newest() is None
+    assert go(played_run(tmp_path)) == 0
+    assert_nothing_is_lost_or_repeated(tmp_path)
+
+
+def test_at_the_end_engines_on_shared_devices_that_gave_way_are_not_asked_again(tmp_path: Path) -> None:
+    """One of them may hang in the update that the signal ended."""
+
+    class Turns(SideBySide):
+        taken_over = 0
+
+        def learners_take_over(self) -> None:
+            self.taken_over += 1
+
+        def learners_alone(self) -> Any:
+            raise AssertionError("engines would be woken up again")
+
+    run = played_run(tmp_path, during="training step 3")
+    run.parts.turns = turns = Turns()
+    assert go(run) == 85
+    assert turns.taken_over == 1
+
+
+# --- what a resumed run repeats ---------------------------------------------------------------------------------------
+
+
+def test_an_evaluation_that_is_written_is_not_made_again_after_a_resume(tmp_path: Path) -> None:
+    """The checkpoint of step 2 was written while its evaluation was under way, which then ended before the power did."""
+    with pytest.raises(PowerLoss):
+        go(played_run(tmp_path, during="the batch of step 4", power_fails=True, checkpoint_state_freq=2))
+    assert evaluated_steps(tmp_path) == [2]
+    run = played_run(tmp_path, during="the batch of step 3", checkpoint_state_freq=2)
+    assert go(run) == 85
+    assert run.parts.controller.evaluating is None
+    assert run.progress.eval_accuracy_after == 0.02
+    assert go(played_run(tmp_path)) == 0
+    assert evaluated_steps(tmp_path) == [2, 4, 6]
+    assert_nothing_is_lost_or_repeated(tmp_path)
+
+
+def test_an_evaluation_that_was_cut_off_is_made_after_a_resume(tmp_path: Path) -> None:
+    with pytest.raises(PowerLoss):
+        go(played_run(tmp_path, during="the evaluation of version 2", power_fails=True, checkpoint_state_freq=2))
+    assert evaluated_steps(tmp_path) == []
+    assert go(played_run(tmp_path)) == 0
+    assert evaluated_steps(tmp_path) == [2, 4, 6]
+
+
+def test_a_torn_checkpoint_is_told_when_the_run_goes_on_from_the_one_before(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(PowerLoss):
+        go(played_run(tmp_path, during="the batch of step 5", power_fails=True, checkpoint_state_freq=2))
+    store = checkpoint_store(make_args(output_dir=str(tmp_path)))
+    (store.path(4) / STATE_FILE).write_text("")
+    run = played_run(tmp_path, checkpoint_state_freq=2)
+    run.message_queue.next_piece = (3, 0)
+    assert go(run) == 0
+    assert f"a newer checkpoint is not whole and is passed over: {store.path(4)}" in caplog.text
+    assert f"going on from {store.path(2)} after step 2" in caplog.text
+    assert_nothing_is_lost_or_repeated(tmp_path)
+    assert store.has(4)
+
+
+def test_a_checkpoint_of_an_earlier_version_is_gone_on_from_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = played_run(tmp_path, during="training step 3")
+    run.identity = {"seed": 1}
+    assert go(run) == 85
+    assert go(played_run(tmp_path)) == 0
+    assert caplog.text.count("whether data and tokenizer are still the same is not known") == 1
+
+
+# --- before the start -------------------------------------------------------------------------------------------------
 
 
 def test_a_torn_checkpoint_is_no_traceback_before_the_start(tmp_path: Path) -> None:
@@ -48,11 +202,27 @@ def test_a_torn_checkpoint_is_no_traceback_before_the_start(tmp_path: Path) -> N
     for step in (1, 2):
         store.save(step, {"identity": run_identity(args)}, lambda _: {})
     (store.path(2) / STATE_FILE).write_text("")
-    assert grpo_fast.resumes_the_same_run(args, None) == []
-    assert "--seed was 1, now 2" in grpo_fast.resumes_the_same_run(make_args(output_dir=str(tmp_path), seed=2), None)[0]
+    assert resumes_the_same_run(args, None) == []
+    assert "--seed was 1, now 2" in resumes_the_same_run(make_args(output_dir=str(tmp_path), seed=2), None)[0]
     (store.path(1) / STATE_FILE).write_text("{")
-    [mistake] = grpo_fast.resumes_the_same_run(args, None)
+    [mistake] = resumes_the_same_run(args, None)
     assert mistake.startswith(
         f"--output_dir {tmp_path}: none of its checkpoints is whole: {store.path(2)} (its run_state"
     )
     assert mistake.endswith("Remove them to start anew, or give another one.")
+
+
+# --- replaced engines -------------------------------------------------------------------------------------------------
+
+
+def test_the_controller_hears_of_weights_that_engines_got_between_two_syncs(tmp_path: Path) -> None:
+    run = played_run(tmp_path, trigger_parameter_sync_step=3, async_steps=2)
+    run.parts.supervisor.serve([0, 1])
+    run.parts.group.version = 5
+    grpo_fast.give_weights_to_newcomers(run)
+    assert run.parts.manager.controller.calls == []
+    run.parts.supervisor.replace(1, "died")
+    run.parts.supervisor.load(1)
+    grpo_fast.give_weights_to_newcomers(run)
+    assert run.parts.manager.controller.calls == [("set_version", 5)]
+    run.log.close()
