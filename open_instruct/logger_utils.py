@@ -9,6 +9,7 @@ import json
 import logging
 import math
 import os
+import re
 import ssl
 import sys
 import time
@@ -20,12 +21,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any, Literal, Protocol
 
+from open_instruct.checkpoints import sync_to_disk
+
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
 
 logger = logging.getLogger(__name__)
 
 STEP_KEY = "training_step"
+_ROW_START = re.compile(rb'\{"training_step": (\d+)[,}]')
+"""Of a row as `MetricsWriter` writes it."""
 WANDB_INIT_TIMEOUT_S = 20.0
 WANDB_FINISH_TIMEOUT_S = 30.0
 WANDB_ANSWER_TIMEOUT_S = 5.0
@@ -51,14 +56,21 @@ class Isolation(contextlib.AbstractContextManager[None]):
 
 def write_atomically(path: str | Path, content: bytes) -> None:
     """Replace the file `path` as a whole: whoever reads it, also after a kill, finds the old or the new content."""
-    path = Path(path)
+    with _replaced(Path(path)) as file:
+        file.write(content)
+
+
+@contextlib.contextmanager
+def _replaced(path: Path) -> Iterator[IO[bytes]]:
+    """A file that takes the place of `path` when the block ends without an error; it is on the disk before it has its name."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     with open(beside, "wb") as file:
-        file.write(content)
+        yield file
         file.flush()
         os.fsync(file.fileno())
     os.replace(beside, path)
+    sync_to_disk([path.parent])
 
 
 def to_json_value(value: Any) -> Any:
@@ -106,15 +118,31 @@ class MetricsWriter:
     def truncate_after(self, step: int) -> int:
         """Cut the rows after training step `step`, and a last line that a kill tore; returns how many lines went.
 
-        For resuming from a checkpoint of `step`: the steps after it are going to be written again.
+        For resuming from a checkpoint of `step`: the steps after it are going to be written again. The file is gone through line
+        by line, since that of a long run may be larger than the memory.
         """
-        lines = self.path.read_bytes().splitlines(keepends=True)
-        kept = [line for line in lines if (row := _parse_row(line)) is not None and row[STEP_KEY] <= step]
-        if len(kept) < len(lines):
-            self._file.close()
-            write_atomically(self.path, b"".join(kept))
-            self._file = self._open()
-        return len(lines) - len(kept)
+        num_cut = num_kept_behind = first_cut = at = 0
+        with open(self.path, "rb") as file:
+            for line in file:
+                if _is_of(line, step):
+                    num_kept_behind += num_cut > 0
+                else:
+                    first_cut = first_cut if num_cut else at
+                    num_cut += 1
+                at += len(line)
+        if num_kept_behind:
+            self._rewrite(step)
+        elif num_cut:  # they are the end of the file, as a run writes them
+            self._file.truncate(first_cut)
+            os.fsync(self._file.fileno())
+        return num_cut
+
+    def _rewrite(self, step: int) -> None:
+        """Keep the rows up to `step` wherever they stand."""
+        self._file.close()
+        with open(self.path, "rb") as file, _replaced(self.path) as beside:
+            beside.writelines(line for line in file if _is_of(line, step))
+        self._file = self._open()
 
     def close(self) -> None:
         self._file.close()
@@ -124,6 +152,14 @@ class MetricsWriter:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _is_of(line: bytes, step: int) -> bool:
+    """Whether a line is the row of this step or of an earlier one."""
+    if line.endswith(b"}\n") and (start := _ROW_START.match(line)):  # parsing 0.7 GB takes a quarter of a minute
+        return int(start[1]) <= step
+    row = _parse_row(line)
+    return row is not None and row[STEP_KEY] <= step
 
 
 def _parse_row(line: bytes) -> dict[str, Any] | None:

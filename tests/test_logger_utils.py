@@ -9,6 +9,7 @@ import socket
 import sys
 import threading
 import time
+import tracemalloc
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -111,6 +112,34 @@ def test_truncating_keeps_the_rows_of_the_checkpoint(
     assert steps == [*range(1, min(kept, written) + 1), kept + 1]
     assert cut == max(0, written - kept) + bool(torn)
     assert [row["training_step"] for row in read_metrics(path)] == steps
+
+
+def test_truncating_a_long_file_takes_little_memory(tmp_path: Path) -> None:
+    """A run of 100,000 steps with 128 prompts each has 0.7 GB of fates, and each resume goes through them."""
+    path = tmp_path / "prompts.jsonl"
+    fates = [{"prompt_id": f"train-{number}", "row": number, "fate": "consumed"} for number in range(128)]
+    line = json.dumps({"prompts": fates})[1:]
+    path.write_text("".join(f'{{"training_step": {step}, {line}\n' for step in range(1, 1001)))
+    num_bytes = path.stat().st_size
+    assert num_bytes > 6_000_000
+    with MetricsWriter(path) as writer:
+        tracemalloc.start()
+        assert writer.truncate_after(900) == 100
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        writer.write(901, {})
+    assert peak < num_bytes / 20
+    assert [row["training_step"] for row in read_metrics(path)] == list(range(1, 902))
+
+
+def test_rows_of_the_checkpoint_are_kept_wherever_they_stand(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("".join(f'{{"training_step": {step}}}\n' for step in (1, 5, 2, 6, 3)))
+    with MetricsWriter(path) as writer:
+        assert writer.truncate_after(4) == 2
+        writer.write(4, {})
+    assert [row["training_step"] for row in read_metrics(path)] == [1, 2, 3, 4]
+    assert [file.name for file in tmp_path.iterdir()] == ["metrics.jsonl"]
 
 
 def test_a_file_that_is_being_written_can_be_read(tmp_path: Path) -> None:
