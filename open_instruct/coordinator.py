@@ -13,14 +13,16 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import ray
 from ray.util.placement_group import PlacementGroup, remove_placement_group
 from ray.util.queue import Queue
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from open_instruct import bundles
+from open_instruct import bundles, shared_storage
 from open_instruct.actor_group import RayTrainGroup
 from open_instruct.colocation import SideBySide, TakeTurns
 from open_instruct.config import GRPOConfig
@@ -38,6 +40,8 @@ logger = logging.getLogger(__name__)
 
 HEALTH_POLL_S = 0.5
 """How often a waiting driver looks at signals and at the engines."""
+STORAGE_S = 60.0
+"""How long the nodes of the learners have to say whether they see a file; a process of Ray is started for it."""
 SHUTDOWN_S = 10.0
 """How long parts may take to end by themselves before they are killed."""
 
@@ -280,9 +284,10 @@ def create_parts(
 ) -> Parts:
     """All actors of a run; they start side by side, `Parts.wait_until_ready` waits for them.
 
-    Raises `CannotPlace` when the cluster has no room for them.
+    Raises `CannotPlace` when the cluster has no room for them, and `StorageNotShared` when they could not save together.
     """
     pgs = create_placement_groups(args)
+    check_storage([args.state_dir, Path(args.output_dir)], bundles.node_ids(pgs["actor"]))
     group = create_actor_group(args, pgs["actor"], wandb_run_id=None)
     manager = create_rollout_manager(
         args,
@@ -309,6 +314,31 @@ def create_parts(
     if args.colocate:
         parts.turns = TakeTurns(manager, group, parts.wait, timeout_s=args.weight_sync_timeout_s)
     return parts
+
+
+def check_storage(directories: Sequence[Path], learner_nodes: Sequence[str]) -> None:
+    """Raises `StorageNotShared` if learners on other nodes do not see the driver's directories."""
+    home = ray.get_runtime_context().get_node_id()
+    others = {
+        node["NodeManagerAddress"]: NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+        for node in ray.nodes()
+        if node["NodeID"] in learner_nodes and node["NodeID"] != home
+    }
+    ask = ray.remote(shared_storage.answer).options(num_cpus=0, max_retries=0)
+    for directory in directories if others else ():
+        with shared_storage.probe(directory.absolute()) as path:
+            refs = [
+                ask.options(scheduling_strategy=place).remote(str(path), address) for address, place in others.items()
+            ]
+            saw = [_value(ref, "the look at the storage") for ref in _answered(refs, "the look at the storage")]
+            shared_storage.judge(path, dict(zip(others, saw, strict=True)))
+
+
+def _answered(refs: list[Any], what: str) -> list[Any]:
+    _, waiting = ray.wait(refs, num_returns=len(refs), timeout=STORAGE_S)
+    if waiting:
+        raise TimeoutError(f"{what}: {len(waiting)} of {len(refs)} nodes did not answer in {STORAGE_S:g} s")
+    return refs
 
 
 class Timer:

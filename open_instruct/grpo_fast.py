@@ -207,6 +207,8 @@ def start_parts(
     except CannotPlace as error:
         options = "num_learners_per_node", "vllm_num_engines", "vllm_tensor_parallel_size", "colocate"
         fail_with([f"{shown(args, *options)}: {error}"])
+    except StorageNotShared as error:
+        fail_with([f"{shown(args, 'output_dir', 'checkpoint_state_dir')}: {error}"])
     try:
         parts.wait_until_ready(args)
     except BaseException:

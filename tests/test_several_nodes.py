@@ -147,6 +147,22 @@ def test_a_run_goes_on_without_a_node_of_engines(network: Cluster, tmp_path: Pat
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_learners_with_disks_of_their_own_are_told_before_anything_is_trained(network: Cluster, tmp_path: Path) -> None:
+    """Where nodes do not share the output directory, no run could go on from their checkpoints."""
+    out = tmp_path / "out"
+    out.mkdir()
+    for enter in network.enter[1:]:
+        subprocess.run([*enter, "mount", "-t", "tmpfs", "tmpfs", str(out)], check=True, timeout=30)
+    code, output = start(network, out, num_learners_per_node=[1, 1], deepspeed_stage=2).wait(150)
+    assert code == 2, output
+    assert f"--output_dir {out}" in output
+    assert re.search(r"is another directory than on 10\.77\.0\.[23], where learners are to write", output), output
+    assert not (out / "prompts.jsonl").read_text()
+    assert_cluster_is_empty(network)
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_a_lost_node_with_a_learner_ends_the_run_and_is_named(network: Cluster, tmp_path: Path) -> None:
     out = tmp_path / "out"
