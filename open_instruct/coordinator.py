@@ -51,6 +51,8 @@ class Signals:
 
     def __init__(self) -> None:
         self.received: int | None = None
+        self.is_told = False
+        """Whether the log says so."""
         self._before: dict[int, Any] = {}
 
     def install(self) -> None:
@@ -67,6 +69,7 @@ class Signals:
 
     def raise_if_received(self) -> None:
         if self.received is not None:
+            self.is_told = True
             raise Interrupted(self.received)
 
 
@@ -140,6 +143,7 @@ class Parts:
         while pending := [ref for ref in all_refs if ref not in values]:
             if interruptible:
                 self.signals.raise_if_received()
+            self._tell_of_signal(what)
             self.check_health()
             if on_poll is not None:
                 on_poll()
@@ -156,6 +160,12 @@ class Parts:
                 )
         ordered = [values[ref] for ref in all_refs]
         return ordered if isinstance(refs, list) else ordered[0]
+
+    def _tell_of_signal(self, what: str) -> None:
+        """Once: a signal came, and what is waited for comes to its end before the run does."""
+        if self.signals.received is not None and not self.signals.is_told:
+            self.signals.is_told = True
+            logger.warning("%s came: %s is finished first", signal.Signals(self.signals.received).name, what)
 
     def _value(self, ref: Any, what: str, *, without_dead: bool = False) -> Any:
         """The value of a reference that is done. A lost node takes along who was on it: then it is the cause to tell."""

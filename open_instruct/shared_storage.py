@@ -1,6 +1,6 @@
 """Whether the nodes of the learners and that of the driver share the directories of a run, found out before anything is trained.
 
-    driver: writes `.probe-<random>` into the directory ─► learner's node: sees it, writes an answer beside it ─► driver: sees that
+    driver writes `.probe-<random>` into the directory ─► learner's node sees it, writes an answer beside it ─► driver sees that
 
 On disks of their own the learners' shards of a checkpoint would lie on several nodes, and no run could go on from them.
 """

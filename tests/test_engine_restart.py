@@ -19,6 +19,7 @@ from open_instruct.coordinator import Heartbeats, Parts, Signals
 from open_instruct.data_types import PromptRequest, SamplingConfig
 from open_instruct.engine_supervisor import EngineSupervisor
 from open_instruct.failures import ComponentDied
+from open_instruct.interruption import Interrupted
 from open_instruct.node_watch import LostNode
 from open_instruct.parameter_synchronizer import ParameterSynchronizer
 from open_instruct.weight_sync import DeepSpeedWeightSource, EngineClient, RayObjectSender, UpdateAbandoned
@@ -461,6 +462,18 @@ def test_a_queue_that_hangs_ends_the_run_by_name(queues_and_parts: SimpleNamespa
             wait_for_nothing(queues_and_parts.parts, ray_session)
     finally:
         os.kill(pid, signal.SIGCONT)
+
+
+def test_a_signal_is_told_once_while_something_is_finished_first(
+    queues_and_parts: SimpleNamespace, ray_session: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    parts = queues_and_parts.parts
+    parts.signals.received = signal.SIGTERM
+    step = ray_session.remote(lambda: time.sleep(1.2)).options(num_cpus=0).remote()
+    parts.wait(step, what="training step 3", timeout_s=TIMEOUT_S)
+    assert caplog.text.count("SIGTERM came: training step 3 is finished first") == 1
+    with pytest.raises(Interrupted):
+        parts.wait(step, what="the batch of step 4", timeout_s=TIMEOUT_S, interruptible=True)
 
 
 # --- a real engine ----------------------------------------------------------------------------------------------------
