@@ -22,6 +22,8 @@ from runs import (
     shared_memory,
 )
 
+from open_instruct.checkpoints import files_in, sync_files_of_rank
+
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
@@ -98,6 +100,15 @@ def test_the_saved_model_is_loaded_by_transformers_and_vllm(finished: tuple[Path
     [result] = ray_session.get(engine.generate_with_single_engine.remote([prompt], config), timeout=TIMEOUT_S)
     ray_session.kill(engine)
     assert result.responses[0].tolist() == expected
+
+
+def test_a_checkpoint_lists_the_files_of_every_learner(finished: tuple[Path, str]) -> None:
+    path = finished[0] / "checkpoint_states" / "step_000004"
+    state = json.loads((path / "run_state.json").read_text())
+    assert state["files"] == {name: n for name, n in files_in(path).items() if name != "run_state.json"}
+    by_rank = [set(sync_files_of_rank(path, rank)) for rank in (0, 1)]
+    assert by_rank[0] | by_rank[1] | {"rollout_state.npz"} == state["files"].keys()
+    assert {"random_state_1.pt", "deepspeed/zero_pp_rank_1_mp_rank_00_optim_states.pt"} == by_rank[1]
 
 
 def test_the_same_command_again_says_that_it_is_complete(finished: tuple[Path, str]) -> None:

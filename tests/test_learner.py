@@ -11,6 +11,7 @@ import pytest
 import torch
 from conftest import TIMEOUT_S, make_args
 
+from open_instruct.checkpoints import files_in
 from open_instruct.data_types import Box, RolloutBatch, TrainingSample
 from open_instruct.rl_utils import prepare_collated_data_for_workers
 
@@ -243,7 +244,8 @@ def test_saved_model_is_read_by_transformers(one_learner: Learners, tmp_path: Pa
 
 def test_a_checkpoint_goes_on_where_it_was(ray_session: Any, one_learner: Learners, tmp_path: Path) -> None:
     one_learner.train(make_samples(8, seed=4))  # the optimizer has a past
-    ray_session.get(one_learner.group.async_save_checkpoint(str(tmp_path / "state")), timeout=TIMEOUT_S)
+    [written] = ray_session.get(one_learner.group.async_save_checkpoint(str(tmp_path / "state")), timeout=TIMEOUT_S)
+    assert written == files_in(tmp_path / "state")  # it has put each of them on the disk
     one_learner.train(make_samples(8, seed=5))
     unbroken = one_learner.weights(tmp_path / "unbroken")
     ray_session.get(one_learner.group.async_load_checkpoint(str(tmp_path / "state"), 0), timeout=TIMEOUT_S)
