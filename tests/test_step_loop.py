@@ -15,12 +15,13 @@ from open_instruct.checkpoints import STATE_FILE
 from open_instruct.colocation import SideBySide
 from open_instruct.run_identity import run_identity
 from open_instruct.run_saving import checkpoint_store, resumes_the_same_run
+from open_instruct.step_sums import NONFINITE_STEPS
 
 
 @pytest.fixture(autouse=True)
 def logging_as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A run sends its log to its own directory."""
-    monkeypatch.setattr(fully_async_trainer, "merge_step_metrics", lambda reports: {})
+    monkeypatch.setattr(fully_async_trainer, "merge_step_metrics", lambda reports: {NONFINITE_STEPS: 0})
     monkeypatch.setattr(run_log, "plot_reward_curve", lambda *_: None)
     root, ours = logging.getLogger(), logging.getLogger("open_instruct")
     handlers, levels = list(root.handlers), (root.level, ours.level)
