@@ -443,6 +443,8 @@ def component_status(run: Run) -> ComponentStatus:
         what="the controller and the message queue",
         timeout_s=CONTROL_S,
     )
+    for notice in controller["notices"]:
+        logger.warning("the rollout controller: %s", notice)
     return ComponentStatus(
         trainer=run.trainer.get_statistics() | run.synchronizer.get_statistics(),
         rollouter=controller["statistics"],

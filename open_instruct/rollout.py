@@ -36,6 +36,7 @@ from open_instruct.evaluation import Evaluation
 from open_instruct.generation_failures import GenerationFailures
 from open_instruct.logger_utils import TrackerOptions, make_tracker
 from open_instruct.message_queue import MessageQueue, QueueFull
+from open_instruct.notices import Notices
 from open_instruct.prompt_dataset import PromptDataset, PromptOrder
 from open_instruct.rc_plans import RCPlanner
 from open_instruct.rollout_state import FinishedGroup, read_state, write_state
@@ -148,6 +149,8 @@ class RolloutController:
         self._num_generated_tokens = 0
         self._counters: Counter[str] = Counter()
         self._failures = GenerationFailures()
+        self._notices = Notices()
+        self._notices.install()
         self._over_issue = batch_building.OverIssueBias()
 
     # --- lifecycle ----------------------------------------------------------------------------------------------------
@@ -180,6 +183,7 @@ class RolloutController:
             self._state.notify_all()
         self._verifiers.close()
         self._tracker.finish()
+        self._notices.remove()
         for thread in self._threads:
             thread.join(timeout=4 * POLL_S)
 
@@ -286,7 +290,7 @@ class RolloutController:
             self._evaluation = None
 
     def status(self) -> dict[str, Any]:
-        """Ledger counts, tokens of training results so far, and what lies in the queues and buffers."""
+        """Ledger counts, tokens of training results so far, what lies in the queues and buffers, warnings since the last call."""
         queues = {"prompts": self.param_prompt_Q.qsize(), "results": self.inference_results_Q.qsize()}
         with self._state:
             self._raise_background_error()
@@ -296,6 +300,7 @@ class RolloutController:
                 "queues": queues,
                 "num_generated_tokens": self._num_generated_tokens,
                 "statistics": self.get_statistics(),
+                "notices": self._notices.take(),
             }
 
     def get_statistics(self) -> dict[str, Any]:
@@ -315,7 +320,8 @@ class RolloutController:
             }
 
     def describe_progress(self) -> str:
-        """Who is waited for, for a message to the user."""
+        """Who is waited for, for a message to the user, and warnings that nobody has taken."""
+        notices = self._notices.take()
         with self._state:
             waiting = [p for p in self._ledger.open_prompts() if self._flow.is_waited_for(p)]
             names = ", ".join(f"{p.prompt_id} (version {p.version})" for p in waiting[:8])
@@ -324,6 +330,7 @@ class RolloutController:
                 f"{len(waiting)} prompts are not back from the engines ({names or 'none'}), {len(self._verifying)} are being "
                 f"scored, {len(self._groups)} groups wait"
                 + (f"; paused: {', '.join(self._pauses)}" if self._pauses else "")
+                + (f"; warnings: {' '.join(notices)}" if notices else "")
             )
 
     def close_ledger(self) -> dict[str, object]:

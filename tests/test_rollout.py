@@ -635,6 +635,18 @@ def test_causes_of_failures_are_told_now_and_then(make_play: MakePlay, caplog: p
     ]
 
 
+def test_warnings_reach_the_driver_with_the_status_or_while_it_waits_for_data(make_play: MakePlay) -> None:
+    play = make_play(max_generation_attempts=9).start()
+    play.deliver(broken_off(play.answer(play.receive(NUM_PROMPTS)[0])))
+    play.receive(1)
+    [notice] = play.controller.status()["notices"]
+    assert notice.startswith("engines gave up 1 group (generation_timeout: 1).")
+    assert play.controller.status()["notices"] == []
+    play.deliver(*(play.answer(request, SOLVED) for request in play.received[:NUM_PROMPTS]))
+    play.receive(NUM_PROMPTS)
+    assert "; warnings: step 1: in each of 4 groups all responses scored alike" in play.controller.describe_progress()
+
+
 def test_verification_that_cannot_be_done_ends_the_run(make_play: MakePlay, monkeypatch: pytest.MonkeyPatch) -> None:
     play = make_play().start()
     failed: Future[list[Scored]] = Future()
