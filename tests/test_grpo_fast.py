@@ -160,7 +160,7 @@ def test_sigterm_writes_a_checkpoint_and_the_same_command_goes_on(tmp_path: Path
             "evaluation",
             {"dataset_mixer_eval_list": [f"{SUMS}&size=20000", "1.0"], "local_eval_every": 3, "async_steps": 1},
         ),
-        ("step", {"num_epochs": 300, "async_steps": 1}),
+        ("step", {"num_epochs": 40, "async_steps": 1}),
         ("pieces", {"streaming": True, "deepspeed_stage": 2, "async_steps": 0}),
         ("sync", {"weight_sync_timeout_s": 8.0, "vllm_num_engines": 2, "async_steps": 1}),
     ],
@@ -170,7 +170,7 @@ def test_sigterm_ends_every_phase_in_time(tmp_path: Path, phase: str, options: d
     out = tmp_path / "out"
     words = command(out, total_episodes=16 * 500, **options)
     process = Process(words)
-    process.wait_for_rows(out / "prompts.jsonl", 4)
+    process.wait_for_rows(out / "prompts.jsonl", 4 if phase == "evaluation" else 2)
     if phase == "sync":
         [*_, (engine, _)] = [one for one in process.processes() if one[1].startswith("ray::LLMRayActor")]
         os.kill(engine, signal.SIGSTOP)
