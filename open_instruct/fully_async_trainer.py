@@ -76,7 +76,10 @@ class FullyAsyncTrainer:
             pieces.append(piece)
         with self._timer("learners"):
             reports = self._parts.wait(
-                under_way, what=f"training step {training_step}", timeout_s=self._args.progress_timeout_s
+                under_way,
+                what=f"training step {training_step}",
+                timeout_s=self._args.progress_timeout_s,
+                limit="progress_timeout_s",
             )
         last = pieces[-1]
         self.global_steps = training_step

@@ -47,6 +47,7 @@ from open_instruct.run_inputs import RunInputs, load_inputs
 from open_instruct.run_log import SUMMARY_FILE, ComponentStatus, Monitor, RunLog
 from open_instruct.run_saving import (
     checkpoint_store,
+    is_complete,
     resumes_the_same_run,
     save_checkpoint,
     save_if_due,
@@ -234,7 +235,13 @@ def resume(run: Run) -> None:
             *parts.group.async_load_checkpoint(str(path), progress.training_step),
             controller.load.remote(progress.training_step, str(path / ROLLOUT_STATE)),
         ]
-        parts.wait(loading, what=f"loading {path}", timeout_s=run.args.init_timeout_s, interruptible=True)
+        parts.wait(
+            loading,
+            what=f"loading {path}",
+            timeout_s=run.args.init_timeout_s,
+            limit="init_timeout_s",
+            interruptible=True,
+        )
         run.progress = progress
         evaluation_was_under_way = newest.state["evaluation_of"] is not None
     run.log.started(run.progress.training_step, newest.path if newest else None)
@@ -380,6 +387,7 @@ def maybe_evaluate(run: Run) -> bool:
                 run.parts.manager.async_eval(run.evaluation_of),
                 what=f"the evaluation of version {run.evaluation_of}",
                 timeout_s=run.args.eval_timeout_s + 10,
+                limit="eval_timeout_s",
                 interruptible=True,
                 on_poll=lambda: some_engine_serves(run),
             )
@@ -481,13 +489,6 @@ def summarize(run: Run, *, model: Path | None = None) -> RunSummary:
         checkpoint=None if checkpoint is None else str(checkpoint),
         plot=None,
     )
-
-
-def is_complete(args: GRPOConfig) -> bool:
-    """Whether `--output_dir` holds a run that came to its end."""
-    steps = checkpoint_store(args).steps()
-    done = Path(args.output_dir, "model").is_dir() and Path(args.output_dir, SUMMARY_FILE).is_file()
-    return bool(steps) and steps[-1] >= args.num_training_steps and done
 
 
 def tell_that_it_is_complete(args: GRPOConfig) -> int:

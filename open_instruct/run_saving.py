@@ -9,6 +9,7 @@ from open_instruct.config import GRPOConfig
 from open_instruct.config_checks import shown
 from open_instruct.rollout_state import FILE as ROLLOUT_STATE
 from open_instruct.run_identity import differences, run_identity
+from open_instruct.run_log import SUMMARY_FILE
 
 if TYPE_CHECKING:
     from open_instruct.grpo_fast import Run
@@ -35,6 +36,13 @@ def resumes_the_same_run(args: GRPOConfig, inputs: "RunInputs | None") -> list[s
         f"{option}: {newest.path} is of another run: {'; '.join(changed)}. To go on from there make it as it was; to start "
         f"anew choose another --output_dir."
     ]
+
+
+def is_complete(args: GRPOConfig) -> bool:
+    """Whether `--output_dir` holds a run that came to its end."""
+    steps = checkpoint_store(args).steps()
+    done = Path(args.output_dir, "model").is_dir() and Path(args.output_dir, SUMMARY_FILE).is_file()
+    return bool(steps) and steps[-1] >= args.num_training_steps and done
 
 
 def save_if_due(run: "Run") -> None:
@@ -66,7 +74,9 @@ def _write_parts(run: "Run", path: Path) -> dict[str, int]:
     """Bytes of each file that the learners have written."""
     learners = run.parts.group.async_save_checkpoint(str(path))
     controller = run.parts.manager.controller.save.remote(run.progress.training_step, str(path / ROLLOUT_STATE))
-    *written, _ = run.parts.wait([*learners, controller], what="saving a checkpoint", timeout_s=run.args.init_timeout_s)
+    *written, _ = run.parts.wait(
+        [*learners, controller], what="saving a checkpoint", timeout_s=run.args.init_timeout_s, limit="init_timeout_s"
+    )
     return {name: num_bytes for files in written for name, num_bytes in files.items()}
 
 
@@ -78,6 +88,7 @@ def save_model(run: "Run", directory: Path) -> Path:
             run.parts.group.async_save_model(run.progress.training_step, directory=str(beside), with_optimizer=False),
             what="saving the model",
             timeout_s=run.args.init_timeout_s,
+            limit="init_timeout_s",
         )
         if not any(beside.iterdir()):
             raise StorageNotShared(

@@ -225,9 +225,14 @@ class PlayedParts:
         )
         self.is_ending = False
         self.waits: list[str] = []
+        self.limits: dict[str, str] = {}
+        """By what was waited for, the option that a message names when it takes too long."""
 
-    def wait(self, refs: Any, *, what: str, timeout_s: float, interruptible: bool = False, **_: Any) -> Any:
+    def wait(
+        self, refs: Any, *, what: str, timeout_s: float, limit: str = "", interruptible: bool = False, **_: Any
+    ) -> Any:
         assert timeout_s > 0
+        self.limits[what] = limit
         self.waits.append(what)
         if self._during and self._during in what:
             self._times_left -= 1

@@ -54,6 +54,11 @@ def test_a_run_without_incident(tmp_path: Path) -> None:
     assert_nothing_is_lost_or_repeated(tmp_path)
     assert evaluated_steps(tmp_path) == [2, 4, 6]
     assert run.progress.eval_accuracy_after == 0.06
+    assert {what: limit for what, limit in run.parts.limits.items() if limit} == {
+        **{f"training step {step}": "progress_timeout_s" for step in range(1, NUM_STEPS + 1)},
+        **{f"the evaluation of version {step}": "eval_timeout_s" for step in (2, 4, 6)},
+        "saving the model": "init_timeout_s",
+    }
 
 
 # --- SIGTERM, phase by phase ------------------------------------------------------------------------------------------
