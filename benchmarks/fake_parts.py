@@ -18,9 +18,9 @@ from open_instruct import coordinator, rollout_manager
 from open_instruct.actor_group import RayTrainGroup
 from open_instruct.config import GRPOConfig
 from open_instruct.data_types import GenerationResult, PromptRequest, RolloutBatch, ShutdownSentinel, TokenStatistics
+from open_instruct.engine_client import UpdateReport
 from open_instruct.placement_group import create_placement_groups
 from open_instruct.train_actor import TrainRayActor
-from open_instruct.weight_sync import UpdateReport
 
 ENGINES_PER_PROCESS = 64
 TIMEOUT_S = 60.0
@@ -110,8 +110,9 @@ class FakeLearner(TrainRayActor):
     def init(self, args: Any, device: Any, address: tuple[str, int], *, role: str, with_ref: bool) -> int:
         return 0
 
-    def connect_rollout_engines(self, rollout_engines: Mapping[int, Any], rollout_engine_lock: Any) -> None:
+    def connect_rollout_engines(self, rollout_engines: Mapping[int, Any], rollout_engine_lock: Any) -> dict[int, str]:
         self._engines = rollout_engines
+        return {}
 
     def train(self, rollout_id: int, rollout_data_ref: RolloutBatch) -> dict[str, Any]:
         ray.get(rollout_data_ref.rank_data[self._rank], timeout=TIMEOUT_S)

@@ -115,7 +115,7 @@ class BareSampler:
 
     def __init__(self, args: Any) -> None:
         from open_instruct import rollout_manager
-        from open_instruct.vllm_utils3 import make_engine
+        from open_instruct.vllm_engine import make_engine
 
         self._args = args
         options = rollout_manager.engine_options(
@@ -125,7 +125,7 @@ class BareSampler:
 
     def sample(self, prompts: list[Any], numbers: list[int]) -> list[list[list[int]]]:
         from open_instruct.rollout import request_seed
-        from open_instruct.vllm_utils3 import sampling_params
+        from open_instruct.vllm_engine import sampling_params
 
         for prompt, number in zip(prompts, numbers, strict=True):
             config = replace(self._args.train_sampling, seed=request_seed(self._args.seed, number))

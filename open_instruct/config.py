@@ -207,6 +207,10 @@ class AsyncOptions:
     """Prompts that a step may leave to the next one: it takes the first complete groups. They are shorter than the average."""
     streaming: bool = False
     """Learners begin a step with the first complete groups instead of the whole batch. The gradient is the same."""
+    weight_transport: Literal["auto", "nccl", "ipc", "ray_object", "gloo", "shm"] = "auto"
+    """How new weights come to the engines. auto: `nccl` between GPUs, `ipc` where engines and learners share them, `ray_object`
+    without a GPU. `ray_object` works everywhere, but each weight passes through main memory. `gloo` and `shm` take the way
+    of `nccl` and `ipc` on a machine without a GPU, for trying it out."""
     inflight_updates: bool = True
     """Engines take new weights between two tokens of a response. False: they finish what they have begun first."""
     trigger_parameter_sync_step: int = 1
@@ -562,6 +566,7 @@ class GRPOConfig(
             dtype=self.model_dtype,
             attn_implementation=self.attn_implementation,
             colocated=self.shares_devices,
+            weight_transport=None if self.weight_transport == "auto" else self.weight_transport,
         )
 
 

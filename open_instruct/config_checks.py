@@ -26,6 +26,7 @@ from open_instruct.rc_prompts import (
 )
 from open_instruct.rc_types import SUMMARIZATION
 from open_instruct.rc_weights import parse_turn_weights
+from open_instruct.weight_transports import IPC, NCCL, NEEDS_GPU, WITHOUT_GPU
 
 HUB_TIMEOUT_S = 5.0
 """Seconds that the Hugging Face hub has to say whether it knows a name."""
@@ -351,6 +352,19 @@ def turns_have_an_order(args: GRPOConfig) -> Iterator[str]:
         yield f"{options}: engines sleep whenever learners train. Leave out engine_sleep_after_s."
 
 
+def weight_transport_fits(args: GRPOConfig) -> Iterator[str]:
+    """NCCL refuses two processes on one GPU; memory of a GPU can be shared only with processes on it."""
+    chosen, has_gpu = args.weight_transport, args.device.kind == "cuda"
+    cure = "Leave it out, or take ray_object, which works everywhere."
+    if chosen in NEEDS_GPU and not has_gpu:
+        yield f"{shown(args, 'weight_transport')}: this machine has no GPU. {cure}"
+    elif chosen in WITHOUT_GPU and has_gpu:
+        yield f"{shown(args, 'weight_transport')}: this is for machines without a GPU. {cure}"
+    elif (chosen == NCCL and args.shares_devices) or (chosen == IPC and not args.shares_devices):
+        together = "share GPUs" if args.shares_devices else "have GPUs of their own"
+        yield f"{shown(args, 'weight_transport', 'colocate', 'single_gpu_mode')}: engines and learners {together}. {cure}"
+
+
 def colocated_engines_fit(args: GRPOConfig) -> Iterator[str]:
     needed = args.vllm_num_engines * args.vllm_tensor_parallel_size
     if args.colocate and needed > args.num_learners:
@@ -505,6 +519,7 @@ RULES: tuple[Callable[[GRPOConfig], Iterator[str]], ...] = (
     outputs_can_be_written,
     single_gpu_has_one_of_each,
     turns_have_an_order,
+    weight_transport_fits,
     colocated_engines_fit,
     attention_can_run,
     machine_has_room,

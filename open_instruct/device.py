@@ -10,6 +10,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from open_instruct.weight_transports import SHARES_HANDLES, WeightTransport
+
 if TYPE_CHECKING:
     import torch
 
@@ -22,7 +24,7 @@ CPU_BATCHED_TOKENS = 8192
 CPU_KV_CACHE_BYTES = 2**30
 """Key-value cache of one engine on CPU."""
 ONE_PROCESS = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
-"""Executor of a server on CPU that has the model in the engine's process. By default (vLLM 0.32) it has one of its own, and the
+"""Executor on CPU that has the model in the process of the engine core. By default (vLLM 0.32) it has one of its own, and the
 two wait for each other by spinning: several times the CPU time on two cores."""
 WORKER_BYTES = 2 * 2**30
 """Memory that a learner or an engine takes on CPU before it holds a model worth speaking of."""
@@ -39,6 +41,8 @@ class Device:
     """As Transformers calls it."""
     colocated: bool = False
     """Learners and engines share devices."""
+    chosen_transport: WeightTransport | None = None
+    """How weights come to the engines; None is what fits the device."""
 
     @property
     def torch_dtype(self) -> "torch.dtype":
@@ -69,8 +73,10 @@ class Device:
         return self.kind == "cuda"
 
     @property
-    def weight_transport(self) -> Literal["ray_object", "nccl", "ipc"]:
-        """Name of the vLLM weight-transfer backend. NCCL cannot join two processes on one GPU, hence `ipc`."""
+    def weight_transport(self) -> WeightTransport:
+        """How weights come to the engines, unless it was chosen. NCCL cannot join two processes on one GPU, hence `ipc`."""
+        if self.chosen_transport is not None:
+            return self.chosen_transport
         if self.kind == "cpu":
             return "ray_object"
         return "ipc" if self.colocated else "nccl"
@@ -119,10 +125,18 @@ class Device:
 
     def engine_env(self, *, enforce_eager: bool) -> dict[str, str]:
         """Environment of an engine's process, to be set before vLLM is imported. What the user has set wins."""
+        env = {}
+        if self.weight_transport in SHARES_HANDLES:  # msgpack alone refuses what handles of shared memory consist of
+            env["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"
         if self.kind == "cuda":
-            return {}
-        in_the_actor_itself = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}  # half the time to start
-        return _unless_set_by_user(in_the_actor_itself | _engine_env_on_cpu(enforce_eager=enforce_eager))
+            return _unless_set_by_user(env)
+        env["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the engine core in the actor itself: half the time to start
+        return _unless_set_by_user(env | _engine_env_on_cpu(enforce_eager=enforce_eager))
+
+    @property
+    def executor_of_one_worker(self) -> str | None:
+        """vLLM's executor of an engine without tensor parallelism; None is vLLM's choice, which is one process on GPU."""
+        return None if self.kind == "cuda" else ONE_PROCESS
 
     @property
     def server_words(self) -> list[str]:
@@ -225,6 +239,7 @@ def current_device(
     dtype: str = "auto",
     attn_implementation: str = "auto",
     colocated: bool = False,
+    weight_transport: WeightTransport | None = None,
 ) -> Device:
     """The device of this machine.
 
@@ -238,7 +253,7 @@ def current_device(
         dtype = "bfloat16" if kind == "cuda" else "float32"
     if attn_implementation == "auto":
         attn_implementation = "flash_attention_2" if flash_attention_can_run(kind) else "sdpa"
-    return Device(kind, dtype, attn_implementation, colocated)
+    return Device(kind, dtype, attn_implementation, colocated, weight_transport)
 
 
 def gpu_uuid() -> str | None:

@@ -27,6 +27,7 @@ from open_instruct.checkpoints import LEARNER_DIRECTORY, sync_files_of_rank, syn
 from open_instruct.config import GRPOConfig
 from open_instruct.data_types import Box, CollatedBatchData, MiniBatch, RolloutBatch
 from open_instruct.device import Device
+from open_instruct.engine_client import UpdateReport
 from open_instruct.grpo_utils import RhoOptions, compute_grpo_loss, compute_rho_correction, logprob_difference_sums
 from open_instruct.learner_models import build_engine, build_reference, hf_model
 from open_instruct.optimizer_step import apply_gradient, discard_gradient
@@ -35,15 +36,8 @@ from open_instruct.run_tokenizer import tokenizer_of_run
 from open_instruct.state_offload import REFERENCE, TAGS, WEIGHTS, StateOffload
 from open_instruct.step_sums import StepSums
 from open_instruct.train_actor import TrainRayActor
-from open_instruct.weight_sync import (
-    RAY_OBJECT,
-    DeepSpeedWeightSource,
-    EngineClient,
-    UpdateAbandoned,
-    UpdateReport,
-    WeightSender,
-    make_weight_sender,
-)
+from open_instruct.weight_link import LinkOptions, WeightLink
+from open_instruct.weight_sync import DeepSpeedWeightSource
 
 if TYPE_CHECKING:
     from ray.actor import ActorHandle
@@ -67,8 +61,6 @@ class PolicyTrainerRayProcess(TrainRayActor):
         self.world_size = world_size
         self.version = 0
         """Training steps that are done."""
-        self._sender: WeightSender | None = None
-        self._client: EngineClient | None = None
         self._lock: Lock | None = None
         self._store: torch.distributed.TCPStore | None = None
         self._step: StepSums | None = None
@@ -100,8 +92,19 @@ class PolicyTrainerRayProcess(TrainRayActor):
         self.engine = build_engine(args, device, world_size=self.world_size)
         self._ref_model = build_reference(args, device, world_size=self.world_size) if with_ref else None
         self._source = DeepSpeedWeightSource(hf_model(self.engine), zero_stage=args.deepspeed_stage)
+        self._link = self._make_link()
         self._offload = StateOffload(device, self.engine, self._ref_model)
         return self.version
+
+    def _make_link(self) -> WeightLink:
+        args = self._args
+        options = LinkOptions(
+            workers_per_engine=args.vllm_tensor_parallel_size,
+            timeout_s=args.weight_sync_timeout_s,
+            connect_timeout_s=args.init_timeout_s,
+            find_address=process_group.free_address,
+        )
+        return WeightLink(self._source, self._device, rank=self.rank, world_size=self.world_size, options=options)
 
     # --- training -----------------------------------------------------------------------------------------------------
 
@@ -277,27 +280,14 @@ class PolicyTrainerRayProcess(TrainRayActor):
 
     def connect_rollout_engines(
         self, rollout_engines: "Mapping[int, ActorHandle]", rollout_engine_lock: "Lock | None" = None
-    ) -> None:
+    ) -> dict[int, str]:
         """Set up the transport of weights to `rollout_engines` (with their positions), in place of an earlier one.
 
-        An update takes `rollout_engine_lock`: two groups never send to the same engines at once.
+        On the first rank, the engines that could not be reached, with the cause; then nobody is connected. An update takes
+        `rollout_engine_lock`: two groups never send to the same engines at once.
         """
-        args, transport = self._args, self._device.weight_transport
         self._lock = rollout_engine_lock
-        self._client = EngineClient(
-            rollout_engines,
-            workers_per_engine=args.vllm_tensor_parallel_size,
-            timeout_s=args.weight_sync_timeout_s,
-            in_one_group=transport != RAY_OBJECT,
-        )
-        self._sender = make_weight_sender(
-            transport,
-            rank=self.rank,
-            client=self._client,
-            source=self._source,
-            num_engine_workers=len(rollout_engines) * args.vllm_tensor_parallel_size,
-            find_address=process_group.free_address,
-        )
+        return self._link.connect(rollout_engines)
 
     def held_version(self) -> int:
         """The version of the weights: training steps that are in them."""
@@ -312,22 +302,11 @@ class PolicyTrainerRayProcess(TrainRayActor):
         """
         if version not in (None, self.version):
             raise ValueError(f"version {version} was to be sent, but these weights are of version {self.version}")
-        if self._sender is None or self._client is None:
-            raise RuntimeError("there are no engines to send weights to: connect_rollout_engines comes first")
         self._offload.check_loaded(WEIGHTS, what="an update of the engines")
         if self.rank != 0 or self._lock is None:
-            return self._send(self._sender, self._client, engines)
+            return self._link.send(self.version, engines)
         with self._lock.held(self._args.weight_sync_timeout_s):
-            return self._send(self._sender, self._client, engines)
-
-    def _send(self, sender: WeightSender, client: EngineClient, engines: Sequence[int] | None) -> UpdateReport:
-        client.begin(self.version, engines)
-        try:
-            sender.send_weights()
-        except UpdateAbandoned:
-            for _ in self._source:  # the other ranks wait in the gathers
-                pass
-        return client.report()
+            return self._link.send(self.version, engines)
 
     # --- giving the device to others ----------------------------------------------------------------------------------
 

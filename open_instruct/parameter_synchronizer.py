@@ -15,8 +15,11 @@ from typing import Any
 from open_instruct import component_log
 from open_instruct.component_log import components
 from open_instruct.config import GRPOConfig
+from open_instruct.engine_client import UpdateReport
 from open_instruct.engine_supervisor import EngineSupervisor
-from open_instruct.weight_sync import UpdateReport
+
+CONNECTING_S = 60.0
+"""What making the group may take beside the engines' own limit (`--init_timeout_s`), which an error then names."""
 
 
 @dataclass(frozen=True)
@@ -146,8 +149,8 @@ class ParameterSynchronizer:
         members, behind = self._members(), self._behind(version)
         if not behind:
             return UpdateReport()
-        if members != self._group:
-            self._connect(members)
+        if members != self._group and (unreachable := self._connect(members)):
+            return UpdateReport(failures=unreachable)
         reports = self._parts.wait(
             self._parts.group.async_update_weights(version, behind),
             what=f"weights of version {version}",
@@ -158,14 +161,17 @@ class ParameterSynchronizer:
             self._group = {}
         return reports[0]
 
-    def _connect(self, members: dict[int, Any]) -> None:
-        """Make the communication group of learners and `members`."""
-        self._parts.wait(
+    def _connect(self, members: dict[int, Any]) -> dict[int, str]:
+        """Make the communication group of learners and `members`; who could not be reached, with the cause."""
+        self._group = {}
+        [unreachable, *_] = self._parts.wait(
             self._parts.group.async_init_weight_update_connections(self._parts.manager, members),
             what="the connection of learners and engines",
-            timeout_s=self._args.init_timeout_s,
+            timeout_s=self._args.init_timeout_s + CONNECTING_S,
         )
-        self._group = members
+        if not unreachable:
+            self._group = members
+        return unreachable
 
     def take_metrics(self) -> dict[str, float]:
         """Of the syncs since the last call: seconds of the whole (`time/weight_sync`), and how long engines stood still."""

@@ -29,7 +29,8 @@ from open_instruct.placement_plan import Asked, CannotPlace
 from open_instruct.ray_utils import Lock
 from open_instruct.rollout import ControllerOptions, RolloutController
 from open_instruct.run_inputs import RunInputs, load_inputs
-from open_instruct.vllm_utils3 import EngineOptions, LLMRayActor
+from open_instruct.vllm_engine import EngineOptions
+from open_instruct.vllm_utils3 import LLMRayActor
 
 if TYPE_CHECKING:
     from ray.actor import ActorHandle
@@ -150,6 +151,7 @@ def engine_options(args: GRPOConfig, device: Device, *, seed: int, max_model_len
         max_num_seqs=args.vllm_max_num_seqs,
         weight_transport=device.weight_transport,
         tensor_parallel_size=args.vllm_tensor_parallel_size,
+        executor_of_one_worker=device.executor_of_one_worker,
         seed=seed,
         enforce_eager=args.vllm_enforce_eager,
         enable_prefix_caching=args.vllm_enable_prefix_caching,

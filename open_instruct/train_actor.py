@@ -16,8 +16,9 @@ class TrainRayActor(ABC):
         """Join the other ranks at `address` and load the model, with a reference model if asked; the first `rollout_id`."""
 
     @abstractmethod
-    def connect_rollout_engines(self, rollout_engines: Mapping[int, Any], rollout_engine_lock: Any) -> None:
-        """Set up the transport of weights to these engines (with their positions), in place of an earlier one."""
+    def connect_rollout_engines(self, rollout_engines: Mapping[int, Any], rollout_engine_lock: Any) -> dict[int, str]:
+        """Set up the transport of weights to these engines (with their positions), in place of an earlier one; who could not be
+        reached, with the cause."""
 
     @abstractmethod
     def train(self, rollout_id: int, rollout_data_ref: Any) -> dict[str, Any] | None:

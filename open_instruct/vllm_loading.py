@@ -32,15 +32,30 @@ def begin_reload(model: torch.nn.Module) -> None:
 
 def finish_reload(model: torch.nn.Module, model_config: Any) -> None:
     """Swap the loaded weights in. Raises `WeightsDoNotFit` with the names that are missing on either side."""
-    account = model.__dict__.pop("_load_account", None)
-    model.__dict__.pop("load_weights", None)
-    if account is not None:
-        account.close()
+    account = _stop_watching(model)
     finalize_layerwise_reload(model, model_config)
     repack_tied_lm_head(model)
     if account is not None:
         account.check()
         model._is_known_to_fit = True  # type: ignore[assignment]
+
+
+def abandon_reload(model: torch.nn.Module, model_config: Any) -> None:
+    """Bring the model back into a shape that can be loaded again, after some of its weights came or none.
+
+    Layers that nothing came for have their old weights afterwards; others may be incomplete, so a whole reload has to follow.
+    """
+    _stop_watching(model)
+    finalize_layerwise_reload(model, model_config)
+    repack_tied_lm_head(model)
+
+
+def _stop_watching(model: torch.nn.Module) -> "LoadAccount | None":
+    account = model.__dict__.pop("_load_account", None)
+    model.__dict__.pop("load_weights", None)
+    if account is not None:
+        account.close()
+    return account
 
 
 def repack_tied_lm_head(model: torch.nn.Module) -> None:
@@ -137,11 +152,18 @@ class _Trace(TorchDispatchMode):
         for name, tensor in weights:
             if tensor.numel():
                 self._unused.add(name)
-                start = tensor.data_ptr()
-                at = bisect.bisect_right(self._starts, start)
-                self._starts.insert(at, start)
-                self._ends_and_names.insert(at, (start + tensor.nbytes, name))
+                self._note(name, tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes)
             yield name, tensor
+
+    def _note(self, name: str, start: int, end: int) -> None:
+        """Tensors that lay in this memory before are gone: buckets are freed, and their memory comes again."""
+        at = bisect.bisect_left(self._starts, start)
+        if at and self._ends_and_names[at - 1][0] > start:
+            at -= 1
+        while at < len(self._starts) and self._starts[at] < end:
+            del self._starts[at], self._ends_and_names[at]
+        self._starts.insert(at, start)
+        self._ends_and_names.insert(at, (end, name))
 
     def unused(self) -> set[str]:
         return self._unused

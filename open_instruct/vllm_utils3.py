@@ -13,7 +13,6 @@ would starve them). The puller asks for a prompt only while the tokens outstandi
 engines on the same queues share the work by themselves.
 """
 
-import math
 import os
 import queue
 import threading
@@ -21,7 +20,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -36,44 +35,24 @@ from open_instruct.data_types import (
     ShutdownSentinel,
     TokenStatistics,
 )
-from open_instruct.engine_sleep import EngineSleep, SleepOptions
+from open_instruct.engine_sleep import EngineSleep
 from open_instruct.engine_workflows import EngineFacts, RolloutRunner
 from open_instruct.rc_prompts import ChatCodec
-from open_instruct.rc_state import RCSettings
-from open_instruct.worker_memory import files_of_workers, remove_when_this_process_ends
+from open_instruct.vllm_engine import (
+    EngineCoreLost,
+    EngineOptions,
+    VLLMEngine,
+    completions_of,
+    make_engine,
+    sampling_params,
+)
+from open_instruct.weight_receiver import WeightReceiver, new_abort_file
+from open_instruct.worker_memory import clean_up_when_this_process_ends
 
 POLL_S = 0.5
 """Longest wait of a helper thread before it looks whether it should stop."""
 IDLE_S = 0.05
 """Longest wait of the engine thread when it has nothing to generate."""
-
-
-@dataclass(frozen=True)
-class EngineOptions:
-    """What an engine is started with."""
-
-    model: str
-    dtype: str
-    max_model_len: int
-    max_num_seqs: int
-    weight_transport: str
-    tokenizer: str | None = None
-    revision: str | None = None
-    tensor_parallel_size: int = 1
-    seed: int = 0
-    enforce_eager: bool = False
-    enable_prefix_caching: bool = False
-    inflight_updates: bool = True
-    """Take new weights between two tokens of a response; else what was begun is finished first."""
-    generation_timeout: float | None = None
-    """Seconds after which a group is broken off and reported as failed."""
-    sleep: SleepOptions = field(default_factory=SleepOptions)
-    rc: RCSettings | None = None
-    """How prompts with a plan are rolled out; None: there are none."""
-    extra: dict[str, Any] = field(default_factory=dict)
-    """Further vLLM engine arguments that follow from the device (see `device.py`)."""
-    env: dict[str, str] = field(default_factory=dict)
-    """Environment variables to set before vLLM is imported."""
 
 
 @dataclass
@@ -108,11 +87,9 @@ class LLMRayActor:
         timeout_s: float = 600.0,
     ) -> None:
         self.engine_id = engine_id
-        self.version = version
         self.param_prompt_Q = param_prompt_Q
         self.inference_results_Q = inference_results_Q
         self._timeout_s = timeout_s
-        self._pause_during_update = options.weight_transport != "ray_object"
         self._held: dict[str, _Held] = {}
         self._rollouts: set[str] = set()
         """Prompts with a plan; their turns are in `_held`."""
@@ -122,9 +99,6 @@ class LLMRayActor:
         self._state = threading.Condition()
         self._stopping = threading.Event()
         self._running = False
-        self._updating = False
-        self._update_begun = False
-        self._update_id = 0
         self._inflight_updates = options.inflight_updates
         self._closed_until = 0.0
         """Until then (monotonic time) nothing new is admitted: an update waits for what is being generated."""
@@ -134,14 +108,22 @@ class LLMRayActor:
         self._helper_error: BaseException | None = None
         self._num_generated_tokens = 0
         self._busy_s = 0.0
-        self._last_step_at = time.time()
-        self._engine = make_engine(options, version)
-        if options.tensor_parallel_size > 1:
-            self._stands_by = remove_when_this_process_ends(files_of_workers())
+        self._last_step_at = time.monotonic()
+        abort_file = new_abort_file()
+        self._engine = VLLMEngine(make_engine(options, version), timeout_s=timeout_s)
+        self._stands_by = clean_up_when_this_process_ends(self._engine.processes(), {abort_file})
         self._sleep = EngineSleep(self._engine, options.sleep)
+        self._receiver = WeightReceiver(
+            self._engine, self._sleep, transport=options.weight_transport, version=version, abort_file=abort_file
+        )
         self._runner = self._make_runner(options) if options.rc is not None else None
         self._max_num_seqs = options.max_num_seqs
-        self._max_tokens = _kv_cache_tokens(self._engine)
+        self._max_tokens = self._engine.kv_cache_tokens
+
+    @property
+    def version(self) -> int:
+        """Of the weights that this engine serves."""
+        return self._receiver.version
 
     # --- generation ---------------------------------------------------------------------------------------------------
 
@@ -190,7 +172,7 @@ class LLMRayActor:
     def _tick(self) -> None:
         """Once around: control calls, new prompts, one engine step, finished groups."""
         self._run_commands()
-        if self._updating:
+        if self._receiver.is_paused:
             self._wait_for_work()
             return
         if time.monotonic() >= self._closed_until and self._sleep.may_admit:
@@ -206,13 +188,13 @@ class LLMRayActor:
             if output.finished:
                 self._finish(output)
         self._busy_s += time.perf_counter() - started
-        self._last_step_at = time.time()
+        self._last_step_at = time.monotonic()
 
     def _wait_for_work(self) -> None:
         with self._state:
             self._state.notify_all()  # an update may wait for the engine to be empty
             if not self._commands and (
-                self._updating or self._closed_until or not self._sleep.may_admit or not self._inbox
+                self._receiver.is_paused or self._closed_until or not self._sleep.may_admit or not self._inbox
             ):
                 self._state.wait(IDLE_S)
 
@@ -251,11 +233,12 @@ class LLMRayActor:
         if self._generation_timeout is None:
             return
         now = time.time()
-        late = [
-            held
-            for held in self._held.values()
-            if held.admitted_at and now - held.admitted_at > self._generation_timeout
-        ]
+        with self._state:  # other threads take prompts in meanwhile
+            late = [
+                held
+                for held in self._held.values()
+                if held.admitted_at and now - held.admitted_at > self._generation_timeout
+            ]
         for held in late:
             self._engine.abort_request([held.request.prompt_id])
             cause = f"generation_timeout: over {self._generation_timeout:g} s"
@@ -264,7 +247,7 @@ class LLMRayActor:
     def _accept(self, held: _Held) -> None:
         with self._state:
             if not self._held:
-                self._last_step_at = time.time()
+                self._last_step_at = time.monotonic()
             self._held[held.request.prompt_id] = held
             self._inbox.append(held)
             self._state.notify_all()
@@ -376,8 +359,8 @@ class LLMRayActor:
             self._state.notify_all()
 
     def shutdown(self) -> None:
-        """After `stop`: end the engine, and the worker processes that it may have."""
-        self._engine.engine_core.shutdown()
+        """After `stop`: end the engine, and the processes that it may have."""
+        self._engine.shutdown()
 
     def ready(self) -> int:
         """Answer once the engine is loaded: its id."""
@@ -391,13 +374,13 @@ class LLMRayActor:
 
         `held`: ids of prompts inside, finished ones on their way out included; `num_outstanding_tokens` that they may still come
         to; `version`; `num_generated_tokens` of finished groups and `busy_s` inside engine steps since the start; `idle_s` since
-        the last engine step, while there is something to generate; `state`; `needs_weights`: prompts wait, and the weights were
-        dropped in sleep.
+        the last engine step, while there is something to generate and no update, which has a limit of its own; `state`;
+        `needs_weights`: prompts wait, and the weights were dropped in sleep.
         """
         with self._state:
             held = [*self._held, *self._rollouts, *self._outgoing]
             num_tokens = sum(one.num_tokens for one in self._held.values())
-            is_busy = bool(self._held) and self._sleep.may_admit
+            is_busy = bool(self._held) and self._sleep.may_admit and not self._receiver.is_under_way
         return {
             "engine_id": self.engine_id,
             "held": held,
@@ -410,14 +393,14 @@ class LLMRayActor:
             "version": self.version,
             "num_generated_tokens": self._num_generated_tokens,
             "busy_s": self._busy_s,
-            "idle_s": time.time() - self._last_step_at if is_busy else 0.0,
+            "idle_s": time.monotonic() - self._last_step_at if is_busy else 0.0,
         }
 
     @property
     def _state_name(self) -> str:
         if self._stopping.is_set():
             return "stopped"
-        if self._updating or self._update_begun:
+        if self._receiver.is_under_way or self._receiver.is_paused:
             return "updating"
         if self._closed_until:
             return "draining"
@@ -436,31 +419,17 @@ class LLMRayActor:
         self._on_engine_thread(lambda: self._sleep.resume(tags))
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
-        self._on_engine_thread(lambda: self._rpc("init_weight_transfer_engine", init_info=init_info))
+        self._on_engine_thread(lambda: self._receiver.connect(init_info))
 
     def start_weight_update(self, update_id: int | None = None) -> None:
         """Begin an update; one that was begun before and not finished is forgotten.
 
-        With in-flight updates the engine goes on generating meanwhile. Without, it first finishes what it has begun. Updates are
-        numbered upwards; None is the next, and in the calls below the one under way.
+        With in-flight updates responses go on with the new weights afterwards. Without, the engine first finishes what it has
+        begun. Updates are numbered upwards; None is the next, and in the calls below the one under way.
         """
         if not self._inflight_updates:
             self._drain()
-
-        def start() -> None:
-            if update_id is not None and update_id < self._update_id:
-                raise RuntimeError(f"update {update_id} came after {self._update_id}, which is newer")
-            if self._update_begun:
-                from open_instruct.vllm_weight_transfer import abandon_weight_update
-
-                self._engine.collective_rpc(abandon_weight_update)
-            self._sleep.resume(["weights"])
-            self._update_id = self._update_id + 1 if update_id is None else update_id
-            self._updating = self._pause_during_update
-            self._update_begun = True
-            self._rpc("start_weight_update")
-
-        self._on_engine_thread(start)
+        self._on_engine_thread(lambda: self._receiver.begin(update_id))
 
     def _drain(self) -> None:
         """Wait until nothing is being generated; new prompts wait. The engine stays closed until somebody opens it again."""
@@ -478,41 +447,21 @@ class LLMRayActor:
         if "bucket" in update_info:
             update_info = ray.get(update_info["bucket"], timeout=self._timeout_s)
 
-        def receive() -> None:
-            self._check_update(update_id)
-            self._rpc("update_weights", update_info=update_info)
-
-        self._on_engine_thread(receive)
+        self._on_engine_thread(lambda: self._receiver.receive(update_info, update_id))
 
     def finish_weight_update(self, version: int, update_id: int | None = None) -> dict[str, float]:
         """Swap the weights between two engine steps; the `version` served from now on, and `pause_s`, how long that took."""
 
         def finish() -> dict[str, float]:
-            self._check_update(update_id)
-            started = time.perf_counter()
-            self._rpc("finish_weight_update")
-            if self._prefix_caching:  # what the old weights computed is not used again
-                self._engine.reset_prefix_cache(reset_running_requests=True)
-            self._engine.set_weight_version(str(version))
-            self.version = version
-            self._sleep.weights_came()
-            self._updating = self._update_begun = False
+            answer = self._receiver.finish(version, update_id)
             self._closed_until = 0.0
-            return {"version": version, "pause_s": time.perf_counter() - started}
+            return answer
 
         return self._on_engine_thread(finish)
 
-    def _check_update(self, update_id: int | None) -> None:
-        """A call of an update that was given up must not touch the one that came after it."""
-        if not self._update_begun or update_id not in (None, self._update_id):
-            raise RuntimeError(f"update {update_id} is not the one under way ({self._update_id})")
-
-    @property
-    def _prefix_caching(self) -> bool:
-        return bool(self._engine.vllm_config.cache_config.enable_prefix_caching)
-
-    def _rpc(self, method: str, **kwargs: object) -> None:
-        self._engine.collective_rpc(method, kwargs=kwargs)
+    def abort_weight_update(self) -> None:
+        """Nobody will send the rest of the update under way: let workers that wait for it go. Answered at once."""
+        self._receiver.abort()
 
     def _on_engine_thread(self, command: Callable[[], Any]) -> Any:
         """Run `command` between two engine steps and return what it returns."""
@@ -535,6 +484,9 @@ class LLMRayActor:
             command, done = self._commands.popleft()
             try:
                 done.set_result(command())
+            except EngineCoreLost as error:
+                done.set_exception(error)
+                raise
             except Exception as error:  # the caller's error, not the engine's
                 done.set_exception(error)
 
@@ -544,95 +496,23 @@ class LLMRayActor:
             done.set_exception(RuntimeError(f"engine {self.engine_id} has stopped"))
 
 
-def make_engine(options: EngineOptions, version: int) -> Any:
-    """A vLLM `LLMEngine` that labels its tokens with `version`. Sets `options.env` in this process first."""
-    os.environ.update(options.env)
-    from vllm import EngineArgs, LLMEngine
-    from vllm.config.weight_transfer import WeightTransferConfig
-
-    from open_instruct.weight_sync import register_weight_transfer
-
-    register_weight_transfer()
-    engine = LLMEngine.from_engine_args(
-        EngineArgs(
-            model=options.model,
-            tokenizer=options.tokenizer or options.model,
-            revision=options.revision,
-            dtype=options.dtype,  # type: ignore[arg-type]
-            max_model_len=options.max_model_len,
-            max_num_seqs=options.max_num_seqs,
-            tensor_parallel_size=options.tensor_parallel_size,
-            # In a placement group vLLM would make Ray actors of its workers, for which there is no room.
-            distributed_executor_backend="mp" if options.tensor_parallel_size > 1 else None,
-            seed=options.seed,
-            enforce_eager=options.enforce_eager,
-            enable_prefix_caching=options.enable_prefix_caching,
-            logprobs_mode="processed_logprobs",
-            generation_config="vllm",  # sampling follows the request alone, not the model's generation_config.json
-            weight_transfer_config=WeightTransferConfig(backend=options.weight_transport),
-            disable_log_stats=True,
-            enable_sleep_mode=options.sleep.calls_vllm,
-            **options.extra,
-        )
-    )
-    engine.set_weight_version(str(version))
-    return engine
-
-
-def _kv_cache_tokens(engine: Any) -> float:
-    """Tokens that the engine's key-value cache holds; no limit where the engine does not say."""
-    cache = engine.vllm_config.cache_config
-    return cache.num_gpu_blocks * cache.block_size if cache.num_gpu_blocks else math.inf
-
-
-def sampling_params(config: SamplingConfig) -> Any:
-    """vLLM's `SamplingParams` for one group: all samples in the final output, each token with its log-prob as sampled."""
-    from vllm import SamplingParams
-    from vllm.sampling_params import RequestOutputKind
-
-    return SamplingParams(
-        n=config.n,
-        temperature=config.temperature,
-        top_p=config.top_p,
-        max_tokens=config.max_tokens,
-        stop=list(config.stop),
-        seed=config.seed,
-        ignore_eos=config.ignore_eos,
-        logprobs=0,
-        flat_logprobs=True,
-        detokenize=bool(config.stop),
-        output_kind=RequestOutputKind.FINAL_ONLY,
-    )
-
-
 def _to_result(output: Any, held: _Held, engine_id: int) -> GenerationResult:
     request = held.request
-    completions = sorted(output.outputs, key=lambda completion: completion.index)
-    responses = [np.asarray(completion.token_ids, dtype=np.int32) for completion in completions]
+    completions = completions_of(output)
     return GenerationResult(
-        responses=responses,
-        logprobs=[_sampled_logprobs(completion) for completion in completions],
+        responses=[completion.token_ids for completion in completions],
+        logprobs=[completion.logprobs for completion in completions],
         finish_reasons=[completion.finish_reason for completion in completions],
-        version_spans=[
-            [(int(span.version), span.end - span.start) for span in completion.weight_versions or ()]
-            for completion in completions
-        ],
+        version_spans=[completion.version_spans for completion in completions],
         index=request.index,
         prompt_id=request.prompt_id,
         training_step=request.training_step,
         engine_id=engine_id,
         token_statistics=TokenStatistics(
             num_prompt_tokens=len(request.prompt),
-            num_response_tokens=sum(len(response) for response in responses),
+            num_response_tokens=sum(len(completion.token_ids) for completion in completions),
             generation_time=time.time() - held.admitted_at,
             start_time=held.admitted_at,
         ),
         marker=request.marker,
     )
-
-
-def _sampled_logprobs(completion: Any) -> np.ndarray:
-    """(R,) float32: the log-prob of each sampled token. With `logprobs=0` each position starts with the sampled one."""
-    flat = completion.logprobs
-    starts = np.asarray(flat.start_indices, dtype=np.int64)
-    return np.asarray(flat.logprobs, dtype=np.float32)[starts]

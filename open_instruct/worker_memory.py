@@ -1,12 +1,14 @@
-"""Files in shared memory that the worker processes of a tensor-parallel engine use, removed however the engine ends.
+"""What an engine leaves behind is cleaned up however the engine ends: its processes, and their files in shared memory.
 
-vLLM 0.32 ends its CPU workers without removing theirs, and an engine that is killed removes nothing at all. So a small process
-stands by: it waits until the engine's end of a pipe closes, which the kernel sees to, and removes the files then.
+An engine core in a process of its own outlives an actor that was killed from outside, and holds its GPU memory, so that a
+replacement finds no room. vLLM 0.32 ends its CPU workers without removing their files, and an engine that is killed removes
+nothing at all. So a small process stands by: it waits until the engine's end of a pipe closes, which the kernel sees to.
 """
 
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -15,9 +17,21 @@ SHARED_MEMORY = Path("/dev/shm")
 SEMAPHORE = "sem.mp-"
 """What the names of Python's own begin with."""
 _STAND_BY = """
-import os, sys
+import os, signal, sys
+processes = []
+for pid in sys.argv[1].split():
+    try:
+        processes.append(os.pidfd_open(int(pid)))  # the number may belong to somebody else by then
+    except ProcessLookupError:
+        pass
+print("standing by", flush=True)
 sys.stdin.buffer.read()
-for path in sys.argv[1:]:
+for process in processes:
+    try:
+        signal.pidfd_send_signal(process, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+for path in sys.argv[2:]:
     try:
         os.unlink(path)
     except FileNotFoundError:
@@ -47,8 +61,20 @@ def _mapped(pid: int) -> set[int]:
     return {int(line.split()[4]) for line in maps if str(SHARED_MEMORY) in line}
 
 
-def remove_when_this_process_ends(files: set[Path]) -> subprocess.Popen:
-    """The process that stands by. It outlives signals to this one's process group."""
-    return subprocess.Popen(
-        [sys.executable, "-S", "-c", _STAND_BY, *map(str, files)], stdin=subprocess.PIPE, start_new_session=True
+def clean_up_when_this_process_ends(processes: Sequence[int], files: set[Path]) -> subprocess.Popen | None:
+    """The process that stands by to kill `processes`, and to remove `files` and those that the processes have in shared memory.
+
+    It outlives signals to this one's process group. None where there are no processes: then there is nothing to clean up.
+    """
+    if not processes:
+        return None
+    files = files | files_of_workers()
+    stands_by = subprocess.Popen(
+        [sys.executable, "-S", "-c", _STAND_BY, " ".join(map(str, processes)), *map(str, files)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
     )
+    assert stands_by.stdout is not None
+    stands_by.stdout.readline()  # from here on it knows the processes themselves, not their numbers
+    return stands_by

@@ -15,12 +15,12 @@ from open_instruct import grpo_fast
 from open_instruct.colocation import SideBySide
 from open_instruct.coordinator import Signals, Timer
 from open_instruct.data_types import RolloutBatch
+from open_instruct.engine_client import UpdateReport
 from open_instruct.failures import ComponentDied
 from open_instruct.fully_async_trainer import FullyAsyncTrainer
 from open_instruct.parameter_synchronizer import ParameterSynchronizer
 from open_instruct.run_log import RunLog
 from open_instruct.run_saving import checkpoint_store
-from open_instruct.weight_sync import UpdateReport
 
 NUM_STEPS = 6
 PROMPTS_PER_STEP = 4
@@ -170,7 +170,7 @@ class PlayedLearners:
         return [self.version, self.version]
 
     def async_init_weight_update_connections(self, _manager: object, engines: dict[int, str]) -> list[Any]:
-        return []
+        return [{}]
 
     def async_update_weights(self, version: int, engines: list[int]) -> list[Any]:
         assert version == self.version

@@ -17,12 +17,13 @@ from open_instruct import bundles, engine_supervisor, rollout_manager
 from open_instruct.colocation import TakeTurns
 from open_instruct.coordinator import Heartbeats, Parts, Signals
 from open_instruct.data_types import PromptRequest, SamplingConfig
+from open_instruct.engine_client import EngineClient, UpdateAbandoned
 from open_instruct.engine_supervisor import EngineSupervisor
 from open_instruct.failures import ComponentDied
 from open_instruct.interruption import Interrupted
 from open_instruct.node_watch import LostNode
 from open_instruct.parameter_synchronizer import ParameterSynchronizer
-from open_instruct.weight_sync import DeepSpeedWeightSource, EngineClient, RayObjectSender, UpdateAbandoned
+from open_instruct.weight_sync import DeepSpeedWeightSource, RayObjectSender
 
 
 @pytest.fixture(autouse=True)
@@ -489,7 +490,7 @@ class LocalLearner:
 
     def async_init_weight_update_connections(self, _manager: object, engines: dict[int, Any]) -> list[Any]:
         self._client = EngineClient(engines, workers_per_engine=1, timeout_s=60.0)
-        return []
+        return [self._ray.put({})]
 
     def shut_down(self) -> None:
         """Nothing runs anywhere else."""

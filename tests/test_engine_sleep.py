@@ -82,7 +82,8 @@ def test_a_real_engine_wakes_for_prompts_and_weights_and_loses_nothing(
     from transformers import AutoModelForCausalLM
 
     from open_instruct import rollout_manager
-    from open_instruct.weight_sync import DeepSpeedWeightSource, EngineClient, RayObjectSender
+    from open_instruct.engine_client import EngineClient
+    from open_instruct.weight_sync import DeepSpeedWeightSource, RayObjectSender
 
     args = make_args(engine_sleep_after_s=0.3, engine_sleep_level=level)
     queues = Queue(actor_options={"num_cpus": 0}), Queue(actor_options={"num_cpus": 0})

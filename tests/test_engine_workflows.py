@@ -18,7 +18,8 @@ from test_rollout import FakeQueue
 from open_instruct import vllm_utils3
 from open_instruct.data_types import GenerationResult, PromptRequest, SamplingConfig
 from open_instruct.rc_types import REASONING, RCPlan
-from open_instruct.vllm_utils3 import EngineOptions, LLMRayActor
+from open_instruct.vllm_engine import EngineOptions
+from open_instruct.vllm_utils3 import LLMRayActor
 
 TIMEOUT_S = 20.0
 NUM_TOKENS = 6
@@ -38,6 +39,7 @@ class PlayedVLLM:
         """Request ids, in order."""
         self.most_running = 0
         self.version = 0
+        self.is_paused = False
         self.before_step: Callable[[], None] = lambda: None
         cache = SimpleNamespace(num_gpu_blocks=None, block_size=16, enable_prefix_caching=False)
         self.vllm_config = SimpleNamespace(cache_config=cache)
@@ -54,7 +56,16 @@ class PlayedVLLM:
     def has_unfinished_requests(self) -> bool:
         return bool(self.waiting or self.running)
 
+    def sleep(self, *, level: int, mode: str) -> None:
+        assert (level, mode) == (0, "keep")
+        self.is_paused = True
+
+    def wake_up(self, tags: list[str]) -> None:
+        assert tags == ["scheduling"]
+        self.is_paused = False
+
     def step(self) -> list[Any]:
+        assert not self.is_paused
         self.before_step()
         while self.waiting and len(self.running) < self.slots:
             self.running[self.waiting.popleft()] = []

@@ -133,7 +133,8 @@ def test_an_engine_that_dies_in_the_middle_of_an_update_does_not_hinder_the_othe
 ) -> None:
     from transformers import AutoModelForCausalLM
 
-    from open_instruct.weight_sync import DeepSpeedWeightSource, EngineClient, RayObjectSender
+    from open_instruct.engine_client import EngineClient
+    from open_instruct.weight_sync import DeepSpeedWeightSource, RayObjectSender
 
     survivor, victim = engines.actors[0], own_engine.actor
     pid = ray_session.get(victim.pid.remote(), timeout=TIMEOUT_S)
@@ -237,7 +238,8 @@ def test_weights_change_while_64_responses_are_sampled(
     from transformers import AutoModelForCausalLM
 
     from open_instruct import rollout_manager
-    from open_instruct.weight_sync import DeepSpeedWeightSource, EngineClient, RayObjectSender
+    from open_instruct.engine_client import EngineClient
+    from open_instruct.weight_sync import DeepSpeedWeightSource, RayObjectSender
 
     args = make_args(inflight_updates=inflight_updates)
     queues = Queue(actor_options={"num_cpus": 0}), Queue(actor_options={"num_cpus": 0})

@@ -57,7 +57,8 @@ class PlainLoop:
     def __init__(self, ray: Any, engine: Any, args: GRPOConfig) -> None:
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
-        from open_instruct.weight_sync import DeepSpeedWeightSource, EngineClient, RayObjectSender
+        from open_instruct.engine_client import EngineClient
+        from open_instruct.weight_sync import DeepSpeedWeightSource, RayObjectSender
 
         self.ray, self.engine, self.args = ray, engine, args
         self.data = load_data(args)

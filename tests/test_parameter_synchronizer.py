@@ -10,9 +10,9 @@ from driver_fakes import FakeSupervisor
 
 from open_instruct.colocation import SideBySide
 from open_instruct.coordinator import Signals
+from open_instruct.engine_client import UpdateReport
 from open_instruct.failures import ComponentDied
 from open_instruct.parameter_synchronizer import ParameterSynchronizer
-from open_instruct.weight_sync import UpdateReport
 
 
 class Play:
@@ -24,6 +24,8 @@ class Play:
         self.attempts = list(attempts)
         self.sent: list[tuple[int, list[int]]] = []
         self.connected: list[dict[int, str]] = []
+        self.unreachable: list[dict[int, str]] = []
+        """Of the next attempts to connect, who is not reached, with the cause."""
         self.dying: set[int] = set()
         self.loading: set[int] = set()
         """Replacements that become ready while the next update is under way."""
@@ -50,7 +52,7 @@ class Play:
 
     def connect(self, _manager: object, engines: dict[int, str]) -> list[Any]:
         self.connected.append(engines)
-        return []
+        return [self.unreachable.pop(0) if self.unreachable else {}]
 
     def update(self, version: int, engines: list[int]) -> list[UpdateReport]:
         self.sent.append((version, list(engines)))
@@ -260,3 +262,12 @@ def test_metrics_are_of_the_syncs_since_the_last_call() -> None:
     assert metrics["time/weight_sync_max"] == metrics["time/weight_sync_median"] == 0.25
     assert metrics["time/weight_sync"] >= 0
     assert play.sync.take_metrics() == {}
+
+
+def test_an_engine_that_cannot_be_reached_costs_an_attempt_and_not_the_run() -> None:
+    play = Play().start()
+    play.unreachable = [{1: "init_weight_transfer_engine: ActorDiedError"}]
+    play.sync_trained(1)
+    assert play.sync.versions == {0: 1, 1: 1}
+    assert [sorted(engines) for engines in play.connected] == [[0, 1], [0, 1]]
+    assert play.sync.get_statistics()["sync_failures"] == 1

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from open_instruct import weight_sync
 from open_instruct.data_types import GenerationResult, SamplingConfig
-from open_instruct.weight_sync import DeepSpeedWeightSource, EngineClient, RayObjectSender, pack_buckets
+from open_instruct.engine_client import EngineClient
+from open_instruct.weight_sync import DeepSpeedWeightSource, RayObjectSender, pack_buckets
 
 CONFIG = SamplingConfig(max_tokens=24, n=4, seed=11)
 

@@ -17,7 +17,7 @@ input()
 ENGINE = """
 import gc, multiprocessing, os, signal, subprocess, sys, time
 from multiprocessing.resource_tracker import _resource_tracker
-from open_instruct.worker_memory import files_of_workers, remove_when_this_process_ends
+from open_instruct.worker_memory import clean_up_when_this_process_ends, files_of_workers
 command = [sys.executable, "-c", sys.argv[2]]
 worker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 name = worker.stdout.readline().strip()
@@ -26,7 +26,7 @@ gc.freeze()
 names = {name, "sem." + lock._semlock.name.strip("/")}
 files = files_of_workers()
 assert {path.name for path in files} == names, (files, names)
-remove_when_this_process_ends(files)
+stands_by = clean_up_when_this_process_ends([worker.pid], set())
 print(*names, flush=True)
 if sys.argv[1] == "killed":
     os.kill(_resource_tracker._pid, signal.SIGKILL)  # Ray ends the children of a worker that died
