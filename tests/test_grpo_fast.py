@@ -162,6 +162,7 @@ def test_sigterm_writes_a_checkpoint_and_the_same_command_goes_on(tmp_path: Path
         ),
         ("step", {"num_epochs": 40, "async_steps": 1}),
         ("pieces", {"streaming": True, "deepspeed_stage": 2, "async_steps": 0}),
+        ("any", {"colocate": True}),
         ("sync", {"weight_sync_timeout_s": 8.0, "vllm_num_engines": 2, "async_steps": 1}),
     ],
 )
