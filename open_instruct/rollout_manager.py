@@ -146,6 +146,8 @@ def engine_options(args: GRPOConfig, device: Device, *, seed: int, max_model_len
         model=args.model_name_or_path,
         tokenizer=args.tokenizer_name,
         revision=args.model_revision,
+        tokenizer_revision=args.tokenizer_revision
+        or "main",  # unsaid, vLLM takes the model's for another repository too
         dtype=device.dtype,
         max_model_len=max_model_len,
         max_num_seqs=args.vllm_max_num_seqs,

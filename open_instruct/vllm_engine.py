@@ -45,6 +45,8 @@ class EngineOptions:
     weight_transport: str
     tokenizer: str | None = None
     revision: str | None = None
+    tokenizer_revision: str | None = None
+    """None is that of the model."""
     tensor_parallel_size: int = 1
     executor_of_one_worker: str | None = None
     """vLLM's executor where there is no tensor parallelism; None leaves vLLM's choice."""
@@ -192,6 +194,7 @@ def make_engine(options: EngineOptions, version: int) -> Any:
             model=options.model,
             tokenizer=options.tokenizer or options.model,
             revision=options.revision,
+            tokenizer_revision=options.tokenizer_revision,
             dtype=options.dtype,  # type: ignore[arg-type]
             max_model_len=options.max_model_len,
             max_num_seqs=options.max_num_seqs,

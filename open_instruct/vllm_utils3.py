@@ -38,6 +38,7 @@ from open_instruct.data_types import (
 from open_instruct.engine_sleep import EngineSleep
 from open_instruct.engine_workflows import EngineFacts, RolloutRunner
 from open_instruct.rc_prompts import ChatCodec
+from open_instruct.run_tokenizer import read_tokenizer
 from open_instruct.vllm_engine import (
     EngineCoreLost,
     EngineOptions,
@@ -255,10 +256,8 @@ class LLMRayActor:
     # --- rollouts of several turns ------------------------------------------------------------------------------------
 
     def _make_runner(self, options: EngineOptions) -> RolloutRunner:
-        from transformers import AutoTokenizer
-
         assert options.rc is not None
-        tokenizer = AutoTokenizer.from_pretrained(options.tokenizer or options.model, revision=options.revision)
+        tokenizer = read_tokenizer(options.tokenizer or options.model, options.tokenizer_revision or options.revision)
         facts = EngineFacts(self.engine_id, options.max_model_len, ChatCodec(tokenizer), options.rc)
         return RolloutRunner(facts, self._submit_turn, self._hand_over_rollout, self._fail)
 

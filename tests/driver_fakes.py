@@ -131,6 +131,7 @@ class PlayedController:
         return {
             "prompts": {"dropped": {}},
             "queues": {"prompts": 0, "results": 0},
+            "notices": [],
             "statistics": {"total_generated_samples": samples, "dropped_stale_samples": 0},
         }
 

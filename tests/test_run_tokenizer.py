@@ -20,6 +20,16 @@ def test_the_revision_is_that_of_the_model_only_where_both_are_in_one_repository
     assert args.tokenizer_revision == revision
 
 
+@pytest.mark.parametrize(("tokenizer", "revision"), [(None, "v2"), ("org/other", "main")])
+def test_engines_are_told_the_tokenizer_s_revision(tokenizer: str | None, revision: str) -> None:
+    """Unsaid, vLLM would look for the model's revision in the tokenizer's repository."""
+    from open_instruct.rollout_manager import engine_options
+
+    args = make_args(model_name_or_path="org/model", model_revision="v2", tokenizer_name_or_path=tokenizer)
+    options = engine_options(args, args.device, seed=1, max_model_len=64)
+    assert (options.revision, options.tokenizer_revision) == ("v2", revision)
+
+
 def cache_repository(cache: Path, name: str, revision: str) -> None:
     """A repository in a cache of the hub, of which one revision is there."""
     repository = cache / f"models--{name.replace('/', '--')}"
