@@ -53,6 +53,9 @@ class ModelOptions:
     """Model to train: a local directory or a name on the Hugging Face hub."""
     model_revision: str | None = None
     """Branch, tag or commit of a model on the hub, and of its tokenizer if that comes from the same place."""
+    device_type: Literal["auto", "cpu", "cuda"] = "auto"
+    """What learners and engines compute on. auto is cuda where the machine that the command runs on has a GPU, else cpu. Say cuda
+    on the head node of a cluster if that node alone has no GPU."""
     model_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Data type of weights and activations. auto is bfloat16 on GPU and float32 on CPU."""
     attn_implementation: Literal["auto", "sdpa", "eager", "flash_attention_2"] = "auto"
@@ -561,8 +564,9 @@ class GRPOConfig(
 
     @property
     def device(self) -> Device:
-        """The device of this machine, with the options that it depends on."""
+        """What the run computes on, with the options that it depends on."""
         return current_device(
+            kind=None if self.device_type == "auto" else self.device_type,
             dtype=self.model_dtype,
             attn_implementation=self.attn_implementation,
             colocated=self.shares_devices,

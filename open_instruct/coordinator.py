@@ -180,6 +180,8 @@ class Parts:
 
     def wait_until_ready(self, args: GRPOConfig) -> None:
         """Learners with their model, engines with theirs, the line between them, and the controller."""
+        for doubt in args.device.doubts:
+            logger.warning("%s", doubt)
 
         def ready(refs: Any, what: str) -> Any:
             return self.wait(refs, what=what, timeout_s=args.init_timeout_s, limit="init_timeout_s", interruptible=True)

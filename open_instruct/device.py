@@ -5,6 +5,7 @@ answer differently.
 """
 
 import os
+import shutil
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,6 +27,10 @@ CPU_KV_CACHE_BYTES = 2**30
 ONE_PROCESS = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 """Executor on CPU that has the model in the process of the engine core. By default (vLLM 0.32) it has one of its own, and the
 two wait for each other by spinning: several times the CPU time on two cores."""
+ALLOCATOR_VARIABLES = "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"
+SHARED_MEMORY = "/dev/shm"
+ENOUGH_SHARED_BYTES = 2**30
+"""Containers have 64 MiB of shared memory unless told otherwise."""
 WORKER_BYTES = 2 * 2**30
 """Memory that a learner or an engine takes on CPU before it holds a model worth speaking of."""
 
@@ -64,8 +69,34 @@ class Device:
 
     @property
     def learner_env(self) -> dict[str, str]:
-        """Environment of a learner's process, to be set before DeepSpeed is imported."""
-        return {} if self.kind == "cuda" else {"DS_ACCELERATOR": "cpu"}
+        """Environment of a learner's process, to be set before DeepSpeed is imported and before the GPU is used."""
+        if self.kind == "cpu":
+            return {"DS_ACCELERATOR": "cpu"}
+        return _without_expandable_segments() if self.weight_transport == "ipc" else {}
+
+    @property
+    def deepspeed_compiles_collectives(self) -> bool:
+        """Whether DeepSpeed compiles an operator for collectives when it starts (0.19: for its CPU accelerator)."""
+        return self.kind == "cpu"
+
+    @property
+    def logits_at_once(self) -> int:
+        """Logits that a learner holds at a time, in float32 and about three copies of them: 64 MiB on CPU, 512 MiB on GPU.
+
+        Each chunk reads and writes the gradient of the whole head, so small chunks cost time: at 152 k words 2**24 is 110 tokens.
+        """
+        return 2**24 if self.kind == "cpu" else 2**27
+
+    @property
+    def doubts(self) -> list[str]:
+        """What on this machine may make a run fail, for a warning before anything starts."""
+        shared = shutil.disk_usage(SHARED_MEMORY).total if self.kind == "cuda" else ENOUGH_SHARED_BYTES
+        if shared >= ENOUGH_SHARED_BYTES:
+            return []
+        return [
+            f"{SHARED_MEMORY} has {shared / 2**20:.0f} MiB: too little for NCCL, and Ray keeps its objects on disk then. "
+            "Start the container with --shm-size=16g or --ipc=host."
+        ]
 
     @property
     def has_streams(self) -> bool:
@@ -110,7 +141,10 @@ class Device:
     def actor_env(self) -> dict[str, str]:
         """Environment of every actor that computes."""
         env = {"VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "WARNING"), "TOKENIZERS_PARALLELISM": "false"}
-        return env | ({"OMP_NUM_THREADS": str(self.threads_per_worker)} if self.threads_per_worker else {})
+        if self.kind == "cpu":
+            return env | {"OMP_NUM_THREADS": str(self.threads_per_worker)}
+        # Ray would set it to the CPUs that an actor asks for, which is 1, so that loading and copies would use one core.
+        return env | _unless_set_by_user({"OMP_NUM_THREADS": str(max(_num_cores() // max(self.num_places, 1), 1))})
 
     def engine_kwargs(self, *, max_model_len: int, gpu_memory_utilization: float) -> dict[str, Any]:
         """Engine arguments of vLLM that depend on the device."""
@@ -227,6 +261,18 @@ def _engine_env_on_cpu(*, enforce_eager: bool) -> dict[str, str]:
     if enforce_eager:  # vLLM compiles its sampler all the same: ten seconds in the first step
         env["TORCHDYNAMO_DISABLE"] = "1"
     return env
+
+
+def _without_expandable_segments() -> dict[str, str]:
+    """Torch's allocator as the user has set it, but with plain segments. A tensor in an expandable one cannot go to another
+    process without rights that containers do not give."""
+    changed = {}
+    for name in ALLOCATOR_VARIABLES:
+        settings = os.environ.get(name, "").split(",")
+        plain = [setting for setting in settings if not setting.strip().startswith("expandable_segments")]
+        if plain != settings:
+            changed[name] = ",".join(plain)
+    return changed
 
 
 def _unless_set_by_user(defaults: dict[str, str]) -> dict[str, str]:

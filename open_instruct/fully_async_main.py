@@ -147,6 +147,9 @@ def _special_options(config: Mapping[str, Any], where: dict[str, str], mistakes:
     if pacing.get("sync_timeout") is not None:
         options["weight_sync_timeout_s"] = pacing["sync_timeout"]
         where["weight_sync_timeout_s"] = "async_training.sync_timeout"
+    if training.get("device") in ("cpu", "cuda"):
+        options["device_type"] = training["device"]
+        where["device_type"] = "trainer.device"
     if alerts := pacing.get("alerts"):
         options["alerts"] = [f"{name}={limit}" for name, limit in alerts.items()]
         where["alerts"] = "async_training.alerts"
@@ -187,8 +190,10 @@ def _device_mistakes(trainer: Mapping[str, Any]) -> list[str]:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     import torch
 
-    if device == "cuda" and not torch.cuda.is_available():
-        return ["trainer.device cuda: this machine has no GPU. Set it to auto or cpu."]
+    if device == "cuda" and not torch.cuda.is_available() and not os.environ.get("RAY_ADDRESS"):
+        return [
+            "trainer.device cuda: this machine has no GPU. Set it to auto or cpu, or set RAY_ADDRESS to a cluster that has GPUs."
+        ]
     return []
 
 

@@ -91,6 +91,7 @@ class PolicyTrainerRayProcess(TrainRayActor):
         self._torch_device = device.learner_device
         self.engine = build_engine(args, device, world_size=self.world_size)
         self._ref_model = build_reference(args, device, world_size=self.world_size) if with_ref else None
+        seed_everything(args.seed + self.rank)  # ranks build the same model, and then draw dropout of their own
         self._source = DeepSpeedWeightSource(hf_model(self.engine), zero_stage=args.deepspeed_stage)
         self._link = self._make_link()
         self._offload = StateOffload(device, self.engine, self._ref_model)

@@ -7,6 +7,7 @@ import torch
 from open_instruct.config import GRPOConfig
 from open_instruct.device import Device
 from open_instruct.model_utils import LogProbModel
+from open_instruct.optimizer_step import torch_optimizer
 
 
 def build_engine(args: GRPOConfig, device: Device, *, world_size: int) -> Any:
@@ -29,7 +30,20 @@ def engine_around(model: torch.nn.Module, args: GRPOConfig, device: Device, *, w
     engine, *_ = deepspeed.initialize(
         model=model, optimizer=optimizer, config=config, lr_scheduler=_make_scheduler(args, optimizer)
     )
+    _forget_first_step(engine)
     return engine
+
+
+def _forget_first_step(engine: Any) -> None:
+    """Undo the optimizer step that DeepSpeed 0.19.8 makes on zeros where it wraps the optimizer at stage 0 in bf16.
+
+    Without this Adam counts that step, so that the first real one is 0.74 times as long as it should be, and weight decay is
+    applied once too often. `test_first_steps_in_bf16_are_the_same_at_every_stage` notices.
+    """
+    take_weights_again = getattr(engine.optimizer, "refresh_fp32_params", None)
+    if take_weights_again is not None:
+        torch_optimizer(engine).state.clear()
+        take_weights_again()
 
 
 def build_reference(args: GRPOConfig, device: Device, *, world_size: int) -> torch.nn.Module:
@@ -60,7 +74,7 @@ def _load_model(args: GRPOConfig, device: Device, config: dict[str, Any]) -> Log
     _own_memory(model)
     if args.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    return LogProbModel(model)
+    return LogProbModel(model, chunk_elements=device.logits_at_once)
 
 
 def _own_memory(model: torch.nn.Module) -> None:
@@ -94,6 +108,18 @@ def hf_model(engine: Any) -> Any:
 
 def deepspeed_config(args: GRPOConfig, device: Device, *, world_size: int) -> dict[str, Any]:
     """DeepSpeed's configuration. The number of micro-batches changes from step to step, so we mark their boundaries ourselves."""
+    config = _config(args, device, world_size=world_size)
+    if device.dtype == "float32":
+        return config
+    # Unsaid, gradients of many micro-batches and ranks are added up in bf16, where 1 + 1/256 is 1. DeepSpeed 0.19.8 knows no
+    # other type than the model's for adding up micro-batches at stage 0.
+    config["communication_data_type"] = "fp32"
+    if args.deepspeed_stage > 0:
+        config["data_types"] = {"grad_accum_dtype": "fp32"}
+    return config
+
+
+def _config(args: GRPOConfig, device: Device, *, world_size: int) -> dict[str, Any]:
     return {
         "train_batch_size": world_size,
         "train_micro_batch_size_per_gpu": 1,

@@ -134,14 +134,16 @@ class LogProbModel(torch.nn.Module):
     It is the module that DeepSpeed wraps: what ZeRO has to know of the head's weight happens in its `forward`.
     """
 
-    def __init__(self, model: "PreTrainedModel") -> None:
+    def __init__(self, model: "PreTrainedModel", *, chunk_elements: int = CHUNK_ELEMENTS) -> None:
         """
         Args:
+            chunk_elements: logits that exist at once.
             model: a causal language model of transformers whose logits are its head applied to its last hidden state,
                 or that times a constant, or that below a cap (`logits_scale_and_cap`).
         """
         super().__init__()
         self.model = model
+        self._chunk_elements = chunk_elements
         self._logits_scale, self._softcap = logits_scale_and_cap(model.config)
 
     def forward(
@@ -174,6 +176,7 @@ class LogProbModel(torch.nn.Module):
             weight_VH,
             labels_BT.flatten(),
             temperature=temperature / self._logits_scale,  # scaled logits are logits at another temperature
+            chunk_elements=self._chunk_elements,
             bias_V=bias_V,
             softcap=self._softcap,
         )

@@ -10,6 +10,8 @@ import torch
 
 from open_instruct.device import Device
 
+INTERFACE_VARIABLES = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
+
 
 def open_store(world_size: int, timeout_s: float) -> "torch.distributed.TCPStore":
     """Listen on this node for the other ranks. The port is held from now on, so nobody can take it."""
@@ -48,7 +50,7 @@ def join(
         WORLD_SIZE=str(world_size),
         LOCAL_RANK="0",  # Ray shows each actor its own device alone
         **device.learner_env,
-        **gloo_interface(),
+        **network_interface(),
     )
     import deepspeed
 
@@ -57,14 +59,18 @@ def join(
     torch.distributed.init_process_group(
         device.collective_backend, store=store, rank=rank, world_size=world_size, timeout=timeout
     )
-    # DeepSpeed 0.19 compiles an operator for its CPU accelerator here, behind a lock file without a deadline: a run that was
-    # killed meanwhile would hang every later one. Gloo does without. `test_a_lock_that_a_killed_build_left` notices.
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    if device.deepspeed_compiles_collectives:
+        # It does so behind a lock file without a deadline: a run that was killed meanwhile would hang every later one. Gloo does
+        # without. `test_a_lock_that_a_killed_build_left` notices. Elsewhere a look at this table would probe every CUDA operator.
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     deepspeed.init_distributed(dist_backend=device.collective_backend, auto_mpi_discovery=False)
 
 
-def gloo_interface() -> dict[str, str]:
-    """The network interface that this node's address in the cluster belongs to: gloo would take that of the host's name."""
+def network_interface() -> dict[str, str]:
+    """The network interface of this node's address in the cluster, for gloo and NCCL, unless the user has named another.
+
+    Left alone, gloo takes that of the host's name and NCCL the first that it finds.
+    """
     address = ray.util.get_node_ip_address()
     names = [name for name, addresses in psutil.net_if_addrs().items() if address in (one.address for one in addresses)]
-    return {"GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", names[0])} if names else {}
+    return {variable: os.environ.get(variable, names[0]) for variable in INTERFACE_VARIABLES} if names else {}

@@ -47,6 +47,8 @@ class DeepSpeedWeightSource:
     def __init__(self, module: torch.nn.Module, *, zero_stage: int) -> None:
         self._module = module
         self._zero_stage = zero_stage
+        self._is_checked = False
+        """Whether the weights, as they were loaded, have been seen to be finite."""
 
     @cached_property
     def _format(self) -> CheckpointFormat:
@@ -66,7 +68,11 @@ class DeepSpeedWeightSource:
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
         tensors = {**dict(self._module.named_parameters()), **dict(self._module.named_buffers())}
         for group in self._format.groups:
-            yield from self._format.convert(self._gathered({name: tensors[name] for name in group})).items()
+            for name, weight in self._format.convert(self._gathered({name: tensors[name] for name in group})).items():
+                if not self._is_checked:
+                    _check_finite(name, weight)
+                yield name, weight
+        self._is_checked = True
 
     def _gathered(self, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         if self._zero_stage != 3:
@@ -76,6 +82,15 @@ class DeepSpeedWeightSource:
         parameters = [weight for weight in weights.values() if isinstance(weight, torch.nn.Parameter)]
         with deepspeed.zero.GatheredParameters(parameters):
             return {name: weight.detach().clone() for name, weight in weights.items()}
+
+
+def _check_finite(name: str, weight: torch.Tensor) -> None:
+    """Before weights are sent for the first time. Later ones are finite because steps that are not are left out."""
+    if weight.is_floating_point() and not (is_finite := weight.isfinite()).all():
+        raise ValueError(
+            f"{name}: {int((~is_finite).sum())} of {weight.numel()} weights are not finite (NaN or infinite) as the learner has "
+            "loaded them, so no engine gets any. Check the model's files, or the checkpoint that the run goes on from."
+        )
 
 
 class WeightSender(Protocol):

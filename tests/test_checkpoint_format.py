@@ -9,6 +9,7 @@ from model_families import build_model
 from safetensors.torch import load_file
 
 from open_instruct.checkpoint_format import CheckpointFormat, layer_groups
+from open_instruct.weight_sync import DeepSpeedWeightSource
 
 
 def in_checkpoint_form(model: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -44,6 +45,21 @@ def test_a_saved_model_has_the_names_of_the_checkpoint(tmp_path: Path) -> None:
     saved, again = load_file(tmp_path / "model.safetensors"), load_file(tmp_path / "again" / "model.safetensors")
     assert saved.keys() == again.keys()
     assert all(torch.equal(saved[name], again[name]) for name in saved)
+
+
+def test_weights_that_are_not_finite_are_not_sent_the_first_time(tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    build_model("qwen3", tmp_path)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path)
+    parameter = dict(model.named_parameters())["model.layers.1.mlp.up_proj.weight"]
+    first = parameter.detach().flatten()[0].clone()
+    source = DeepSpeedWeightSource(model, zero_stage=0)
+    parameter.data.view(-1)[0] = torch.nan
+    with pytest.raises(ValueError, match=r"^model.layers.1.mlp.up_proj.weight: 1 of \d+ weights are not finite"):
+        list(source)
+    parameter.data.view(-1)[0] = first
+    assert len(list(source)) == len(source.metadata())
 
 
 def test_metadata_says_what_conversion_yields_in_order(tmp_path: Path) -> None:

@@ -4,8 +4,10 @@ import os
 import pickle
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
+from conftest import make_args
 
 from open_instruct import device as device_module
 from open_instruct.device import Device, current_device
@@ -31,6 +33,14 @@ def test_kind_is_what_torch_sees(monkeypatch: pytest.MonkeyPatch) -> None:
     assert current_device().kind == "cuda"
     monkeypatch.setattr(device_module, "_sees_a_gpu", lambda: False)
     assert current_device().kind == "cpu"
+
+
+def test_the_device_is_that_of_the_cluster_if_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The head node may be the one that has no GPU."""
+    monkeypatch.setattr(device_module, "_sees_a_gpu", lambda: False)
+    assert make_args().device.kind == "cpu"
+    on_gpu = make_args(device_type="cuda").device
+    assert (on_gpu.kind, on_gpu.dtype, on_gpu.weight_transport) == ("cuda", "bfloat16", "nccl")
 
 
 def test_dtype(cpu: Device) -> None:
@@ -62,6 +72,48 @@ def test_attention_and_the_layout_that_follows(
 def test_one_thread_per_worker_on_cpu_alone(cpu: Device, gpu: Device) -> None:
     assert cpu.threads_per_worker == 1
     assert gpu.threads_per_worker is None
+
+
+def test_actors_on_gpu_share_the_cores(monkeypatch: pytest.MonkeyPatch, cpu: Device, gpu: Device) -> None:
+    """Ray would give each of them one thread."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(device_module, "_num_cores", lambda: 96)
+    monkeypatch.setattr(Device, "num_places", 8)
+    assert (cpu.actor_env["OMP_NUM_THREADS"], gpu.actor_env["OMP_NUM_THREADS"]) == ("1", "12")
+    monkeypatch.setattr(Device, "num_places", 0)  # a head node without a GPU
+    assert gpu.actor_env["OMP_NUM_THREADS"] == "96"
+    monkeypatch.setattr(device_module, "_num_cores", lambda: 4)
+    monkeypatch.setattr(Device, "num_places", 8)
+    assert gpu.actor_env["OMP_NUM_THREADS"] == "1"
+    monkeypatch.setenv("OMP_NUM_THREADS", "5")
+    assert gpu.actor_env["OMP_NUM_THREADS"] == "5"
+
+
+def test_logits_at_once_are_more_on_gpu(cpu: Device, gpu: Device) -> None:
+    assert (cpu.logits_at_once, gpu.logits_at_once) == (2**24, 2**27)
+
+
+def test_learners_that_hand_tensors_over_have_plain_segments(
+    monkeypatch: pytest.MonkeyPatch, cpu: Device, gpu: Device, shared_gpu: Device
+) -> None:
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64,expandable_segments:True")
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+    assert shared_gpu.learner_env == {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64", "PYTORCH_ALLOC_CONF": ""}
+    assert gpu.learner_env == {}
+    assert cpu.learner_env == {"DS_ACCELERATOR": "cpu"}
+    monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF")
+    monkeypatch.delenv("PYTORCH_ALLOC_CONF")
+    assert shared_gpu.learner_env == {}
+
+
+def test_little_shared_memory_is_told_on_gpu_nodes(monkeypatch: pytest.MonkeyPatch, cpu: Device, gpu: Device) -> None:
+    monkeypatch.setattr(device_module.shutil, "disk_usage", lambda _: SimpleNamespace(total=64 * 2**20))
+    assert cpu.doubts == []
+    [doubt] = gpu.doubts
+    assert doubt.startswith("/dev/shm has 64 MiB: too little")
+    assert "--shm-size" in doubt
+    monkeypatch.setattr(device_module.shutil, "disk_usage", lambda _: SimpleNamespace(total=2**34))
+    assert gpu.doubts == []
 
 
 def test_ray_resources_of_as_many_workers_as_there_are_places_fit(cpu: Device) -> None:

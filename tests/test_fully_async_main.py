@@ -66,6 +66,16 @@ def test_the_shipped_file_holds_the_documented_keys_and_defaults(tmp_path: Path)
     assert args.streaming
 
 
+def test_a_head_node_without_a_gpu_can_say_that_the_cluster_has_some(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    [mistake, *_] = mistakes_of(small(tmp_path, "trainer.device=cuda"))
+    assert mistake.startswith("trainer.device cuda: this machine has no GPU.")
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.7:6379")
+    assert read(compose(small(tmp_path, "trainer.device=cuda"))).args.device.kind == "cuda"
+
+
 def test_overrides_win_and_need_no_plus(tmp_path: Path) -> None:
     overrides = small(
         tmp_path,

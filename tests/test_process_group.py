@@ -1,0 +1,49 @@
+"""Learners find each other by the address that the cluster knows their node by."""
+
+import sys
+from datetime import timedelta
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from open_instruct import process_group
+from open_instruct.device import Device
+
+
+@pytest.fixture
+def node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node whose cluster address belongs to `eth1`."""
+    addresses = {"lo": [SimpleNamespace(address="127.0.0.1")], "eth1": [SimpleNamespace(address="10.0.0.7")]}
+    monkeypatch.setattr(process_group.ray.util, "get_node_ip_address", lambda: "10.0.0.7")
+    monkeypatch.setattr(process_group.psutil, "net_if_addrs", lambda: addresses)
+    for name in process_group.INTERFACE_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.usefixtures("node")
+def test_the_interface_is_that_of_the_cluster_for_gloo_and_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert process_group.network_interface() == {"GLOO_SOCKET_IFNAME": "eth1", "NCCL_SOCKET_IFNAME": "eth1"}
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "ib0")
+    assert process_group.network_interface() == {"GLOO_SOCKET_IFNAME": "eth1", "NCCL_SOCKET_IFNAME": "ib0"}
+
+
+@pytest.mark.usefixtures("node")
+@pytest.mark.parametrize(("kind", "switched_off"), [("cpu", True), ("cuda", False)])
+def test_deepspeeds_table_of_operators_is_touched_on_cpu_alone(
+    monkeypatch: pytest.MonkeyPatch, kind: Any, switched_off: bool
+) -> None:
+    """On GPU the first look at it probes every operator with compilers, for seconds."""
+    table: dict[str, bool] = {}
+    deepspeed: Any = ModuleType("deepspeed")
+    deepspeed.ops = SimpleNamespace(__compatible_ops__=table)
+    deepspeed.init_distributed = lambda **_: None
+    monkeypatch.setitem(sys.modules, "deepspeed", deepspeed)
+    monkeypatch.setattr(process_group.torch.distributed, "init_process_group", lambda *_, **__: None)
+    variables = "MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "DS_ACCELERATOR"
+    for name in variables:
+        monkeypatch.setenv(name, "")  # given back after the test
+    store: Any = object()
+    device = Device(kind, "float32", "sdpa")
+    process_group.join(device, ("10.0.0.7", 1), store, rank=0, world_size=1, timeout=timedelta(seconds=1))
+    assert ("deepspeed_shm_comm" in table) == switched_off
