@@ -120,7 +120,11 @@ class TakeTurns(SideBySide):
         """`without_dead`: an engine that dies meanwhile is replaced like any other, by its supervisor; the rest go on."""
         started = time.perf_counter()
         values = self._wait_for(
-            refs, what=what.replace("_", ": "), timeout_s=self._timeout_s, without_dead=without_dead
+            refs,
+            what=what.replace("_", ": "),
+            timeout_s=self._timeout_s,
+            limit="weight_sync_timeout_s",
+            without_dead=without_dead,
         )
         self._metrics[f"time/{what}"] += time.perf_counter() - started
         return values

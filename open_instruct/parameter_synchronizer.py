@@ -106,6 +106,7 @@ class ParameterSynchronizer:
             self._parts.group.async_held_version(),
             what="the version of the learners' weights",
             timeout_s=2 * self._args.weight_sync_timeout_s + 60.0,
+            limit="weight_sync_timeout_s",
         )
         assert len(set(versions)) == 1, f"learners hold weights of different versions: {versions}"
         return versions[0]
@@ -155,6 +156,7 @@ class ParameterSynchronizer:
             self._parts.group.async_update_weights(version, behind),
             what=f"weights of version {version}",
             timeout_s=2 * self._args.weight_sync_timeout_s + 60.0,
+            limit="weight_sync_timeout_s",
         )
         self._versions |= {members[number]: confirmed for number, confirmed in reports[0].confirmed.items()}
         if reports[0].failures:
@@ -168,6 +170,7 @@ class ParameterSynchronizer:
             self._parts.group.async_init_weight_update_connections(self._parts.manager, members),
             what="the connection of learners and engines",
             timeout_s=self._args.init_timeout_s + CONNECTING_S,
+            limit="init_timeout_s",
         )
         if not unreachable:
             self._group = members

@@ -13,6 +13,7 @@ SUMS="reasoning_gym/chain_sum?min_terms=3&max_terms=5&min_digits=2&max_digits=4"
 exec "${PYTHON:-python}" "$ROOT/open_instruct/grpo_fast.py" \
     --colocate \
     --model_name_or_path Qwen/Qwen3-0.6B \
+    --deepspeed_stage 2 \
     --gradient_checkpointing \
     --dataset_mixer_list "$SUMS&size=20000&seed=7" 1.0 \
     --dataset_mixer_eval_list "$SUMS&size=256&seed=20240" 1.0 \
