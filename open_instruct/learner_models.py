@@ -40,10 +40,9 @@ def _forget_first_step(engine: Any) -> None:
     Without this Adam counts that step, so that the first real one is 0.74 times as long as it should be, and weight decay is
     applied once too often. `test_first_steps_in_bf16_are_the_same_at_every_stage` notices.
     """
-    take_weights_again = getattr(engine.optimizer, "refresh_fp32_params", None)
-    if take_weights_again is not None:
+    if engine.zero_optimization_stage() == 0 and hasattr(engine.optimizer, "refresh_fp32_params"):
         torch_optimizer(engine).state.clear()
-        take_weights_again()
+        engine.optimizer.refresh_fp32_params()
 
 
 def build_reference(args: GRPOConfig, device: Device, *, world_size: int) -> torch.nn.Module:

@@ -2,7 +2,9 @@
 
 import logging
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -57,8 +59,21 @@ def test_a_run_without_incident(tmp_path: Path) -> None:
     assert {what: limit for what, limit in run.parts.limits.items() if limit} == {
         **{f"training step {step}": "progress_timeout_s" for step in range(1, NUM_STEPS + 1)},
         **{f"the evaluation of version {step}": "eval_timeout_s" for step in (2, 4, 6)},
+        **{f"weights of version {step}": "weight_sync_timeout_s" for step in range(NUM_STEPS + 1)},
+        "the connection of learners and engines": "init_timeout_s",
         "saving the model": "init_timeout_s",
     }
+
+
+def test_steps_without_a_finite_gradient_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fully_async_trainer, "merge_step_metrics", lambda reports: {NONFINITE_STEPS: 1})
+    run = played_run(tmp_path, max_nonfinite_steps=3)
+    run.parts.shut_down = lambda: None
+    monkeypatch.setattr(grpo_fast, "set_up", lambda *_: run)
+    monkeypatch.setattr(grpo_fast.coordinator, "ray_cluster", lambda: nullcontext(run.parts.signals))
+    inputs: Any = SimpleNamespace(reports=[])
+    assert grpo_fast.run(run.args, inputs) == 1
+    assert trained_steps(tmp_path) == [1, 2]
 
 
 # --- SIGTERM, phase by phase ------------------------------------------------------------------------------------------
