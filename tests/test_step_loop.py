@@ -73,6 +73,7 @@ def test_steps_without_a_finite_gradient_end_the_run(tmp_path: Path, monkeypatch
     monkeypatch.setattr(grpo_fast.coordinator, "ray_cluster", lambda: nullcontext(run.parts.signals))
     inputs: Any = SimpleNamespace(reports=[])
     assert grpo_fast.run(run.args, inputs) == 1
+    run.log.close()
     assert trained_steps(tmp_path) == [1, 2]
 
 
