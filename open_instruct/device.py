@@ -4,6 +4,7 @@ The driver finds the device out once and hands it to the actors: an actor that w
 answer differently.
 """
 
+import math
 import os
 import shutil
 from dataclasses import dataclass
@@ -157,9 +158,9 @@ class Device:
             "kv_cache_memory_bytes": CPU_KV_CACHE_BYTES,  # vLLM would take a share of the whole machine
         }
 
-    def engine_env(self, *, enforce_eager: bool) -> dict[str, str]:
+    def engine_env(self, *, enforce_eager: bool, ready_timeout_s: float) -> dict[str, str]:
         """Environment of an engine's process, to be set before vLLM is imported. What the user has set wins."""
-        env = {}
+        env = {"VLLM_ENGINE_READY_TIMEOUT_S": str(math.ceil(ready_timeout_s))}  # 600 by itself, whatever we wait for
         if self.weight_transport in SHARES_HANDLES:  # msgpack alone refuses what handles of shared memory consist of
             env["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"
         if self.kind == "cuda":

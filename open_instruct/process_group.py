@@ -10,7 +10,8 @@ import torch
 
 from open_instruct.device import Device
 
-INTERFACE_VARIABLES = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
+OF_GLOO, OF_NCCL = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
+"""Variables that name the network interface."""
 
 
 def open_store(world_size: int, timeout_s: float) -> "torch.distributed.TCPStore":
@@ -50,7 +51,7 @@ def join(
         WORLD_SIZE=str(world_size),
         LOCAL_RANK="0",  # Ray shows each actor its own device alone
         **device.learner_env,
-        **network_interface(),
+        **network_interface(OF_GLOO, OF_NCCL),
     )
     import deepspeed
 
@@ -66,11 +67,11 @@ def join(
     deepspeed.init_distributed(dist_backend=device.collective_backend, auto_mpi_discovery=False)
 
 
-def network_interface() -> dict[str, str]:
-    """The network interface of this node's address in the cluster, for gloo and NCCL, unless the user has named another.
+def network_interface(*variables: str) -> dict[str, str]:
+    """The network interface of this node's address in the cluster, unless the user has named another; for these variables.
 
     Left alone, gloo takes that of the host's name and NCCL the first that it finds.
     """
     address = ray.util.get_node_ip_address()
     names = [name for name, addresses in psutil.net_if_addrs().items() if address in (one.address for one in addresses)]
-    return {variable: os.environ.get(variable, names[0]) for variable in INTERFACE_VARIABLES} if names else {}
+    return {variable: os.environ.get(variable, names[0]) for variable in variables} if names else {}

@@ -24,7 +24,9 @@ import psutil
 
 from open_instruct.data_types import SamplingConfig
 from open_instruct.engine_sleep import SleepOptions
+from open_instruct.process_group import OF_NCCL, network_interface
 from open_instruct.rc_state import RCSettings
+from open_instruct.weight_transports import NCCL
 
 POLL_S = 0.2
 """How often somebody who waits for the engine core looks whether its process is still there."""
@@ -183,6 +185,8 @@ class _CallThread:
 def make_engine(options: EngineOptions, version: int) -> Any:
     """A vLLM `LLMEngine` that labels its tokens with `version`. Sets `options.env` in this process first."""
     os.environ.update(options.env)
+    if options.weight_transport == NCCL:  # the learners use this one, too
+        os.environ.update(network_interface(OF_NCCL))
     from vllm import EngineArgs, LLMEngine
     from vllm.config.weight_transfer import WeightTransferConfig
 

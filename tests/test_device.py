@@ -130,9 +130,15 @@ def test_a_place_on_gpu_is_a_gpu(gpu: Device) -> None:
 def test_engine_environment_of_the_user_wins(monkeypatch: pytest.MonkeyPatch, cpu: Device, gpu: Device) -> None:
     monkeypatch.delenv("VLLM_ENABLE_V1_MULTIPROCESSING", raising=False)
     monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "0|1")
-    assert cpu.engine_env(enforce_eager=False)["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
-    assert cpu.engine_env(enforce_eager=False)["VLLM_CPU_OMP_THREADS_BIND"] == "0|1"
-    assert gpu.engine_env(enforce_eager=False) == {}
+    monkeypatch.delenv("VLLM_ENGINE_READY_TIMEOUT_S", raising=False)
+    on_cpu, on_gpu = (device.engine_env(enforce_eager=False, ready_timeout_s=1234.5) for device in (cpu, gpu))
+    assert on_cpu["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
+    assert on_cpu["VLLM_CPU_OMP_THREADS_BIND"] == "0|1"
+    assert on_gpu == {"VLLM_ENGINE_READY_TIMEOUT_S": "1235"}, (
+        "vLLM would give up after 600 s, however long a run may wait"
+    )
+    monkeypatch.setenv("VLLM_ENGINE_READY_TIMEOUT_S", "77")
+    assert gpu.engine_env(enforce_eager=False, ready_timeout_s=1234.5) == {"VLLM_ENGINE_READY_TIMEOUT_S": "77"}
 
 
 def test_engine_arguments(cpu: Device, gpu: Device) -> None:
@@ -202,6 +208,6 @@ def test_on_a_real_gpu() -> None:
 
 def test_nothing_heavy_is_imported_to_describe_a_device() -> None:
     program = "import sys; from open_instruct.device import current_device;"
-    program += "current_device(kind='cpu').engine_env(enforce_eager=True);"
+    program += "current_device(kind='cpu').engine_env(enforce_eager=True, ready_timeout_s=1.0);"
     program += "assert not {'torch', 'ray', 'vllm', 'deepspeed'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

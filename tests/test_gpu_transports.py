@@ -345,7 +345,7 @@ def test_payloads_pass_through_msgpack(monkeypatch: pytest.MonkeyPatch) -> None:
     for transport, payload in payloads.items():
         device = Device("cuda", "bfloat16", "sdpa", chosen_transport=transport)
         with monkeypatch.context() as patch:
-            for name, value in device.engine_env(enforce_eager=False).items():
+            for name, value in device.engine_env(enforce_eager=False, ready_timeout_s=60.0).items():
                 patch.setenv(name, value)
             MsgpackEncoder().encode(("update_weights", None, (), {"update_info": payload}))
 

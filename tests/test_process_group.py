@@ -9,6 +9,7 @@ import pytest
 
 from open_instruct import process_group
 from open_instruct.device import Device
+from open_instruct.process_group import OF_GLOO, OF_NCCL, network_interface
 
 
 @pytest.fixture
@@ -17,15 +18,15 @@ def node(monkeypatch: pytest.MonkeyPatch) -> None:
     addresses = {"lo": [SimpleNamespace(address="127.0.0.1")], "eth1": [SimpleNamespace(address="10.0.0.7")]}
     monkeypatch.setattr(process_group.ray.util, "get_node_ip_address", lambda: "10.0.0.7")
     monkeypatch.setattr(process_group.psutil, "net_if_addrs", lambda: addresses)
-    for name in process_group.INTERFACE_VARIABLES:
+    for name in (OF_GLOO, OF_NCCL):
         monkeypatch.delenv(name, raising=False)
 
 
 @pytest.mark.usefixtures("node")
 def test_the_interface_is_that_of_the_cluster_for_gloo_and_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert process_group.network_interface() == {"GLOO_SOCKET_IFNAME": "eth1", "NCCL_SOCKET_IFNAME": "eth1"}
+    assert network_interface(OF_GLOO, OF_NCCL) == {"GLOO_SOCKET_IFNAME": "eth1", "NCCL_SOCKET_IFNAME": "eth1"}
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "ib0")
-    assert process_group.network_interface() == {"GLOO_SOCKET_IFNAME": "eth1", "NCCL_SOCKET_IFNAME": "ib0"}
+    assert network_interface(OF_GLOO, OF_NCCL) == {"GLOO_SOCKET_IFNAME": "eth1", "NCCL_SOCKET_IFNAME": "ib0"}
 
 
 @pytest.mark.usefixtures("node")
@@ -40,7 +41,7 @@ def test_deepspeeds_table_of_operators_is_touched_on_cpu_alone(
     deepspeed.init_distributed = lambda **_: None
     monkeypatch.setitem(sys.modules, "deepspeed", deepspeed)
     monkeypatch.setattr(process_group.torch.distributed, "init_process_group", lambda *_, **__: None)
-    variables = "MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "DS_ACCELERATOR"
+    variables = "MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "DS_ACCELERATOR", OF_GLOO, OF_NCCL
     for name in variables:
         monkeypatch.setenv(name, "")  # given back after the test
     store: Any = object()
