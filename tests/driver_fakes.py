@@ -129,7 +129,6 @@ class PlayedController:
     def status(self) -> dict[str, Any]:
         samples = 4 * PROMPTS_PER_STEP * len(self.committed)
         return {
-            "notices": [],
             "prompts": {"dropped": {}},
             "queues": {"prompts": 0, "results": 0},
             "notices": [],
