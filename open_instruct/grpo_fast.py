@@ -44,7 +44,7 @@ from open_instruct.rollout_manager import create_message_queue, create_queues
 from open_instruct.rollout_state import FILE as ROLLOUT_STATE
 from open_instruct.run_identity import run_identity, says_which_data
 from open_instruct.run_inputs import RunInputs, load_inputs
-from open_instruct.run_log import SUMMARY_FILE, ComponentStatus, Monitor, RunLog
+from open_instruct.run_log import ComponentStatus, Monitor, RunLog
 from open_instruct.run_saving import (
     checkpoint_store,
     is_complete,
@@ -52,8 +52,9 @@ from open_instruct.run_saving import (
     save_checkpoint,
     save_if_due,
     save_model,
+    tell_that_it_is_complete,
 )
-from open_instruct.run_summary import PromptCounts, RunSummary, format_summary_table, read_summary
+from open_instruct.run_summary import PromptCounts, RunSummary
 from open_instruct.step_sums import NonfiniteSteps
 
 logger = logging.getLogger(__name__)
@@ -489,12 +490,6 @@ def summarize(run: Run, *, model: Path | None = None) -> RunSummary:
         checkpoint=None if checkpoint is None else str(checkpoint),
         plot=None,
     )
-
-
-def tell_that_it_is_complete(args: GRPOConfig) -> int:
-    print(format_summary_table(read_summary(Path(args.output_dir, SUMMARY_FILE))))
-    print(f"This run is complete. To train anew, choose another --output_dir or remove {args.output_dir}.")
-    return 0
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from open_instruct.config_checks import shown
 from open_instruct.rollout_state import FILE as ROLLOUT_STATE
 from open_instruct.run_identity import differences, run_identity
 from open_instruct.run_log import SUMMARY_FILE
+from open_instruct.run_summary import format_summary_table, read_summary
 
 if TYPE_CHECKING:
     from open_instruct.grpo_fast import Run
@@ -43,6 +44,12 @@ def is_complete(args: GRPOConfig) -> bool:
     steps = checkpoint_store(args).steps()
     done = Path(args.output_dir, "model").is_dir() and Path(args.output_dir, SUMMARY_FILE).is_file()
     return bool(steps) and steps[-1] >= args.num_training_steps and done
+
+
+def tell_that_it_is_complete(args: GRPOConfig) -> int:
+    print(format_summary_table(read_summary(Path(args.output_dir, SUMMARY_FILE))))
+    print(f"This run is complete. To train anew, choose another --output_dir or remove {args.output_dir}.")
+    return 0
 
 
 def save_if_due(run: "Run") -> None:
