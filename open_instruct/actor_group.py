@@ -16,6 +16,7 @@ from open_instruct.placement_plan import Asked
 from open_instruct.train_actor import TrainRayActor
 
 if TYPE_CHECKING:
+    import numpy as np
     from ray.actor import ActorHandle
     from ray.util.placement_group import PlacementGroup
 
@@ -101,6 +102,10 @@ class RayTrainGroup:
     def async_update_weights(self, version: int | None = None, engines: Sequence[int] | None = None) -> list:
         """Send the weights to the connected engines; the first ref gives what became of it."""
         return self._all("update_weights", version, engines)
+
+    def async_score(self, sequences: "Sequence[tuple[np.ndarray, np.ndarray]]") -> list:
+        """Log-probs of responses to prompts; each ref gives all of them."""
+        return self._all("score", sequences)
 
     def async_save_model(self, step_id: int, *, directory: str | None = None, with_optimizer: bool = True) -> list:
         return self._all("save_model", step_id, with_optimizer, directory=directory)

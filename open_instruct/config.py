@@ -405,6 +405,12 @@ class DeadlineOptions:
     """Further attempts after one that failed. An engine that still stays behind is restarted."""
     sync_retry_delay: float = 1.0
     """Seconds before each further attempt."""
+    logprob_mismatch_limit: float | None = None
+    """Largest allowed difference between log-probs of engine and learner for the same weights: of any token in float32, on
+    average in 16 bits. None is 0.001 and 0.1. A new engine is compared before it serves, and ends the run when it differs more.
+    Later steps are watched where all tokens are of the version that is trained (max_sample_age 0)."""
+    logprob_mismatch_action: Literal["stop", "warn"] = "stop"
+    """When a later step breaks logprob_mismatch_limit: end the run, or say so in the log and go on."""
     engine_stall_timeout_s: float = 300.0
     """Seconds that an engine with work may take no step; then it counts as dead. An update of its weights does not count."""
     max_engine_restarts: int = 3

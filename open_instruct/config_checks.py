@@ -105,6 +105,7 @@ LIMITS: dict[str, Limits] = {
     "engine_sleep_after_s": _POSITIVE,
     "max_sync_retries": _NOT_NEGATIVE,
     "sync_retry_delay": _NOT_NEGATIVE,
+    "logprob_mismatch_limit": _POSITIVE,
     "engine_stall_timeout_s": _POSITIVE,
     "max_engine_restarts": _NOT_NEGATIVE,
     "statistics_interval_s": _POSITIVE,

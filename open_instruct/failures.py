@@ -2,9 +2,16 @@
 
 import ray
 
+DO_NOT_FIT = "the weights that were sent do not fit the engine's model"
+"""So begins the message of an engine that has no place for a tensor, or got none for a parameter: no other attempt helps."""
+
 
 class ComponentDied(RuntimeError):
     """An actor of the run died or failed; the message names it and the cause."""
+
+
+class WeightsDiffer(RuntimeError):
+    """An engine does not have the weights that the learners hold, or computes something else with them; the message says what."""
 
 
 def root_cause(error: BaseException) -> str:

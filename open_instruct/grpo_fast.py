@@ -34,6 +34,7 @@ from open_instruct.cli import UsageError, fail_with, parse_args
 from open_instruct.config import GRPOConfig
 from open_instruct.config_checks import collect_mistakes, shown
 from open_instruct.coordinator import ComponentDied, Parts, Timer
+from open_instruct.failures import WeightsDiffer
 from open_instruct.fully_async_trainer import FullyAsyncTrainer, TrainedStep
 from open_instruct.interruption import Interrupted
 from open_instruct.message_queue import MessageQueue
@@ -56,6 +57,7 @@ from open_instruct.run_saving import (
 )
 from open_instruct.run_summary import PromptCounts, RunSummary
 from open_instruct.step_sums import NonfiniteSteps
+from open_instruct.weight_agreement import MismatchWatch, WeightAgreement
 
 logger = logging.getLogger(__name__)
 
@@ -102,6 +104,7 @@ class Run:
     timer: Timer
     identity: dict[str, Any]
     """What must be the same when the run goes on from a checkpoint."""
+    mismatch_watch: MismatchWatch
     progress: Progress = field(default_factory=Progress)
     evaluation_of: int | None = None
     """Version whose evaluation is in flight."""
@@ -127,7 +130,7 @@ def run(args: GRPOConfig, inputs: "RunInputs", roles: Roles = Roles()) -> int:
                 return run_to_its_end(current)
             finally:
                 current.parts.shut_down()
-    except (ComponentDied, NonfiniteSteps, StorageNotShared, TimeoutError) as error:
+    except (ComponentDied, NonfiniteSteps, StorageNotShared, TimeoutError, WeightsDiffer) as error:
         log.failed(error)
         return 1
     except Interrupted as interruption:
@@ -188,10 +191,11 @@ def set_up(args: GRPOConfig, inputs: RunInputs, roles: Roles, log: RunLog, signa
         store=checkpoint_store(args),
         evaluates=inputs.eval_dataset is not None,
         trainer=roles.trainer(args, parts, message_queue, timer),
-        synchronizer=ParameterSynchronizer(args, parts),
+        synchronizer=ParameterSynchronizer(args, parts, WeightAgreement(args, parts)),
         message_queue=message_queue,
         timer=timer,
         identity=run_identity(args, inputs),
+        mismatch_watch=MismatchWatch(args),
     )
 
 
@@ -443,6 +447,7 @@ def record_step(run: Run, step: TrainedStep, *, seconds: float) -> None:
     }
     run.log.step(row)
     run.log.components(status)
+    run.mismatch_watch.check(progress.training_step, row)
 
 
 def component_status(run: Run) -> ComponentStatus:

@@ -19,6 +19,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import ray
 import torch
 
@@ -289,6 +290,18 @@ class PolicyTrainerRayProcess(TrainRayActor):
         """
         self._lock = rollout_engine_lock
         return self._link.connect(rollout_engines)
+
+    @torch.no_grad()
+    def score(self, sequences: Sequence[tuple[np.ndarray, np.ndarray]]) -> list[np.ndarray]:
+        """(R,) float32 log-probs of each response after its prompt, a sequence at a time; the same on every rank."""
+        self._offload.check_loaded(WEIGHTS, what="scoring tokens")
+        scores = []
+        for prompt, response in sequences:
+            ids = torch.from_numpy(np.concatenate([prompt, response])).long()[None].to(self._torch_device)
+            positions = torch.arange(ids.shape[1], device=self._torch_device)[None]
+            logprobs, _ = self.engine(ids, positions, self._args.temperature)
+            scores.append(logprobs[0, len(prompt) - 1 :].float().cpu().numpy())
+        return scores
 
     def held_version(self) -> int:
         """The version of the weights: training steps that are in them."""

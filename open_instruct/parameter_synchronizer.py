@@ -9,6 +9,7 @@ An engine has the old weights or the new ones, never a mixture: it swaps when al
 
 import statistics
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,8 @@ from open_instruct.component_log import components
 from open_instruct.config import GRPOConfig
 from open_instruct.engine_client import UpdateReport
 from open_instruct.engine_supervisor import EngineSupervisor
+from open_instruct.failures import DO_NOT_FIT, WeightsDiffer
+from open_instruct.weight_agreement import WeightAgreement
 
 CONNECTING_S = 60.0
 """What making the group may take beside the engines' own limit (`--init_timeout_s`), which an error then names."""
@@ -36,8 +39,10 @@ class SyncReport:
 class ParameterSynchronizer:
     """Keeps every engine that serves at the version that the learners have reached. Used by the driver's step loop alone."""
 
-    def __init__(self, args: GRPOConfig, parts: Any) -> None:
+    def __init__(self, args: GRPOConfig, parts: Any, agreement: WeightAgreement | None = None) -> None:
+        """`agreement` compares each new engine with the learners before it serves; None trusts them."""
         self._args = args
+        self._agreement = agreement
         self._parts = parts
         self._supervisor: EngineSupervisor = parts.supervisor
         self._group: dict[int, Any] = {}
@@ -73,6 +78,7 @@ class ParameterSynchronizer:
         components.info(component_log.syncing(version))
         with self._parts.turns.weights_travel():
             pauses_s, num_failed_attempts = self._update(version)
+        self._compare(version)
         self._supervisor.welcome([n for n in self._supervisor.ready if self.versions.get(n) == version])
         assert all(self.versions.get(number) == version for number in self._supervisor.serving), self.versions
         seconds = time.perf_counter() - started
@@ -132,6 +138,7 @@ class ParameterSynchronizer:
                 return pauses_s, attempt - 1
             self.sync_failures += 1
             causes |= report.failures
+            raise_if_weights_do_not_fit(report.failures)
             components.warning(component_log.sync_attempt_failed(attempt, report.failures))
             self._parts.signals.raise_if_received()
             self._parts.check_health()  # a dead engine is replaced, not tried again
@@ -144,6 +151,18 @@ class ParameterSynchronizer:
         for number in self._behind(version):
             self._supervisor.replace(number, f"did not take version {version}: {causes.get(number, 'it came late')}")
         return pauses_s, self._args.max_sync_retries + 1
+
+    def _compare(self, version: int) -> None:
+        """Have engines that are new, and took the weights, compared with the learners. Raises `WeightsDiffer`."""
+        if self._agreement is None:
+            return
+
+        def send_again() -> None:
+            self._versions.clear()
+            self._update(version)
+
+        confirmed = {n: engine for n, engine in self._members().items() if self._versions.get(engine) == version}
+        self._agreement.check(confirmed, send_again=send_again)
 
     def _attempt(self, version: int) -> UpdateReport:
         """Send once to all that are behind. The group is made anew when its members have changed, and after a failure."""
@@ -198,3 +217,10 @@ class ParameterSynchronizer:
             "sync_failures": self.sync_failures,
             "engine_restarts": self._supervisor.num_restarts,
         }
+
+
+def raise_if_weights_do_not_fit(failures: Mapping[int, str]) -> None:
+    """Another attempt, or another engine, would fail alike."""
+    for number, failure in failures.items():
+        if DO_NOT_FIT in failure:
+            raise WeightsDiffer(f"engine {number}: {failure}")

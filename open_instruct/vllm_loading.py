@@ -13,7 +13,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload, layerwise
 
-MAX_NAMES = 8
+from open_instruct.failures import DO_NOT_FIT
+
+MAX_NAMES = 4
 """Most names in one message."""
 
 
@@ -128,8 +130,8 @@ class LoadAccount:
             parts.append(f"nothing was sent for the engine's {_some(unfilled)}")
         if parts:
             raise WeightsDoNotFit(
-                f"{type(self._model).__name__}: {'; '.join(parts)}. The engine would go on sampling from old weights, so the "
-                "run ends. This family of models is not supported: train one of docs/models.md."
+                f"{DO_NOT_FIT} {type(self._model).__name__}: {'; '.join(parts)}. The engine would sample from old weights, so "
+                "the run ends. This family of models cannot be trained; docs/models.md lists those that can."
             )
 
     def _is_tied(self, name: str) -> bool:

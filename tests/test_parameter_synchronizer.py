@@ -11,7 +11,7 @@ from driver_fakes import FakeSupervisor
 from open_instruct.colocation import SideBySide
 from open_instruct.coordinator import Signals
 from open_instruct.engine_client import UpdateReport
-from open_instruct.failures import ComponentDied
+from open_instruct.failures import DO_NOT_FIT, ComponentDied, WeightsDiffer
 from open_instruct.parameter_synchronizer import ParameterSynchronizer
 
 
@@ -271,3 +271,38 @@ def test_an_engine_that_cannot_be_reached_costs_an_attempt_and_not_the_run() -> 
     assert play.sync.versions == {0: 1, 1: 1}
     assert [sorted(engines) for engines in play.connected] == [[0, 1], [0, 1]]
     assert play.sync.get_statistics()["sync_failures"] == 1
+
+
+class PlayedAgreement:
+    """Notes who is compared; refuses those whose name is given."""
+
+    def __init__(self, refused: str = "") -> None:
+        self.compared: list[list[str]] = []
+        self._refused = refused
+
+    def check(self, engines: dict[int, str], *, send_again: Any) -> None:
+        self.compared.append(list(engines.values()))
+        if self._refused in engines.values():
+            raise WeightsDiffer(self._refused)
+
+
+def test_engines_are_compared_with_the_learners_before_they_serve() -> None:
+    play = Play()
+    play.sync._agreement = PlayedAgreement()  # type: ignore[assignment]
+    play.sync.sync(0)
+    assert play.sync._agreement.compared == [["engine 0", "engine 1"]]  # type: ignore[union-attr]
+    play.start()
+    play.supervisor.replace(1, "died")
+    play.supervisor.load(1)
+    play.sync._agreement = PlayedAgreement(refused="engine 1 again")  # type: ignore[assignment]
+    with pytest.raises(WeightsDiffer):
+        play.sync.give_weights_to_newcomers()
+    assert list(play.supervisor.serving) == [0]
+
+
+def test_weights_that_do_not_fit_end_the_run_at_once() -> None:
+    play = Play({1: f"WeightsDoNotFit: {DO_NOT_FIT} MoE: no place for gate_up_proj"}).start()
+    with pytest.raises(WeightsDiffer, match=r"engine 1.*gate_up_proj"):
+        play.sync.sync(4)
+    assert len(play.sent) == 1
+    assert play.supervisor.replaced == []
