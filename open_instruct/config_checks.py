@@ -473,7 +473,12 @@ def model_family_can_be_trained(args: GRPOConfig) -> Iterator[str]:
     config, _ = _load("AutoConfig", args.model_name_or_path, args.model_revision)
     if config is None:
         return
-    if reason := why_refused(config, attn_implementation=args.device.attn_implementation):
+    reason = why_refused(
+        config,
+        attn_implementation=args.device.attn_implementation,
+        max_sequence_length=args.max_sequence_length,
+    )
+    if reason:
         yield f"{shown(args, *_model_options(args))}: a model of type {config.model_type} is not supported, because {reason}"
 
 

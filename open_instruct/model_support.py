@@ -14,7 +14,11 @@ _RECURRENT = ("mamba_d_state", "mamba_n_heads", "state_size", "ssm_cfg", "linear
 """Options that only models with recurrent layers have."""
 
 
-def why_refused(config: Any, *, attn_implementation: str) -> str | None:
+_WIDER_WINDOW = {"cohere2", "cohere2_moe", "cohere2_vision"}
+"""Families whose sliding window is one token wider in vLLM 0.32 than in Transformers 5.19."""
+
+
+def why_refused(config: Any, *, attn_implementation: str, max_sequence_length: int) -> str | None:
     """Why a model of this config cannot be trained exactly; None if nothing is known against it."""
     text = config.get_text_config()
     if reason := REFUSED.get(text.model_type):
@@ -28,6 +32,12 @@ def why_refused(config: Any, *, attn_implementation: str) -> str | None:
         return (
             f"it caps attention scores (attn_logit_softcapping={text.attn_logit_softcapping:g}), which the engine does and "
             "PyTorch's sdpa does not. Use --attn_implementation flash_attention_2 on a GPU, or choose another model."
+        )
+    window = getattr(text, "sliding_window", None)
+    if text.model_type in _WIDER_WINDOW and window is not None and max_sequence_length > window:
+        return (
+            f"its sliding window of {window} tokens is one token wider in the engine, and sequences may have "
+            f"{max_sequence_length}. Set shorter lengths (--response_length, --max_prompt_token_length), or choose another model."
         )
     try:
         logits_scale_and_cap(text)

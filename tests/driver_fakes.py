@@ -21,6 +21,7 @@ from open_instruct.fully_async_trainer import FullyAsyncTrainer
 from open_instruct.parameter_synchronizer import ParameterSynchronizer
 from open_instruct.run_log import RunLog
 from open_instruct.run_saving import checkpoint_store
+from open_instruct.weight_agreement import MismatchWatch
 
 NUM_STEPS = 6
 PROMPTS_PER_STEP = 4
@@ -289,6 +290,7 @@ def played_run(
         message_queue=messages,
         timer=timer,
         identity={"train": None},
+        mismatch_watch=MismatchWatch(args),
     )
 
 

@@ -23,14 +23,22 @@ def test_refused_family_is_named_with_reason_and_cure(tmp_path: Path, family: st
 
 @pytest.mark.parametrize("family", sorted(FAMILIES.keys() - REFUSED))
 def test_other_families_are_not_refused(family: str) -> None:
-    assert why_refused(family_config(family), attn_implementation="sdpa") is None
+    assert why_refused(family_config(family), attn_implementation="sdpa", max_sequence_length=96) is None
 
 
 def test_capped_attention_needs_an_implementation_that_caps() -> None:
     config = family_config("gemma2")
     config.attn_logit_softcapping = 50.0
-    assert "attn_logit_softcapping=50" in (why_refused(config, attn_implementation="sdpa") or "")
-    assert why_refused(config, attn_implementation="flash_attention_2") is None
+    refused = why_refused(config, attn_implementation="sdpa", max_sequence_length=96)
+    assert "attn_logit_softcapping=50" in (refused or "")
+    assert why_refused(config, attn_implementation="flash_attention_2", max_sequence_length=96) is None
+
+
+def test_window_that_is_wider_in_the_engine_is_refused_for_sequences_beyond_it() -> None:
+    config = family_config("cohere2")
+    assert why_refused(config, attn_implementation="sdpa", max_sequence_length=config.sliding_window) is None
+    refused = why_refused(config, attn_implementation="sdpa", max_sequence_length=config.sliding_window + 1)
+    assert "one token wider in the engine" in (refused or "")
 
 
 def test_logits_of_a_family_are_scaled_or_capped_as_its_config_says() -> None:

@@ -1,0 +1,48 @@
+"""Engines and learners compute the same for every family that is not refused."""
+
+from pathlib import Path
+
+import pytest
+from model_families import EXACT, FAMILIES, build_model, check_in_process_of_its_own
+from runs import Process, command, rows
+
+REFUSED = {"gpt_oss", "falcon_h1"}
+CORE = ("qwen3_moe", "cohere2")
+"""A mixture of experts; a tied head with scaled logits. The other families are slow tests."""
+
+
+def params() -> list:
+    slow = sorted(FAMILIES.keys() - REFUSED - set(CORE))
+    return [*CORE, *(pytest.param(family, marks=pytest.mark.slow) for family in slow)]
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("family", params())
+def test_family_is_exact_after_three_updates(family: str) -> None:
+    outcome = check_in_process_of_its_own(family, [1])
+    assert outcome.status == "exact", outcome
+    assert outcome.largest_difference is not None
+    assert outcome.largest_difference < EXACT
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_run_with_a_mixture_of_experts_stays_exact(tmp_path: Path) -> None:
+    """All rewards are alike, so weight decay alone moves the weights: by 10 % in four steps."""
+    build_model("qwen3_moe", tmp_path / "model")
+    out = tmp_path / "out"
+    options = {
+        "model_name_or_path": tmp_path / "model",
+        "filter_zero_std_samples": False,
+        "weight_decay": 1.0,
+        "learning_rate": 0.025,
+        "lr_scheduler_type": "constant",
+        "async_steps": 0,
+    }
+    code, output = Process(command(out, **options)).wait(300)
+    assert code == 0, output
+    metrics = rows(out / "metrics.jsonl")
+    assert [row["training_step"] for row in metrics] == [1, 2, 3, 4]
+    assert max(row["debug/vllm_vs_local_logprob_diff_max"] for row in metrics) < EXACT
+    code, output = Process(command(tmp_path / "again", **{**options, "model_name_or_path": out / "model"})).wait(300)
+    assert code == 0, output  # vLLM reads what was saved
