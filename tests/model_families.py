@@ -124,6 +124,8 @@ class Outcome:
     status: str
     """`exact`, `refused` before anything starts, or `differs`."""
     largest_difference: float | None = None
+    mean_difference: float | None = None
+    """Over the tokens after one update; the largest of all updates."""
     reason: str = ""
 
 
@@ -160,10 +162,10 @@ def change(module: Any, *, seed: int, size: float = 0.02) -> None:
 class LearnerSide:
     """The learner's part, in a process of its own: in an engine's process vLLM changes some classes of Transformers."""
 
-    def __init__(self, directory: str) -> None:
+    def __init__(self, directory: str, dtype: str) -> None:
         fork = multiprocessing.get_context("fork")
         self._pipe, end = fork.Pipe()
-        self._process = fork.Process(target=_serve_learner, args=(end, self._pipe, directory), daemon=True)
+        self._process = fork.Process(target=_serve_learner, args=(end, self._pipe, directory, dtype), daemon=True)
         self._process.start()
 
     def ask(self, method: str, *arguments: Any) -> Any:
@@ -176,7 +178,7 @@ class LearnerSide:
         return answer
 
 
-def _serve_learner(pipe: Any, other_end: Any, directory: str) -> None:
+def _serve_learner(pipe: Any, other_end: Any, directory: str, dtype: str) -> None:
     other_end.close()  # else the end of the other process would go unnoticed
     import torch
     from transformers import AutoModelForCausalLM
@@ -184,7 +186,7 @@ def _serve_learner(pipe: Any, other_end: Any, directory: str) -> None:
     from open_instruct.model_utils import LogProbModel
     from open_instruct.weight_sync import DeepSpeedWeightSource, pack_buckets
 
-    module = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    module = AutoModelForCausalLM.from_pretrained(directory, dtype=getattr(torch, dtype))
     model = LogProbModel(module)
     source = DeepSpeedWeightSource(module, zero_stage=0)
 
@@ -222,30 +224,30 @@ class Pair:
             self.engine.update_weights(bucket, version)
         self.engine.finish_weight_update(version, version)
 
-    def largest_difference(self, *, seed: int, num_tokens: int = 24) -> float:
-        """Between the log-probs of engine and learner, over tokens that the engine samples."""
+    def differences(self, *, seed: int, num_tokens: int = 24) -> np.ndarray:
+        """(R,) between the log-probs of engine and learner, over tokens that the engine samples."""
         from open_instruct.data_types import SamplingConfig
 
         random = np.random.default_rng(seed)
         prompts = [random.integers(3, VOCABULARY, size=5 + 7 * n).astype(np.int32) for n in range(4)]
         config = SamplingConfig(max_tokens=num_tokens, n=2, seed=seed, ignore_eos=True)
-        largest = 0.0
+        found = []
         for prompt, result in zip(prompts, self.engine.generate_with_single_engine(prompts, config), strict=True):
             for response, logprobs in zip(result.responses, result.logprobs, strict=True):
                 ours = self.learner.ask("logprobs", np.concatenate([prompt, response]))
-                largest = max(largest, float(np.abs(ours[len(prompt) - 1 :] - logprobs).max()))
-        return largest
+                found.append(np.abs(ours[len(prompt) - 1 :] - logprobs))
+        return np.concatenate(found)
 
 
-def make_pair(directory: str) -> Pair:
+def make_pair(directory: str, dtype: str) -> Pair:
     sys.path.insert(0, str(HERE))
-    learner = LearnerSide(directory)  # before vLLM is imported: the process is forked
+    learner = LearnerSide(directory, dtype)  # before vLLM is imported: the process is forked
     from conftest import MAX_MODEL_LEN, make_args
 
     from open_instruct.rollout_manager import engine_options
     from open_instruct.vllm_utils3 import LLMRayActor
 
-    args = make_args(model_name_or_path=directory)
+    args = make_args(model_name_or_path=directory, model_dtype=dtype)
     options = engine_options(args, args.device, seed=1, max_model_len=MAX_MODEL_LEN)
     return Pair(LLMRayActor(0, options, None, None), learner)  # type: ignore[arg-type]
 
@@ -260,22 +262,23 @@ def mistakes(directory: str) -> list[str]:
     return [mistake for mistake in collect_mistakes(make_args(model_name_or_path=directory)) if "model" in mistake]
 
 
-def differences(pair: Pair, seeds: list[int]) -> Iterator[float]:
+def differences(pair: Pair, seeds: list[int]) -> Iterator[np.ndarray]:
     for seed in seeds:
         for number in range(NUM_UPDATES):
             pair.learner.ask("change", 100 * seed + number)
             pair.send(100 * seed + number)
-            yield pair.largest_difference(seed=seed)
+            yield pair.differences(seed=seed)
 
 
-def check(family: str, seeds: list[int]) -> Outcome:
+def check(family: str, seeds: list[int], dtype: str = "float32") -> Outcome:
     """One family, in this process."""
     with tempfile.TemporaryDirectory() as directory:
         build_model(family, directory)
         if found := mistakes(directory):
             return Outcome(family, "refused", reason=found[0].replace(directory, "MODEL"))
-        largest = max(differences(make_pair(directory), seeds))
-    return Outcome(family, "exact" if largest < EXACT else "differs", largest)
+        found = list(differences(make_pair(directory, dtype), seeds))
+    largest = float(max(one.max() for one in found))
+    return Outcome(family, "exact" if largest < EXACT else "differs", largest, float(max(one.mean() for one in found)))
 
 
 def check_in_process_of_its_own(family: str, seeds: list[int]) -> Outcome:
@@ -291,10 +294,10 @@ def _run_here(families: list[str], seeds: list[int]) -> Iterator[Outcome]:
     yield from (Outcome(**json.loads(line)) for line in done.stdout.splitlines() if line.startswith('{"family"'))
 
 
-def _check_in_fork(family: str, seeds: list[int]) -> Outcome:
+def _check_in_fork(family: str, seeds: list[int], dtype: str) -> Outcome:
     fork = multiprocessing.get_context("fork")
     pipe, end = fork.Pipe()
-    process = fork.Process(target=_check_and_send, args=(end, family, seeds))
+    process = fork.Process(target=_check_and_send, args=(end, family, seeds, dtype))
     process.start()
     outcome = Outcome(family, "failed", reason=f"not done in {LIMIT_S:g} s")
     if pipe.poll(LIMIT_S):
@@ -304,9 +307,9 @@ def _check_in_fork(family: str, seeds: list[int]) -> Outcome:
     return outcome
 
 
-def _check_and_send(pipe: Any, family: str, seeds: list[int]) -> None:
+def _check_and_send(pipe: Any, family: str, seeds: list[int], dtype: str) -> None:
     try:
-        outcome = check(family, seeds)
+        outcome = check(family, seeds, dtype)
     except BaseException as error:
         traceback.print_exc()
         outcome = Outcome(family, "failed", reason=f"{type(error).__name__}: {error}"[:600])
@@ -317,12 +320,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--families", nargs="+", default=list(FAMILIES), choices=list(FAMILIES))
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
+    parser.add_argument("--dtype", default="float32", help="bfloat16 differs by rounding")
     options = parser.parse_args()
     import transformers  # noqa: F401
     import vllm  # noqa: F401  # once, before the forks: it takes as long as a family
 
     for family in options.families:
-        print(json.dumps(vars(_check_in_fork(family, options.seeds))), flush=True)
+        print(json.dumps(vars(_check_in_fork(family, options.seeds, options.dtype))), flush=True)
 
 
 if __name__ == "__main__":
