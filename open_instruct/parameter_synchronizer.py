@@ -76,6 +76,8 @@ class ParameterSynchronizer:
         self._parts.signals.raise_if_received()
         started = time.perf_counter()
         components.info(component_log.syncing(version))
+        if self._agreement is not None and version == 0:
+            self._agreement.note_loaded(self._members())
         with self._parts.turns.weights_travel():
             pauses_s, num_failed_attempts = self._update(version)
         self._compare(version)

@@ -85,6 +85,17 @@ def _forget_kernels_of_packed_experts(model: torch.nn.Module) -> None:
             method.moe_kernel = None
 
 
+def fingerprints(model: torch.nn.Module) -> dict[str, float]:
+    """A number for each parameter that changes when its values do, or their order."""
+    return {name: _fingerprint(parameter) for name, parameter in model.named_parameters()}
+
+
+def _fingerprint(tensor: torch.Tensor) -> float:
+    """Of at most 65,536 values, evenly spaced, each times another factor."""
+    values = tensor.detach().reshape(-1)[:: max(1, tensor.numel() // 2**16)].double()
+    return float((values * (torch.arange(len(values), device=values.device) % 997 + 1)).sum())
+
+
 class LoadAccount:
     """Which tensors were sent, which of them were copied somewhere, and which parameters were filled.
 

@@ -420,6 +420,15 @@ class LLMRayActor:
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
         self._on_engine_thread(lambda: self._receiver.connect(init_info))
 
+    def weight_fingerprints(self) -> dict[str, float]:
+        """By parameter, `name` or `name of worker 1`, a number that changes with its values."""
+        of_workers = self._on_engine_thread(lambda: self._engine.collective_rpc("weight_fingerprints"))
+        return {
+            f"{name} of worker {rank}" if rank else name: value
+            for rank, of_worker in enumerate(of_workers)
+            for name, value in of_worker.items()
+        }
+
     def start_weight_update(self, update_id: int | None = None) -> None:
         """Begin an update; one that was begun before and not finished is forgotten.
 

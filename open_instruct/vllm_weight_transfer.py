@@ -22,7 +22,7 @@ from vllm.distributed.weight_transfer.base import (
 from vllm.distributed.weight_transfer.ipc_engine import IPCWeightTransferEngine
 from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferEngine, NCCLWeightTransferUpdateInfo
 
-from open_instruct.vllm_loading import abandon_reload, begin_reload, finish_reload
+from open_instruct.vllm_loading import abandon_reload, begin_reload, fingerprints, finish_reload
 from open_instruct.weight_transports import ABORT_FILE
 
 ABORT_POLL_S = 0.1
@@ -163,6 +163,10 @@ class WeightUpdateExtension:
 
     vllm_config: Any
     weight_transfer_engine: Any
+    model_runner: Any
+
+    def weight_fingerprints(self) -> dict[str, float]:
+        return fingerprints(self.model_runner.model)
 
     def abandon_weight_update(self) -> None:
         """Forget an update that was begun and not finished, for which vLLM 0.32 has no call.

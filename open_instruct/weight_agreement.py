@@ -42,6 +42,14 @@ class WeightAgreement:
         self._args = args
         self._parts = parts
         self._compared: set[Any] = set()
+        self._loaded: dict[Any, dict[str, float]] = {}
+        """Fingerprints of engines' parameters as they were read from disk."""
+
+    def note_loaded(self, engines: Mapping[int, Any]) -> None:
+        """Call before engines take version 0, whose weights are those that they loaded: no parameter may change by that."""
+        new = [engine for engine in engines.values() if engine not in self._compared]
+        if not self._parts.turns.are_taken:  # else they sleep, without weights
+            self._loaded = dict(zip(new, self._fingerprints(new), strict=True))
 
     def check(self, engines: Mapping[int, Any], *, send_again: Callable[[], object]) -> None:
         """Compare those of `engines` (by position) that never were. Raises `WeightsDiffer`.
@@ -57,7 +65,8 @@ class WeightAgreement:
             if self._parts.turns.are_taken:
                 send_again()
         for number, results in samples.items():
-            self._compare(number, np.concatenate([result.logprobs[0] for result in results]), scores[number])
+            theirs = np.concatenate([result.logprobs[0] for result in results])
+            self._compare(number, new[number], np.abs(theirs.astype(np.float64) - scores[number]))
             self._compared.add(new[number])
 
     def _sample(self, engines: Mapping[int, Any]) -> dict[int, list[GenerationResult] | None]:
@@ -81,18 +90,41 @@ class WeightAgreement:
         )
         return np.concatenate(scores[0])
 
-    def _compare(self, number: int, theirs: np.ndarray, ours: np.ndarray) -> None:
-        difference = np.abs(theirs.astype(np.float64) - ours)
+    def _compare(self, number: int, engine: Any, difference_R: np.ndarray) -> None:
         measure, limit = measure_of(self._args), limit_of(self._args)
-        largest, mean = float(difference.max()), float(difference.mean())
-        if not (largest if measure == "max" else mean) <= limit:  # NaN is no agreement
-            raise WeightsDiffer(
-                f"engine {number} does not compute what the learners compute: the log-probs of {len(difference)} tokens "
-                f"differ by {largest:.3g} at most and {mean:.3g} on average, and the {measure} may be {limit:g} "
-                f"(--logprob_mismatch_limit). The engine has other weights than the learners, or computes otherwise with them, "
-                "so training would go wrong without a word, and the run ends. docs/models.md lists families that agree."
-            )
-        logger.info("engine %d agrees with the learners: log-probs differ by %.1e at most", number, largest)
+        largest, mean = float(difference_R.max()), float(difference_R.mean())
+        if (largest if measure == "max" else mean) <= limit:  # NaN is no agreement
+            logger.info("engine %d agrees with the learners: log-probs differ by %.1e at most", number, largest)
+            return
+        raise WeightsDiffer(
+            f"engine {number} does not compute what the learners compute: the log-probs of {len(difference_R)} tokens "
+            f"differ by {largest:.3g} at most and {mean:.3g} on average, and the {measure} may be {limit:g} "
+            f"(--logprob_mismatch_limit). {self._suspects(engine)} Training would go wrong without a word, so the run ends. "
+            "docs/models.md lists families that agree."
+        )
+
+    def _suspects(self, engine: Any) -> str:
+        """Which parameters were not loaded as they should be, as far as that can be told."""
+        before, [after] = self._loaded.get(engine), self._fingerprints([engine])
+        if before is None or after is None:
+            return "The engine has other weights than the learners, or computes otherwise with them."
+        names = sorted(before, key=lambda name: -_relative_change(before[name], after[name]))
+        changed = [name for name in names if before[name] != after[name]]
+        if not changed:
+            return "All its weights are as it read them from disk, so it computes otherwise with the same weights."
+        return f"Weights that it had read from disk already came out otherwise, most of all {', '.join(changed[:4])}."
+
+    def _fingerprints(self, engines: Sequence[Any]) -> list[dict[str, float] | None]:
+        return self._parts.wait(
+            [engine.weight_fingerprints.remote() for engine in engines],
+            what="fingerprints of engines' weights",
+            timeout_s=self._args.init_timeout_s,
+            without_dead=True,
+        )
+
+
+def _relative_change(before: float, after: float) -> float:
+    return abs(after - before) / (abs(before) + 1e-12)
 
 
 def comparison_prompts() -> list[np.ndarray]:

@@ -127,6 +127,8 @@ class Outcome:
     mean_difference: float | None = None
     """Over the tokens after one update; the largest of all updates."""
     reason: str = ""
+    misfits: str = ""
+    """What the engine said before of updates with wrong or missing tensors."""
 
 
 def family_config(family: str) -> Any:
@@ -190,6 +192,9 @@ def _serve_learner(pipe: Any, other_end: Any, directory: str, dtype: str) -> Non
     model = LogProbModel(module)
     source = DeepSpeedWeightSource(module, zero_stage=0)
 
+    def pack(weights: Any) -> list[dict[str, Any]]:
+        return list(pack_buckets(iter(weights), max_bytes=2**18))
+
     def logprobs(ids_T: np.ndarray) -> np.ndarray:
         ids = torch.from_numpy(ids_T).long()[None]
         with torch.no_grad():
@@ -197,7 +202,9 @@ def _serve_learner(pipe: Any, other_end: Any, directory: str, dtype: str) -> Non
 
     methods: dict[str, Callable] = {
         "change": lambda seed: change(module, seed=seed),
-        "buckets": lambda: list(pack_buckets(iter(source), max_bytes=2**18)),
+        "buckets": lambda: pack(source),
+        "buckets_under_names_of_the_module": lambda: pack(module.named_parameters()),
+        "buckets_without_one": lambda: pack(list(source)[:3] + list(source)[4:]),
         "logprobs": logprobs,
     }
     while True:
@@ -218,9 +225,9 @@ class Pair:
     engine: Any
     learner: LearnerSide
 
-    def send(self, version: int) -> None:
+    def send(self, version: int, what: str = "buckets") -> None:
         self.engine.start_weight_update(version)
-        for bucket in self.learner.ask("buckets"):
+        for bucket in self.learner.ask(what):
             self.engine.update_weights(bucket, version)
         self.engine.finish_weight_update(version, version)
 
@@ -270,15 +277,29 @@ def differences(pair: Pair, seeds: list[int]) -> Iterator[np.ndarray]:
             yield pair.differences(seed=seed)
 
 
+def misfits(pair: Pair) -> str:
+    """What the engine says of weights under other names, and of an update without one of them."""
+    said = []
+    for version, what in enumerate(["buckets_under_names_of_the_module", "buckets_without_one"]):
+        try:
+            pair.send(version, what)
+        except Exception as error:
+            said.append(f"{what}: {error}")
+    return "\n".join(said)
+
+
 def check(family: str, seeds: list[int], dtype: str = "float32") -> Outcome:
     """One family, in this process."""
     with tempfile.TemporaryDirectory() as directory:
         build_model(family, directory)
         if found := mistakes(directory):
             return Outcome(family, "refused", reason=found[0].replace(directory, "MODEL"))
-        found = list(differences(make_pair(directory, dtype), seeds))
+        pair = make_pair(directory, dtype)
+        said = misfits(pair)
+        found = list(differences(pair, seeds))
     largest = float(max(one.max() for one in found))
-    return Outcome(family, "exact" if largest < EXACT else "differs", largest, float(max(one.mean() for one in found)))
+    mean = float(max(one.mean() for one in found))
+    return Outcome(family, "exact" if largest < EXACT else "differs", largest, mean, misfits=said)
 
 
 def check_in_process_of_its_own(family: str, seeds: list[int]) -> Outcome:

@@ -280,6 +280,9 @@ class PlayedAgreement:
         self.compared: list[list[str]] = []
         self._refused = refused
 
+    def note_loaded(self, engines: dict[int, str]) -> None:
+        self.loaded = list(engines.values())
+
     def check(self, engines: dict[int, str], *, send_again: Any) -> None:
         self.compared.append(list(engines.values()))
         if self._refused in engines.values():
@@ -291,6 +294,7 @@ def test_engines_are_compared_with_the_learners_before_they_serve() -> None:
     play.sync._agreement = PlayedAgreement()  # type: ignore[assignment]
     play.sync.sync(0)
     assert play.sync._agreement.compared == [["engine 0", "engine 1"]]  # type: ignore[union-attr]
+    assert play.sync._agreement.loaded == ["engine 0", "engine 1"]  # type: ignore[union-attr]
     play.start()
     play.supervisor.replace(1, "died")
     play.supervisor.load(1)

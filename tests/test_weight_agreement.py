@@ -29,6 +29,8 @@ class Engine:
         self._error = np.zeros(NUM_TOKENS, dtype=np.float32)
         self._error[: 1 if only_first else None] = error
         self.generate_with_single_engine = SimpleNamespace(remote=self._generate)
+        self.weights = {"embed.weight": 4.0, "experts.w2_weight": 3.0, "norm.weight": 2.0}
+        self.weight_fingerprints = SimpleNamespace(remote=lambda: dict(self.weights))
 
     def _generate(self, prompts: list[np.ndarray], config: Any) -> list[Any]:
         self.num_asked += 1
@@ -109,6 +111,21 @@ def test_colocated_engines_sleep_while_learners_score_and_get_their_weights_agai
     play = Play(are_taken=True)
     play.check(Engine(), send_again=lambda: play.events.append("send"))
     assert play.events == ["learners awake", "score", "send", "engines awake"]
+
+
+def test_weights_that_came_out_otherwise_are_named_worst_first() -> None:
+    play, engine = Play(), Engine(0.1)
+    play.agreement.note_loaded({0: engine})
+    engine.weights |= {"norm.weight": 2.1, "experts.w2_weight": 9.0}
+    with pytest.raises(WeightsDiffer, match=r"most of all experts\.w2_weight, norm\.weight\."):
+        play.check(engine)
+
+
+def test_engine_with_the_right_weights_is_said_to_compute_otherwise() -> None:
+    play, engine = Play(), Engine(0.1)
+    play.agreement.note_loaded({0: engine})
+    with pytest.raises(WeightsDiffer, match="computes otherwise with the same weights"):
+        play.check(engine)
 
 
 def row(difference: float, *, age: int = 0) -> dict[str, float]:
