@@ -42,7 +42,7 @@ class WeightAgreement:
         self._args = args
         self._parts = parts
         self._compared: set[Any] = set()
-        self._loaded: dict[Any, dict[str, float]] = {}
+        self._loaded: dict[Any, dict[str, float] | None] = {}
         """Fingerprints of engines' parameters as they were read from disk."""
 
     def note_loaded(self, engines: Mapping[int, Any]) -> None:
