@@ -61,13 +61,21 @@ class GlooCommunicator:
         options.rootRank = src
         work = self._group.broadcast([tensor], options)
         while not self._is_aborted.is_set():
-            if work.is_completed() and work.exception() is None:
+            if work.is_completed() and _has_succeeded(work):
                 return
             time.sleep(POLL_S)
 
     def destroy(self) -> None:
         self._is_aborted.set()
         self._group = None
+
+
+def _has_succeeded(work: Any) -> bool:
+    """False where a member has died, which gloo notices and NCCL does not."""
+    try:
+        return work.wait()
+    except RuntimeError:
+        return False
 
 
 def stand_in_for_cuda() -> None:
