@@ -170,7 +170,6 @@ def _make_parser(config_cls: "type[DataclassInstance]", kinds: Mapping[str, Any]
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
     )
-    parser._negative_number_matcher = NUMBER  # Python 3.11's own does not know -1e-5; test_negative_number notices
     parser.add_argument("--config", nargs="*", metavar="FILE", help="YAML file with options; the command line wins.")
     fields = {field.name: field for field in dataclasses.fields(config_cls)}
     help_by_field = field_help(config_cls)
@@ -206,16 +205,26 @@ def _read_command_line(
 ) -> tuple[dict[str, Any], list[str]]:
     """Values by option, as written, and the mistakes: texts, lists of texts, and True for a bare switch."""
     negations = {f"--no_{name}": f"--{name}=False" for name, kind in kinds.items() if kind is bool}
-    given, rest = parser.parse_known_args([negations.get(word, word) for word in argv])
-    mistakes = list(_unknown_words(rest, [*kinds, "config"]))
+    given, rest = parser.parse_known_args([_shielded(negations.get(word, word)) for word in argv])
+    mistakes = list(_unknown_words(_unshielded(rest), [*kinds, "config"]))
     values: dict[str, Any] = {}
     for name, words in vars(given).items():
         kind = kinds.get(name, str)
+        words = _unshielded(words)
         if not words and kind is bool:
             values[name] = True
         else:
             values[name] = words[0] if len(words) == 1 and get_origin(kind) is not list else words
     return values, mistakes
+
+
+def _shielded(word: str) -> str:
+    """A negative number with a space before it: argparse takes -1e-5 for an option, which -1 is not."""
+    return f" {word}" if NUMBER.match(word) else word
+
+
+def _unshielded(words: Sequence[str]) -> list[str]:
+    return [word[1:] if word.startswith(" ") and NUMBER.match(word[1:]) else word for word in words]
 
 
 def _unknown_words(words: Sequence[str], names: Sequence[str]) -> Iterator[str]:

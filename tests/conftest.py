@@ -8,7 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import settings
 
+# How long an example takes is the machine's, which may be busy.
+settings.register_profile("at any load", parent=settings.default, deadline=None)
+settings.load_profile("at any load")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 

@@ -76,6 +76,8 @@ def test_ways_to_write(argv: list[str], name: str, expected: object) -> None:
 @pytest.mark.parametrize("number", ["-1e-5", "-1.", "-.5", "-2E+3"])
 def test_negative_number(number: str) -> None:
     assert parse("--learning_rate", number).learning_rate == float(number)
+    assert parse(f"--learning_rate={number}").learning_rate == float(number)
+    assert parse("--stop_strings", number, "x", number).stop_strings == [number, "x", number]
 
 
 def test_an_open_instruct_launch_line() -> None:

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Sets up on a machine with Python 3.11 and pip, then trains a tiny model to add, on two CPU cores.
+# Sets up on a machine with Python (3.11 to 3.13) and pip, then trains a tiny model to add, on two CPU cores.
 #
 #   bash scripts/train/debug/cpu_demo.sh
 #   bash scripts/train/debug/cpu_demo.sh --output_dir out/x --seed 3     further options win over those below

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Sets up on a machine with Python 3.11 and pip, then trains a tiny model to add, fully asynchronously, on two CPU cores.
+# Sets up on a machine with Python (3.11 to 3.13) and pip, then trains a tiny model to add, fully asynchronously, on two CPU cores.
 #
 #   bash scripts/train/debug/cpu_fully_async.sh
 #   bash scripts/train/debug/cpu_fully_async.sh async_training.staleness_threshold=1 trainer.seed=3     overrides win

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Sets up on a machine with Python 3.11 and pip, then trains a tiny model, on two CPU cores, to answer sums that are too
+# Sets up on a machine with Python (3.11 to 3.13) and pip, then trains a tiny model, on two CPU cores, to answer sums that are too
 # long for one turn: it works off two terms, sums up what is left, and goes on from its summary. Only the reasoning is
 # trained, from the states that summaries lead to.
 #

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Learner and engine take turns on one GPU: Qwen3-0.6B learns to add longer numbers. For trying changes; fits into 24 GB.
 #
-#   pip install -r requirements.txt && pip install --no-deps -e .
+#   bash scripts/setup_gpu.sh && source .venv/bin/activate
 #   bash scripts/train/debug/single_gpu.sh
 #
 # PYTHON names the interpreter, OUTPUT_DIR the directory; the same command goes on from the last checkpoint.

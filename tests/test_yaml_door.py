@@ -1,0 +1,55 @@
+"""YAML files that programs read: composed with overrides, and mistakes told by name and line."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from open_instruct.cli import UsageError
+from open_instruct.yaml_door import CONFIG_DIRECTORY, Door, compose
+
+DOOR = Door("run.py", "Runs.", "settings", "section.key=value", lambda: ["size", "seed", "model"])
+
+
+def read(directory: Path, *argv: str) -> dict[str, Any]:
+    return compose(DOOR, ["--config-path", str(directory), *argv])
+
+
+def mistakes(directory: Path, *argv: str) -> list[str]:
+    with pytest.raises(UsageError) as error:
+        read(directory, *argv)
+    return error.value.mistakes
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    (tmp_path / "settings.yaml").write_text("data: {size: 4, seed: -1e-5}\nmodel: tiny\n")
+    return tmp_path
+
+
+def test_overrides_win_over_the_file(directory: Path) -> None:
+    assert read(directory) == {"data": {"size": 4, "seed": -1e-5}, "model": "tiny"}
+    assert read(directory, "data.size=8", "model=large")["data"] == {"size": 8, "seed": -1e-5}
+
+
+def test_an_unknown_key_is_told_with_the_nearest_one(directory: Path) -> None:
+    (told,) = mistakes(directory, "data.sise=8")
+    assert told.startswith("data.sise")
+    assert "Did you mean size?" in told
+
+
+def test_a_file_that_is_no_yaml_is_told_with_its_line(directory: Path) -> None:
+    (directory / "settings.yaml").write_text("data: 1\nmodel: [\n")
+    (told,) = mistakes(directory)
+    assert "settings.yaml: line 3 is not valid YAML" in told
+
+
+def test_a_missing_file_and_an_unknown_option_are_told(directory: Path) -> None:
+    assert "no such file" in mistakes(directory, "--config-name", "other")[0]
+    assert mistakes(directory, "--size=8")[0].startswith("--size=8: no such option.")
+
+
+def test_the_file_of_fully_async_training_can_be_composed() -> None:
+    door = Door("fully_async_main.py", None, "fully_async", "section.key=value", list)
+    assert compose(door, ["async_training.staleness_threshold=2"])["async_training"]["staleness_threshold"] == 2
+    assert (CONFIG_DIRECTORY / "fully_async.yaml").is_file()
