@@ -85,7 +85,7 @@ def files_in(directory: Path) -> dict[str, int]:
 
 
 @contextmanager
-def written_whole(directory: Path) -> Iterator[Path]:
+def atomic_directory(directory: Path) -> Iterator[Path]:
     """Write into the directory that this yields; it takes the place of `directory` when the block ends without an error.
 
     All of it is on the disk before its name is: after a power loss there is the old directory or the new one.
@@ -159,7 +159,7 @@ class CheckpointStore:
             StorageNotShared: some of those files are not there.
         """
         path = self.path(training_step)
-        with written_whole(path) as beside:
+        with atomic_directory(path) as beside:
             _wait_until_seen(beside, write(beside))
             (beside / STATE_FILE).write_text(json.dumps({**state, _FILES: files_in(beside)}))
         self._drop_oldest()

@@ -4,7 +4,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from open_instruct.checkpoints import CheckpointStore, NoWholeCheckpoint, StorageNotShared, written_whole
+from open_instruct.checkpoints import CheckpointStore, NoWholeCheckpoint, StorageNotShared, atomic_directory
 from open_instruct.config import GRPOConfig
 from open_instruct.config_checks import shown
 from open_instruct.rollout_state import FILE as ROLLOUT_STATE
@@ -90,7 +90,7 @@ def _write_parts(run: "Run", path: Path) -> dict[str, int]:
 def save_model(run: "Run", directory: Path) -> Path:
     """A Hugging Face model directory that Transformers and vLLM load."""
     directory = directory.absolute()  # the learner on another node has another current directory
-    with run.timer("saving"), run.parts.turns.learners_alone(), written_whole(directory) as beside:
+    with run.timer("saving"), run.parts.turns.learners_alone(), atomic_directory(directory) as beside:
         run.parts.wait(
             run.parts.group.async_save_model(run.progress.training_step, directory=str(beside), with_optimizer=False),
             what="saving the model",

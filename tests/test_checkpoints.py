@@ -13,8 +13,8 @@ from open_instruct.checkpoints import (
     CheckpointStore,
     NoWholeCheckpoint,
     StorageNotShared,
+    atomic_directory,
     sync_files_of_rank,
-    written_whole,
 )
 
 
@@ -41,7 +41,7 @@ def store(tmp_path: Path) -> CheckpointStore:
 
 def test_a_directory_appears_when_it_is_whole(tmp_path: Path) -> None:
     target = tmp_path / "deep" / "model"
-    with written_whole(target) as beside:
+    with atomic_directory(target) as beside:
         (beside / "a").write_text("1")
         assert not target.exists()
         assert beside.parent == target.parent  # on the same file system: a rename is enough
@@ -52,16 +52,16 @@ def test_a_directory_appears_when_it_is_whole(tmp_path: Path) -> None:
 def test_a_new_directory_takes_the_place_of_the_old_one(tmp_path: Path) -> None:
     target = tmp_path / "model"
     for name in ("old", "new"):
-        with written_whole(target) as beside:
+        with atomic_directory(target) as beside:
             (beside / name).write_text(name)
     assert files(target) == ["new"]
 
 
 def test_an_error_leaves_the_old_directory(tmp_path: Path) -> None:
     target = tmp_path / "model"
-    with written_whole(target) as beside:
+    with atomic_directory(target) as beside:
         (beside / "old").write_text("old")
-    with pytest.raises(OSError, match="disk full"), written_whole(target) as beside:
+    with pytest.raises(OSError, match="disk full"), atomic_directory(target) as beside:
         write_half_and_fail(beside)
     assert (target / "old").read_text() == "old"
     assert files(target) == ["old"]
@@ -69,10 +69,10 @@ def test_an_error_leaves_the_old_directory(tmp_path: Path) -> None:
 
 def test_leftovers_of_a_killed_writer_do_not_get_in(tmp_path: Path) -> None:
     target = tmp_path / "model"
-    with pytest.raises(OSError, match="disk full"), written_whole(target) as beside:
+    with pytest.raises(OSError, match="disk full"), atomic_directory(target) as beside:
         write_half_and_fail(beside)
     assert not target.exists()
-    with written_whole(target) as beside:
+    with atomic_directory(target) as beside:
         write_weights(beside)
     assert files(target) == ["weights"]
 
