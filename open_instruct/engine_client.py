@@ -22,6 +22,8 @@ logger = logging.getLogger(__name__)
 
 FETCH_S = 10.0
 """Deadline for an answer that is there already."""
+HELD_UP = "held up by another engine of the collective"
+"""Why an engine has no new weights through no fault of its own."""
 ANSWER_S = 30.0
 """How long an engine may take to say that it is there, before a group is made with it."""
 
@@ -88,6 +90,8 @@ class EngineClient:
         self._is_started = False
         self.has_broken_off = False
         """The collective was aborted in the middle of this update."""
+        self._let_go: list[int] = []
+        """Engines that waited in it and were told to stop."""
 
     def _set_limit(self, timeout_s: float) -> None:
         self._limit_s = timeout_s
@@ -134,7 +138,7 @@ class EngineClient:
         self._call("start_weight_update", lambda _: (self._update_id,))
         if self._in_one_group and self._failures:
             for number in self._taking_part:
-                self._failures[number] = "nothing was sent, because another engine could not take part"
+                self._failures[number] = HELD_UP
             raise UpdateAbandoned(str(self._failures))
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
@@ -142,8 +146,7 @@ class EngineClient:
             "update_weights", lambda _: (update_info, self._update_id), in_collective=self._in_one_group
         )
         if self.has_broken_off:
-            for number in answers:
-                self._failures[number] = "another engine of the collective failed"
+            self._failures |= dict.fromkeys([*answers, *self._let_go], HELD_UP)
             self._taking_part = []
 
     def finish_weight_update(self, weight_version: str | None = None) -> None:
@@ -182,6 +185,7 @@ class EngineClient:
     def _break_off(self, waiting: Sequence[int]) -> None:
         """One member of the collective has failed: let the others go, which would wait for it."""
         self.has_broken_off = True
+        self._let_go = list(waiting)
         self._ends_at = min(self._ends_at, time.monotonic() + ANSWER_S)
         logger.warning("the collective weight update is aborted: %s", self._failures)
         for number in waiting:

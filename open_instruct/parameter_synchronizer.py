@@ -16,7 +16,7 @@ from typing import Any
 from open_instruct import component_log
 from open_instruct.component_log import components
 from open_instruct.config import GRPOConfig
-from open_instruct.engine_client import UpdateReport
+from open_instruct.engine_client import HELD_UP, UpdateReport
 from open_instruct.engine_supervisor import EngineSupervisor
 from open_instruct.failures import DO_NOT_FIT, WeightsDiffer
 from open_instruct.weight_agreement import WeightAgreement
@@ -150,9 +150,21 @@ class ParameterSynchronizer:
                 components.info(component_log.retrying_sync(self._args.sync_retry_delay))
                 time.sleep(self._args.sync_retry_delay)
         components.error(component_log.all_sync_attempts_failed(self.sync_failures))
+        return pauses_s + self._replace_those_behind(version, causes), self._args.max_sync_retries + 1
+
+    def _replace_those_behind(self, version: int, causes: dict[int, str]) -> list[float]:
+        """Engines that only waited for another of their collective are sent to again, without it; pauses in seconds."""
+        held_up = [number for number in self._behind(version) if causes.get(number) == HELD_UP]
         for number in self._behind(version):
-            self._supervisor.replace(number, f"did not take version {version}: {causes.get(number, 'it came late')}")
-        return pauses_s, self._args.max_sync_retries + 1
+            if number not in held_up:
+                self._supervisor.replace(
+                    number, f"did not take version {version}: {causes.get(number, 'it came late')}"
+                )
+        if held_up and held_up == self._behind(version):
+            return self._update(version)[0]
+        for number in held_up:  # before the first engine serves there is no group without the others
+            self._supervisor.replace(number, f"did not take version {version}: {HELD_UP}")
+        return []
 
     def _compare(self, version: int) -> None:
         """Have engines that are new, and took the weights, compared with the learners. Raises `WeightsDiffer`."""
@@ -172,7 +184,7 @@ class ParameterSynchronizer:
         if not behind:
             return UpdateReport()
         if members != self._group and (unreachable := self._connect(members)):
-            return UpdateReport(failures=unreachable)
+            return UpdateReport(failures=dict.fromkeys(behind, HELD_UP) | unreachable)
         reports = self._parts.wait(
             self._parts.group.async_update_weights(version, behind),
             what=f"weights of version {version}",

@@ -52,15 +52,15 @@ class WeightLink:
         """Make the transfer group with `engines` (with their positions), in place of an earlier one; who could not be reached,
         with the cause. Then nobody is connected."""
         self.close()
-        options, transport = self._options, self._device.weight_transport
+        options, in_one_collective = self._options, self._device.weight_transport in IN_ONE_COLLECTIVE
         client = EngineClient(
             engines,
             workers_per_engine=options.workers_per_engine,
             timeout_s=options.timeout_s,
             connect_timeout_s=options.connect_timeout_s,
-            in_one_group=transport in IN_ONE_COLLECTIVE,
+            in_one_group=in_one_collective,
         )
-        failures = client.find_unreachable() if self._rank == 0 else {}
+        failures = client.find_unreachable() if self._rank == 0 and in_one_collective else {}
         if self._all_agree(not failures):
             failures = self._make_sender(client, engines)
         if self._all_agree(not failures):

@@ -17,7 +17,7 @@ from open_instruct import bundles, engine_supervisor, rollout_manager
 from open_instruct.colocation import TakeTurns
 from open_instruct.coordinator import Heartbeats, Parts, Signals
 from open_instruct.data_types import PromptRequest, SamplingConfig
-from open_instruct.engine_client import EngineClient, UpdateAbandoned
+from open_instruct.engine_client import HELD_UP, EngineClient, UpdateAbandoned
 from open_instruct.engine_supervisor import EngineSupervisor
 from open_instruct.failures import ComponentDied
 from open_instruct.interruption import Interrupted
@@ -33,16 +33,26 @@ def played_parts_travel_as_code(ray_session: Any) -> None:
 
 
 class PlayedEngine:
-    """Answers like an engine; `hangs_on` and `fails_on` name calls that do not go well."""
+    """Answers like an engine; `hangs_on`, `fails_on` and `waits_on` (until it is let go) name calls that do not go well."""
 
-    def __init__(self, number: int, hangs_on: str = "", fails_on: str = "") -> None:
+    def __init__(self, number: int, hangs_on: str = "", fails_on: str = "", waits_on: str = "") -> None:
         self._number = number
-        self._troubles = {hangs_on: time.sleep, fails_on: self._fail}
+        self._is_let_go = False
+        self._troubles = {hangs_on: time.sleep, fails_on: self._fail, waits_on: self._wait}
         self._stock = {"held": [f"train-{number}"], "idle_s": 0.0, "needs_weights": False, "state": "serving"}
         self._calls: list[str] = []
 
     def _fail(self, _: float) -> None:
         raise RuntimeError(f"engine {self._number} was told to fail")
+
+    def _wait(self, limit_s: float) -> None:
+        ends_at = time.monotonic() + limit_s
+        while not self._is_let_go and time.monotonic() < ends_at:
+            time.sleep(0.01)
+        self._fail(0.0)
+
+    def abort_weight_update(self) -> None:
+        self._is_let_go = True
 
     def _called(self, name: str) -> None:
         self._calls.append(name)
@@ -359,6 +369,24 @@ def test_where_all_receive_in_one_collective_nothing_is_sent_without_one_of_them
         client.start_weight_update()
     assert client.report().failures.keys() == {0, 1}
     assert play.ask(play.engines[1].calls.remote()) == ["start"]
+
+
+def test_failure_in_a_collective_lets_those_go_who_wait_in_it(stage: Callable[..., Stage]) -> None:
+    play = stage({"waits_on": "update"}, {"fails_on": "update"}, num_engines=3)
+    client = EngineClient(play.engines, workers_per_engine=1, timeout_s=60.0, in_one_group=True)
+    aborted: list[bool] = []
+    client.abort_group = lambda: aborted.append(True)
+    client.begin(4)
+    assert client.start()
+    started = time.monotonic()
+    client.update_weights({})
+    assert time.monotonic() - started < 20
+    client.finish_weight_update()
+    report = client.report()
+    assert "was told to fail" in report.failures[1]
+    assert [report.failures[number] for number in (0, 2)] == [HELD_UP, HELD_UP]
+    assert report.confirmed == {}
+    assert aborted == [True]
 
 
 # --- queues -----------------------------------------------------------------------------------------------------------

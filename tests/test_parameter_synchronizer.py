@@ -310,3 +310,20 @@ def test_weights_that_do_not_fit_end_the_run_at_once() -> None:
         play.sync.sync(4)
     assert len(play.sent) == 1
     assert play.supervisor.replaced == []
+
+
+def test_engines_held_up_by_another_are_sent_to_without_it() -> None:
+    """It is replaced after all attempts; those that only waited for it in the collective are not."""
+    play = Play(num_engines=3, max_sync_retries=1).start()
+    play.unreachable = [{1: "did not answer ready"}] * 2
+    play.sync_trained(1)
+    assert [number for number, _ in play.supervisor.replaced] == [1]
+    assert play.sync.versions == {0: 1, 2: 1}
+    assert play.sent == [(1, [0, 2])]
+
+
+def test_where_no_engine_serves_yet_those_held_up_are_replaced_too() -> None:
+    play = Play(num_engines=2, max_sync_retries=0)
+    play.unreachable = [{1: "did not answer ready"}]
+    play.sync.sync(0)
+    assert [number for number, _ in play.supervisor.replaced] == [1, 0]
