@@ -106,11 +106,13 @@ class LoadAccount:
     def __init__(self, model: torch.nn.Module) -> None:
         self._model = model
         self._load = model.load_weights
-        tensors = dict(model.named_parameters(remove_duplicate=False))
-        self._awaited = {id(tensor): name for name, tensor in tensors.items() if tensor.is_meta}
-        self._in_place = {name for name, tensor in tensors.items() if not tensor.is_meta}
-        self._kept = tensors  # ids stay theirs while they live
-        self._filled: set[str] = set()
+        self._tensors: dict[int, torch.Tensor] = {}  # kept, so that ids stay theirs
+        self._names: dict[int, list[str]] = {}
+        """By id of the parameter. Some have several names: routers of GLM and DeepSeek share a bias with their experts."""
+        for name, tensor in model.named_parameters(remove_duplicate=False):
+            self._tensors[id(tensor)] = tensor
+            self._names.setdefault(id(tensor), []).append(name)
+        self._filled: set[int] = set()
         self._trace = _Trace()
         self._get_numel_loaded: Callable = layerwise.get_numel_loaded
         layerwise.get_numel_loaded = self._note_filled  # vLLM 0.32: every load of a meta tensor passes here
@@ -121,19 +123,21 @@ class LoadAccount:
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> Any:
         with self._trace:
             loaded = self._load(self._trace.watch(weights))  # type: ignore[operator]
-        self._filled.update(self._in_place & set(loaded or self._in_place))
+        for tensor_id, names in self._names.items():
+            if not self._tensors[tensor_id].is_meta and (loaded is None or set(names) & set(loaded)):
+                self._filled.add(tensor_id)
         return loaded
 
     def _note_filled(self, loader: Callable, bound: Any) -> tuple[int, object]:
         num_elements, answer = self._get_numel_loaded(loader, bound)
-        if num_elements and (name := self._awaited.get(id(bound.arguments.get("param")))):
-            self._filled.add(name)
+        if num_elements:
+            self._filled.add(id(bound.arguments.get("param")))
         return num_elements, answer
 
     def check(self) -> None:
         unused = sorted(self._trace.unused())
-        names = {*self._awaited.values(), *self._in_place}
-        unfilled = sorted(name for name in names - self._filled if not self._is_tied(name))
+        missing = [names[0] for tensor_id, names in self._names.items() if tensor_id not in self._filled]
+        unfilled = sorted(name for name in missing if not self._is_tied(name))
         parts = []
         if unused:
             parts.append(f"the engine's model has no place for {_some(unused)}")
