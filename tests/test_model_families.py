@@ -1,10 +1,12 @@
 """Engines and learners compute the same for every family that is not refused."""
 
+import re
+import shutil
 from pathlib import Path
 
 import pytest
 from model_families import EXACT, FAMILIES, build_model, check_in_process_of_its_own
-from runs import Process, command, rows
+from runs import SCRIPT, Process, command, rows
 
 from open_instruct.failures import DO_NOT_FIT
 
@@ -54,3 +56,40 @@ def test_a_run_with_a_mixture_of_experts_stays_exact(tmp_path: Path) -> None:
     assert max(row["debug/vllm_vs_local_logprob_diff_max"] for row in metrics) < EXACT
     code, output = Process(command(tmp_path / "again", **{**options, "model_name_or_path": out / "model"})).wait(300)
     assert code == 0, output  # vLLM reads what was saved
+
+
+BREAKS = {
+    "names": ("return revert_weight_conversion(self._model, dict(weights))", "return dict(weights)"),
+    "values": (
+        "return revert_weight_conversion(self._model, dict(weights))",
+        'return {n: w * (1.1 if "down_proj" in n else 1) for n, w in '
+        "revert_weight_conversion(self._model, dict(weights)).items()}",
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        ("names", "has no place for .*experts.gate_up_proj"),
+        ("values", "does not compute what .* most of all .*w2_weight"),
+    ],
+)
+def test_a_run_whose_engines_get_other_weights_ends_before_it_trains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str, message: str
+) -> None:
+    """The package is copied and broken as it was broken before: weights arrive wrong, and nothing else complains."""
+    build_model("qwen3_moe", tmp_path / "model")
+    package = Path(shutil.copytree(SCRIPT.parent, tmp_path / "open_instruct"))
+    module, (right, wrong) = package / "checkpoint_format.py", BREAKS[broken]
+    assert right in module.read_text()
+    module.write_text(module.read_text().replace(right, wrong))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    words = command(tmp_path / "out", model_name_or_path=tmp_path / "model")
+    words[1] = str(package / "grpo_fast.py")
+    code, output = Process(words).wait(300)
+    assert code == 1, output
+    assert re.search(message, output), output
+    assert not (tmp_path / "out" / "metrics.jsonl").exists() or not rows(tmp_path / "out" / "metrics.jsonl")
