@@ -67,7 +67,11 @@ class TakeTurns(SideBySide):
         self.engines_may_start = False
 
     def engines_rest(self) -> None:
-        released = self._timed("engines_offload", self._manager.async_offload(), without_dead=True)
+        self._offload_engines(keep_weights=False)  # each of them gets new ones before it wakes
+
+    def _offload_engines(self, *, keep_weights: bool) -> None:
+        asked = self._manager.async_offload(keep_weights=keep_weights)
+        released = self._timed("engines_offload", asked, without_dead=True)
         self._metrics["memory/engines_offloaded_bytes"] = sum(num_bytes or 0 for num_bytes in released)
         self._engines_are_asleep = True
 
@@ -77,8 +81,10 @@ class TakeTurns(SideBySide):
 
     @contextmanager
     def weights_travel(self) -> Iterator[None]:
-        if not self._engines_are_asleep:  # no step was trained: an engine was replaced, and the others are at work
-            self.engines_rest()
+        if (
+            not self._engines_are_asleep
+        ):  # no step was trained: an engine was replaced, and the others have their weights
+            self._offload_engines(keep_weights=True)
         self._wake_learners()
         self._wake_engines([WEIGHTS])
         yield
@@ -87,7 +93,8 @@ class TakeTurns(SideBySide):
 
     @contextmanager
     def learners_alone(self) -> Iterator[None]:
-        self.learners_compute()
+        self._offload_engines(keep_weights=True)
+        self._wake_learners()
         yield
         self._learners_rest()
         self._wake_engines()

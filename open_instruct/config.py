@@ -352,8 +352,9 @@ class VLLMOptions:
     """Most responses that an engine generates at once."""
     engine_sleep_after_s: float | None = None
     """Seconds without work after which an engine gives memory back until the next prompt. By default it never does."""
-    engine_sleep_level: Literal[1, 2] = 1
-    """1: a sleeping engine gives back its key-value cache and moves its weights to main memory; 2: it drops the weights too."""
+    engine_sleep_level: Literal[1, 2] | None = None
+    """1: a sleeping engine gives back its key-value cache and moves its weights to main memory; 2: it drops the weights too, and
+    generates again only with new ones. By default 1, and 2 with colocate, where each training step brings new ones."""
 
 
 @dataclass(kw_only=True)
@@ -500,6 +501,11 @@ class GRPOConfig(
             max_tokens=self.response_length if self.eval_response_length is None else self.eval_response_length,
             stop=tuple(self.stop_strings),
         )
+
+    @property
+    def sleep_level(self) -> int:
+        """How deeply engines sleep: as set, else 2 where each sleep ends with new weights."""
+        return self.engine_sleep_level or (2 if self.colocate else 1)
 
     @property
     def max_sequence_length(self) -> int:

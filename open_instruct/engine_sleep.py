@@ -67,17 +67,18 @@ class EngineSleep:
         if after_s is not None and not self.is_asleep and self._clock() - self._idle_since >= after_s:
             self.release()
 
-    def release(self, *, told: bool = False) -> int:
-        """Fall asleep; the bytes that this gave back."""
+    def release(self, *, told: bool = False, keep_weights: bool = False) -> int:
+        """Fall asleep, at level 1 to `keep_weights`; the bytes that this gave back."""
         self.was_told = told
         if self.is_asleep:
             return 0
         before = self._options.memory_in_use_bytes()
+        level = 1 if keep_weights else self._options.level
         if self._options.calls_vllm:
             self._engine.reset_prefix_cache()
-            self._engine.sleep(self._options.level)
+            self._engine.sleep(level)
         self._released = {WEIGHTS, KV_CACHE}
-        self.needs_weights = self._options.level == 2
+        self.needs_weights = level == 2
         self._asleep_since = self._clock()
         self.num_sleeps += 1
         self.memory_released_bytes = max(before - self._options.memory_in_use_bytes(), 0)

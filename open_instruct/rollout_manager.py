@@ -162,7 +162,7 @@ def engine_options(args: GRPOConfig, device: Device, *, seed: int, max_model_len
         rc=args.rc_settings,
         sleep=SleepOptions(
             after_s=args.engine_sleep_after_s,
-            level=args.engine_sleep_level,
+            level=args.sleep_level,
             calls_vllm=device.can_release_memory and (args.colocate or args.engine_sleep_after_s is not None),
             memory_in_use_bytes=device.whole_memory_in_use_bytes,
         ),
@@ -261,9 +261,12 @@ class RolloutManager:
         self._serve()
         return self.controller.eval.remote(rollout_id)
 
-    def async_offload(self) -> list:
-        """Have all engines give their memory back; each ref gives the bytes."""
-        return [engine.release_memory_occupation.remote() for engine in self.rollout_engines]
+    def async_offload(self, *, keep_weights: bool = False) -> list:
+        """Have all engines give their memory back; each ref gives the bytes.
+
+        Without `keep_weights` those whose `engine_sleep_level` is 2 drop their weights, because new ones come before they wake.
+        """
+        return [engine.release_memory_occupation.remote(keep_weights=keep_weights) for engine in self.rollout_engines]
 
     def async_onload(self, tags: list[str] | None = None) -> list:
         """Have them take it back, or those parts of it: `weights`, then new weights may come, then `kv_cache`."""

@@ -405,11 +405,14 @@ class LLMRayActor:
             return "draining"
         return "asleep" if self._sleep.is_asleep else "serving"
 
-    def release_memory_occupation(self) -> int:
-        """Finish what is being generated, then fall asleep until `resume_memory_occupation`; the bytes that this gave back."""
+    def release_memory_occupation(self, *, keep_weights: bool = False) -> int:
+        """Finish what is being generated, then fall asleep until `resume_memory_occupation`; the bytes that this gave back.
+
+        Without `keep_weights` an engine whose sleep has level 2 generates only after new weights have come.
+        """
         self._drain()
         try:
-            return self._on_engine_thread(lambda: self._sleep.release(told=True))
+            return self._on_engine_thread(lambda: self._sleep.release(told=True, keep_weights=keep_weights))
         finally:
             self._closed_until = 0.0
 

@@ -12,12 +12,14 @@ from open_instruct.colocation import SideBySide, TakeTurns
 
 
 class Play:
-    """Learners and engines that write down what they are asked."""
+    """Learners and engines that write down what they are asked. Engines that sleep without weights need new ones."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
         manager: Any = SimpleNamespace(
-            async_offload=lambda: self.note("engines sleep", 30),
+            async_offload=lambda *, keep_weights: self.note(
+                "engines sleep with weights" if keep_weights else "engines sleep", 30
+            ),
             async_onload=lambda tags=None: self.note(f"engines {tags}"),
         )
         group: Any = SimpleNamespace(
@@ -63,10 +65,12 @@ def test_for_a_replaced_engine_the_others_give_way_too() -> None:
     with play.turns.learners_alone():
         pass
     play.calls.clear()
-    with play.turns.weights_travel():  # not after a step: engines are at work
+    with (
+        play.turns.weights_travel()
+    ):  # not after a step: engines are at work, and new weights come to one of them alone
         play.calls.append("new weights")
     assert play.calls == [
-        "engines sleep",
+        "engines sleep with weights",
         "learners wake",
         "engines ['weights']",
         "new weights",
@@ -90,7 +94,7 @@ def test_saving_has_the_learners_alone() -> None:
     play = Play()
     with play.turns.learners_alone():
         play.calls.append("save")
-    assert play.calls == ["engines sleep", "learners wake", "save", "learners sleep", "engines None"]
+    assert play.calls == ["engines sleep with weights", "learners wake", "save", "learners sleep", "engines None"]
 
 
 def test_at_the_end_engines_that_gave_way_are_not_asked_again() -> None:

@@ -446,7 +446,7 @@ def test_an_engine_that_dies_while_devices_are_handed_over_is_replaced(queues_an
     parts, play = queues_and_parts.parts, queues_and_parts.play
     pid = play.pid(1)
 
-    def offload() -> list[Any]:
+    def offload(*, keep_weights: bool) -> list[Any]:
         os.kill(pid, signal.SIGKILL)
         return [engine.release_memory_occupation.remote() for engine in play.engines]
 

@@ -64,6 +64,24 @@ def test_level_2_needs_weights_before_it_serves() -> None:
     assert play.calls == ["reset", ("sleep", 2), ("wake", "weights"), ("wake", "kv_cache")]
 
 
+def test_weights_are_kept_for_a_sleep_after_which_none_come() -> None:
+    play = Play(level=2)
+    play.sleep.release(told=True, keep_weights=True)
+    play.sleep.resume()
+    assert play.sleep.may_admit
+    assert ("sleep", 1) in play.calls
+    play.sleep.release(told=True)
+    play.sleep.resume()
+    assert not play.sleep.may_admit
+    assert ("sleep", 2) in play.calls
+
+
+def test_engines_that_get_weights_at_each_step_drop_them() -> None:
+    assert make_args().sleep_level == 1
+    assert make_args(colocate=True).sleep_level == 2
+    assert make_args(colocate=True, engine_sleep_level=1).sleep_level == 1
+
+
 def test_without_a_time_it_never_sleeps_by_itself() -> None:
     play = Play()
     play.now = 1e9
