@@ -173,7 +173,7 @@ def make_weight_sender(
     if transport in IN_ONE_COLLECTIVE:
         init_info = _collective_init_info(rank, num_engine_workers + 1, find_address)
     else:
-        init_info = _ipc_init_info(rank, source)
+        init_info = ipc_init_info(rank, source)
     sender = WeightTransferTrainerFactory.trainer_init(init_info, client=client, source=source)  # type: ignore[arg-type]
     client.abort_group = lambda: _destroy_group(sender)
     return sender
@@ -189,7 +189,7 @@ def _collective_init_info(rank: int, world_size: int, find_address: Callable[[],
     )
 
 
-def _ipc_init_info(rank: int, source: DeepSpeedWeightSource) -> Any:
+def ipc_init_info(rank: int, source: DeepSpeedWeightSource) -> Any:
     """In chunks: sent as a whole, each rank would hold a second copy of the model at stage 3."""
     from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo
 

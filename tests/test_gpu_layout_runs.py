@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -78,3 +80,16 @@ def test_a_killed_engine_is_replaced_and_leaves_no_core(tmp_path: Path, transpor
     assert_ledger_balances(tmp_path)
     assert len(rows(tmp_path / "metrics.jsonl")) == 30
     run.assert_nothing_is_left(before)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(
+    "tests", ["weight_sync", "engine_sleep", "on_policy", "engine_restart", "colocation", "failures"]
+)
+def test_what_holds_with_the_core_in_the_actor_holds_with_a_core_of_its_own(tests: str) -> None:
+    """The whole file, with the environment of this module."""
+    path = Path(__file__).parent / f"test_{tests}.py"
+    words = [sys.executable, "-m", "pytest", "-q", str(path), "-m", "not slow and not gpu", "-p", "no:cacheprovider"]
+    done = subprocess.run(words, cwd=path.parents[1], capture_output=True, text=True, timeout=1500)
+    assert done.returncode == 0, done.stdout[-4000:]
