@@ -6,6 +6,7 @@ that got nothing, ends the update with the names. Names are the same in every la
 """
 
 import bisect
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -112,7 +113,12 @@ class LoadAccount:
         for name, tensor in model.named_parameters(remove_duplicate=False):
             self._tensors[id(tensor)] = tensor
             self._names.setdefault(id(tensor), []).append(name)
+        vocabularies = [module for module in model.modules() if hasattr(module, "num_embeddings_padded")]
+        self._padded = {id(tensor) for module in vocabularies for tensor in module.parameters(recurse=False)}
         self._filled: set[int] = set()
+        self._num_loaded: Counter[int] = Counter()
+        self._expert_parts: dict[int, set[tuple[Any, Any]]] = defaultdict(set)
+        """Experts and which of their matrices came, by id of the parameter that holds all experts of a layer."""
         self._trace = _Trace()
         self._get_numel_loaded: Callable = layerwise.get_numel_loaded
         layerwise.get_numel_loaded = self._note_filled  # vLLM 0.32: every load of a meta tensor passes here
@@ -121,8 +127,11 @@ class LoadAccount:
         layerwise.get_numel_loaded = self._get_numel_loaded
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> Any:
-        with self._trace:
-            loaded = self._load(self._trace.watch(weights))  # type: ignore[operator]
+        try:
+            with self._trace:
+                loaded = self._load(self._trace.watch(weights))  # type: ignore[operator]
+        except (KeyError, ValueError) as error:  # so do loaders speak of a name that they do not know
+            raise WeightsDoNotFit(f"{DO_NOT_FIT} {type(self._model).__name__}: its loader says {error!r}") from error
         for tensor_id, names in self._names.items():
             if not self._tensors[tensor_id].is_meta and (loaded is None or set(names) & set(loaded)):
                 self._filled.add(tensor_id)
@@ -131,14 +140,21 @@ class LoadAccount:
     def _note_filled(self, loader: Callable, bound: Any) -> tuple[int, object]:
         num_elements, answer = self._get_numel_loaded(loader, bound)
         if num_elements:
-            self._filled.add(id(bound.arguments.get("param")))
+            tensor_id, arguments = id(bound.arguments.get("param")), bound.arguments
+            self._filled.add(tensor_id)
+            self._num_loaded[tensor_id] += num_elements
+            if isinstance(arguments.get("expert_id"), int):
+                self._expert_parts[tensor_id].add((arguments["expert_id"], arguments.get("shard_id")))
         return num_elements, answer
 
     def check(self) -> None:
         unused = sorted(self._trace.unused())
         missing = [names[0] for tensor_id, names in self._names.items() if tensor_id not in self._filled]
         unfilled = sorted(name for name in missing if not self._is_tied(name))
+        partly = sorted(names[0] for tensor_id, names in self._names.items() if self._is_partly_filled(tensor_id))
         parts = []
+        if partly:
+            parts.append(f"only a part was sent of the engine's {_some(partly)}")
         if unused:
             parts.append(f"the engine's model has no place for {_some(unused)}")
         if unfilled:
@@ -148,6 +164,16 @@ class LoadAccount:
                 f"{DO_NOT_FIT} {type(self._model).__name__}: {'; '.join(parts)}. The engine would sample from old weights, so "
                 "the run ends. This family of models cannot be trained; docs/models.md lists those that can."
             )
+
+    def _is_partly_filled(self, tensor_id: int) -> bool:
+        """Experts are counted by number, since their tensors may be padded; embeddings are padded too and pass."""
+        tensor, parts = self._tensors[tensor_id], self._expert_parts.get(tensor_id)
+        if parts is not None:
+            experts = {expert for expert, _ in parts}
+            return len(parts) < (max(experts) + 1) * len({shard for _, shard in parts})
+        if tensor_id not in self._filled or not tensor.is_meta or tensor_id in self._padded:
+            return False
+        return self._num_loaded[tensor_id] < getattr(tensor, "weight_loader_numel", tensor.numel())
 
     def _is_tied(self, name: str) -> bool:
         config = getattr(self._model, "config", None)

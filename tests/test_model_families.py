@@ -27,12 +27,10 @@ def test_family_is_exact_after_three_updates(family: str) -> None:
     assert outcome.status == "exact", outcome
     assert outcome.largest_difference is not None
     assert outcome.largest_difference < EXACT
-    if family == "qwen3_moe":
-        _, under_other_names, without_one = outcome.misfits.split("buckets_")
-        assert "experts.gate_up_proj" in under_other_names  # has no place in the engine
-        assert "w13_weight" in under_other_names  # got nothing
-        assert without_one.startswith("without_one: ")
-        assert DO_NOT_FIT in without_one
+    if family == "qwen3_moe":  # its loader takes experts in one tensor too, so nothing is to be said of those
+        assert re.fullmatch(
+            rf"buckets_without_one: {DO_NOT_FIT} .*: only a part was sent of .*w2_weight.*", outcome.misfits
+        )
 
 
 @pytest.mark.slow
@@ -59,7 +57,11 @@ def test_a_run_with_a_mixture_of_experts_stays_exact(tmp_path: Path) -> None:
 
 
 BREAKS = {
-    "names": ("return revert_weight_conversion(self._model, dict(weights))", "return dict(weights)"),
+    "names": (
+        "return revert_weight_conversion(self._model, dict(weights))",
+        'return {n.replace("down_proj", "downward"): w for n, w in '
+        "revert_weight_conversion(self._model, dict(weights)).items()}",
+    ),
     "values": (
         "return revert_weight_conversion(self._model, dict(weights))",
         'return {n: w * (1.1 if "down_proj" in n else 1) for n, w in '
