@@ -475,6 +475,7 @@ def model_family_can_be_trained(args: GRPOConfig) -> Iterator[str]:
         return
     reason = why_refused(
         config,
+        device_kind=args.device.kind,
         attn_implementation=args.device.attn_implementation,
         max_sequence_length=args.max_sequence_length,
     )

@@ -259,7 +259,6 @@ class Device:
 def _engine_env_on_cpu(*, enforce_eager: bool) -> dict[str, str]:
     """What an engine on CPU needs, in an actor and in a server."""
     env = {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}  # tensor parallelism fails to bind its workers otherwise
-    env["VLLM_MLA_DISABLE"] = "1"  # vLLM 0.32 packs the weights of latent attention for bfloat16 alone
     if enforce_eager:  # vLLM compiles its sampler all the same: ten seconds in the first step
         env["TORCHDYNAMO_DISABLE"] = "1"
     return env

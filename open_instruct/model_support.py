@@ -14,14 +14,18 @@ _RECURRENT = ("mamba_d_state", "mamba_n_heads", "state_size", "ssm_cfg", "linear
 """Options that only models with recurrent layers have."""
 
 
+REFUSED_ON_CPU = {
+    "deepseek_v2": "vLLM 0.32 computes its latent attention on CPU in bfloat16 alone",
+    "deepseek_v3": "vLLM 0.32 computes its latent attention on CPU in bfloat16 alone",
+}
 _WIDER_WINDOW = {"cohere2", "cohere2_moe", "cohere2_vision"}
 """Families whose sliding window is one token wider in vLLM 0.32 than in Transformers 5.19."""
 
 
-def why_refused(config: Any, *, attn_implementation: str, max_sequence_length: int) -> str | None:
+def why_refused(config: Any, *, device_kind: str, attn_implementation: str, max_sequence_length: int) -> str | None:
     """Why a model of this config cannot be trained exactly; None if nothing is known against it."""
     text = config.get_text_config()
-    if reason := REFUSED.get(text.model_type):
+    if reason := REFUSED.get(text.model_type) or (device_kind == "cpu" and REFUSED_ON_CPU.get(text.model_type)):
         return f"{reason}. {CHOOSE_ANOTHER}"
     if has_recurrent_layers(text):
         return (

@@ -278,9 +278,9 @@ def differences(pair: Pair, seeds: list[int]) -> Iterator[np.ndarray]:
 
 
 def misfits(pair: Pair) -> str:
-    """What the engine says of weights under other names, and of an update without one of them."""
+    """What the engine says of an update without one tensor, and of weights under other names."""
     said = []
-    for version, what in enumerate(["buckets_under_names_of_the_module", "buckets_without_one"]):
+    for version, what in enumerate(["buckets_without_one", "buckets_under_names_of_the_module"]):
         try:
             pair.send(version, what)
         except Exception as error:

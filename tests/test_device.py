@@ -157,7 +157,6 @@ def test_what_a_server_is_started_with(monkeypatch: pytest.MonkeyPatch, cpu: Dev
         "OMP_NUM_THREADS": "1",
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "0|1",
-        "VLLM_MLA_DISABLE": "1",
         "TORCHDYNAMO_DISABLE": "1",
     }
     assert gpu.server_words == []

@@ -9,10 +9,18 @@ from model_families import FAMILIES, family_config
 from open_instruct.config_checks import collect_mistakes
 from open_instruct.model_support import logits_scale_and_cap, why_refused
 
-REFUSED = {"gpt_oss", "falcon_h1"}
+REASONS = [
+    ("gpt_oss", "attention sinks"),
+    ("falcon_h1", "recurrent layers"),
+    ("deepseek_v3", "latent attention on CPU"),
+]
+REFUSED = {family for family, _ in REASONS}
 
 
-@pytest.mark.parametrize(("family", "reason"), [("gpt_oss", "attention sinks"), ("falcon_h1", "recurrent layers")])
+@pytest.mark.parametrize(
+    ("family", "reason"),
+    REASONS,
+)
 def test_refused_family_is_named_with_reason_and_cure(tmp_path: Path, family: str, reason: str) -> None:
     family_config(family).save_pretrained(tmp_path)
     [mistake] = [one for one in collect_mistakes(make_args(model_name_or_path=str(tmp_path))) if "of type" in one]
@@ -23,21 +31,31 @@ def test_refused_family_is_named_with_reason_and_cure(tmp_path: Path, family: st
 
 @pytest.mark.parametrize("family", sorted(FAMILIES.keys() - REFUSED))
 def test_other_families_are_not_refused(family: str) -> None:
-    assert why_refused(family_config(family), attn_implementation="sdpa", max_sequence_length=96) is None
+    assert (
+        why_refused(family_config(family), device_kind="cpu", attn_implementation="sdpa", max_sequence_length=96)
+        is None
+    )
 
 
 def test_capped_attention_needs_an_implementation_that_caps() -> None:
     config = family_config("gemma2")
     config.attn_logit_softcapping = 50.0
-    refused = why_refused(config, attn_implementation="sdpa", max_sequence_length=96)
+    refused = why_refused(config, device_kind="cpu", attn_implementation="sdpa", max_sequence_length=96)
     assert "attn_logit_softcapping=50" in (refused or "")
-    assert why_refused(config, attn_implementation="flash_attention_2", max_sequence_length=96) is None
+    assert (
+        why_refused(config, device_kind="cpu", attn_implementation="flash_attention_2", max_sequence_length=96) is None
+    )
 
 
 def test_window_that_is_wider_in_the_engine_is_refused_for_sequences_beyond_it() -> None:
     config = family_config("cohere2")
-    assert why_refused(config, attn_implementation="sdpa", max_sequence_length=config.sliding_window) is None
-    refused = why_refused(config, attn_implementation="sdpa", max_sequence_length=config.sliding_window + 1)
+    assert (
+        why_refused(config, device_kind="cpu", attn_implementation="sdpa", max_sequence_length=config.sliding_window)
+        is None
+    )
+    refused = why_refused(
+        config, device_kind="cpu", attn_implementation="sdpa", max_sequence_length=config.sliding_window + 1
+    )
     assert "one token wider in the engine" in (refused or "")
 
 
