@@ -29,7 +29,7 @@ _FILES = "files"
 """Key of the state file: bytes of each file of the checkpoint, by path within it."""
 LEARNER_DIRECTORY = "deepspeed"
 """Of a checkpoint, where DeepSpeed writes."""
-_OF_LEARNERS = re.compile(rf"{LEARNER_DIRECTORY}/|random_state_\d+\.pt$|latest$|zero_to_fp32\.py$")
+_OF_LEARNERS = re.compile(rf"{LEARNER_DIRECTORY}/|random_state_\d+\.pt$|latest$|zero_to_\w+\.py$")
 _OF_ONE_RANK = re.compile(r"(?:zero_pp_rank_|random_state_)(\d+)")
 """Files that each learner writes for itself, by DeepSpeed's names and ours; rank 0 writes the others."""
 

@@ -187,6 +187,8 @@ def write_as_learners_do(path: Path) -> dict[str, int]:
         "random_state_0.pt",
         "random_state_1.pt",
         "latest",
+        "zero_to_fp32.py",
+        "zero_to_torch.py",
     ):
         (path / name).write_text(name)
     (path / "rollout_state.npz").write_text("rollouts")
@@ -296,6 +298,8 @@ def test_each_learner_puts_its_own_files_on_the_disk_and_names_them(tmp_path: Pa
         "deepspeed/mp_rank_00_model_states.pt",
         "latest",
         "random_state_0.pt",
+        "zero_to_fp32.py",
+        "zero_to_torch.py",
     ]
 
 
