@@ -111,8 +111,6 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "seed_oss": {"head_dim": 32},
     "ernie4_5": {"head_dim": 32},
     "phi": {},
-    "gpt_neox": {},
-    "stablelm": {},
 }
 
 
