@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import psutil
 
 from open_instruct.data_types import SamplingConfig
 from open_instruct.engine_sleep import SleepOptions
@@ -130,10 +129,6 @@ class VLLMEngine:
     @property
     def has_prefix_cache(self) -> bool:
         return bool(self._engine.vllm_config.cache_config.enable_prefix_caching)
-
-    def processes(self) -> list[int]:
-        """Process ids of the core and of the workers, where they are processes of their own."""
-        return [child.pid for child in psutil.Process().children(recursive=True)]
 
     def shutdown(self) -> None:
         """End the core, and the worker processes that it may have."""

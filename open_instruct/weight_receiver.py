@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from open_instruct.engine_sleep import WEIGHTS, EngineSleep
-from open_instruct.vllm_engine import VLLMEngine
+from open_instruct.vllm_engine import EngineCoreLost, VLLMEngine
 from open_instruct.weight_transports import ABORT_FILE, RAY_OBJECT
 
 
@@ -90,9 +90,16 @@ class WeightReceiver:
         self._abort_file.touch()
 
     def _forget_update(self) -> None:
-        if self.is_under_way:
+        """Raises `RuntimeError` where the model cannot be loaded again: the engine has to be replaced."""
+        if not self.is_under_way:
+            return
+        try:
             self._engine.collective_rpc("abandon_weight_update")
-            self.is_under_way = False
+        except EngineCoreLost:
+            raise
+        except Exception as error:
+            raise RuntimeError(f"the weights are half old, half new since an update broke off: {error}") from error
+        self.is_under_way = False
 
     def _check(self, update_id: int | None) -> None:
         """A call of an update that was given up must not touch the one that came after it."""

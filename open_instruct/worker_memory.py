@@ -8,7 +8,7 @@ nothing at all. So a small process stands by: it waits until the engine's end of
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection
 from pathlib import Path
 
 import psutil
@@ -39,6 +39,11 @@ for path in sys.argv[2:]:
 """
 
 
+def child_processes() -> set[int]:
+    """Process ids of everything below this process."""
+    return {child.pid for child in psutil.Process().children(recursive=True)}
+
+
 def files_of_workers() -> set[Path]:
     """Files that child processes of this one have mapped, found by their inodes: whoever makes a semaphore has mapped a file that
     was renamed since. Semaphores of this process are meant too."""
@@ -61,7 +66,7 @@ def _mapped(pid: int) -> set[int]:
     return {int(line.split()[4]) for line in maps if str(SHARED_MEMORY) in line}
 
 
-def clean_up_when_this_process_ends(processes: Sequence[int], files: set[Path]) -> subprocess.Popen | None:
+def clean_up_when_this_process_ends(processes: Collection[int], files: set[Path]) -> subprocess.Popen | None:
     """The process that stands by to kill `processes`, and to remove `files` and those that the processes have in shared memory.
 
     It outlives signals to this one's process group. None where there are no processes: then there is nothing to clean up.

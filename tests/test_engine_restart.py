@@ -613,6 +613,7 @@ def test_an_engine_killed_while_it_samples_serves_again_with_the_current_weights
     while supervisor.num_restarts == 0:
         real.parts.check_health()
     change(real.model)
+    real.parts.group.version = 1
     real.synchronizer.sync(1)  # nobody is there to take it
     assert not supervisor.serving
     wait_until_one_serves(real)

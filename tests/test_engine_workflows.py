@@ -2,6 +2,7 @@
 
 import itertools
 import queue
+import subprocess
 import threading
 import time
 from collections import deque
@@ -299,3 +300,14 @@ def test_an_error_of_the_program_ends_the_engine(make_stage: MakeStage) -> None:
     error = stage.ended()
     assert isinstance(error, RuntimeError)
     assert isinstance(error.__cause__, TypeError | AttributeError)
+
+
+def test_engine_without_processes_of_its_own_leaves_nobody_to_kill_others(make_stage: MakeStage) -> None:
+    """The process that stands by kills what belongs to the engine alone, and not what was there before."""
+    bystander = subprocess.Popen(["sleep", "600"])
+    try:
+        stage = make_stage()
+        assert stage.actor._stands_by is None
+    finally:
+        bystander.kill()
+        bystander.wait(timeout=TIMEOUT_S)
