@@ -14,7 +14,6 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
 from gpu_check_steps import STEPS, Outcome, Step, Surroundings
 
 ROOT = Path(__file__).parents[1]
@@ -30,21 +29,16 @@ class Result:
     figures: str
 
 
-def stop(process: "subprocess.Popen[bytes]") -> None:
-    """End a step and everything that it started: those below it now, and its process group."""
-    try:
-        below = psutil.Process(process.pid).children(recursive=True)
-    except psutil.NoSuchProcess:
-        below = []
+def stop(process: "subprocess.Popen[bytes]", here: Surroundings) -> None:
+    """End a step and everything that it started, also what has lost its parent since."""
     process.send_signal(signal.SIGTERM)  # a run writes a checkpoint and takes its Ray down
     try:
         process.wait(15)
     except subprocess.TimeoutExpired:
         process.kill()
-    for left in below:
-        if left.is_running():
-            left.kill()
     process.wait(30)
+    for left in here.processes():
+        left.kill()
 
 
 def run_step(step: Step, here: Surroundings, limit_s: float) -> Result:
@@ -59,7 +53,7 @@ def run_step(step: Step, here: Surroundings, limit_s: float) -> Result:
             outcome = follow(step, here, process, start + limit_s)
         finally:
             if process.poll() is None:
-                stop(process)
+                stop(process, here)
     return Result(step.name, "passed" if outcome.passed else "FAILED", time.monotonic() - start, outcome.figures)
 
 

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ LARGEST_DIFFERENCE = {"cuda": 0.05, "cpu": 1e-3}
 """Mean between log-probs of engine and learner: the rounding of bfloat16, and of float32."""
 DIFFERENCE = "debug/vllm_vs_local_logprob_diff_mean"
 """A step without a token to train on has none."""
+MARK = "OPEN_INSTRUCT_GPU_CHECK"
 MIB = 2**20
 
 
@@ -51,7 +52,7 @@ class Surroundings:
 
         has_gpu = torch.cuda.is_available()
         environment = {**os.environ, "PYTHON": sys.executable, "PYTHONPATH": str(ROOT), "NCCL_DEBUG": "WARN"}
-        environment |= {"VLLM_LOGGING_LEVEL": "INFO", "OPEN_INSTRUCT_GPU_CHECK": str(output_dir)}
+        environment |= {"VLLM_LOGGING_LEVEL": "INFO", MARK: str(output_dir)}
         if not has_gpu:  # the layout that a GPU would have
             environment |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "1", "HF_HUB_OFFLINE": "1"}
         output_dir.mkdir(parents=True, exist_ok=True)
@@ -67,9 +68,22 @@ class Surroundings:
         """Of the newest session of Ray on this machine."""
         return Path(os.environ.get("RAY_TMPDIR", "/tmp")) / "ray" / "session_latest" / "logs"
 
+    def processes(self) -> list[psutil.Process]:
+        """Everything that the steps have started and that is still there, known by a mark in its environment."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if process.environ().get(MARK) == str(self.output_dir) and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+            except psutil.Error:
+                continue
+        return found
+
     def rows(self, name: str) -> list[dict[str, Any]]:
+        """Of the training steps; an evaluation before the first has a row too."""
         path = self.output_dir / name / "metrics.jsonl"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        return [row for row in rows if row["training_step"] > 0]
 
 
 def everywhere(here: Surroundings) -> str:
@@ -94,17 +108,18 @@ class Step:
     exit_codes: tuple[int, ...] = (0,)
 
 
-def training(name: str, *options: object, model: str | Path = TINY_MODEL) -> Callable[[Surroundings], list[str]]:
+def training(
+    name: str, *options: object, on_gpu: Sequence[object] = (), model: str | Path = TINY_MODEL
+) -> Callable[[Surroundings], list[str]]:
     """A run of `single_gpu.sh`, short, with its results under the step's name."""
 
     def command(here: Surroundings) -> list[str]:
-        short = ["--model_name_or_path", model, "--output_dir", here.output_dir / name]
+        short: list[object] = ["--model_name_or_path", model, "--output_dir", here.output_dir / name]
         if model == TINY_MODEL:
             short += ["--response_length", 64, "--pack_length", 1024, "--total_episodes", 640]
             short += ["--dataset_mixer_list", f"{EASY_SUMS}&size=8000&seed=7", 1.0]
             short += ["--dataset_mixer_eval_list", f"{EASY_SUMS}&size=64&seed=20240", 1.0]
-        if here.kind == "cpu":
-            short += ["--weight_transport", "shm"]
+        short += ["--weight_transport", "shm"] if here.kind == "cpu" else on_gpu
         script = ROOT / "scripts" / "train" / "debug" / "single_gpu.sh"
         return [str(word) for word in ("bash", script, *short, *options)]
 
@@ -195,24 +210,24 @@ def gpu_memory_used() -> str:
     return subprocess.run(query, capture_output=True, text=True, timeout=30, check=False).stdout.strip().splitlines()[0]
 
 
-def engine_processes(run: psutil.Process) -> list[psutil.Process]:
+def engine_processes(here: Surroundings) -> list[psutil.Process]:
     """The engine's core and the actor that started it, of this run and no other."""
-    mark = run.environ().get("OPEN_INSTRUCT_GPU_CHECK")
-    cores = []
-    for process in psutil.process_iter():
-        try:
-            if "EngineCore" in " ".join(process.cmdline()) and process.environ().get("OPEN_INSTRUCT_GPU_CHECK") == mark:
-                cores.append(process)
-        except psutil.Error:
-            continue
+    cores = [process for process in here.processes() if "EngineCore" in title(process)]
     return [actor for core in cores if (actor := core.parent()) is not None] + cores
+
+
+def title(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
 
 
 def kill_engine(here: Surroundings, process: "subprocess.Popen[bytes]", deadline: float) -> str:
     """Kill the engine's actor while the run goes on; its core has to go as well, and a new engine has to come."""
     wait_for_rows(here, "engine_killed", 2, process, deadline)
     before = gpu_memory_used()
-    victims = engine_processes(psutil.Process(process.pid))
+    victims = engine_processes(here)
     if len(victims) < 2:
         raise RuntimeError("found no engine of this run")
     start, steps = time.monotonic(), len(here.rows("engine_killed"))
@@ -244,9 +259,10 @@ def judge_resumed(here: Surroundings) -> Outcome:
     return Outcome(outcome.passed and steps == [1, 2, 3, 4, 5, 6], outcome.figures)
 
 
-SHARED = ["--colocate", "False", "--single_gpu_mode", "--vllm_gpu_memory_utilization", 0.3, "--async_steps", 1]
+AHEAD = ["--colocate", "False", "--async_steps", 1]
+BOTH_IN_MEMORY = ["--single_gpu_mode", "--vllm_gpu_memory_utilization", 0.3]
 LONG = ["--response_length", 2048, "--pack_length", 8192, "--max_prompt_token_length", 512, "--total_episodes", 384]
-NO_EVALUATION = ["--eval_on_step_0", "False", "--local_eval_every", -1]
+NO_EVALUATION = ["--dataset_mixer_eval_list", "--eval_on_step_0", "False", "--local_eval_every", -1]
 LEVEL_2 = ["--engine_sleep_level", 2]
 
 STEPS = [
@@ -267,7 +283,7 @@ STEPS = [
     ),
     Step(
         *("in_flight", "tiny model: weights arrive while requests are under way", 300),
-        *(training("in_flight", *SHARED), trained("in_flight", 5)),
+        *(training("in_flight", *AHEAD, on_gpu=BOTH_IN_MEMORY), trained("in_flight", 5)),
     ),
     Step(
         *("zero_2", "tiny model: ZeRO 2, engine sleeps at level 2", 200),

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "scripts"))
 
 import gpu_check  # noqa: E402
-from gpu_check_steps import STEPS, Outcome, Step, Surroundings, engine_processes, trained  # noqa: E402
+from gpu_check_steps import STEPS, TINY_MODEL, Outcome, Step, Surroundings, engine_processes, trained  # noqa: E402
 
 SLEEPER = "import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(99)']); time.sleep(99)"
 
@@ -28,17 +28,6 @@ def surroundings(directory: Path) -> Surroundings:
     directory.mkdir(exist_ok=True)
     environment = {**os.environ, "OPEN_INSTRUCT_GPU_CHECK": str(directory)}
     return Surroundings(directory, "cuda", "a pretended GPU", environment)
-
-
-def with_mark(mark: str) -> list[psutil.Process]:
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.pid != os.getpid() and process.environ().get("OPEN_INSTRUCT_GPU_CHECK") == mark:
-                found.append(process)
-        except psutil.Error:
-            continue
-    return [process for process in found if process.status() != psutil.STATUS_ZOMBIE]
 
 
 def test_a_step_that_fails_stops_no_other_and_the_table_tells_all(
@@ -65,7 +54,7 @@ def test_a_step_that_fails_stops_no_other_and_the_table_tells_all(
     assert told["fine"].startswith("passed")
     assert told["fine"].endswith("1.5 s a step")
     assert "On a pretended GPU:" in capsys.readouterr().out
-    assert not with_mark(str(here.output_dir))
+    assert not here.processes()
     with tarfile.open(here.output_dir / "gpu_check.tar.gz") as archive:
         assert {"gpu_check/fine.log", "gpu_check/table.txt"} <= set(archive.getnames())
 
@@ -86,7 +75,8 @@ def test_a_run_passes_if_it_made_its_steps_and_the_log_probs_agree(tmp_path: Pat
     here = surroundings(tmp_path)
     (tmp_path / "run").mkdir()
     row = (
-        '{"debug/vllm_vs_local_logprob_diff_mean": %s, "time/total": 2.0, "memory/learners_offloaded_bytes": 3145728}\n'
+        '{"training_step": 1, "debug/vllm_vs_local_logprob_diff_mean": %s, "time/total": 2.0, '
+        '"memory/learners_offloaded_bytes": 3145728}\n'
     )
     (tmp_path / "run" / "metrics.jsonl").write_text(row % "0.01" * 2)
     outcome = trained("run", 2)(here)
@@ -111,7 +101,7 @@ def test_the_engine_to_kill_is_found_among_the_processes_of_this_run_alone(tmp_p
         core = runs[0].children()[0]
         found: list[int] = []
         while len(found) < 2 and time.monotonic() < deadline:
-            found = [process.pid for process in engine_processes(psutil.Process(runs[0].pid))]
+            found = [process.pid for process in engine_processes(Surroundings(tmp_path / "mine", "cpu", "", {}))]
         assert found == [runs[0].pid, core.pid]
     finally:
         for run in runs:
@@ -123,6 +113,31 @@ def test_the_engine_to_kill_is_found_among_the_processes_of_this_run_alone(tmp_p
 def test_steps_are_listed_in_their_order(capsys: pytest.CaptureFixture[str]) -> None:
     assert gpu_check.main(["--list"]) == 0
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == [step.name for step in STEPS]
+
+
+RUNS = [step for step in STEPS if "single_gpu.sh" in " ".join(step.command(Surroundings(Path("/o"), "cuda", "", {})))]
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+@pytest.mark.parametrize("run", RUNS, ids=lambda run: run.name)
+def test_options_of_every_run_are_accepted(run: Step, kind: str, tmp_path: Path) -> None:
+    from open_instruct.cli import UsageError, parse_args
+    from open_instruct.config import GRPOConfig
+    from open_instruct.config_checks import collect_mistakes
+
+    # What single_gpu.sh is told, with an interpreter that prints what it is given.
+    printer = tmp_path / "python"
+    printer.write_text('#!/bin/sh\nshift\nprintf "%s\\n" "$@"\n')
+    printer.chmod(0o755)
+    here = Surroundings(tmp_path / "out", kind, "", {**os.environ, "PYTHON": str(printer)})
+    told = subprocess.run(run.command(here), env=here.environment, capture_output=True, text=True, check=True).stdout
+    argv = [str(TINY_MODEL) if word.startswith("Qwen/") else word for word in told.splitlines()]
+    mistakes: list[str] = []
+    try:
+        parse_args([*argv, "--device_type", kind], GRPOConfig, validators=[collect_mistakes])
+    except UsageError as error:  # for want of a GPU, and of the large model
+        mistakes = [told for told in error.mistakes if "room for 0" not in told and "reads 1024 tokens" not in told]
+    assert mistakes == []
 
 
 @pytest.mark.slow
@@ -140,4 +155,4 @@ def test_the_list_runs_on_cpu_in_the_layout_of_a_gpu(tmp_path: Path) -> None:
         step.name: "left" if step.name in ("small_model", "large_model") else "passed" for step in STEPS
     }
     assert table.count("log-prob difference") == 6
-    assert not with_mark(str(tmp_path))
+    assert not surroundings(tmp_path).processes()
