@@ -19,7 +19,6 @@ import torch
 
 from open_instruct.checkpoint_format import CheckpointFormat
 from open_instruct.engine_client import EngineClient
-from open_instruct.vllm_plugin import register_weight_transfer  # noqa: F401
 from open_instruct.weight_transports import GLOO, IN_ONE_COLLECTIVE, RAY_OBJECT, SHM
 
 CHUNK_BYTES = 2**30
