@@ -323,8 +323,8 @@ class LearnerOptions:
     colocate: bool = False
     """Engines share the devices of the learners and take turns with them: who does not compute gives its memory back."""
     deepspeed_stage: Literal[0, 2, 3] = 0
-    """ZeRO stage. 0: every learner holds all; 2: optimizer and gradients are divided; 3: weights too. In bfloat16 stages 2 and 3
-    add gradients up in float32, stage 0 in bfloat16."""
+    """ZeRO stage. 0: every learner holds all (in bfloat16 it runs as 2, because DeepSpeed adds gradients up in float32 there
+    alone); 2: optimizer and gradients are divided; 3: weights too."""
     backend_timeout: int = 120
     """Minutes after which a collective operation among learners fails."""
 

@@ -218,12 +218,6 @@ def streaming_has_one_update_a_step(args: GRPOConfig) -> Iterator[str]:
         yield f"{options}: a step that begins before its batch is whole makes one update. Set both to 1."
 
 
-def streaming_can_scale_gradients(args: GRPOConfig) -> Iterator[str]:
-    if args.streaming and args.deepspeed_stage == 0 and args.device.dtype != "float32":
-        options = shown(args, "streaming", "deepspeed_stage", "model_dtype")
-        yield f"{options}: DeepSpeed's 16-bit optimizer cannot scale a summed gradient at stage 0. Use stage 2 or 3."
-
-
 def queue_holds_a_step(args: GRPOConfig) -> Iterator[str]:
     needed = args.num_unique_prompts_rollout * args.max_responses_per_prompt
     if args.max_queue_size is not None and 0 < args.max_queue_size < needed:
@@ -504,7 +498,6 @@ RULES: tuple[Callable[[GRPOConfig], Iterator[str]], ...] = (
     weights_are_sent_within_the_bound,
     truncation_has_fresh_tokens,
     streaming_has_one_update_a_step,
-    streaming_can_scale_gradients,
     queue_holds_a_step,
     one_old_policy,
     rho_bounds_are_in_order,

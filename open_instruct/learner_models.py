@@ -7,7 +7,6 @@ import torch
 from open_instruct.config import GRPOConfig
 from open_instruct.device import Device
 from open_instruct.model_utils import LogProbModel
-from open_instruct.optimizer_step import torch_optimizer
 
 
 def build_engine(args: GRPOConfig, device: Device, *, world_size: int) -> Any:
@@ -30,19 +29,7 @@ def engine_around(model: torch.nn.Module, args: GRPOConfig, device: Device, *, w
     engine, *_ = deepspeed.initialize(
         model=model, optimizer=optimizer, config=config, lr_scheduler=_make_scheduler(args, optimizer)
     )
-    _forget_first_step(engine)
     return engine
-
-
-def _forget_first_step(engine: Any) -> None:
-    """Undo the optimizer step that DeepSpeed 0.19.8 makes on zeros where it wraps the optimizer at stage 0 in bf16.
-
-    Without this Adam counts that step, so that the first real one is 0.74 times as long as it should be, and weight decay is
-    applied once too often. `test_first_steps_in_bf16_are_the_same_at_every_stage` notices.
-    """
-    if engine.zero_optimization_stage() == 0 and hasattr(engine.optimizer, "refresh_fp32_params"):
-        torch_optimizer(engine).state.clear()
-        engine.optimizer.refresh_fp32_params()
 
 
 def build_reference(args: GRPOConfig, device: Device, *, world_size: int) -> torch.nn.Module:
@@ -108,14 +95,19 @@ def hf_model(engine: Any) -> Any:
 def deepspeed_config(args: GRPOConfig, device: Device, *, world_size: int) -> dict[str, Any]:
     """DeepSpeed's configuration. The number of micro-batches changes from step to step, so we mark their boundaries ourselves."""
     config = _config(args, device, world_size=world_size)
-    if device.dtype == "float32":
-        return config
-    # Unsaid, gradients of many micro-batches and ranks are added up in bf16, where 1 + 1/256 is 1. DeepSpeed 0.19.8 knows no
-    # other type than the model's for adding up micro-batches at stage 0.
-    config["communication_data_type"] = "fp32"
-    if args.deepspeed_stage > 0:
+    if device.dtype != "float32":
+        # Unsaid, gradients of many micro-batches and ranks are added up in bf16, where 1 + 1/256 is 1.
+        config["communication_data_type"] = "fp32"
         config["data_types"] = {"grad_accum_dtype": "fp32"}
     return config
+
+
+def _zero_stage(args: GRPOConfig, device: Device) -> int:
+    """DeepSpeed 0.19.8 cannot add up gradients in fp32 at stage 0 in bf16. Stage 2 can, and one learner divides nothing there.
+
+    Its optimizer of stage 0 in bf16 also makes a step on zeros as it is built, so that Adam's first real one is too short.
+    """
+    return args.deepspeed_stage if device.dtype == "float32" else max(args.deepspeed_stage, 2)
 
 
 def _config(args: GRPOConfig, device: Device, *, world_size: int) -> dict[str, Any]:
@@ -127,7 +119,7 @@ def _config(args: GRPOConfig, device: Device, *, world_size: int) -> dict[str, A
         "bf16": {"enabled": device.dtype == "bfloat16"},  # unsaid, DeepSpeed takes bf16 on CPU: many times slower
         "fp16": {"enabled": device.dtype == "float16"},
         "zero_optimization": {
-            "stage": args.deepspeed_stage,
+            "stage": _zero_stage(args, device),
             "overlap_comm": device.has_streams,
             "stage3_param_persistence_threshold": 0,
             "stage3_gather_16bit_weights_on_model_save": False,

@@ -1,8 +1,8 @@
 """The optimizer's step of one DeepSpeed engine, made or left out; what DeepSpeed 0.19.8 does at each stage stands here alone.
 
 No weight, no moment and no weight decay changes where the gradient is not finite, or where nothing was trained on. DeepSpeed
-leaves a step out by itself at stages 2 and 3, and at stage 0 in bf16, when the norm is not finite. At stage 0 in fp32 it
-clips by a norm of NaN and every weight becomes NaN, so the norm is looked at before.
+leaves a step out by itself at stages 2 and 3 when the norm is not finite. At stage 0 it clips by a norm of NaN and every weight
+becomes NaN, so the norm is looked at before.
 """
 
 from collections.abc import Iterator
@@ -41,7 +41,7 @@ def discard_gradient(engine: Any) -> None:
 
 
 def torch_optimizer(engine: Any) -> torch.optim.Optimizer:
-    """The optimizer that was given to DeepSpeed, which wraps it unless it trains in fp32 at stage 0."""
+    """The optimizer that was given to DeepSpeed, which wraps it at stages 2 and 3."""
     return getattr(engine.optimizer, "optimizer", engine.optimizer)
 
 
@@ -55,9 +55,7 @@ def _apply_at_stage_0(engine: Any, denominator: float | None) -> float | None:
         discard_gradient(engine)
         return None
     engine.step()
-    # In bf16 DeepSpeed's own is exact to more digits; in fp32 it has none at this stage.
-    exact = engine.get_global_grad_norm()
-    return norm if exact is None else float(exact)
+    return norm
 
 
 def _is_finite_everywhere(norm: float, device: torch.device) -> bool:

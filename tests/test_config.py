@@ -328,13 +328,6 @@ def test_single_gpu_mode_takes_one_learner_and_one_engine(make_args: MakeArgs, m
     assert "0.5 or less" in mistake
 
 
-def test_streaming_in_16_bit_needs_a_stage_that_scales(make_args: MakeArgs, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(config, "current_device", lambda **_: Device("cpu", "bfloat16", "sdpa"))
-    [mistake] = collect_mistakes(make_args(streaming=True))
-    assert mistake.startswith("--streaming True --deepspeed_stage 0 --model_dtype auto: ")
-    assert not collect_mistakes(make_args(streaming=True, deepspeed_stage=2))
-
-
 def test_gpus_are_counted(make_args: MakeArgs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(config, "current_device", lambda **_: Device("cuda", "bfloat16", "sdpa"))
     assert collect_mistakes(make_args(num_learners_per_node=[4], vllm_num_engines=4)) == []
