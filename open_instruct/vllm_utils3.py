@@ -48,7 +48,7 @@ from open_instruct.vllm_engine import (
     sampling_params,
 )
 from open_instruct.weight_receiver import WeightReceiver, new_abort_file
-from open_instruct.worker_memory import child_processes, clean_up_when_this_process_ends
+from open_instruct.worker_memory import cleaned_up_when_this_process_ends
 
 POLL_S = 0.5
 """Longest wait of a helper thread before it looks whether it should stop."""
@@ -110,10 +110,9 @@ class LLMRayActor:
         self._num_generated_tokens = 0
         self._busy_s = 0.0
         self._last_step_at = time.monotonic()
-        abort_file, not_of_the_engine = new_abort_file(), child_processes()
-        self._engine = VLLMEngine(make_engine(options, version), timeout_s=timeout_s)
-        of_the_engine = child_processes() - not_of_the_engine
-        self._stands_by = clean_up_when_this_process_ends(of_the_engine, {abort_file})
+        abort_file = new_abort_file()
+        with cleaned_up_when_this_process_ends(abort_file) as self._stands_by:
+            self._engine = VLLMEngine(make_engine(options, version), timeout_s=timeout_s)
         self._sleep = EngineSleep(self._engine, options.sleep)
         self._receiver = WeightReceiver(
             self._engine, self._sleep, transport=options.weight_transport, version=version, abort_file=abort_file

@@ -5,38 +5,106 @@ replacement finds no room. vLLM 0.32 ends its CPU workers without removing their
 nothing at all. So a small process stands by: it waits until the engine's end of a pipe closes, which the kernel sees to.
 """
 
+import json
 import os
 import subprocess
 import sys
-from collections.abc import Collection
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import psutil
 
 SHARED_MEMORY = Path("/dev/shm")
 SEMAPHORE = "sem.mp-"
 """What the names of Python's own begin with."""
+MARK = "OPEN_INSTRUCT_STARTED_BY"
+"""In the environment of what is started while an engine is made."""
 _STAND_BY = """
-import os, signal, sys
-processes = []
-for pid in sys.argv[1].split():
+import json, os, signal, sys, time
+
+def open_process(pid):
     try:
-        processes.append(os.pidfd_open(int(pid)))  # the number may belong to somebody else by then
+        return os.pidfd_open(pid)  # the number may belong to somebody else later
     except ProcessLookupError:
-        pass
+        return None
+
+def marked():
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        process = open_process(int(pid))
+        try:
+            with open(f"/proc/{pid}/environ", "rb") as file:
+                is_marked = mark in file.read().split(bytes(1))
+        except OSError:
+            continue
+        if is_marked and int(pid) != os.getpid():
+            yield process
+
+def kill(processes):
+    for process in processes:
+        try:
+            signal.pidfd_send_signal(process, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+
+mark, files = sys.argv[1].encode(), sys.argv[2:]
 print("standing by", flush=True)
-sys.stdin.buffer.read()
-for process in processes:
-    try:
-        signal.pidfd_send_signal(process, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
-for path in sys.argv[2:]:
+line = sys.stdin.readline()
+if line:
+    known = json.loads(line)
+    files += known["files"]
+    processes = [process for process in map(open_process, known["processes"]) if process is not None]
+    print("they are known", flush=True)
+    sys.stdin.read()
+    kill(processes)
+else:  # it ended before it could say what it had started
+    while processes := list(marked()):
+        kill(processes)
+        time.sleep(0.05)
+for path in files:
     try:
         os.unlink(path)
     except FileNotFoundError:
         pass
 """
+
+
+@contextmanager
+def cleaned_up_when_this_process_ends(abort_file: Path) -> Iterator[subprocess.Popen]:
+    """Around the start of an engine: what the block starts is killed when this process ends, also when it ends in the block.
+
+    `abort_file` is removed then, and the files that those processes have in shared memory when the block is through. The process
+    that stands by outlives signals to this one's process group.
+    """
+    not_of_the_engine = child_processes()
+    os.environ[MARK] = uuid.uuid4().hex
+    command = [sys.executable, "-S", "-c", _STAND_BY, f"{MARK}={os.environ[MARK]}", str(abort_file)]
+    pipe = subprocess.PIPE
+    stands_by = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, start_new_session=True)
+    _answer(stands_by)
+    try:
+        yield stands_by
+    except BaseException:
+        stands_by.kill()  # vLLM ends what it had begun to start
+        raise
+    finally:
+        del os.environ[MARK]
+    of_the_engine = child_processes() - not_of_the_engine - {stands_by.pid}
+    _tell(stands_by, {"processes": sorted(of_the_engine), "files": [str(path) for path in files_of_workers()]})
+    _answer(stands_by)
+
+
+def _tell(stands_by: subprocess.Popen, known: dict[str, Any]) -> None:
+    assert stands_by.stdin is not None
+    stands_by.stdin.write(json.dumps(known) + "\n")
+    stands_by.stdin.flush()
+
+
+def _answer(stands_by: subprocess.Popen) -> None:
+    assert stands_by.stdout is not None
+    stands_by.stdout.readline()
 
 
 def child_processes() -> set[int]:
@@ -64,22 +132,3 @@ def _mapped(pid: int) -> set[int]:
     except OSError:
         return set()
     return {int(line.split()[4]) for line in maps if str(SHARED_MEMORY) in line}
-
-
-def clean_up_when_this_process_ends(processes: Collection[int], files: set[Path]) -> subprocess.Popen | None:
-    """The process that stands by to kill `processes`, and to remove `files` and those that the processes have in shared memory.
-
-    It outlives signals to this one's process group. None where there are no processes: then there is nothing to clean up.
-    """
-    if not processes:
-        return None
-    files = files | files_of_workers()
-    stands_by = subprocess.Popen(
-        [sys.executable, "-S", "-c", _STAND_BY, " ".join(map(str, processes)), *map(str, files)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        start_new_session=True,
-    )
-    assert stands_by.stdout is not None
-    stands_by.stdout.readline()  # from here on it knows the processes themselves, not their numbers
-    return stands_by
