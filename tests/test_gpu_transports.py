@@ -301,6 +301,31 @@ def test_a_killed_actor_leaves_no_engine_core_behind(make_cluster: MakeCluster) 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
+def test_an_actor_that_is_killed_while_it_starts_leaves_no_engine_core_behind(
+    own_process: None, ray_session: Any, tied_model: str
+) -> None:
+    from open_instruct import rollout_manager
+
+    args = make_args(model_name_or_path=tied_model, vllm_num_engines=1, weight_transport="ray_object")
+    queues = rollout_manager.create_queues(args)
+    before = all_cores()
+    [engine] = rollout_manager.create_rollout_engines(args, None, queues=queues, max_model_len=MAX_MODEL_LEN)
+    wait_until(lambda: bool(all_cores() - before))
+    [core] = all_cores() - before
+    os.kill(core.ppid(), signal.SIGKILL)
+    wait_until(lambda: not core.is_running() or core.status() == psutil.STATUS_ZOMBIE)
+    with pytest.raises(ray_session.exceptions.RayActorError):
+        ray_session.get(engine.ready.remote(), timeout=TIMEOUT_S)
+    for queue in queues:
+        queue.shutdown(force=True)
+
+
+def all_cores() -> set[psutil.Process]:
+    return {process for process in psutil.process_iter(["name"]) if "EngineCore" in (process.info["name"] or "")}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_a_dead_engine_core_ends_its_actor_by_name(make_cluster: MakeCluster, prompts: list[np.ndarray]) -> None:
     cluster = make_cluster("ray_object")
     [core] = cluster.cores(0)
