@@ -21,7 +21,7 @@ class ScoredGroup:
     dataset: str
     scores: np.ndarray  # (G,) float32 in [0, 1]
     num_failures: int
-    """Responses whose verifier timed out, crashed or raised; they score 0."""
+    """Responses on which the verifier raised; they score 0."""
     score_s: float = 0.0
     """Seconds from the arrival of the group to its last score."""
     queries: list[np.ndarray] | None = None

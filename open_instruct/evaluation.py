@@ -2,7 +2,9 @@
 
     next_row ─► engines ─► begin_scoring ─► verifiers ─► add ─► groups, once `is_complete`
        ▲           │                                      ▲
-       └───────────┴── fail, and lost with an engine      └── fail for the last time: the prompt scores 0
+       │           │                           │          └── fail for the last time: the prompt scores 0
+       │           │                           └── leave_out: a verifier failed, so nothing is known of the prompt
+       └───────────┴── fail, and lost with an engine
 
 A prompt is tried again with the same seed, because another one would prefer answers that are short enough for the time limit, and
 two evaluations would differ by more than their weights.
@@ -38,6 +40,7 @@ class Evaluation:
         self._failures: Counter[int] = Counter()
         self._last_causes: dict[int, str] = {}
         """Of the rows that were given up."""
+        self._left_out: set[int] = set()
 
     def prompt_id(self, row: int) -> str:
         return f"eval-{self.version}-{row}"
@@ -46,7 +49,7 @@ class Evaluation:
         """The next prompt to give to the engines; None while none waits."""
         while self._to_issue:
             row = self._to_issue.popleft()
-            if row not in self._groups and row not in self._being_scored:  # else a copy of it came after all
+            if not self._has(row):  # else a copy of it came after all
                 self._out.add(row)
                 return row
         return None
@@ -59,16 +62,25 @@ class Evaluation:
         """A result is here; whether it is waited for (a second copy is not)."""
         _check_versions(result, self.version)
         row = result.index
-        if row in self._groups or row in self._being_scored:
+        if self._has(row):
             return False
         self._out.discard(row)
         self._being_scored.add(row)
         return True
 
+    def _has(self, row: int) -> bool:
+        """Whether an answer of the engines came."""
+        return row in self._groups or row in self._being_scored or row in self._left_out
+
     def add(self, group: ScoredGroup) -> None:
         """A result was scored."""
         self._being_scored.discard(group.result.index)
         self._groups[group.result.index] = group
+
+    def leave_out(self, row: int) -> None:
+        """A result was not scored: the evaluation is complete without it."""
+        self._being_scored.discard(row)
+        self._left_out.add(row)
 
     def fail(self, group: ScoredGroup) -> bool:
         """The engines broke a group off: its prompt is issued again, or after `max_attempts` failures given up and counted with
@@ -94,8 +106,8 @@ class Evaluation:
 
     @property
     def num_done(self) -> int:
-        """Prompts that are scored or given up."""
-        return len(self._groups)
+        """Prompts that are scored, given up or left out."""
+        return len(self._groups) + len(self._left_out)
 
     @property
     def is_complete(self) -> bool:
@@ -103,8 +115,14 @@ class Evaluation:
 
     @property
     def groups(self) -> Sequence[ScoredGroup]:
-        """In the order of the data set. Those that were given up have scores of 0 and no responses."""
+        """In the order of the data set. Those that were given up have scores of 0 and no responses; those that were left out are
+        missing."""
         return [group for _, group in sorted(self._groups.items())]
+
+    @property
+    def num_left_out(self) -> int:
+        """Prompts that no verifier scored."""
+        return len(self._left_out)
 
     @property
     def num_given_up(self) -> int:

@@ -1,4 +1,4 @@
-"""Groups that engines gave up: how many, why, and a line in the log now and then. Pure."""
+"""Groups that engines gave up, or verifiers: how many, why, and a line in the log now and then. Pure."""
 
 import logging
 import time
@@ -11,6 +11,8 @@ logger = logging.getLogger(__name__)
 
 TIMEOUT = "generation_timeout"
 """Stands in the cause of a group that took longer than `--generation_timeout`."""
+NOT_SCORED = "not scored"
+"""Begins the cause of a group of which a verifier did not score every response."""
 LOG_INTERVAL_S = 60.0
 
 
@@ -25,11 +27,11 @@ class GenerationFailures:
         self._told_at = -LOG_INTERVAL_S
 
     def record(self, result: GenerationResult, *, is_tried_again: bool | None) -> None:
-        """An engine gave up a group; the log names one of them and counts the others, once in `LOG_INTERVAL_S`.
+        """A group was given up; the log names one of them and counts the others, once in `LOG_INTERVAL_S`.
 
         `is_tried_again` is None where nobody waits for the group any more, because another copy of it came.
         """
-        self._counts["generation_errors"] += 1
+        self._counts["unscored_groups" if result.error.startswith(NOT_SCORED) else "generation_errors"] += 1
         if not result.is_eval and TIMEOUT in result.error:
             self._counts["generation_timeouts"] += 1
             self._counts["dropped_timeouts"] += is_tried_again is False
@@ -40,9 +42,9 @@ class GenerationFailures:
     def _tell(self, last: GenerationResult, *, is_tried_again: bool | None) -> None:
         number = self._untold.total()
         logger.warning(
-            "engines gave up %d group%s (%s). The last is %s on engine %d: %s. It is %s.",
+            "%d group%s given up (%s). The last is %s on engine %d: %s. It is %s.",
             number,
-            "" if number == 1 else "s",
+            " was" if number == 1 else "s were",
             ", ".join(f"{kind}: {count}" for kind, count in self._untold.most_common(5)),
             last.prompt_id,
             last.engine_id,
@@ -56,13 +58,17 @@ class GenerationFailures:
         """`generation_errors`: groups that came back without responses, of training and of evaluations. `generation_timeouts`:
         those of training that took longer than `--generation_timeout`. `dropped_timeouts`: training prompts that were dropped
         because their last attempt did; answers to these prompts are long, so that training misses long answers.
+        `unscored_groups`: those, of training and of evaluations, of which a verifier did not score every response.
         """
-        return {name: self._counts[name] for name in ("generation_errors", "generation_timeouts", "dropped_timeouts")}
+        names = ("generation_errors", "generation_timeouts", "dropped_timeouts", "unscored_groups")
+        return {name: self._counts[name] for name in names}
 
 
 def _what_becomes_of_it(result: GenerationResult, *, is_tried_again: bool | None) -> str:
     if is_tried_again is None:
         return "not waited for any more"
     if not is_tried_again:
+        if result.error.startswith(NOT_SCORED) and result.is_eval:
+            return "left out"
         return "given up and counts as wrong" if result.is_eval else "dropped"
     return "sampled again" if result.is_eval else "sampled again with another seed"

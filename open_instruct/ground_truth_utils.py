@@ -6,16 +6,19 @@ the slash is the name. To add one, subclass `VerifierFunction` and set its `name
 
 import functools
 import json
+import math
 import re
-import string
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 from open_instruct.reasoning_gym_data import PARAMETERS, PREFIX, decode_item, make_dataset
+from open_instruct.reasoning_gym_scorers import EXECUTING_TASKS, Scorer, mend
+from open_instruct.sandbox import missing
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,9 @@ class VerifierFunction(ABC):
     def prepare(self, dataset: str) -> None:  # noqa: B027 - most need nothing
         """Loads what scoring rows of this `dataset` column needs, where that takes time."""
 
+    def prepare_label(self, label: object) -> None:  # noqa: B027 - most need nothing
+        """Loads what scoring against this label needs, where that takes time."""
+
 
 class ReasoningGymVerifier(VerifierFunction):
     """The task's own scorer, on the last complete `<answer>...</answer>`; 0 without one.
@@ -79,12 +85,17 @@ class ReasoningGymVerifier(VerifierFunction):
         return VerificationResult(float(scorer.score_answer(answer, item)))
 
     def check_label(self, label: object) -> None:
-        self._item_and_scorer(label)
+        _refuse_without_jail(self._item_and_scorer(label)[0]["metadata"]["source_dataset"])
 
     def prepare(self, dataset: str) -> None:
-        _scorer(dataset.removeprefix(PREFIX), "{}")
+        task = dataset.removeprefix(PREFIX)
+        _refuse_without_jail(task)
+        _scorer(task, "{}")
 
-    def _item_and_scorer(self, label: object) -> tuple[dict, "_Scorer"]:
+    def prepare_label(self, label: object) -> None:
+        self._item_and_scorer(label)
+
+    def _item_and_scorer(self, label: object) -> tuple[dict, Scorer]:
         if not isinstance(label, str):
             raise ValueError(f"a reasoning_gym ground truth is the item's JSON text, got {type(label).__name__}")
         item = decode_item(label)
@@ -94,14 +105,19 @@ class ReasoningGymVerifier(VerifierFunction):
         return item, _scorer(task, json.dumps(item.get(PARAMETERS, {}), sort_keys=True))
 
 
-class _Scorer(Protocol):
-    def score_answer(self, answer: str, entry: dict) -> float: ...
+def _refuse_without_jail(task: str) -> None:
+    reasons = missing() if task in EXECUTING_TASKS else []
+    if reasons:
+        raise ValueError(
+            f"reasoning_gym/{task}: its scorer evaluates what a model wrote, for which this machine has no jail: "
+            f"{'; '.join(reasons)}. Leave the task out, or run on a kernel that has it."
+        )
 
 
 @functools.lru_cache(maxsize=256)
-def _scorer(task: str, parameters: str) -> _Scorer:
+def _scorer(task: str, parameters: str) -> Scorer:
     """`score_answer` is a method of the dataset: one of one row per task and parameters. Making it may take seconds."""
-    return make_dataset(PREFIX + task, task, json.loads(parameters) | {"size": 1, "seed": 0})
+    return mend(task, make_dataset(PREFIX + task, task, json.loads(parameters) | {"size": 1, "seed": 0}))
 
 
 class GSM8KVerifier(VerifierFunction):
@@ -112,14 +128,18 @@ class GSM8KVerifier(VerifierFunction):
     def __call__(
         self, tokenized_prediction: list[int], prediction: str, label: object, query: str | None = None
     ) -> VerificationResult:
-        wanted = last_number(_single(label))
-        if wanted is None:
-            raise ValueError(f"a gsm8k ground truth holds a number, got {label!r}")
+        text = _single(label).rpartition("####")[2]
+        wanted = last_number(text)
+        if wanted is None or len(_NUMBER.findall(text)) > 1:
+            raise ValueError(f"a gsm8k ground truth holds one number, got {label!r:.80}")
         return VerificationResult(float(last_number(prediction) == wanted))
 
 
 class StringMatcherVerifier(VerifierFunction):
-    """1 if the last complete `<answer>...</answer>` is the label, but for case, punctuation, articles and spaces."""
+    """1 if the last complete `<answer>...</answer>` is the label, but for case, punctuation, articles and spaces.
+
+    What stands before a digit, and symbols such as `+`, `-`, `/`, `%` and `#`, are no punctuation: `3.14` is not `314`.
+    """
 
     name = "string_matcher"
 
@@ -127,6 +147,8 @@ class StringMatcherVerifier(VerifierFunction):
         self, tokenized_prediction: list[int], prediction: str, label: object, query: str | None = None
     ) -> VerificationResult:
         wanted = normalize_answer(_single(label))
+        if not wanted:
+            raise ValueError(f"a string_matcher ground truth holds a word, a number or a symbol, got {label!r:.80}")
         answer = extract_answer(prediction)
         if answer is None:
             return VerificationResult(0.0, reasoning="no <answer>...</answer>")
@@ -134,25 +156,33 @@ class StringMatcherVerifier(VerifierFunction):
 
 
 class MathVerifier(VerifierFunction):
-    """1 if the last `\\boxed{…}` equals the label: as a number where both are numbers, else as LaTeX but for its spacing."""
+    """1 if the last `\\boxed{…}` equals the label: as a number where both are numbers, else as LaTeX but for its spacing.
+
+    `3` and `3\\text{ cm}` are equal, `3\\text{ m}` and `3\\text{ cm}` are not; `42` and `42\\%` are not.
+    """
 
     name = "math"
 
     def __call__(
         self, tokenized_prediction: list[int], prediction: str, label: object, query: str | None = None
     ) -> VerificationResult:
-        wanted = _math_value(_single(label))
+        wanted, unit = _math_value(_single(label))
+        if wanted == "":
+            raise ValueError(f"a math ground truth holds a number or LaTeX, got {label!r:.80}")
         answer = boxed_answer(prediction)
         if answer is None:
             return VerificationResult(0.0, reasoning=r"no \boxed{…}")
-        return VerificationResult(float(_math_value(answer) == wanted))
+        value, unit_of_answer = _math_value(answer)
+        units_agree = unit == unit_of_answer or ("" in (unit, unit_of_answer) and "%" not in (unit, unit_of_answer))
+        return VerificationResult(float(value == wanted and units_agree))
 
 
 def _single(label: object) -> str:
     """A label as text; open-instruct's data wraps some in a list of one."""
     if isinstance(label, list) and len(label) == 1:
         label = label[0]
-    if isinstance(label, bool) or not isinstance(label, str | int | float):
+    is_number = isinstance(label, int | float) and not isinstance(label, bool) and math.isfinite(label)
+    if not is_number and not isinstance(label, str):
         raise ValueError(f"this verifier needs one text or number as ground truth, got {label!r:.80}")
     return str(label)
 
@@ -185,51 +215,93 @@ def boxed_answer(text: str) -> str | None:
     return text[best[0] : best[1]].strip() if best[0] >= 0 else None
 
 
-_SPACING = re.compile(r"\\(?:left|right|displaystyle|!|,|;|:|quad|qquad|%)(?![A-Za-z])|\\ |[\s$%]|^\\text\{([^{}]*)\}$")
-_FRACTION = re.compile(r"(-?)\\[dt]?frac\{?(\d+)\}?\{?(\d+)\}?|(-?)(\d+)/(\d+)")
+MAX_NUMBER = 1000
+"""Longer ones, in characters, are no numbers: Python takes quadratic time to read them."""
+_IGNORED = re.compile(r"\\(?:left|right|displaystyle|quad|qquad)(?![A-Za-z])|\\[!,;: ]|\\?\$|~")
+_SPACES = re.compile(r"(?<![0-9])\s+|\s+(?![0-9])")
+"""But for those between two digits: `4 2` is not 42."""
+_THOUSANDS = re.compile(r"(?<=[0-9])(?:\{,\}|\\,|,)(?=[0-9]{3}(?![0-9]))")
+_UNIT = re.compile(r"(.+?)(?:\\(?:text|mathrm|mbox)\{([^{}]*)\}|\\?(%))")
+_PLAIN_NUMBER = re.compile(r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)")
+_FRACTION = re.compile(r"([-+]?)(?:\\frac\{([-+]?[0-9]+)\}\{([-+]?[0-9]+)\}|([0-9]+)/([0-9]+))")
 
 
-def _math_value(latex: str) -> Fraction | str:
-    """A number exactly, where it is one; else LaTeX without spacing."""
-    text = _SPACING.sub(lambda match: match[1] or "", latex).rstrip(".")
-    plain = text.replace(",", "") if re.fullmatch(r"-?\d{1,3}(,\d{3})+(\.\d+)?", text) else text
-    fraction = _FRACTION.fullmatch(plain)
-    try:
-        if fraction:
-            sign, top, bottom = fraction.groups()[:3] if fraction[2] else fraction.groups()[3:]
-            return Fraction(int(f"{sign}{top}"), int(bottom))
-        return Fraction(Decimal(plain)) if re.fullmatch(r"[-+]?(\d+(\.\d*)?|\.\d+)", plain) else text
-    except ZeroDivisionError:
-        return text
+def _math_value(latex: str) -> tuple[Fraction | str, str]:
+    """A number exactly, where it is one; else LaTeX without spacing. And the unit behind a number."""
+    text = latex.strip().rstrip(".").replace("\N{MINUS SIGN}", "-").replace("{,}", ",")
+    text = _IGNORED.sub(" ", _THOUSANDS.sub(",", text))
+    if whole := re.fullmatch(r"\s*\\text\{([^{}]*)\}\s*", text):
+        text = whole[1]
+    text = re.sub(r"\\[dt]frac", r"\\frac", _SPACES.sub("", text))
+    # one digit needs no braces in LaTeX
+    text = re.sub(r"\\(sqrt|frac)([0-9])", r"\\\1{\2}", text)
+    text = re.sub(r"(\\frac\{[^{}]*\})([0-9])", r"\1{\2}", text)
+    if len(text) > MAX_NUMBER:
+        return text, ""
+    with_unit = _UNIT.fullmatch(text)
+    number = _exactly(with_unit[1]) if with_unit else None
+    if with_unit and number is not None:
+        return number, (with_unit[2] or with_unit[3] or "").strip()
+    number = _exactly(text)
+    return (text if number is None else number), ""
 
 
-_NUMBER = re.compile(r"-?\$?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|-?\$?\.\d+", re.ASCII)
+def _exactly(text: str) -> Fraction | None:
+    """The number that a text is, if it is one."""
+    if fraction := _FRACTION.fullmatch(text):
+        sign, top, bottom, plain_top, plain_bottom = fraction.groups()
+        denominator = int(bottom or plain_bottom)
+        return int(f"{sign}1") * Fraction(int(top or plain_top), denominator) if denominator else None
+    if re.fullmatch(r"[-+]?[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]*)?", text):
+        text = text.replace(",", "")
+    return Fraction(Decimal(text)) if _PLAIN_NUMBER.fullmatch(text) else None
 
 
-def last_number(text: str) -> Decimal | None:
-    """The last number in a text, exactly; commas between thousands and a dollar sign belong to it, a full stop does
-    not.
+_MINUS = "-\N{MINUS SIGN}\N{EN DASH}"
+_DIGITS = r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+"
+_NUMBER = re.compile(rf"([{_MINUS}]?)\$?([{_MINUS}]?)({_DIGITS})([eE][-+]?[0-9]+)?(?:/([0-9]+)(?![0-9/]))?")
+_BEGINS_INSIDE = re.compile(r"[0-9][:/_]|(?<![0-9])[0-9]{1,3}(?:\.[0-9]{3})+,")
+"""What may stand before a number that is only the rest of something: a time, a date, `1_42`, `1.000,42`."""
+_GOES_ON = re.compile(r"[:/_][0-9]|[\N{SUPERSCRIPT TWO}\N{SUPERSCRIPT THREE}\N{SUPERSCRIPT ONE}\u2070-\u2079]")
 
-    A minus counts unless it stands right behind a digit, letter or bracket (`9-4` ends in 4).
+
+def last_number(text: str) -> Fraction | None:
+    """The last number in a text, exactly; None where there is none, or where the last digits belong to something else.
+
+    Commas between thousands, a dollar sign, a power of ten (`1e3`) and a denominator (`1/2`) belong to it, a full stop does not.
+    A minus counts unless it stands right behind a digit, letter or bracket (`9-4` ends in 4). Times, dates and powers are no
+    numbers: `12:42`, `42²`.
     """
-    numbers = list(_NUMBER.finditer(text))
-    if not numbers:
+    last = next(iter(deque(_NUMBER.finditer(text), maxlen=1)), None)
+    if last is None or len(last[0]) > MAX_NUMBER or _GOES_ON.match(text, last.end()):
         return None
-    last = numbers[-1]
-    digits = last.group().replace(",", "").replace("$", "")
-    if (
-        digits.startswith("-")
-        and last.start() > 0
-        and (text[last.start() - 1].isalnum() or text[last.start() - 1] in ")]")
-    ):
-        digits = digits[1:]
-    return Decimal(digits)
+    before = text[max(last.start() - 40, 0) : last.start()]
+    if any(match.end() == len(before) for match in _BEGINS_INSIDE.finditer(before)):
+        return None
+    first_sign, second_sign, digits, exponent, denominator = last.groups()
+    if exponent and len(exponent) > 4:
+        return None
+    number = Fraction(Decimal(digits.replace(",", "") + (exponent or "")))
+    if denominator:
+        if not int(denominator):
+            return None
+        number /= int(denominator)
+    is_behind_something = before[-1:].isalnum() or before[-1:] in (")", "]")
+    is_negative = bool(second_sign) or (bool(first_sign) and not is_behind_something)
+    return -number if is_negative else number
+
+
+_PUNCTUATION = re.compile(r"""[.,:;!?](?![0-9])|["'`()\u2018\u2019\u201c\u201d]""")
 
 
 def normalize_answer(text: str) -> str:
-    """Lower case, without punctuation, English articles and superfluous spaces (SQuAD, Rajpurkar et al. 2016)."""
-    text = text.lower().translate(str.maketrans("", "", string.punctuation))
-    return " ".join(word for word in text.split() if word not in ("a", "an", "the"))
+    """Lower case, without punctuation, English articles and superfluous spaces (after SQuAD, Rajpurkar et al. 2016).
+
+    An article stays where nothing else is left: `A` may be the answer to a multiple choice.
+    """
+    text = re.sub(r"(?<=[0-9]),(?=[0-9]{3}(?![0-9]))", "", text.lower())
+    words = _PUNCTUATION.sub("", text).split()
+    return " ".join([word for word in words if word not in ("a", "an", "the")] or words)
 
 
 def verifier_names() -> list[str]:
@@ -272,6 +344,11 @@ def check_label(dataset: str, ground_truth: object) -> None:
 def prepare_verifier(dataset: str) -> None:
     """Loads what scoring rows of this `dataset` column needs."""
     find_verifier(dataset, _verifiers()).prepare(dataset)
+
+
+def prepare_label(dataset: str, ground_truth: object) -> None:
+    """Loads what scoring against this ground truth needs."""
+    find_verifier(dataset, _verifiers()).prepare_label(ground_truth)
 
 
 def score_response(dataset: str, ground_truth: object, token_ids: list[int], text: str) -> VerificationResult:

@@ -406,6 +406,10 @@ def maybe_evaluate(run: Run) -> bool:
     metrics = run.parts.wait(
         run.parts.manager.controller.take_evaluation.remote(), what="the evaluation's metrics", timeout_s=CONTROL_S
     )
+    if "eval/pass_at_1" not in metrics:
+        logger.error("the evaluation of version %d measured nothing: no verifier scored a prompt", run.evaluation_of)
+        run.evaluation_of = None
+        return True
     accuracy = metrics["eval/pass_at_1"]
     if run.evaluation_of == 0:
         run.progress.eval_accuracy_before = accuracy

@@ -150,8 +150,13 @@ def score_with(verifiers: VerifierPool) -> Score:
     """Scores in processes that can be killed."""
 
     async def score(problem: Problem, token_ids: list[int], text: str) -> float:
-        scored = verifiers.submit(problem.verifier, problem.ground_truth, [token_ids], [text])
-        return (await asyncio.wrap_future(scored))[0].score
+        future = verifiers.submit(problem.verifier, problem.ground_truth, [token_ids], [text])
+        scored = (await asyncio.wrap_future(future))[0]
+        if (
+            scored.score is None
+        ):  # nothing is known of the answer: the trajectory is left out, and counted with its cause
+            raise RuntimeError(f"not scored: {scored.failure}")
+        return scored.score
 
     return score
 

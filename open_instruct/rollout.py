@@ -33,7 +33,7 @@ from open_instruct.batch_building import ScoredGroup
 from open_instruct.config import GRPOConfig
 from open_instruct.data_types import EVAL, Box, GenerationResult, PromptRequest, RolloutBatch
 from open_instruct.evaluation import Evaluation
-from open_instruct.generation_failures import GenerationFailures
+from open_instruct.generation_failures import NOT_SCORED, GenerationFailures
 from open_instruct.logger_utils import TrackerOptions, make_tracker
 from open_instruct.message_queue import MessageQueue, QueueFull
 from open_instruct.notices import Notices
@@ -261,12 +261,15 @@ class RolloutController:
             self._evaluation = None
         if evaluation.num_given_up:
             logger.warning("%s", evaluation.why_given_up())
-        groups = evaluation.groups
-        answers = groups if self._planner is None else rc_groups.last_turns(groups)
-        metrics = batch_building.evaluation_metrics(answers, verification_reward=self._args.verification_reward)
-        metrics |= {} if self._planner is None else rc_groups.evaluation_metrics(groups)
+        metrics = self._evaluation_metrics(evaluation.groups) if evaluation.groups else {}
+        metrics["eval/num_not_scored"] = evaluation.num_left_out
         metrics["time/eval"] = time.time() - evaluation.started_at
         return metrics
+
+    def _evaluation_metrics(self, groups: Sequence[ScoredGroup]) -> dict[str, float]:
+        answers = groups if self._planner is None else rc_groups.last_turns(groups)
+        metrics = batch_building.evaluation_metrics(answers, verification_reward=self._args.verification_reward)
+        return metrics | ({} if self._planner is None else rc_groups.evaluation_metrics(groups))
 
     def eval(self, rollout_id: int) -> None:
         """Evaluate the weights that `rollout_id` steps have made, unless that is under way; returns with the last result.
@@ -606,8 +609,14 @@ class RolloutController:
             return
         try:
             scored = future.result()
+            causes = sorted({one.failure or "" for one in scored if one.score is None})
+            if causes:
+                self._leave_out(result, f"{NOT_SCORED}: {', '.join(causes)}")
+                return
             num_failures = sum(one.failure is not None for one in scored)
-            group = self._group(result, self._scores(result, [one.score for one in scored]), num_failures, score_s)
+            group = self._group(
+                result, self._scores(result, [one.score or 0.0 for one in scored]), num_failures, score_s
+            )
             if result.is_eval:
                 self._take_into_evaluation(group)
             else:
@@ -616,6 +625,19 @@ class RolloutController:
             failure = RuntimeError(f"verification of {result.prompt_id} failed: {error!r}")
             failure.__cause__ = error
             self._end_with(failure)
+
+    def _leave_out(self, result: GenerationResult, cause: str) -> None:
+        """A verifier did not score every response of a group. Nothing is known of those that it did not, and without them the
+        others have no baseline: a training prompt is issued again, an evaluation goes without its prompt."""
+        failed = replace(result, error=cause)
+        with self._state:
+            if not result.is_eval:
+                self._verifying.pop(result.prompt_id, None)
+                self._give_up(failed)
+            elif self._evaluation is not None and self._evaluation.measures(result):
+                self._evaluation.leave_out(result.index)
+                self._failures.record(failed, is_tried_again=False)
+                self._state.notify_all()
 
     def _scores(self, result: GenerationResult, judged: list[float]) -> np.ndarray:
         """(G,) float32, of all responses."""

@@ -1,33 +1,74 @@
-"""Scores responses in processes of their own, which can be killed.
+"""Scores responses in processes of their own, which can be killed and which can do nothing but compute.
 
-A verifier may hang in a regular expression, eat the stack or take its process along; none of that may stop a run or
-cost the neighbours their score. So each of `num_workers` threads here drives one plain child process over a socket:
+A response is what a model wrote: a verifier may hang on it, eat the memory, take its process along, or run it. None of that may
+stop a run, cost the neighbours their score, or reach anything outside. So:
 
-    submit() ─► queue of groups ─► thread ── group ──► worker process: score, send, score, send, …
-                                      ▲──── score ─────────┘
-                                      silence for timeout_s: "timeout", kill it; its end: "crash"; in both cases
-                                      a new worker goes on with the next response
+    submit() ─► queue of groups ─► thread ──┬─ asks ─► keeper: one process; has loaded the verifiers, never sees a response
+                                            │             └─ forks scorers, in the jail of `sandbox.py`
+                                            └─ response ─► scorer ─ one line of JSON ─► thread
 
-The worker answers response by response, so it is known which one it died of. It is a fresh interpreter and not a child
-of `multiprocessing`, which would import the parent's main module again: in a Ray actor that is Ray itself.
+    a response takes longer than `timeout_s`     its scorer is killed: not scored, "timeout"
+    its scorer ends                              once more in a fresh scorer; then not scored, "crash"
+    it is slow (`PATIENCE_S`)                    the others of its group go on beside it, in further scorers
+
+*Not scored* is None and not 0: nothing is known about such a response. A scorer ends with the first response that was slow, and
+after `GROUPS_PER_SCORER` groups, so that what a response did to its process does not stay. The keeper is a fresh interpreter and
+not a child of `multiprocessing`, which would import the parent's main module again: in a Ray actor that is Ray itself.
 """
 
+import gc
+import json
+import logging
+import math
 import os
+import pickle
+import resource
+import select
+import selectors
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
-from collections import Counter
+import time
+from collections import Counter, deque
 from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
+from typing import Any
 
-from open_instruct.ground_truth_utils import VerificationResult, prepare_verifier, score_response
+from open_instruct.ground_truth_utils import VerificationResult, prepare_label, prepare_verifier, score_response
+from open_instruct.sandbox import (
+    Jail,
+    be_killed_first,
+    die_with_parent,
+    environment,
+    limit_resources,
+    missing,
+    python_files,
+    restrict_calls,
+    restrict_files,
+)
+
+logger = logging.getLogger(__name__)
 
 START_TIMEOUT_S = 120.0
-"""Longest that a worker process may take to start and to ready its verifiers."""
+"""Longest that the keeper may take to start and to load its verifiers, or to answer."""
+START_ATTEMPTS = 3
+GROUPS_PER_SCORER = 16
+"""Forking one takes as long as scoring some hundred short answers."""
+PATIENCE_S = 0.25
+"""After this long the others of a group stop waiting for a response."""
+MAX_SIDE_BY_SIDE = 8
+"""Scorers of one group that compute, once one of its responses was slow; those that are slow themselves do not count."""
+MAX_SLOW = 64
+"""Slow scorers of one group that there may be at once."""
+MAX_REPLY_BYTES = 4096
+MAX_FAILURE = 500
+"""Longest text of an error, in characters."""
 ScoreFunction = Callable[[str, object, list[int], str], VerificationResult]
 
 
@@ -35,20 +76,19 @@ ScoreFunction = Callable[[str, object, list[int], str], VerificationResult]
 class Scored:
     """The score of one response."""
 
-    score: float
-    """In [0, 1]; 0 where scoring failed."""
+    score: float | None
+    """In [0, 1]; 0 where the verifier raised; None where it gave no answer: not scored."""
     failure: str | None = None
-    """`timeout`, `crash` or `error: <exception>`; None if the verifier answered."""
+    """`timeout`, `crash`, `unavailable: <why>` (not scored) or `error: <exception>` (0); None if the verifier answered."""
 
 
 class VerifierPool:
-    """Scores groups of responses on `num_workers` processes.
+    """Scores groups of responses, `num_workers` groups side by side.
 
-    A response may take `timeout_s` seconds; one that takes longer, raises or ends its process scores 0 with a named
-    `failure`. `counts` holds how many did so far, by `timeout`, `crash` and `error`. `ready` lists `dataset` columns
-    whose verifiers are loaded as a worker starts, outside the timeout: loading a reasoning-gym scorer takes a second or
-    more. `score` is a function of a module, for it is passed by name. Any thread may use the pool; who makes it, closes
-    it.
+    A response may take `timeout_s` seconds. `counts` holds how many were not scored, or made their verifier raise, so far: by
+    `timeout`, `crash`, `unavailable` and `error`. `ready` lists `dataset` columns whose verifiers are loaded at the start:
+    loading a reasoning-gym scorer takes a second or more. `score` is a function of a module, for it is passed by name. Any
+    thread may use the pool; who makes it, closes it.
     """
 
     def __init__(
@@ -63,13 +103,14 @@ class VerifierPool:
             raise ValueError(f"a verifier pool needs workers and time, got {num_workers} workers and {timeout_s} s")
         self.timeout_s = timeout_s
         self.counts: Counter[str] = Counter()
-        self._score = score
-        self._ready = tuple(ready)
+        self._start = _Start(score, tuple(ready), Jail(cpu_s=math.ceil(timeout_s) + 60))
         self._lock = threading.Lock()
+        self._asking = threading.Lock()
+        """Held by the thread that speaks to the keeper, or replaces it."""
         self._closed = False
         self._num_waiting = 0
-        self._idle = [_Worker(self._score, self._ready) for _ in range(num_workers)]
-        self._workers = set(self._idle)
+        self._idle: list[_Scorer] = []
+        self._keeper = _Keeper(self._start)
         self._threads = ThreadPoolExecutor(num_workers, thread_name_prefix="verifier")
 
     def submit(
@@ -77,16 +118,16 @@ class VerifierPool:
     ) -> Future[list[Scored]]:
         """Queues the G responses to one prompt; the future gives their scores in order.
 
-        A group is scored by one worker: submit several groups to keep all of them busy. The future raises
-        `RuntimeError` if the pool is closed meanwhile or if a worker cannot be started.
+        Submit several groups to keep all workers busy. The future raises `RuntimeError` if the pool is closed meanwhile.
         """
         assert len(token_ids) == len(texts), (len(token_ids), len(texts))
         with self._lock:
             if self._closed:
                 raise RuntimeError("the verifier pool is closed")
-            self._num_waiting += len(texts)
-            future = self._threads.submit(self._score_group, dataset, ground_truth, token_ids, texts)
-        future.add_done_callback(lambda _: self._forget(len(texts)))
+            self._num_waiting += 1
+            job = _Job(dataset, ground_truth, token_ids, texts)
+            future = self._threads.submit(self._score_group, job)
+        future.add_done_callback(lambda _: self._forget_one())
         return future
 
     def score_group(
@@ -94,15 +135,17 @@ class VerifierPool:
     ) -> list[Scored]:
         """`submit`, and wait: no longer than everything that is queued may take."""
         future = self.submit(dataset, ground_truth, token_ids, texts)
-        return future.result(timeout=(self._num_waiting + 1) * (self.timeout_s + START_TIMEOUT_S))
+        of_a_group = len(texts) * self.timeout_s + START_ATTEMPTS * START_TIMEOUT_S
+        return future.result(timeout=(self._num_waiting + 1) * of_a_group)
 
     def close(self) -> None:
-        """Ends all workers at once; groups that are not scored yet are given up. May be called twice."""
+        """Ends all processes at once; groups that are not scored yet are given up. May be called twice."""
         with self._lock:
             self._closed = True
-            workers = list(self._workers)
-        for worker in workers:
-            worker.kill()
+            self._keeper.kill()  # and the kernel its scorers
+            for scorer in self._idle:
+                scorer.kill()
+            self._idle.clear()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def __enter__(self) -> "VerifierPool":
@@ -111,135 +154,411 @@ class VerifierPool:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _forget(self, num_responses: int) -> None:
+    def _forget_one(self) -> None:
         with self._lock:
-            self._num_waiting -= num_responses
+            self._num_waiting -= 1
 
-    def _score_group(
-        self, dataset: str, ground_truth: object, token_ids: list[list[int]], texts: list[str]
-    ) -> list[Scored]:
-        """Runs in one of the threads, of which there are as many as workers: an idle worker is always there."""
-        with self._lock:
-            worker = self._idle.pop()
-        scored: list[Scored] = []
-        try:
-            if not worker.alive:
-                worker = self._replace(worker)
-            while len(scored) < len(texts):
-                done = len(scored)
-                scored += worker.score(dataset, ground_truth, token_ids[done:], texts[done:], self.timeout_s)
-                if not worker.alive:
-                    worker = self._replace(worker)
-        finally:
-            with self._lock:
-                self._idle.append(worker)
+    def _score_group(self, job: "_Job") -> list[Scored]:
+        """Runs in one of the threads."""
+        scored = _Group(job, self._borrow, self._give_back, self.timeout_s).score()
         failures = Counter(one.failure.partition(":")[0] for one in scored if one.failure)
         with self._lock:
             self.counts += failures
         return scored
 
-    def _replace(self, worker: "_Worker") -> "_Worker":
-        worker.kill()
+    def _borrow(self, job: "_Job") -> "_Scorer":
+        """A scorer that is at nothing. Raises `_UnavailableError` if none can be had, `RuntimeError` if the pool is closed."""
+        while True:
+            with self._lock:
+                scorer = self._idle.pop() if self._idle else None
+            if scorer is None:
+                return self._fork(job)
+            if scorer.is_alive():
+                return scorer
+            scorer.kill()
+
+    def _give_back(self, scorer: "_Scorer") -> None:
+        scorer.num_groups += 1
         with self._lock:
+            if not self._closed and scorer.num_groups < GROUPS_PER_SCORER:
+                self._idle.append(scorer)
+                return
+        scorer.kill()
+
+    def _fork(self, job: "_Job") -> "_Scorer":
+        with self._asking:
+            for attempt in range(START_ATTEMPTS):
+                try:
+                    return self._keeper.fork(job)
+                except _UnavailableError as err:
+                    if attempt == START_ATTEMPTS - 1:
+                        raise
+                    logger.warning("the verifiers' process is started again: %s", err)
+                    self._replace_keeper()
+        raise AssertionError("the last attempt returns or raises")
+
+    def _replace_keeper(self) -> None:
+        with self._lock:
+            self._keeper.kill()
             if self._closed:
                 raise RuntimeError("the verifier pool was closed while it scored a group")
-            fresh = _Worker(self._score, self._ready)
-            self._workers = (self._workers - {worker}) | {fresh}
-        return fresh
+            self._keeper = _Keeper(self._start)
 
 
-class _Worker:
-    """One child process and the socket to it. Starts at once; whoever scores first waits until it is ready."""
+class _UnavailableError(Exception):
+    """The keeper gives no scorer; the text says why."""
 
-    def __init__(self, score: ScoreFunction, ready: tuple[str, ...]) -> None:
+
+@dataclass(frozen=True)
+class _Start:
+    """What a keeper is started with."""
+
+    score: ScoreFunction
+    ready: tuple[str, ...]
+    jail: Jail
+
+
+@dataclass(frozen=True)
+class _Job:
+    """The responses to one prompt."""
+
+    dataset: str
+    ground_truth: object
+    token_ids: list[list[int]]
+    texts: list[str]
+
+
+# --- one group, in a thread of the pool -------------------------------------------------------------------------------
+
+
+class _Group:
+    """Has the responses of one group scored: by one scorer in order, and by further ones beside it where it is held up."""
+
+    def __init__(
+        self,
+        job: _Job,
+        borrow: Callable[[_Job], "_Scorer"],
+        give_back: Callable[["_Scorer"], None],
+        timeout_s: float,
+    ) -> None:
+        self._job = job
+        self._borrow = borrow
+        self._give_back = give_back
+        self._timeout_s = timeout_s
+        self._waiting = deque(range(len(job.texts)))
+        self._scored: list[Scored | None] = [None] * len(job.texts)
+        self._crashed: set[int] = set()
+        """Responses that a scorer did not survive once."""
+        self._scorers: set[_Scorer] = set()
+        self._width = 1
+
+    def score(self) -> list[Scored]:
+        with selectors.DefaultSelector() as selector:
+            self._selector = selector
+            try:
+                while self._waiting or self._scorers:
+                    self._hand_out()
+                    self._take_replies()
+                    self._look_at_the_clock()
+            finally:
+                for scorer in list(self._scorers):
+                    self._end(scorer)
+        return [one for one in self._scored if one is not None]
+
+    def _hand_out(self) -> None:
+        """Give each idle scorer a response, and make more scorers while fewer than wanted are at work."""
+        for scorer in [one for one in self._scorers if one.number is None]:
+            if self._waiting:
+                self._give(scorer)
+            else:
+                self._leave(scorer)
+                self._give_back(scorer)
+        while self._waiting and len(self._scorers) - self._num_slow() < self._width and self._num_slow() < MAX_SLOW:
+            try:
+                scorer = self._borrow(self._job)
+            except _UnavailableError as err:
+                self._give_up(f"unavailable: {err}"[:MAX_FAILURE])
+                return
+            scorer.socket.settimeout(self._timeout_s)
+            self._scorers.add(scorer)
+            self._selector.register(scorer.socket, selectors.EVENT_READ, scorer)
+            self._give(scorer)
+
+    def _num_slow(self) -> int:
+        return sum(scorer.is_slow for scorer in self._scorers)
+
+    def _give(self, scorer: "_Scorer") -> None:
+        number = self._waiting.popleft()
+        try:
+            scorer.send(number, self._job)
+        except OSError:  # it has ended, or is stopped and takes nothing
+            self._lose(scorer)
+
+    def _give_up(self, failure: str) -> None:
+        for number in self._waiting:
+            self._scored[number] = Scored(None, failure)
+        self._waiting.clear()
+
+    def _take_replies(self) -> None:
+        now = time.monotonic()
+        ends = [one.since + (self._timeout_s if one.is_slow else PATIENCE_S) - now for one in self._scorers]
+        for key, _ in self._selector.select(max(min(ends, default=0.0), 0.0)):
+            scorer: _Scorer = key.data
+            try:
+                scored = scorer.receive()
+            except (OSError, ValueError, RecursionError):  # it has ended, or says what no scorer says
+                self._lose(scorer)
+                continue
+            if scored is not None and scorer.number is not None:
+                self._scored[scorer.number] = scored
+                scorer.number = None
+                if scorer.is_slow:
+                    self._end(scorer)
+
+    def _look_at_the_clock(self) -> None:
+        now = time.monotonic()
+        for scorer in [one for one in self._scorers if one.number is not None]:
+            assert scorer.number is not None
+            if now - scorer.since > self._timeout_s:
+                self._scored[scorer.number] = Scored(None, "timeout")
+                self._end(scorer)
+            elif now - scorer.since > PATIENCE_S and not scorer.is_slow:
+                scorer.is_slow = True
+                self._width = MAX_SIDE_BY_SIDE
+
+    def _lose(self, scorer: "_Scorer") -> None:
+        """A scorer is gone: its response is tried once more."""
+        number = scorer.number
+        assert number is not None
+        if number in self._crashed:
+            self._scored[number] = Scored(None, "crash")
+        else:
+            self._crashed.add(number)
+            self._waiting.appendleft(number)
+        self._end(scorer)
+
+    def _end(self, scorer: "_Scorer") -> None:
+        self._leave(scorer)
+        scorer.kill()
+
+    def _leave(self, scorer: "_Scorer") -> None:
+        self._scorers.discard(scorer)
+        self._selector.unregister(scorer.socket)
+
+
+@dataclass(eq=False)
+class _Scorer:
+    """One forked process, as the parent sees it."""
+
+    process: int
+    """File descriptor of the process: another process may get its number, but not this."""
+    socket: socket.socket
+    number: int | None = None
+    """The response that it is at."""
+    since: float = 0.0
+    is_slow: bool = False
+    num_groups: int = 0
+    """That it has scored."""
+    _buffer: bytearray = field(default_factory=bytearray)
+
+    def is_alive(self) -> bool:
+        ended = select.poll()
+        ended.register(self.process, select.POLLIN)
+        return not ended.poll(0)
+
+    def send(self, number: int, job: _Job) -> None:
+        self.number, self.since, self.is_slow = number, time.monotonic(), False
+        payload = pickle.dumps((job.dataset, job.ground_truth, job.token_ids[number], job.texts[number]))
+        self.socket.sendall(struct.pack("!Q", len(payload)) + payload)
+
+    def receive(self) -> Scored | None:
+        """What has come, once it is whole. Raises `OSError` or `ValueError` where the scorer has ended or talks nonsense."""
+        data = self.socket.recv(MAX_REPLY_BYTES, socket.MSG_DONTWAIT)
+        self._buffer += data
+        if not data or len(self._buffer) > MAX_REPLY_BYTES:
+            raise OSError("no reply, or too much of one")
+        if not self._buffer.endswith(b"\n"):
+            return None
+        reply = json.loads(self._buffer)
+        self._buffer.clear()
+        return _checked(reply)
+
+    def kill(self) -> None:
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.process, signal.SIGKILL)
+        os.close(self.process)
+        self.socket.close()
+
+
+def _checked(reply: Any) -> Scored:
+    """A reply as it should be; who sends it has seen what a model wrote."""
+    if not isinstance(reply, list) or len(reply) != 2:
+        raise ValueError("not a reply")
+    score, failure = reply
+    if isinstance(score, bool) or not isinstance(score, int | float) or not 0 <= score <= 1:
+        raise ValueError("not a score")
+    if failure is not None and (not isinstance(failure, str) or len(failure) > MAX_FAILURE):
+        raise ValueError("not a failure")
+    return Scored(float(score), failure)
+
+
+# --- the keeper, as the parent sees it --------------------------------------------------------------------------------
+
+
+class _Keeper:
+    """The process that forks scorers. Starts at once; who asks first waits until it is ready."""
+
+    def __init__(self, start: _Start) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-c", _CHILD, str(theirs.fileno())],
+                [sys.executable, "-P", "-c", _KEEPER, str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,  # libraries greet on import
-                env=_child_environment(),
+                env=_environment(),
             )
-        self._socket = Connection(ours.detach())
-        self._socket.send((score, ready))
+        self._socket = ours
+        self._connection = Connection(os.dup(ours.fileno()))
         self._is_ready = False
-        self._given_up = False
+        with suppress(OSError):  # it has ended at once; who asks hears of it
+            self._connection.send(start)
 
-    @property
-    def alive(self) -> bool:
-        return not self._given_up and self._process.poll() is None
-
-    def score(
-        self, dataset: str, ground_truth: object, token_ids: list[list[int]], texts: list[str], timeout_s: float
-    ) -> list[Scored]:
-        """Scores up to and including the first response that the worker does not survive."""
+    def fork(self, job: _Job) -> _Scorer:
         self._wait_until_ready()
-        scored: list[Scored] = []
+        ours, theirs = socket.socketpair()
         try:
-            self._socket.send((dataset, ground_truth, token_ids, texts, timeout_s))
-            for _ in texts:
-                if not self._socket.poll(timeout_s):
-                    self._given_up = True
-                    return [*scored, Scored(0.0, "timeout")]
-                scored.append(Scored(*self._socket.recv()))
-        except (EOFError, OSError):
-            self._given_up = True
-            scored.append(Scored(0.0, "crash"))
-        return scored
+            with theirs:
+                socket.send_fds(self._socket, [b"f"], [theirs.fileno()])
+                self._connection.send((job.dataset, job.ground_truth))
+            pid = self._answer()
+            if not isinstance(pid, int):
+                raise _UnavailableError(str(pid))
+            return _Scorer(os.pidfd_open(pid), ours)
+        except OSError as err:
+            ours.close()
+            raise _UnavailableError(f"the process of the verifiers has ended ({err})") from err
+        except BaseException:
+            ours.close()
+            raise
 
     def kill(self) -> None:
-        self._given_up = True
         self._process.kill()
         self._process.wait(timeout=10)
 
     def _wait_until_ready(self) -> None:
         if self._is_ready:
             return
-        try:
-            answer = (
-                self._socket.recv()
-                if self._socket.poll(START_TIMEOUT_S)
-                else f"no sign of life for {START_TIMEOUT_S} s"
-            )
-        except (EOFError, OSError):
-            answer = "it ended; its standard error says why"
+        answer = self._answer()
         if answer != "ready":
-            raise RuntimeError(f"a verifier process could not be started: {answer}")
+            raise _UnavailableError(f"a verifier process could not be started: {answer}")
         self._is_ready = True
 
+    def _answer(self) -> object:
+        try:
+            if not self._connection.poll(START_TIMEOUT_S):
+                return f"no sign of life for {START_TIMEOUT_S:g} s"
+            return self._connection.recv()
+        except (EOFError, OSError):
+            return "it ended; its standard error says why"
 
-_CHILD = "import sys; from open_instruct.verifier_pool import work; work(int(sys.argv[1]))"
+
+_KEEPER = "import sys; from open_instruct.verifier_pool import keep; keep(int(sys.argv[1]))"
 
 
-def _child_environment() -> dict[str, str]:
+def _environment() -> dict[str, str]:
     one_thread = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
-    # What the parent can import, the child can: the score function travels by name.
-    return os.environ | one_thread | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    # What the parent can import, the keeper can: the score function travels by name.
+    return environment(one_thread | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)})
 
 
-def work(descriptor: int) -> None:
-    """The child process: scores what comes over the socket until that closes, which the parent's death does."""
-    # Ctrl-C and a job queue's SIGTERM reach the whole process group; when workers end is for the parent to say.
+# --- the keeper and its scorers, in processes of their own ------------------------------------------------------------
+
+
+def keep(descriptor: int) -> None:
+    """The keeper: forks a scorer for whoever asks over the socket, until that closes, which the parent's death does."""
+    # Ctrl-C and a job queue's SIGTERM reach the whole process group; when the keeper ends is for the parent to say.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     os.set_inheritable(descriptor, False)
-    connection = Connection(descriptor)
+    listening = socket.socket(fileno=descriptor)
+    connection = Connection(os.dup(descriptor))
     try:
-        score, ready = connection.recv()
-        for dataset in ready:
+        start: _Start = connection.recv()
+        for dataset in start.ready:
             prepare_verifier(dataset)
+        be_killed_first()
+        silent = os.open(os.devnull, os.O_WRONLY)
+        is_jailed = not missing()
+        limit_resources(start.jail)
+        if is_jailed:
+            restrict_files(Jail(readable=python_files(["open_instruct", start.score.__module__])))
+        gc.collect()
+        gc.freeze()  # collecting would copy the pages that scorers share
         connection.send("ready")
         while True:
-            dataset, ground_truth, token_ids, texts, timeout_s = connection.recv()
-            for ids, text in zip(token_ids, texts, strict=True):
-                # The parent ends a response that takes too long; where the parent is gone, the kernel does, even in the
-                # midst of a C function that never lets go of the interpreter.
-                signal.setitimer(signal.ITIMER_REAL, timeout_s + 5)
-                connection.send(_score_safely(score, dataset, ground_truth, ids, text))
-            signal.setitimer(signal.ITIMER_REAL, 0)
+            _, descriptors, *_ = socket.recv_fds(listening, 1, 1)
+            if not descriptors:
+                return
+            job = connection.recv()
+            _bury()
+            _prepare(*job)
+            if pid := os.fork():
+                os.close(descriptors[0])
+                connection.send(pid)
+            else:
+                _become_scorer(descriptors[0], silent, start.jail if is_jailed else None)
+                _score(start.score)
     except (EOFError, OSError):
         return
+
+
+def _bury() -> None:
+    """Take leave of scorers that have ended."""
+    with suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
+def _prepare(dataset: str, ground_truth: object) -> None:
+    """Load here what every scorer of such a row needs, so that not each of them does."""
+    with suppress(Exception):  # the scorers meet it again and report it
+        prepare_label(dataset, ground_truth)
+
+
+def _become_scorer(descriptor: int, silent: int, jail: Jail | None) -> None:
+    """Keep nothing but the socket, as number 0, and nowhere to go."""
+    try:
+        die_with_parent()
+        os.dup2(descriptor, 0)
+        os.dup2(silent, 1)
+        os.dup2(silent, 2)
+        os.closerange(3, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+        if jail is not None:
+            restrict_calls(jail)
+    except BaseException:
+        os._exit(1)
+
+
+def _score(score: ScoreFunction) -> None:
+    """Score what comes until nothing comes any more."""
+    try:
+        while True:
+            dataset, ground_truth, token_ids, text = pickle.loads(_read(struct.unpack("!Q", _read(8))[0]))
+            reply = json.dumps(_score_safely(score, dataset, ground_truth, token_ids, text))
+            os.write(0, reply.encode() + b"\n")
+    finally:
+        os._exit(0)
+
+
+def _read(size: int) -> bytes:
+    data = bytearray()
+    while len(data) < size:
+        part = os.read(0, min(size - len(data), 1 << 20))
+        if not part:
+            os._exit(0)
+        data += part
+    return bytes(data)
 
 
 def _score_safely(
@@ -248,4 +567,4 @@ def _score_safely(
     try:
         return score(dataset, ground_truth, token_ids, text).score, None
     except Exception as err:  # isolation is what this process is for: the error is reported, counted and scores 0
-        return 0.0, f"error: {type(err).__name__}: {err}"[:500]
+        return 0.0, f"error: {type(err).__name__}: {err}"[:MAX_FAILURE]

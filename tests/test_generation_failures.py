@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from open_instruct.data_types import EVAL, GenerationResult, PromptRequest, SamplingConfig
-from open_instruct.generation_failures import LOG_INTERVAL_S, GenerationFailures
+from open_instruct.generation_failures import LOG_INTERVAL_S, NOT_SCORED, GenerationFailures
 
 REQUEST = PromptRequest(np.arange(3, dtype=np.int32), SamplingConfig(), 0, "train-0", 1)
 TIMEOUT = GenerationResult.given_up(REQUEST, 2, "generation_timeout: over 30 s", 0.0)
@@ -22,7 +22,13 @@ def test_failures_are_counted_by_what_they_do_to_training() -> None:
     failures.record(TIMEOUT, is_tried_again=None)
     failures.record(TOO_LONG, is_tried_again=False)
     failures.record(replace(TIMEOUT, marker=EVAL), is_tried_again=False)
-    assert failures.counts() == {"generation_errors": 5, "generation_timeouts": 3, "dropped_timeouts": 1}
+    failures.record(replace(TIMEOUT, error=f"{NOT_SCORED}: timeout"), is_tried_again=True)
+    assert failures.counts() == {
+        "generation_errors": 5,
+        "generation_timeouts": 3,
+        "dropped_timeouts": 1,
+        "unscored_groups": 1,
+    }
 
 
 def test_causes_are_told_once_in_a_while_and_counted_meanwhile(caplog: pytest.LogCaptureFixture) -> None:
@@ -35,8 +41,8 @@ def test_causes_are_told_once_in_a_while_and_counted_meanwhile(caplog: pytest.Lo
     now += LOG_INTERVAL_S
     failures.record(replace(TURN_TIMEOUT, prompt_id="eval-3-9", marker=EVAL), is_tried_again=False)
     assert [record.getMessage() for record in caplog.records] == [
-        "engines gave up 1 group (generation_timeout: 1). The last is train-0 on engine 2: generation_timeout: over 30 s. It is "
+        "1 group was given up (generation_timeout: 1). The last is train-0 on engine 2: generation_timeout: over 30 s. It is "
         "sampled again with another seed.",
-        "engines gave up 4 groups (generation_timeout: 3, PromptTooLong: 1). The last is eval-3-9 on engine 2: EngineError: "
+        "4 groups were given up (generation_timeout: 3, PromptTooLong: 1). The last is eval-3-9 on engine 2: EngineError: "
         "generation_timeout: over 30 s. It is given up and counts as wrong.",
     ]

@@ -139,7 +139,9 @@ def run_with_failures(tmp_path: Path, problems: Path, failing: str, *further: st
         return completion(f"{call.prompt[:20]} {seed} <answer>{'yes' if is_right else 'no'}</answer>")
 
     options = ("actor.retry_base_delay=1.0", "actor.num_samples_per_problem=2", *further)
-    with ScriptedServer(by_prompt_and_seed, delay_s=0.01) as server:
+    with ScriptedServer(
+        by_prompt_and_seed, delay_s=0.2
+    ) as server:  # longer than a busy machine takes to ask four times
         code, output = run(words(tmp_path, problems, [server], *options))
         assert code == 0, output
         assert server.max_in_flight > 3

@@ -630,7 +630,7 @@ def test_causes_of_failures_are_told_now_and_then(make_play: MakePlay, caplog: p
         [request] = play.receive(1)
     told = [record.getMessage() for record in caplog.records if "generation_timeout" in record.getMessage()]
     assert told == [
-        "engines gave up 1 group (generation_timeout: 1). The last is train-0 on engine 0: generation_timeout: over 1 s. It is "
+        "1 group was given up (generation_timeout: 1). The last is train-0 on engine 0: generation_timeout: over 1 s. It is "
         "sampled again with another seed."
     ]
 
@@ -640,11 +640,47 @@ def test_warnings_reach_the_driver_with_the_status_or_while_it_waits_for_data(ma
     play.deliver(broken_off(play.answer(play.receive(NUM_PROMPTS)[0])))
     play.receive(1)
     [notice] = play.controller.status()["notices"]
-    assert notice.startswith("engines gave up 1 group (generation_timeout: 1).")
+    assert notice.startswith("1 group was given up (generation_timeout: 1).")
     assert play.controller.status()["notices"] == []
     play.deliver(*(play.answer(request, SOLVED) for request in play.received[:NUM_PROMPTS]))
     play.receive(NUM_PROMPTS)
     assert "; warnings: step 1: in each of 4 groups all responses scored alike" in play.controller.describe_progress()
+
+
+def test_group_that_was_not_scored_is_sampled_again_and_not_trained_on(
+    make_play: MakePlay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A verifier that hangs says nothing of a response: neither is it wrong, nor have the others a baseline without it."""
+    play = make_play(max_generation_attempts=2).start()
+    requests = play.receive(NUM_PROMPTS)
+    submit = play.controller._verifiers.submit
+    hanging: Future[list[Scored]] = Future()
+    hanging.set_result([Scored(None, "timeout"), *(Scored(float(score)) for score in MIXED[1:])])
+    monkeypatch.setattr(play.controller._verifiers, "submit", lambda *_args: hanging)
+    play.deliver(play.answer(requests[0]))
+    [again] = play.receive(1)
+    assert again.index == requests[0].index
+    assert again.generation_config.seed != requests[0].generation_config.seed
+    monkeypatch.setattr(play.controller._verifiers, "submit", submit)
+    play.deliver(*(play.answer(request) for request in (*requests[1:], again)))
+    assert play.prompts_in(play.batch(1)) == all_samples_of(*requests[1:], again)
+    statistics = play.controller.get_statistics()
+    assert (statistics["unscored_groups"], statistics["generation_errors"]) == (1, 0)
+
+
+def test_evaluation_leaves_out_what_was_not_scored(make_play: MakePlay, monkeypatch: pytest.MonkeyPatch) -> None:
+    play = make_play()
+    play.controller.start_evaluation(0)
+    play.start()
+    requests = play.receive(3 + NUM_PROMPTS)[:3]
+    play.deliver(*(play.answer(request, [1]) for request in requests[:2]))
+    hanging: Future[list[Scored]] = Future()
+    hanging.set_result([Scored(None, "crash")])
+    play.wait_for(lambda: play.controller._evaluation.num_done == 2)  # type: ignore[union-attr]
+    monkeypatch.setattr(play.controller._verifiers, "submit", lambda *_args: hanging)
+    play.deliver(play.answer(requests[2], [0]))
+    metrics = play.controller.get_evaluation(TIMEOUT_S)
+    assert (metrics["eval/pass_at_1"], metrics["eval/num_not_scored"]) == (1.0, 1)
 
 
 def test_verification_that_cannot_be_done_ends_the_run(make_play: MakePlay, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 import os
 import re
-import subprocess
 import sys
 import time
 
@@ -33,7 +32,9 @@ def score_by_text(dataset: str, ground_truth: object, token_ids: list[int], text
             return VerificationResult(1.5)
         case ("print", _, _):
             print("noise")
-            subprocess.run(["true"], check=True)
+        case ("reply", _, reply):  # as somebody who has taken the process over
+            os.write(0, reply.encode() + b"\n")
+            time.sleep(1000)
     return VerificationResult(float(text == ground_truth))
 
 

@@ -78,7 +78,7 @@ def own_address(host: str) -> str:
 
 
 def wait_for_all(settings: Settings, node: RayNode) -> str:
-    """Until every rank has joined; the head's address."""
+    """Until every rank has joined; the head's address. The time limit is for the others: it begins when the head answers."""
     wanted = [name_of(rank) for rank in range(settings.place.num_nodes)]
     present: dict[str, str] = {}
     deadline = time.monotonic() + settings.join_timeout_s
@@ -94,7 +94,10 @@ def wait_for_all(settings: Settings, node: RayNode) -> str:
                 f"{settings.port} of this node? RAY_JOIN_TIMEOUT_S sets the limit"
             )
         time.sleep(POLL_S)
+        was_there = bool(present)
         present = ask_cluster(f"127.0.0.1:{settings.port}", settings.environment) or {}
+        if present and not was_there:
+            deadline = time.monotonic() + settings.join_timeout_s
     return present[wanted[0]]
 
 

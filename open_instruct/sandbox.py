@@ -1,0 +1,369 @@
+"""A jail for a process that handles what a model wrote.
+
+    environment(extra)         variables for the new process: a list of harmless ones, so that no key comes along
+    limit_resources(jail)      memory, open files                                 setrlimit
+    restrict_files(jail)       reads below `jail.readable`, and nothing else      Landlock; it forbids network and signals, too
+    restrict_calls()           no network, no processes, no signals, no writing   a seccomp filter: what is not listed is refused
+
+A process calls them on itself, the last one when it needs nothing more than to compute and to talk over what is open already.
+There is no way back, for its children neither. Linux on x86-64 and aarch64; `missing()` says what this kernel cannot do.
+
+The filter lists what is allowed instead of what is forbidden, so a system call that is invented tomorrow is refused, too. Numbers
+are those of the kernel's `asm/unistd_64.h` (x86-64) and `asm-generic/unistd.h` (aarch64); constants those of `linux/landlock.h`,
+`linux/seccomp.h` and `linux/audit.h`.
+"""
+
+import ctypes
+import errno
+import functools
+import os
+import platform
+import resource
+import stat
+import struct
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+GIB = 2**30
+HARMLESS_VARIABLES = ("PATH", "HOME", "LANG", "LANGUAGE", "TZ", "LD_LIBRARY_PATH", "PYTHONHASHSEED", "VIRTUAL_ENV")
+"""What a jailed process gets of its parent's environment, besides `LC_*`."""
+
+
+@dataclass(frozen=True)
+class Jail:
+    """What a jailed process may have."""
+
+    readable: tuple[str, ...] = ()
+    """Files, and directories with all below them. What is not there is left out."""
+    memory_bytes: int = GIB
+    """Of its own (heap, anonymous maps); four times that of address space, because libraries map more than they use."""
+    cpu_s: int = 600
+    """Seconds of one core, from `restrict_calls` on."""
+    open_files: int = 256
+
+
+class JailError(RuntimeError):
+    """This machine's kernel did not give what a jail consists of."""
+
+
+def missing() -> list[str]:
+    """Which parts of a jail this kernel does not offer, each with its reason; empty where all are there."""
+    reasons = []
+    if _machine() is None:
+        reasons.append(
+            f"seccomp and Landlock are used on Linux on x86-64 and aarch64, and this is {platform.platform()}"
+        )
+        return reasons
+    if landlock_version() == 0:
+        reasons.append("Landlock is not there (Linux 5.13 and up, with landlock in its list of security modules)")
+    if not os.path.exists("/proc/sys/kernel/seccomp/actions_avail"):
+        reasons.append("seccomp filters are not there (CONFIG_SECCOMP_FILTER)")
+    return reasons
+
+
+def environment(extra: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a new jailed process: no keys, no tokens, no proxies."""
+    kept = {name: value for name, value in os.environ.items() if name in HARMLESS_VARIABLES or name.startswith("LC_")}
+    return kept | dict(extra)
+
+
+def python_files(modules: Iterable[str] = ()) -> tuple[str, ...]:
+    """What Python has to read to import installed packages, `modules`, and what they import.
+
+    Of the directories on `sys.path` only those of the installation are meant: another one may be somebody's home.
+    """
+    installed = [sys.prefix, sys.base_prefix, *(path for path in sys.path if path.endswith(("-packages", ".zip")))]
+    system = ["/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/etc/ld.so.cache", "/etc/localtime"]
+    harmless = ["/usr/share/zoneinfo", "/dev/null", "/dev/urandom"]
+    return (*installed, *system, *harmless, *filter(None, map(_top_of_module, modules)))
+
+
+def _top_of_module(name: str) -> str | None:
+    """The package's directory, or the module's file."""
+    module = sys.modules[name.partition(".")[0]]
+    file = getattr(module, "__file__", None)
+    if file is None:
+        return next(iter(getattr(module, "__path__", ())), None)
+    return os.path.dirname(file) if hasattr(module, "__path__") else file
+
+
+# --- limits -----------------------------------------------------------------------------------------------------------
+
+
+def limit_resources(jail: Jail) -> None:
+    """Memory, open files and core dumps of this process and of what it forks."""
+    for name, limit in (
+        (resource.RLIMIT_DATA, jail.memory_bytes),
+        (resource.RLIMIT_AS, 4 * jail.memory_bytes),
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_NOFILE, jail.open_files),
+        (resource.RLIMIT_MEMLOCK, 0),
+        (resource.RLIMIT_MSGQUEUE, 0),
+    ):
+        _lower(name, limit)
+
+
+def _lower(name: int, limit: int) -> None:
+    hard = resource.getrlimit(name)[1]
+    limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+    resource.setrlimit(name, (limit, limit))
+
+
+# --- Landlock ---------------------------------------------------------------------------------------------------------
+
+_LANDLOCK_CREATE, _LANDLOCK_ADD, _LANDLOCK_RESTRICT = 444, 445, 446
+_READ_FILE, _READ_DIR = 1 << 2, 1 << 3
+_FILE_RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15}
+"""How many kinds of access to files there are, by version; 16 since version 5."""
+
+
+def landlock_version() -> int:
+    """Of the kernel's Landlock; 0 where there is none."""
+    if _machine() is None:
+        return 0
+    version_flag = 1
+    return max(_libc().syscall(_LANDLOCK_CREATE, None, ctypes.c_size_t(0), version_flag), 0)
+
+
+def restrict_files(jail: Jail) -> None:
+    """From here on this process opens nothing but what `jail.readable` names, to read it; and no TCP connection (Linux 6.7), and
+    it signals nobody outside (6.12).
+
+    For threads that begin after it: call it before there are others. Raises `JailError` where the kernel has no Landlock.
+    """
+    version = landlock_version()
+    if version == 0:
+        raise JailError("this kernel has no Landlock")
+    _no_new_privileges()
+    handled = struct.pack(
+        "QQQ",
+        (1 << _FILE_RIGHTS.get(version, 16)) - 1,
+        0b11 if version >= 4 else 0,  # binding and connecting TCP
+        0b11 if version >= 6 else 0,  # abstract sockets, signals
+    )
+    size = 8 if version < 4 else 16 if version < 6 else 24  # older kernels know a shorter structure
+    ruleset = _call(_LANDLOCK_CREATE, handled, ctypes.c_size_t(size), 0)
+    for path in jail.readable:
+        _allow_reading(ruleset, path)
+    _call(_LANDLOCK_RESTRICT, ruleset, 0)
+    os.close(ruleset)
+
+
+def _allow_reading(ruleset: int, path: str) -> None:
+    try:
+        file = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    except OSError:
+        return
+    rights = _READ_FILE | (_READ_DIR if stat.S_ISDIR(os.fstat(file).st_mode) else 0)
+    path_beneath = 1
+    _call(_LANDLOCK_ADD, ruleset, path_beneath, struct.pack("=Qi", rights, file), 0)
+    os.close(file)
+
+
+# --- seccomp ----------------------------------------------------------------------------------------------------------
+
+_ALLOW, _KILL, _ERROR = 0x7FFF0000, 0x80000000, 0x00050000
+_LOAD, _EQUAL, _ANY_BIT, _RETURN = 0x20, 0x15, 0x45, 0x06
+_PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS, _SECCOMP_MODE_FILTER = 22, 38, 2
+
+_CALLS: dict[str, tuple[int | None, int | None]] = {
+    # memory and threads
+    "mmap": (9, 222),
+    "mprotect": (10, 226),
+    "munmap": (11, 215),
+    "mremap": (25, 216),
+    "madvise": (28, 233),
+    "brk": (12, 214),
+    "futex": (202, 98),
+    "set_robust_list": (273, 99),
+    "rseq": (334, 293),
+    "membarrier": (324, 283),
+    "arch_prctl": (158, None),
+    "sched_yield": (24, 124),
+    "sched_getaffinity": (204, 123),
+    "exit": (60, 93),
+    "exit_group": (231, 94),
+    # signals to itself
+    "rt_sigaction": (13, 134),
+    "rt_sigprocmask": (14, 135),
+    "rt_sigreturn": (15, 139),
+    "sigaltstack": (131, 132),
+    "restart_syscall": (219, 128),
+    # what is open
+    "read": (0, 63),
+    "write": (1, 64),
+    "readv": (19, 65),
+    "writev": (20, 66),
+    "pread64": (17, 67),
+    "lseek": (8, 62),
+    "close": (3, 57),
+    "dup": (32, 23),
+    "fstat": (5, 80),
+    "getdents64": (217, 61),
+    "poll": (7, None),
+    "ppoll": (271, 73),
+    "select": (23, None),
+    "pselect6": (270, 72),
+    # what there is
+    "stat": (4, None),
+    "lstat": (6, None),
+    "newfstatat": (262, 79),
+    "statx": (332, 291),
+    "access": (21, None),
+    "faccessat": (269, 48),
+    "faccessat2": (439, 439),
+    "readlink": (89, None),
+    "readlinkat": (267, 78),
+    "getcwd": (79, 17),
+    # time, and who it is
+    "clock_gettime": (228, 113),
+    "clock_getres": (229, 114),
+    "clock_nanosleep": (230, 115),
+    "nanosleep": (35, 101),
+    "gettimeofday": (96, 169),
+    "times": (100, 153),
+    "getrusage": (98, 165),
+    "getrlimit": (97, 163),
+    "getrandom": (318, 278),
+    "getpid": (39, 172),
+    "getppid": (110, 173),
+    "gettid": (186, 178),
+    "getuid": (102, 174),
+    "geteuid": (107, 175),
+    "getgid": (104, 176),
+    "getegid": (108, 177),
+    "uname": (63, 160),
+    "sysinfo": (99, 179),
+}
+"""Allowed as they are: numbers on x86-64 and on aarch64."""
+_WITH_ARGUMENTS: dict[str, tuple[int | None, int | None]] = {
+    "open": (2, None),
+    "openat": (257, 56),
+    "clone": (56, 220),
+    "prlimit64": (302, 261),
+    "ioctl": (16, 29),
+    "fcntl": (72, 25),
+    "prctl": (157, 167),
+    "kill": (62, 129),
+    "tgkill": (234, 131),
+    "clone3": (435, 435),
+    "openat2": (437, 437),
+}
+"""Allowed, or refused, by what they are given."""
+_WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | 0o20000000  # the last is O_TMPFILE without O_DIRECTORY
+_CLONE_THREAD = 0x00010000
+_HARMLESS_IOCTLS = (0x5401, 0x5413, 0x5450, 0x5451)  # is it a terminal, how large; not inherited, inherited
+_HARMLESS_FCNTLS = (0, 1, 2, 3, 4, 1030)  # duplicate, flags
+_HARMLESS_PRCTLS = (15, 16)  # the thread's name
+
+
+def restrict_calls(jail: Jail) -> None:
+    """From here on this process computes, reads what it may, and writes to what is open; any other system call fails.
+
+    Raises `JailError` where the kernel has no filters.
+    """
+    _lower(resource.RLIMIT_CPU, jail.cpu_s)
+    _lower(resource.RLIMIT_FSIZE, 0)
+    _lower(resource.RLIMIT_NPROC, 0)  # binds everybody but root
+    machine = _machine()
+    if machine is None:
+        raise JailError(f"no filter for {platform.platform()}")
+    _no_new_privileges()
+    program = _program(machine)
+    buffer = ctypes.create_string_buffer(program)
+    filter_program = struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(buffer))
+    if _libc().prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, filter_program, 0, 0):
+        raise JailError(f"the kernel takes no seccomp filter: {os.strerror(ctypes.get_errno())}")
+
+
+def _program(machine: "_Machine") -> bytes:
+    """The filter in the kernel's instructions. Each call that is listed is compared in turn; what is left over is refused."""
+    lines = [_line(_LOAD, 4), *_unless_equal(machine.audit, [_line(_RETURN, _KILL)]), _line(_LOAD, 0)]
+    for numbers in _CALLS.values():
+        number = numbers[machine.column]
+        if number is not None:
+            lines += [_line(_EQUAL, number, 0, 1), _line(_RETURN, _ALLOW)]
+    for name, numbers in _WITH_ARGUMENTS.items():
+        number = numbers[machine.column]
+        if number is not None:
+            body = _body(name)
+            lines += [_line(_EQUAL, number, 0, len(body)), *body]
+    return b"".join([*lines, _line(_RETURN, _ERROR | errno.EPERM)])
+
+
+def _body(name: str) -> list[bytes]:
+    """What happens to a call whose arguments matter."""
+    refuse, allow = _line(_RETURN, _ERROR | errno.EPERM), _line(_RETURN, _ALLOW)
+    if name in ("open", "openat"):
+        no_access = _line(_RETURN, _ERROR | errno.EACCES)
+        return [_argument(1 if name == "open" else 2), _line(_ANY_BIT, _WRITING, 0, 1), no_access, allow]
+    if name == "clone":
+        return [_argument(0), _line(_ANY_BIT, _CLONE_THREAD, 1, 0), refuse, allow]
+    if name == "prlimit64":  # asking, without a new limit
+        return [_argument(2), _line(_EQUAL, 0, 0, 2), _argument(2, high=True), _line(_EQUAL, 0, 1, 0), refuse, allow]
+    if name in ("kill", "tgkill"):
+        return [_argument(0), _line(_EQUAL, os.getpid(), 1, 0), refuse, allow]
+    if name in ("clone3", "openat2"):  # libraries fall back on the older ones, whose arguments can be seen
+        return [_line(_RETURN, _ERROR | errno.ENOSYS)]
+    listed = {"ioctl": _HARMLESS_IOCTLS, "fcntl": _HARMLESS_FCNTLS, "prctl": _HARMLESS_PRCTLS}[name]
+    choices = [line for value in listed for line in (_line(_EQUAL, value, 0, 1), allow)]
+    return [_argument(0 if name == "prctl" else 1), *choices, refuse]
+
+
+def _line(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
+    return struct.pack("HBBI", code, if_true, if_false, value)
+
+
+def _argument(number: int, *, high: bool = False) -> bytes:
+    return _line(_LOAD, 16 + 8 * number + (4 if high else 0))
+
+
+def _unless_equal(value: int, lines: Sequence[bytes]) -> list[bytes]:
+    return [_line(_EQUAL, value, len(lines), 0), *lines]
+
+
+# --- the kernel -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Machine:
+    column: int
+    """Of the tables of numbers."""
+    audit: int
+    """The kernel's name for the instruction set; calls of another one (32 bits) end the process."""
+
+
+def _machine() -> _Machine | None:
+    if sys.platform != "linux" or struct.calcsize("P") != 8 or sys.byteorder != "little":
+        return None
+    return {"x86_64": _Machine(0, 0xC000003E), "aarch64": _Machine(1, 0xC00000B7)}.get(platform.machine())
+
+
+@functools.cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
+
+
+def _call(number: int, *arguments: object) -> int:
+    result = _libc().syscall(number, *arguments)
+    if result < 0:
+        raise JailError(f"Landlock: {os.strerror(ctypes.get_errno())}")
+    return result
+
+
+def _no_new_privileges() -> None:
+    if _libc().prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0):
+        raise JailError(f"PR_SET_NO_NEW_PRIVS: {os.strerror(ctypes.get_errno())}")
+
+
+def die_with_parent() -> None:
+    """The kernel kills this process when the thread that forked it ends. Call it right after the fork."""
+    pr_set_pdeathsig, kill = 1, 9
+    _libc().prctl(pr_set_pdeathsig, kill, 0, 0, 0)
+
+
+def be_killed_first() -> None:
+    """Where memory is short, the kernel ends this process before others."""
+    Path("/proc/self/oom_score_adj").write_text("1000")

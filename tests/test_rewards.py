@@ -1,0 +1,240 @@
+"""What is right and what is not: answers that look alike, nearly right ones, and constants that please everybody.
+
+Each pair here was once scored wrongly, or would be by the obvious way to write the verifier.
+"""
+
+import json
+import time
+
+import pytest
+
+from open_instruct.ground_truth_utils import check_label, score_response
+from open_instruct.reasoning_gym_data import reasoning_gym_rows
+
+RIGHT, WRONG = 1.0, 0.0
+
+
+def score(dataset: str, label: object, text: str) -> float:
+    return score_response(dataset, label, [], text).score
+
+
+@pytest.mark.parametrize(
+    ("label", "answer", "expected"),
+    [
+        ("A", "", WRONG),
+        ("A", "the", WRONG),
+        ("A", "...", WRONG),
+        ("A", "a", RIGHT),
+        ("A", "(A)", RIGHT),
+        ("A", "A.", RIGHT),
+        ("-", "", WRONG),
+        ("<", "", WRONG),
+        ("<", "<", RIGHT),
+        ("-5", "5", WRONG),
+        ("-5", "-5.", RIGHT),
+        ("1/2", "12", WRONG),
+        ("3.14", "314", WRONG),
+        ("3.14", "3.14", RIGHT),
+        ("C++", "C#", WRONG),
+        ("C++", "c++", RIGHT),
+        ("x+1", "x-1", WRONG),
+        ("10%", "10", WRONG),
+        ("42", "-42", WRONG),
+        ("42", ".42", WRONG),
+        ("42", "4,2", WRONG),
+        ("42", "4_2", WRONG),
+        ("42", "42%", WRONG),
+        ("42", "42.", RIGHT),
+        ("1000", "1,000", RIGHT),
+        ("the Hague", "Hague!", RIGHT),
+        ("it's", "its", RIGHT),
+    ],
+)
+def test_string_matcher(label: str, answer: str, expected: float) -> None:
+    assert score("string_matcher", label, f"So: <answer>{answer}</answer>") == expected
+
+
+@pytest.mark.parametrize("label", ["", " ", [""], ".", "''", float("nan")])
+def test_string_matcher_refuses_labels_that_no_answer_can_match(label: object) -> None:
+    with pytest.raises(ValueError, match="ground truth"):
+        check_label("string_matcher", label)
+
+
+@pytest.mark.parametrize(
+    ("label", "answer", "expected"),
+    [
+        ("42", "4 2", WRONG),
+        ("42", r"42\%", WRONG),
+        (r"42\%", "42%", RIGHT),
+        ("42", "٤٢", WRONG),
+        ("42", r"42\text{ cm}", RIGHT),
+        (r"42\text{ m}", r"42\text{ cm}", WRONG),
+        ("4", r"\frac{123}", WRONG),
+        ("4", r"\frac{12}{3}", RIGHT),
+        ("4", r"\frac123", WRONG),
+        (r"\frac{1}{2}", r"\frac12", RIGHT),
+        (r"\frac{1}{2}", "0.5", RIGHT),
+        ("-1/2", r"\frac{-1}{2}", RIGHT),
+        ("-1/2", r"-\dfrac{1}{2}", RIGHT),
+        ("-1/2", "1/2", WRONG),
+        ("10000", "10{,}000", RIGHT),
+        ("10000", r"10\,000", RIGHT),
+        ("10000", "10,000", RIGHT),
+        ("10000", "10 000", WRONG),
+        (r"\sqrt2", r"\sqrt{2}", RIGHT),
+        ("18.5", r"\$18.50", RIGHT),
+        ("42", "−42", WRONG),
+        ("-42", "−42", RIGHT),
+        (r"x^2 + 1", r"x^2+1", RIGHT),
+        (r"\text{even}", "even", RIGHT),
+        ("1", "", WRONG),
+        ("1", r"\frac{1}{0}", WRONG),
+    ],
+)
+def test_math(label: str, answer: str, expected: float) -> None:
+    assert score("math", label, rf"It is \boxed{{{answer}}}.") == expected
+
+
+@pytest.mark.parametrize("label", ["", "$", ".", [""], float("nan"), float("inf")])
+def test_math_refuses_labels_that_an_empty_box_would_match(label: object) -> None:
+    with pytest.raises(ValueError, match="ground truth"):
+        check_label("math", label)
+
+
+@pytest.mark.parametrize(
+    ("label", "text", "expected"),
+    [
+        ("42", "−42", WRONG),
+        ("42", "it is –42", WRONG),
+        ("-42", "−42", RIGHT),
+        ("-42", "-42", RIGHT),
+        ("42", "1e42", WRONG),
+        ("42", "4e42", WRONG),
+        ("1000", "1e3", RIGHT),
+        ("42", "1/42", WRONG),
+        ("0.5", "1/2", RIGHT),
+        ("42", "12:42", WRONG),
+        ("42", "1_42", WRONG),
+        ("42", "1.000,42", WRONG),
+        ("42", "42²", WRONG),
+        ("42", "pages 40–42", RIGHT),
+        ("42", "Answer:42", RIGHT),
+        ("42", "and/or 42", RIGHT),
+        ("42", "43 or 42", RIGHT),
+        ("42", "42 or 43", WRONG),
+        ("42", "1e99999999", WRONG),
+        ("#### 42", "42", RIGHT),
+    ],
+)
+def test_gsm8k(label: str, text: str, expected: float) -> None:
+    assert score("gsm8k", label, text) == expected
+
+
+@pytest.mark.parametrize("label", ["2024-05-06", "3 apples and 5 pears", "12:42", "1_42", "none"])
+def test_gsm8k_refuses_labels_of_no_one_number(label: str) -> None:
+    with pytest.raises(ValueError, match="holds one number"):
+        check_label("gsm8k", label)
+
+
+@pytest.mark.parametrize("dataset", ["math", "gsm8k", "string_matcher"])
+@pytest.mark.parametrize(
+    "part",
+    [
+        "9",
+        "\\frac",
+        "\\frac9",
+        "{",
+        "1,111",
+        "1.",
+        " ",
+        "-",
+        "\\text{",
+        "9/",
+        "9 ",
+        "1e9",
+        "<answer>",
+        "\\boxed{",
+        "$",
+        "%",
+    ],
+)
+def test_no_answer_takes_long(dataset: str, part: str) -> None:
+    """Twenty thousand characters of anything: a quadratic search would take many seconds."""
+    answer = (part * 20_000)[:20_000]
+    started = time.perf_counter()
+    for text in (rf"\boxed{{{answer}}}", rf"\boxed{{\frac{answer}x}}", f"<answer>{answer}</answer>", f"it is {answer}"):
+        score(dataset, "42", text)
+    assert time.perf_counter() - started < 2.0
+
+
+# --- reasoning-gym ----------------------------------------------------------------------------------------------------
+
+
+def rows_of(task: str, size: int = 24) -> list[dict]:
+    return reasoning_gym_rows(f"reasoning_gym/{task}?size={size}")
+
+
+@pytest.mark.parametrize(
+    ("task", "answer"),
+    [
+        ("game_of_life_halting", "False"),
+        ("game_of_life_halting", "?"),
+        ("coin_flip", "0"),
+        ("complex_arithmetic", "nan"),
+    ],
+)
+def test_no_constant_pleases_every_row(task: str, answer: str) -> None:
+    scores = [score(row["dataset"], row["ground_truth"], f"<answer>{answer}</answer>") for row in rows_of(task)]
+    assert min(scores) < 1.0
+    wanted = [json.loads(row["ground_truth"])["answer"] for row in rows_of(task)]
+    assert [one == 1.0 for one in scores] == [str(one) == answer for one in wanted]
+
+
+@pytest.mark.parametrize(
+    "task",
+    [
+        "binary_matrix",
+        "bitwise_arithmetic",
+        "coin_flip",
+        "complex_arithmetic",
+        "game_of_life_halting",
+        "n_queens",
+        "number_sorting",
+        "simple_integration",
+        "spiral_matrix",
+        "string_insertion",
+    ],
+)
+def test_right_answers_of_mended_tasks_are_right(task: str) -> None:
+    for row in rows_of(task):
+        answer = json.loads(row["ground_truth"])["answer"]
+        assert score(row["dataset"], row["ground_truth"], f"<answer>{answer}</answer>") == 1.0
+
+
+def test_right_answers_to_countdown() -> None:
+    for row in rows_of("countdown"):
+        expression = json.loads(row["ground_truth"])["metadata"]["expression"]
+        assert score(row["dataset"], row["ground_truth"], f"<answer>{expression}</answer>") == 1.0
+
+
+@pytest.mark.parametrize(
+    ("task", "answer", "part"),
+    [("string_insertion", list, 0.1), ("spiral_matrix", str.split, 0.1)],
+)
+def test_lists_keep_their_partial_credit(task: str, answer: type, part: float) -> None:
+    for row in rows_of(task, 4):
+        right = json.loads(row["ground_truth"])["answer"]
+        assert score(row["dataset"], row["ground_truth"], f"<answer>{answer(right)}</answer>") == part
+
+
+def test_integrals_may_be_written_in_any_form() -> None:
+    item = {
+        "question": "",
+        "answer": "x**2 + C",
+        "metadata": {"source_dataset": "simple_integration", "variable": "x", "integrand": "2*x"},
+    }
+    label = json.dumps(item)
+    for answer in ("x**2 + C", "x*x + C", "(x + 1)**2 - 2*x", "x**2 + pi", " x**2+3.5 "):
+        assert score("reasoning_gym/simple_integration", label, f"<answer>{answer}</answer>") == 1.0
+    for answer in ("x**3", "x**2 +", "Integral(2*x, x)", "", "x" * 5000):
+        assert score("reasoning_gym/simple_integration", label, f"<answer>{answer}</answer>") == 0.0
