@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Sets up and runs the tests; arguments go to pytest.
 #
-#   bash scripts/test.sh                      the core suite
+#   bash scripts/test.sh                      the core suite, in two lanes side by side (TEST_LANES=1: one after the other)
 #   bash scripts/test.sh -m slow              kill tests and learning checks, minutes each
 #   bash scripts/test.sh tests/test_x.py -x   one file
 #
@@ -12,11 +12,16 @@ ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 bash "$ROOT/scripts/setup_cpu.sh"
 
 marks=(-m "not slow and not gpu")
+# Most of the time a test waits for processes to start, so two lanes share two cores well. Slow tests have them for themselves.
+lanes=(-n "${TEST_LANES:-2}" --dist loadfile)
 for argument in "$@"; do
-    case "$argument" in -m | -m?* | --markexpr | --markexpr=*) marks=() ;; esac
+    case "$argument" in
+        -m | -m?* | --markexpr | --markexpr=*) marks=() lanes=() ;;
+        *.py | *.py::*) lanes=() ;;
+    esac
 done
 
 # One thread per process: several that share two cores with two threads each are slower than with one.
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" HF_HUB_OFFLINE="${HF_HUB_OFFLINE:-1}"
 cd "$ROOT"
-exec "$ROOT/.venv/bin/python" -m pytest ${marks[@]+"${marks[@]}"} "$@"
+exec "$ROOT/.venv/bin/python" -m pytest ${marks[@]+"${marks[@]}"} ${lanes[@]+"${lanes[@]}"} "$@"

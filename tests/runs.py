@@ -6,6 +6,8 @@ import subprocess
 import sys
 import time
 import uuid
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ SCRIPT = Path(__file__).parents[1] / "open_instruct" / "grpo_fast.py"
 SUMS = "reasoning_gym/chain_sum?min_terms=2&max_terms=2&min_digits=2&max_digits=2"
 EVALUATION = [f"{SUMS}&size=24&seed=20240", "1.0"]
 MARK = "OPEN_INSTRUCT_TEST_RUN"
+SHARED_MEMORY = "/dev/shm"
 
 
 def command(output_dir: Path, **options: object) -> list[str]:
@@ -83,11 +86,48 @@ class Process:
         while (left := self.left_behind()) and time.monotonic() < deadline:
             time.sleep(0.2)
         assert not left
-        assert shared_memory() <= shared_memory_before
+        assert_no_shared_memory_is_left(shared_memory_before)
 
 
 def shared_memory() -> set[str]:
-    return set(os.listdir("/dev/shm"))
+    return set(os.listdir(SHARED_MEMORY))
+
+
+def assert_no_shared_memory_is_left(before: set[str]) -> None:
+    """No file of `SHARED_MEMORY` that is not among `before` and that no process has mapped or open: others use theirs."""
+    deadline = time.monotonic() + 15
+    while left := _unused_shared_memory() - before:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.5)
+
+
+def _unused_shared_memory() -> set[str]:
+    files = {entry.name: (entry.stat().st_dev, entry.inode()) for entry in _scan(SHARED_MEMORY)}
+    used = {identity for process in Path("/proc").glob("[0-9]*") for identity in _files_in_use(process)}
+    return {name for name, identity in files.items() if identity not in used}
+
+
+def _scan(directory: str) -> Iterator[os.DirEntry[str]]:
+    for entry in os.scandir(directory):
+        with suppress(FileNotFoundError):
+            entry.stat()
+            yield entry
+
+
+def _files_in_use(process: Path) -> Iterator[tuple[int, int]]:
+    """Device and inode of each file in shared memory that a process has mapped or open."""
+    with suppress(OSError):
+        for line in (process / "maps").read_text().splitlines():
+            if SHARED_MEMORY in line:
+                device, inode = line.split()[3:5]
+                major, minor = (int(part, 16) for part in device.split(":"))
+                yield os.makedev(major, minor), int(inode)
+    with suppress(OSError):
+        for link in (process / "fd").iterdir():
+            with suppress(OSError):
+                if os.readlink(link).startswith(SHARED_MEMORY):
+                    status = link.stat()
+                    yield status.st_dev, status.st_ino
 
 
 def rows(path: Path) -> list[dict[str, Any]]:

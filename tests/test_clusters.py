@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from clusters import Node, marked, ray_nodes
-from runs import shared_memory
+from runs import assert_no_shared_memory_is_left, shared_memory
 
 PASS_ARRAYS_AROUND = """
 import os
@@ -52,12 +52,12 @@ def test_objects_travel_between_nodes(own_networks: bool) -> None:
             assert all(int(line[3]) > 10_000_000 for line in lines)  # what its neighbour made came over the network
             assert len({line[4] for line in lines}) == len(NODES)
     assert not marked(cluster.mark)
-    assert shared_memory() <= before
+    assert_no_shared_memory_is_left(before)
     assert network_interfaces() == interfaces
 
 
 def test_a_killed_node_is_gone_at_once_and_a_failing_test_leaves_nothing() -> None:
-    before, commands = ray_agents(), []
+    before, commands = orphaned_ray_agents(), []
 
     def fails() -> None:
         with ray_nodes(NODES[:2]) as cluster:
@@ -72,15 +72,19 @@ def test_a_killed_node_is_gone_at_once_and_a_failing_test_leaves_nothing() -> No
     [(left_running, mark)] = commands
     assert left_running.wait(timeout=10) == -9
     assert not marked(mark)
-    assert ray_agents() <= before
+    assert orphaned_ray_agents() <= before
 
 
-def ray_agents() -> set[str]:
-    """Process ids of Ray's agents, which by themselves stay for a minute or two after their node was killed."""
+def orphaned_ray_agents() -> set[str]:
+    """Process ids of Ray's agents without a node: by themselves they stay for a minute or two after theirs was killed."""
     found = set()
     for directory in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            if (directory / "cmdline").read_bytes().startswith((b"ray::DashboardAgent", b"ray::RuntimeEnvAgent")):
+            is_agent = (
+                (directory / "cmdline").read_bytes().startswith((b"ray::DashboardAgent", b"ray::RuntimeEnvAgent"))
+            )
+            parent = (directory / "stat").read_text().rpartition(")")[2].split()[1]
+            if is_agent and b"raylet" not in Path(f"/proc/{parent}/cmdline").read_bytes():
                 found.add(directory.name)
     return found
 

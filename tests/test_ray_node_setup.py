@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from clusters import MARK, kill_marked, make_network, marked
-from runs import shared_memory
+from runs import assert_no_shared_memory_is_left, shared_memory
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "train" / "ray_node_setup.sh"
 sys.path.insert(0, str(SCRIPT.parent))
@@ -184,7 +184,7 @@ class Nodes:
 
     def assert_nothing_is_left(self, shared_memory_before: set[str]) -> None:
         assert not marked(self.mark)
-        assert shared_memory() <= shared_memory_before
+        assert_no_shared_memory_is_left(shared_memory_before)
         assert not list(self._tmp_path.glob("ray*"))
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from clusters import Cluster, Node, ray_nodes
-from runs import Process, assert_ledger_balances, command, rows, shared_memory
+from runs import Process, assert_ledger_balances, assert_no_shared_memory_is_left, command, rows, shared_memory
 
 ROOT = Path(__file__).parents[1]
 THREE = [Node(num_cpus=1)] * 3
@@ -98,7 +98,7 @@ def test_a_run_crosses_the_network(network: Cluster, tmp_path: Path) -> None:
     assert max(row["debug/vllm_vs_local_logprob_diff_max"] for row in metrics[:1]) < 1e-3
     assert_ledger_balances(out)
     assert_cluster_is_empty(network)
-    assert shared_memory() <= before
+    assert_no_shared_memory_is_left(before)
 
 
 @pytest.mark.slow
