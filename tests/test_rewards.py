@@ -8,7 +8,8 @@ import time
 
 import pytest
 
-from open_instruct.ground_truth_utils import check_label, score_response
+from open_instruct import ground_truth_utils
+from open_instruct.ground_truth_utils import check_label, prepare_verifier, score_response
 from open_instruct.reasoning_gym_data import reasoning_gym_rows
 
 RIGHT, WRONG = 1.0, 0.0
@@ -238,3 +239,14 @@ def test_integrals_may_be_written_in_any_form() -> None:
         assert score("reasoning_gym/simple_integration", label, f"<answer>{answer}</answer>") == 1.0
     for answer in ("x**3", "x**2 +", "Integral(2*x, x)", "", "x" * 5000):
         assert score("reasoning_gym/simple_integration", label, f"<answer>{answer}</answer>") == 0.0
+
+
+def test_tasks_that_evaluate_answers_are_refused_where_there_is_no_jail(monkeypatch: pytest.MonkeyPatch) -> None:
+    [row] = rows_of("n_queens", 1)
+    check_label(row["dataset"], row["ground_truth"])
+    monkeypatch.setattr(ground_truth_utils, "missing", lambda: ["Landlock is not there"])
+    for act in (lambda: check_label(row["dataset"], row["ground_truth"]), lambda: prepare_verifier(row["dataset"])):
+        with pytest.raises(ValueError, match=r"reasoning_gym/n_queens: its scorer evaluates .* Landlock is not there"):
+            act()
+    [harmless] = rows_of("chain_sum", 1)
+    check_label(harmless["dataset"], harmless["ground_truth"])
