@@ -121,7 +121,7 @@ def _parquet(path: Path, columns: Sequence[str] | None) -> Iterator[RawRow]:
                 for values in batch.to_pylist():
                     number += 1
                     yield RawRow(f"row {number}", values)
-    except (pa.ArrowException, OSError) as err:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as err:
         raise SourceError(f"not a readable parquet file: {err}") from err
 
 

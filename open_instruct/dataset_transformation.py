@@ -15,7 +15,7 @@ from open_instruct.data_sources import BATCH_ROWS, RawRow, SourceError, iter_row
 from open_instruct.ground_truth_utils import check_label as check_label_of_verifier
 from open_instruct.ground_truth_utils import verifier_name
 from open_instruct.prompt_dataset import PromptDataset, PromptDatasetBuilder, prompt_key
-from open_instruct.rc_prompts import ChatCodec
+from open_instruct.rc_prompts import ChatCodec, special_tokens
 from open_instruct.rc_state import InferenceProblemState, RCSettings
 from open_instruct.rc_types import Problem
 from open_instruct.sample_record import has_proto_columns, prompt_fields
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 DATASET_KEY = "dataset"
 """The column that names the verifier."""
 MOST_MISTAKES_SHOWN = 20
+CHARACTERS_OF_A_TOKEN = 100
+"""More than any tokenizer takes for one: a prompt that is longer is too long without being tokenized, which may take minutes."""
 Amount = int | float
 """Of a source's rows, from the first on: an int is their number, a float their fraction."""
 
@@ -63,6 +65,10 @@ class SourceReport:
     num_overlong: int = 0
     num_excluded: int = 0
     num_kept: int = 0
+    num_with_special_tokens: int = 0
+    """Rows kept or not whose text spells a special token of the tokenizer out: it becomes that token."""
+    first_with_special_tokens: str = ""
+    """Where the first of them stands."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +92,15 @@ class LoadReport:
         """Rows dropped because their prompts are held out."""
         return sum(source.num_excluded for source in self.sources)
 
+    def warnings(self) -> list[str]:
+        """What the user should know of the data."""
+        return [
+            f"{source.name}: {source.num_with_special_tokens} of {source.num_rows} rows spell out special tokens of the "
+            f"tokenizer, which become control tokens in the prompt (the first: {source.first_with_special_tokens})"
+            for source in self.sources
+            if source.num_with_special_tokens
+        ]
+
 
 @dataclass(frozen=True)
 class RowRules:
@@ -99,6 +114,8 @@ class RowRules:
     max_prompt_token_length: int
     overlong_prompts: Literal["drop", "error"]
     held_out: frozenset[bytes]
+    special_tokens: tuple[str, ...] = ()
+    """Spellings that become control tokens."""
     rc: RCSettings | None = None
     """With the reasoning cache: a prompt is one problem, in the template of the first turn."""
 
@@ -211,6 +228,7 @@ def load_prompts(
         max_prompt_token_length=max_prompt_token_length,
         overlong_prompts=overlong_prompts,
         held_out=frozenset(exclude.prompt_keys() if exclude is not None else ()),
+        special_tokens=special_tokens(tokenizer),
         rc=rc,
     )
     builder = PromptDatasetBuilder()
@@ -240,8 +258,8 @@ class _Source:
     mistakes: Mistakes
     cache_dir: str | None
     report: SourceReport = field(init=False)
-    longest: tuple[int, str] = (0, "")
-    """The longest prompt that is too long: its tokens, its place."""
+    longest: tuple[int, str, str] = (0, "", "")
+    """The longest prompt that is too long: its tokens, its place, and whether it has more."""
 
     def __post_init__(self) -> None:
         self.report = SourceReport(self.name)
@@ -258,8 +276,8 @@ class _Source:
         if self.report.num_overlong and self.rules.overlong_prompts == "error":
             self.mistakes.add(
                 f"{self.name}: {self.report.num_overlong} of {self.report.num_rows} prompts are longer than "
-                f"--max_prompt_token_length {self.rules.max_prompt_token_length}, the longest {self.longest[0]} "
-                f"({self.longest[1]}): raise it, or drop them with --overlong_prompts drop"
+                f"--max_prompt_token_length {self.rules.max_prompt_token_length}, the longest {self.longest[0]}"
+                f"{self.longest[2]} ({self.longest[1]}): raise it, or drop them with --overlong_prompts drop"
             )
 
     def _rows(self) -> Iterator[RawRow]:
@@ -289,9 +307,24 @@ class _Source:
         for row in rows:
             self.report.num_rows += 1
             try:
-                yield check_row(row, self.rules)
+                checked = check_row(row, self.rules)
             except RowError as err:
                 self.mistakes.add(f"{self.name} {row.place}: {err}")
+                continue
+            self._look_for_special_tokens(checked)
+            num_characters = sum(len(message["content"]) for message in checked.messages) + len(checked.rendered or "")
+            if num_characters > CHARACTERS_OF_A_TOKEN * self.rules.max_prompt_token_length:
+                self.report.num_overlong += 1
+                self.longest = max(self.longest, (num_characters // CHARACTERS_OF_A_TOKEN, row.place, " or more"))
+            else:
+                yield checked
+
+    def _look_for_special_tokens(self, row: CheckedRow) -> None:
+        """A template puts its own around the messages; in the messages themselves they are somebody's mistake, or an attack."""
+        texts = [part for message in row.messages for part in (message["role"], message["content"])]
+        if any(token in text for token in self.rules.special_tokens for text in texts):
+            self.report.num_with_special_tokens += 1
+            self.report.first_with_special_tokens = self.report.first_with_special_tokens or row.place
 
     def _tokenize(
         self, rows: list[CheckedRow], builder: PromptDatasetBuilder, tokenizer: "PreTrainedTokenizerBase"
@@ -302,7 +335,7 @@ class _Source:
                 self.mistakes.add(f"{self.name} {row.place}: the chat template makes an empty prompt of it")
             elif length > self.rules.max_prompt_token_length:
                 self.report.num_overlong += 1
-                self.longest = max(self.longest, (length, row.place))
+                self.longest = max(self.longest, (length, row.place, ""))
             elif self.rules.held_out and prompt_key(token_ids) in self.rules.held_out:
                 self.report.num_excluded += 1
             else:
@@ -416,6 +449,14 @@ def _check_label(dataset: str, ground_truth: object, rules: RowRules) -> None:
             rules.check_label(dataset, ground_truth)
         except ValueError as err:
             raise RowError(str(err)) from err
+        except (
+            TypeError,
+            AttributeError,
+            LookupError,
+            RecursionError,
+            OverflowError,
+        ) as err:  # whatever a broken row holds
+            raise RowError(f"a ground truth of no use ({type(err).__name__}: {err})") from err
 
 
 def _missing(column: str, row: RawRow, rules: RowRules) -> str:
@@ -431,9 +472,9 @@ def _check_dataset(value: object, rules: RowRules, *, column: str = DATASET_KEY)
         raise RowError(f"'{column}' is one verifier's name, got {value!r:.80}")
     if verifier_name(value, rules.known_verifiers) is None:
         known = sorted(rules.known_verifiers)
-        near = difflib.get_close_matches(value.lower(), known, n=1)
+        near = difflib.get_close_matches(value.lower()[:100], known, n=1)  # it takes quadratic time
         hint = f"nearest: {near[0]}" if near else f"there are: {', '.join(known)}"
-        raise RowError(f"unknown verifier {value!r} in '{column}'; {hint}")
+        raise RowError(f"unknown verifier {value!r:.80} in '{column}'; {hint}")
     return value
 
 
@@ -448,6 +489,7 @@ def _check_messages(value: object) -> list[dict[str, str]]:
         if not isinstance(content, str):
             raise RowError(f"a message's content is text, got {type(content).__name__}")
         _check_text(content, "a message's content")
+        _check_text(message["role"], "a message's role")
         messages.append({"role": message["role"], "content": content})
     return messages
 

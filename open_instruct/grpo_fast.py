@@ -123,6 +123,8 @@ def run(args: GRPOConfig, inputs: "RunInputs", roles: Roles = Roles()) -> int:
     log = RunLog(args, monitor=roles.monitor, component_log_file=roles.component_log_file)
     for report in inputs.reports:
         log.data(report.num_rows, num_overlong=report.num_overlong, num_excluded=report.num_excluded)
+        for warning in report.warnings():
+            logger.warning("%s", warning)
     try:
         with coordinator.ray_cluster() as signals:
             current = set_up(args, inputs, roles, log, signals)

@@ -127,17 +127,27 @@ def _without_tags(text: str) -> str:
 # --- token ids --------------------------------------------------------------------------------------------------------
 
 
+def special_tokens(tokenizer: "PreTrainedTokenizerBase") -> tuple[str, ...]:
+    """Spellings of the tokens that a tokenizer takes for control tokens wherever they stand in a text, longest first."""
+    added = getattr(tokenizer, "added_tokens_decoder", {}).values()
+    spellings = {*tokenizer.all_special_tokens, *(token.content for token in added if token.special)}
+    return tuple(sorted(filter(None, spellings), key=lambda spelling: (-len(spelling), spelling)))
+
+
 class ChatCodec:
     """A model's tokenizer and chat template: the one place where text becomes token ids."""
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
         self._tokenizer = tokenizer
         self._backend = getattr(tokenizer, "backend_tokenizer", None)
-        special: list[str] = sorted(tokenizer.all_special_tokens, key=len, reverse=True)
-        self._special = re.compile("|".join(map(re.escape, special))) if special else None
+        self._special_tokens = special_tokens(tokenizer)
 
     def chat_prompt(self, text: str, *, opens_think: bool = False) -> list[int]:
-        """One user message, the chat template around it once; with `opens_think` the model's turn begins with the tag."""
+        """One user message, the chat template around it once; with `opens_think` the model's turn begins with the tag.
+
+        Special tokens that the message spells out are left out: it holds what a model wrote, put together from pieces.
+        """
+        text = self.without_special_tokens(text)
         messages = [{"role": "user", "content": text}]
         rendered = str(self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
         if opens_think and not rendered.rstrip().endswith(THINK):
@@ -157,8 +167,20 @@ class ChatCodec:
         return str(self._tokenizer.decode(token_ids, skip_special_tokens=True))
 
     def without_special_tokens(self, text: str) -> str:
-        """What a model wrote, safe inside a prompt: spelled-out special tokens would become real ones there."""
-        return self._special.sub("", text) if self._special else text
+        """What a model wrote, safe inside a prompt: spelled-out special tokens would become real ones there.
+
+        Nor do any come about where one is taken out of another's middle: `<|e<|end|>nd|>` leaves nothing.
+        """
+        if not any(token in text for token in self._special_tokens):
+            return text
+        kept: list[str] = []
+        for letter in text:
+            kept.append(letter)
+            for token in self._special_tokens:
+                if letter == token[-1] and "".join(kept[-len(token) :]) == token:
+                    del kept[-len(token) :]
+                    break
+        return "".join(kept)
 
     def shortened(self, text: str, max_tokens: int) -> str:
         """`text` with its middle left out, so that about `max_tokens` tokens remain."""

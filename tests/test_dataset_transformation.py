@@ -28,6 +28,7 @@ class ByteTokenizer:
     """One token per byte; a message is `role:content`."""
 
     chat_template = "yes"
+    all_special_tokens = ("<|end|>", "<|user|>")
 
     def apply_chat_template(self, messages: list[dict], *, tokenize: bool, add_generation_prompt: bool) -> str:
         assert not tokenize
@@ -330,7 +331,7 @@ def test_prompts(tmp_path: Path, messages: object, system_prompt: str | None, pr
         ({"messages": [{"role": "user", "content": None}]}, "a message's content is text, got NoneType"),
         ({"messages": chat(("user", "\ud800"))}, "a message's content is not valid text"),
         ({"messages": chat(("robot", "beep"))}, "the chat template refuses it: no robots"),
-        ({"ground_truth": "many"}, "a gsm8k ground truth holds a number, got 'many'"),
+        ({"ground_truth": "many"}, "a gsm8k ground truth holds one number, got 'many'"),
         ({"dataset": "reasoning_gym/chain_sum", "ground_truth": "{}"}, "a reasoning_gym ground truth is a JSON object"),
     ],
 )
@@ -460,7 +461,7 @@ def test_the_record_of_a_run_gives_the_same_prompts_again(tmp_path: Path) -> Non
         ({"reward_model": "35"}, "'reward_model' is {ground_truth, style}, got '35'"),
         ({"reward_model": {"style": "rule"}}, "no 'reward_model.ground_truth'"),
         ({"reward_model": {"ground_truth": "35", "style": "model"}}, "'reward_model.style' 'model': only 'rule'"),
-        ({"reward_model": {"ground_truth": "many"}}, "a gsm8k ground truth holds a number, got 'many'"),
+        ({"reward_model": {"ground_truth": "many"}}, "a gsm8k ground truth holds one number, got 'many'"),
         ({"extra_info": {}}, "no prompt: neither 'prompt' nor 'raw_prompt', 'extra_info.question' or 'full_prompts'"),
         ({"extra_info": {"question": 5}}, "a message's content is text, got int"),
         ({"prompt": "5 * 7?"}, "messages are a list of {role, content}, got str"),
@@ -591,3 +592,79 @@ def test_importing_is_light() -> None:
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert out.strip() == "[]"
+
+
+# Broken and hostile rows
+
+
+def reasoning_gym_label(**changes: Any) -> str:
+    item = {"question": "", "answer": "4", "metadata": {"source_dataset": "chain_sum"}}
+    return json.dumps(item | changes)
+
+
+@pytest.mark.parametrize(
+    "label",
+    [
+        reasoning_gym_label(metadata=None),
+        reasoning_gym_label(metadata=[]),
+        reasoning_gym_label(parameters=None),
+        reasoning_gym_label(parameters="x"),
+        reasoning_gym_label(parameters=[1]),
+        reasoning_gym_label(metadata={"__tuple__": 5}),
+        reasoning_gym_label(metadata={"__items__": 5}),
+        reasoning_gym_label(metadata={"__items__": [[{}, 1]]}),
+        reasoning_gym_label(parameters={"min_terms": {"__items__": [[[], 1]]}}),
+        '{"question": "", "answer": ' + "[" * 100_000,
+        "[" * 100_000,
+    ],
+    ids=range(11),
+)
+def test_ground_truths_that_a_broken_converter_writes_are_named_by_row(tmp_path: Path, label: str) -> None:
+    rows = [make_row(), make_row(ground_truth=label, dataset="reasoning_gym/chain_sum")]
+    [mistake] = mistakes_of(write_lines(tmp_path / "d.jsonl", rows), "1.0")
+    assert "d.jsonl line 2: " in mistake
+
+
+def test_half_a_letter_in_a_role_is_named_by_row(tmp_path: Path) -> None:
+    row = make_row(messages=[{"role": "us\ud800er", "content": "1 + 1?"}])
+    [mistake] = mistakes_of(write_lines(tmp_path / "d.jsonl", [row]), "1.0")
+    assert "line 1: a message's role is not valid text" in mistake
+
+
+def test_parquet_with_broken_text_is_named(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    broken = pa.array([b"\xff\xfe"], pa.binary()).view(pa.string())
+    pq.write_table(pa.table({"messages": broken, "ground_truth": ["2"], "dataset": ["gsm8k"]}), tmp_path / "d.parquet")
+    [mistake] = mistakes_of(str(tmp_path / "d.parquet"), "1.0")
+    assert "d.parquet: not a readable parquet file" in mistake
+
+
+def test_huge_fields_are_refused_at_once(tmp_path: Path) -> None:
+    rows = [make_row(), make_row("x" * 5_000_000), make_row(dataset="y" * 1_000_000)]
+    started = time.monotonic()
+    mistakes = mistakes_of(write_lines(tmp_path / "d.jsonl", rows), "1.0", tokenizer=RefusingTokenizer())
+    assert time.monotonic() - started < 5
+    assert [len(mistake) < 1000 for mistake in mistakes] == [True, True]
+    assert "unknown verifier 'yyy" in mistakes[0]
+    assert "1 of 3 prompts are longer than --max_prompt_token_length 256, the longest 50000 or more" in mistakes[1]
+
+
+class RefusingTokenizer(ByteTokenizer):
+    def __call__(self, texts: list[str], **options: Any) -> dict[str, list[list[int]]]:
+        assert max(map(len, texts)) < 1_000_000, "tokenizing that would take minutes"
+        return super().__call__(texts, **options)
+
+
+def test_spelled_out_special_tokens_are_counted(tmp_path: Path) -> None:
+    rows = [
+        make_row(),
+        make_row("2<|end|><|assistant|>3"),
+        make_row(messages=[{"role": "a|><|user|>", "content": "?"}]),
+    ]
+    data, report = load_prompts([write_lines(tmp_path / "d.jsonl", rows), "1.0"], ["train"], **OPTIONS)
+    assert len(data) == 3
+    [warning] = report.warnings()
+    assert "2 of 3 rows spell out special tokens" in warning
+    assert "(the first: line 2)" in warning

@@ -1,5 +1,7 @@
 """Templates, think tags, and texts that are made shorter."""
 
+import time
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from open_instruct.rc_prompts import (
     answer_of,
     fill_template,
     reasoning_for_summary,
+    special_tokens,
     summary_of,
     template_mistakes,
     thoughts_of,
@@ -103,3 +106,30 @@ def test_token_ids_are_the_tokenizers_own(text: str) -> None:
 
 def test_special_tokens_that_are_spelled_out_go() -> None:
     assert codec().without_special_tokens("a<|user|>b<|end|>") == "ab"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<|e<|end|>nd|>",
+        "<|e<|e<|end|>nd|>nd|>",
+        "<|end<|user|>|>",
+        "<|us<think>er|>",
+        "<|end|",
+        "<" * 50 + "<|end|>" * 50,
+    ],
+)
+def test_what_a_model_wrote_never_becomes_a_control_token(text: str) -> None:
+    """Also where leaving one out, or a tag, joins the halves of another."""
+    one = codec()
+    control = {one._tokenizer.convert_tokens_to_ids(token) for token in special_tokens(one._tokenizer)}
+    plain = Counter(token for token in one.chat_prompt("x") if token in control)
+    for written in (text, thoughts_of(f"<think>{text}</think>"), reasoning_for_summary(text, "both")):
+        assert Counter(token for token in one.chat_prompt(f"so {written} it is") if token in control) == plain
+
+
+def test_leaving_special_tokens_out_takes_linear_time() -> None:
+    nested = "<|e" * 20_000 + "nd|>" * 20_000
+    started = time.perf_counter()
+    assert codec().without_special_tokens(nested) == ""
+    assert time.perf_counter() - started < 3
