@@ -25,8 +25,13 @@ SEEN_S = 30.0
 """How long a file that another node has written may take to be seen here: network file systems remember for a while what was."""
 POLL_S = 0.2
 _PREFIX = "step_"
+_NAME = re.compile(rf"{_PREFIX}([0-9]{{6}}|[1-9][0-9]{{6,}})")
 _FILES = "files"
 """Key of the state file: bytes of each file of the checkpoint, by path within it."""
+_FORMAT = "format"
+"""Key of the state file: the version of what it holds."""
+FORMAT = 1
+"""Raise it when a checkpoint of before can no longer be read, or one from now on no longer by programs of before."""
 LEARNER_DIRECTORY = "deepspeed"
 """Of a checkpoint, where DeepSpeed writes."""
 _OF_LEARNERS = re.compile(rf"{LEARNER_DIRECTORY}/|random_state_\d+\.pt$|latest$|zero_to_\w+\.py$")
@@ -39,7 +44,7 @@ class StorageNotShared(Exception):
 
 
 class NoWholeCheckpoint(Exception):
-    """There are checkpoints, and each of them is torn."""
+    """There are checkpoints, and none that this program can go on from; the text says why."""
 
 
 def sync_to_disk(paths: Iterable[Path]) -> None:
@@ -92,9 +97,13 @@ def atomic_directory(directory: Path) -> Iterator[Path]:
     """
     beside = directory.with_name(f".{directory.name}.partial")
     shutil.rmtree(beside, ignore_errors=True)
-    beside.mkdir(parents=True)
-    yield beside
-    sync_to_disk([*beside.rglob("*"), beside])
+    try:
+        beside.mkdir(parents=True)
+        yield beside
+        sync_to_disk([*beside.rglob("*"), beside])
+    except BaseException:
+        shutil.rmtree(beside, ignore_errors=True)  # on a full disk it would keep the room that others need
+        raise
     aside = directory.with_name(f".{directory.name}.old")
     shutil.rmtree(aside, ignore_errors=True)
     if directory.exists():
@@ -124,8 +133,8 @@ class CheckpointStore:
 
     def steps(self) -> list[int]:
         """Training steps with a checkpoint, in order; some may be torn."""
-        names = (path.parent.name.removeprefix(_PREFIX) for path in self._directory.glob(f"{_PREFIX}*/{STATE_FILE}"))
-        return sorted(int(name) for name in names if name.isdigit())
+        found = (_NAME.fullmatch(path.parent.name) for path in self._directory.glob(f"{_PREFIX}*/{STATE_FILE}"))
+        return sorted(int(match[1]) for match in found if match)
 
     def path(self, training_step: int) -> Path:
         return self._directory / f"{_PREFIX}{training_step:06d}"
@@ -138,16 +147,20 @@ class CheckpointStore:
         """The newest checkpoint that is whole; None if there is none at all.
 
         Raises:
-            NoWholeCheckpoint: there are some, and all are torn.
+            NoWholeCheckpoint: there are some, and all are torn, or the newest whole one is of another format.
         """
         torn: list[str] = []
         for step in reversed(self.steps()):
             state = _read_state(self.path(step))
             if isinstance(state, dict):
+                if (version := state.pop(_FORMAT, FORMAT)) != FORMAT:
+                    raise NoWholeCheckpoint(
+                        f"{self.path(step)} is of format {version!r}, and this program reads {FORMAT}"
+                    )
                 return Checkpoint(self.path(step), state, tuple(torn))
             torn.append(f"{self.path(step)} ({state})")
         if torn:
-            raise NoWholeCheckpoint("; ".join(torn))
+            raise NoWholeCheckpoint(f"none of its checkpoints is whole: {'; '.join(torn)}")
         return None
 
     def save(self, training_step: int, state: dict[str, Any], write: Callable[[Path], Mapping[str, int]]) -> Path:
@@ -161,7 +174,7 @@ class CheckpointStore:
         path = self.path(training_step)
         with atomic_directory(path) as beside:
             _wait_until_seen(beside, write(beside))
-            (beside / STATE_FILE).write_text(json.dumps({**state, _FILES: files_in(beside)}))
+            (beside / STATE_FILE).write_text(json.dumps({**state, _FORMAT: FORMAT, _FILES: files_in(beside)}))
         self._drop_oldest()
         return path
 

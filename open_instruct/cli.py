@@ -26,13 +26,13 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, get_args, get
 
 import yaml
 
+from open_instruct.masking import without_secrets
+
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 Config = TypeVar("Config", bound="DataclassInstance")
 
-SECRET = re.compile(r"\b(?:hf_|sk-|ghp_|github_pat_)[\w-]{8,}|(?<=://)[^/@\s]+(?=@)")
-"""What access tokens look like, and the user:password part of an address."""
 NUMBER = re.compile(r"^-(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?$")
 """A negative number, which is no option though it begins with a dash."""
 
@@ -48,7 +48,7 @@ class UsageError(Exception):
 def fail_with(mistakes: Sequence[str], *, program: str = "grpo_fast.py") -> NoReturn:
     """Tell all mistakes on stderr and exit with code 2. Nothing that looks like a secret is shown."""
     count = "1 mistake" if len(mistakes) == 1 else f"{len(mistakes)} mistakes"
-    lines = [f"  {number}. {SECRET.sub('***', mistake)}" for number, mistake in enumerate(mistakes, start=1)]
+    lines = [f"  {number}. {without_secrets(mistake)}" for number, mistake in enumerate(mistakes, start=1)]
     print("\n".join([f"{program}: {count}:", *lines]), file=sys.stderr)
     raise SystemExit(2)
 

@@ -38,6 +38,7 @@ from open_instruct.failures import WeightsDiffer
 from open_instruct.fully_async_trainer import FullyAsyncTrainer, TrainedStep
 from open_instruct.interruption import Interrupted
 from open_instruct.message_queue import MessageQueue
+from open_instruct.output_directory import UnusableDirectory, describe, held, is_of_storage
 from open_instruct.parameter_synchronizer import ParameterSynchronizer
 from open_instruct.placement_plan import CannotPlace
 from open_instruct.rollout import RolloutController
@@ -118,9 +119,22 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(args: GRPOConfig, inputs: "RunInputs", roles: Roles = Roles()) -> int:
     """A whole run, or the rest of one; the exit code. Both doors come here once options and data are checked."""
-    if is_complete(args):
-        return tell_that_it_is_complete(args)
-    log = RunLog(args, monitor=roles.monitor, component_log_file=roles.component_log_file)
+    directories = [Path(args.output_dir), *([args.state_dir] if args.checkpoint_state_dir is not None else [])]
+    try:
+        with held(directories, "--output_dir"):
+            return tell_that_it_is_complete(args) if is_complete(args) else _run_alone(args, inputs, roles)
+    except UnusableDirectory as error:
+        fail_with([str(error)])
+
+
+def _run_alone(args: GRPOConfig, inputs: "RunInputs", roles: Roles) -> int:
+    """A run that has its output directory to itself."""
+    try:
+        log = RunLog(args, monitor=roles.monitor, component_log_file=roles.component_log_file)
+    except OSError as error:
+        raise UnusableDirectory(
+            f"--output_dir {args.output_dir}: {describe(error)}. Remove it, or give another one."
+        ) from error
     for report in inputs.reports:
         log.data(report.num_rows, num_overlong=report.num_overlong, num_excluded=report.num_excluded)
         for warning in report.warnings():
@@ -134,6 +148,11 @@ def run(args: GRPOConfig, inputs: "RunInputs", roles: Roles = Roles()) -> int:
                 current.parts.shut_down()
     except (ComponentDied, NonfiniteSteps, StorageNotShared, TimeoutError, WeightsDiffer) as error:
         log.failed(error)
+        return 1
+    except OSError as error:
+        if not is_of_storage(error):
+            raise
+        log.failed(RuntimeError(f"{describe(error)}. Make room and start the same command again."))
         return 1
     except Interrupted as interruption:
         return interruption.exit_code

@@ -22,6 +22,7 @@ from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any, Literal, Protocol
 
 from open_instruct.checkpoints import sync_to_disk
+from open_instruct.masking import MaskingFormatter, masked
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
@@ -113,7 +114,18 @@ class MetricsWriter:
         for key in {key for key, value in row.items() if value is None and metrics.get(key) is not None} - self._warned:
             self._warned.add(key)
             logger.warning("metric %s is not finite at step %d; written as null", key, step)
-        self._file.write(json.dumps(row, allow_nan=False).encode() + b"\n")
+        self._append(json.dumps(row, allow_nan=False).encode() + b"\n")
+
+    def _append(self, line: bytes) -> None:
+        """All of it or nothing: on a full disk a part may be taken, which would be a torn row."""
+        end = os.fstat(self._file.fileno()).st_size
+        rest = memoryview(line)
+        try:
+            while rest:
+                rest = rest[self._file.write(rest) :]
+        except OSError:
+            os.ftruncate(self._file.fileno(), end)
+            raise
 
     def truncate_after(self, step: int) -> int:
         """Cut the rows after training step `step`, and a last line that a kill tore; returns how many lines went.
@@ -305,7 +317,7 @@ def make_tracker(with_tracking: bool, options: TrackerOptions, config: Mapping[s
     """
     if with_tracking:
         with Isolation("wandb"):
-            return WandbTracker(options, config)
+            return WandbTracker(options, masked(config))
     return NullTracker()
 
 
@@ -441,6 +453,20 @@ class _StderrHandler(logging.StreamHandler):
         pass
 
 
+class _FileHandler(logging.FileHandler):
+    """Says once that the file cannot be written, instead of a traceback for each line."""
+
+    _has_told = False
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            super().handleError(record)
+        elif not self._has_told:
+            self._has_told = True
+            print(f"{self.baseFilename} cannot be written ({error}); the log goes on here alone", file=sys.stderr)
+
+
 COMPONENTS = "open_instruct.components"
 """Name of the logger on the events of single components: too much for the terminal."""
 
@@ -454,13 +480,13 @@ def setup_logging(output_dir: str | Path, verbose: bool = False, *, component_lo
     """
     path = Path(output_dir) / "logs" / "driver.log"
     path.parent.mkdir(parents=True, exist_ok=True)
-    handlers: list[logging.Handler] = [logging.FileHandler(path), _StderrHandler()]
-    formatter = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s", datefmt="%Y-%m-%d %H:%M:%S")
+    handlers: list[logging.Handler] = [_FileHandler(path), _StderrHandler()]
+    formatter = MaskingFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s", datefmt="%Y-%m-%d %H:%M:%S")
     for handler in handlers:
         handler.setFormatter(formatter)
     if component_log is not None:
-        handlers.append(logging.FileHandler(Path(output_dir) / component_log))
-        handlers[-1].setFormatter(logging.Formatter("%(asctime)s - %(name)s - %(levelname)s - %(message)s"))
+        handlers.append(_FileHandler(Path(output_dir) / component_log))
+        handlers[-1].setFormatter(MaskingFormatter("%(asctime)s - %(name)s - %(levelname)s - %(message)s"))
     if not verbose:
         handlers[1].addFilter(_is_for_the_user)
     root = logging.getLogger()

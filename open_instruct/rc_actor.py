@@ -33,12 +33,13 @@ from open_instruct.logger_utils import (
     write_atomically,
 )
 from open_instruct.openai_client import ServedModel, ServerProblem, find_model
+from open_instruct.output_directory import UnusableDirectory, describe, held, is_of_storage
 from open_instruct.rc_accuracy_plot import plot_accuracy_by_cycle
 from open_instruct.rc_actor_loop import Phase, RCActorLoop, RunFailed
 from open_instruct.rc_evaluation import evaluate, format_comparison
 from open_instruct.rc_options import RCOptions, SamplingOptions, option_keys, read_options, split_urls
 from open_instruct.rc_statistics import RolloutStatistics, format_table
-from open_instruct.rc_stream import StreamWriter, read_trajectories, resume_stream
+from open_instruct.rc_stream import NotAStream, StreamWriter, read_trajectories, resume_stream
 from open_instruct.rc_types import Problem
 from open_instruct.rc_worker import load_dotted
 from open_instruct.yaml_door import Door
@@ -58,14 +59,32 @@ def main(argv: Sequence[str] | None = None) -> int:
         problems = load_problems(options)
     except UsageError as error:
         fail_with(error.mistakes, program=PROGRAM)
-    setup_logging(options.run.output_dir)
     try:
+        with held([Path(options.run.output_dir)], "output_dir"):
+            return _run(options, problems)
+    except UnusableDirectory as error:
+        fail_with([str(error)], program=PROGRAM)
+
+
+def _run(options: RCOptions, problems: Mapping[str, list[Problem]]) -> int:
+    try:
+        setup_logging(options.run.output_dir)
         with signals_as_exceptions():
             model = find_servers(options)
             for phase in phases(options, problems):
                 run_phase(phase, options, model)
     except (RunFailed, ServerProblem) as error:
         logger.error("%s", error)
+        return 1
+    except NotAStream as error:
+        logger.error("%s. Choose another output_dir, or move that file away.", error)
+        return 1
+    except OSError as error:
+        if not is_of_storage(error):
+            raise
+        logger.error(
+            "output_dir %s: %s. Make room and start the same command again.", options.run.output_dir, describe(error)
+        )
         return 1
     except Interrupted as signal_received:
         logger.warning("%s: stopped. Start the same command again to go on.", signal_received)

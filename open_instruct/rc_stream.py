@@ -46,8 +46,13 @@ class StreamWriter:
                 f"a turn of {longest} bytes; actor.shared_memory_entry_size allows {self._max_entry_bytes}"
             )
         rest = memoryview(b"".join(lines))
-        while rest:
-            rest = rest[self._file.write(rest) :]
+        end = os.fstat(self._file.fileno()).st_size
+        try:
+            while rest:
+                rest = rest[self._file.write(rest) :]
+        except OSError:  # a full disk, for one
+            os.ftruncate(self._file.fileno(), end)
+            raise
 
     def close(self) -> None:
         self._file.close()
@@ -74,11 +79,22 @@ def read_trajectories(path: str | Path) -> Iterator[list[TrainingText]]:
         yield trajectory
 
 
+class NotAStream(ValueError):
+    """A file in which whole lines are no turns: of another version, or of somebody else."""
+
+
 def resume_stream(path: str | Path) -> Iterator[list[TrainingText]]:
-    """The complete trajectories of an earlier run; what stands behind the last of them is cut off the file at the end."""
+    """The complete trajectories of an earlier run; what a kill left behind the last of them is cut off the file at the end.
+
+    Raises:
+        NotAStream: whole lines cannot be read. Nothing is cut then.
+    """
     path = Path(path)
     if not path.exists():
         return
+    for number, line in enumerate(_lines(path), start=1):
+        if line.turn is None and line.is_whole:
+            raise NotAStream(f"{path}: line {number} is no turn: the file is damaged, or another version wrote it")
     end_of_last = 0
     for trajectory, end_of_last in _complete(path):  # noqa: B007 - the last one is used
         yield trajectory
@@ -91,6 +107,8 @@ class _Line:
     num_turns: int
     end: int
     """Offset in the file of what follows."""
+    is_whole: bool = True
+    """Whether it ends; what a kill tore does not."""
 
 
 def _lines(path: Path) -> Iterator[_Line]:
@@ -103,11 +121,11 @@ def _lines(path: Path) -> Iterator[_Line]:
 
 def _parse(line: bytes, end: int) -> _Line:
     if not line.endswith(b"\n"):
-        return _Line(None, 0, end)
+        return _Line(None, 0, end, is_whole=False)
     try:
         values = json.loads(line)
         return _Line(TrainingText.from_json(values), values[NUM_TURNS], end)
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return _Line(None, 0, end)
 
 

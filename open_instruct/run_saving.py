@@ -27,7 +27,7 @@ def resumes_the_same_run(args: GRPOConfig, inputs: "RunInputs | None") -> list[s
     try:
         newest = checkpoint_store(args).newest()
     except NoWholeCheckpoint as error:
-        return [f"{option}: none of its checkpoints is whole: {error}. Remove them to start anew, or give another one."]
+        return [f"{option}: {error}. Remove them to start anew, or give another one."]
     if newest is None:
         return []
     changed = differences(newest.state["identity"], run_identity(args, inputs))
@@ -47,7 +47,10 @@ def is_complete(args: GRPOConfig) -> bool:
 
 
 def tell_that_it_is_complete(args: GRPOConfig) -> int:
-    print(format_summary_table(read_summary(Path(args.output_dir, SUMMARY_FILE))))
+    try:
+        print(format_summary_table(read_summary(Path(args.output_dir, SUMMARY_FILE))))
+    except (ValueError, LookupError, TypeError, AttributeError):
+        print(f"{SUMMARY_FILE} is damaged, or of another version.")
     print(f"This run is complete. To train anew, choose another --output_dir or remove {args.output_dir}.")
     return 0
 

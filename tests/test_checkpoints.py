@@ -316,3 +316,33 @@ def test_files_that_the_driver_does_not_see_make_no_checkpoint(
     with pytest.raises(StorageNotShared, match=r"random_state_2\.pt is not in .*--checkpoint_state_dir"):
         store.save(2, {"step": 2}, write_elsewhere)
     assert store.newest() == Checkpoint(store.path(1), {"step": 1})
+
+
+def test_a_checkpoint_of_another_format_is_refused_by_name_and_not_passed_over(store: CheckpointStore) -> None:
+    for step in (1, 2):
+        store.save(step, {"step": step}, write_as_learners_do)
+    state = store.path(2) / STATE_FILE
+    state.write_text(json.dumps(json.loads(state.read_text()) | {"format": 99}))
+    with pytest.raises(NoWholeCheckpoint, match=r"step_000002 is of format 99, and this program reads 1"):
+        store.newest()
+
+
+@pytest.mark.parametrize("name", ["step_2", "step_²", "step_00000a", "step_", "step_000002.old"])
+def test_directories_of_other_names_are_no_checkpoints(store: CheckpointStore, name: str) -> None:
+    store.save(1, {"step": 1}, write_as_learners_do)
+    store.path(1).rename(store.path(1).with_name(name))
+    assert store.steps() == []
+    assert store.newest() is None
+
+
+def test_what_could_not_be_written_whole_leaves_nothing(store: CheckpointStore, tmp_path: Path) -> None:
+    """On a full disk a half checkpoint would keep the room that the next one needs."""
+
+    def fails(directory: Path) -> dict[str, int]:
+        (directory / "large").write_bytes(bytes(1000))
+        raise OSError(28, "No space left on device")
+
+    store.save(1, {"step": 1}, write_as_learners_do)
+    with pytest.raises(OSError, match="No space left"):
+        store.save(2, {"step": 2}, fails)
+    assert [path.name for path in store.path(1).parent.iterdir()] == ["step_000001"]

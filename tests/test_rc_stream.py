@@ -7,7 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from open_instruct.rc_stream import EntryTooLarge, StreamWriter, read_stream, read_trajectories, resume_stream
+from open_instruct.rc_stream import (
+    EntryTooLarge,
+    NotAStream,
+    StreamWriter,
+    read_stream,
+    read_trajectories,
+    resume_stream,
+)
 from open_instruct.rc_types import TrainingText
 
 LARGE = 1 << 20
@@ -64,15 +71,31 @@ def test_a_torn_end_is_read_past_and_cut_off_on_resuming(tmp_path: Path, cut: in
     assert [turns[0].trajectory_id for turns in read_trajectories(path)] == ["p0/0", "p1/0"]
 
 
-@pytest.mark.parametrize("broken", [b"{", b"not json\n", b"[]\n", b'{"text": "x"}\n', b"\xff\n", b"\n"])
-def test_broken_lines_are_passed_over(tmp_path: Path, broken: bytes) -> None:
+BROKEN = [b"not json\n", b"[]\n", b'{"text": "x"}\n', b"\xff\n", b"\n", b"[" * 100_000 + b"\n"]
+
+
+@pytest.mark.parametrize("broken", [b"{", *BROKEN])
+def test_broken_lines_are_passed_over_by_readers(tmp_path: Path, broken: bytes) -> None:
     path = tmp_path / "stream.jsonl"
     with StreamWriter(path, max_entry_bytes=LARGE) as stream:
         stream.write(trajectory(0))
     with open(path, "ab") as file:
         file.write(broken)
     assert len(list(read_stream(path))) == 4
-    assert len(list(resume_stream(path))) == 1
+
+
+@pytest.mark.parametrize("broken", BROKEN, ids=range(6))
+@pytest.mark.parametrize("first", [True, False])
+def test_a_stream_of_another_version_is_not_cut(tmp_path: Path, broken: bytes, first: bool) -> None:
+    """A kill tears the last line alone; whole lines that cannot be read are somebody's data."""
+    path = tmp_path / "stream.jsonl"
+    with StreamWriter(path, max_entry_bytes=LARGE) as stream:
+        stream.write(trajectory(0))
+    content = broken + path.read_bytes() if first else path.read_bytes() + broken
+    path.write_bytes(content)
+    with pytest.raises(NotAStream, match=f"line {1 if first else 5} is no turn"):
+        list(resume_stream(path))
+    assert path.read_bytes() == content
 
 
 def test_there_may_be_nothing_to_resume(tmp_path: Path) -> None:

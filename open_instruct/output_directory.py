@@ -1,0 +1,108 @@
+"""A run's output directory: it can be written, and one run alone is in it.
+
+The lock is a POSIX record lock on the file `.in_use`: the kernel releases it when the process ends, however it ends, and on a
+network's file system it holds on all nodes; a forked child does not have it. The file says who has it.
+"""
+
+import errno
+import fcntl
+import getpass
+import json
+import logging
+import os
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+LOCK_FILE = ".in_use"
+NEEDED_BYTES = 16 * 2**20
+"""Free at the start; a checkpoint needs far more, which nobody knows yet."""
+STORAGE_ERRORS = frozenset(
+    (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EFBIG, errno.EACCES, errno.ESTALE)
+)
+
+
+class UnusableDirectory(Exception):
+    """A run cannot begin there; the text says why and what to do."""
+
+
+@contextmanager
+def held(directories: Sequence[Path], option: str) -> Iterator[None]:
+    """Make these directories and keep other runs out of them, until the block or the process ends.
+
+    `option` is what messages call the first of them.
+
+    Raises:
+        UnusableDirectory: one cannot be made or written, or another run is in it.
+    """
+    with ExitStack() as locks:
+        for directory in dict.fromkeys(path.absolute() for path in directories):
+            try:
+                directory.mkdir(parents=True, exist_ok=True)
+                _check_room(directory)
+                lock = os.open(directory / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+                raise UnusableDirectory(f"{option} {directory}: {describe(error)}. Give another one.") from error
+            locks.callback(os.close, lock)
+            _take(lock, directory, option)
+        yield
+
+
+def _check_room(directory: Path) -> None:
+    """Raises `OSError` where nothing can be written."""
+    probe = directory / f".room.{os.getpid()}"
+    try:
+        with open(probe, "wb") as file:
+            os.posix_fallocate(file.fileno(), 0, NEEDED_BYTES)
+    finally:
+        with suppress(OSError):
+            probe.unlink()
+
+
+def _take(lock: int, directory: Path, option: str) -> None:
+    try:
+        fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EAGAIN):
+            logger.warning("%s cannot be locked (%s): see to it that no other run uses it", directory, describe(error))
+            return
+        raise UnusableDirectory(
+            f"{option} {directory}: another run is in it ({_owner(lock)}). Wait for its end, stop it, or give another directory."
+        ) from error
+    about = {"host": socket.gethostname(), "process": os.getpid(), "user": _user(), "since": time.strftime("%F %T")}
+    with suppress(OSError):  # a disk that is full by now: the lock counts, not what it says
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, json.dumps(about).encode() + b"\n", 0)
+
+
+def _owner(lock: int) -> str:
+    try:
+        about: dict[str, Any] = json.loads(os.pread(lock, 4096, 0))
+        return f"process {about['process']} of {about['user']} on {about['host']}, since {about['since']}"
+    except (OSError, ValueError, KeyError, TypeError):
+        return f"{LOCK_FILE} does not say whose"
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container's user without a name
+        return f"user {os.getuid()}"
+
+
+def describe(error: BaseException) -> str:
+    """An error of the file system in words, with its path."""
+    if not isinstance(error, OSError) or error.errno is None:
+        return str(error)
+    where = f" ({error.filename})" if error.filename is not None else ""
+    return f"{os.strerror(error.errno)}{where}"
+
+
+def is_of_storage(error: BaseException) -> bool:
+    """Whether the disk is full, gone, or not writable: nothing that a traceback would explain."""
+    return isinstance(error, OSError) and error.errno in STORAGE_ERRORS
