@@ -315,7 +315,7 @@ class Simulation:
         groups, self._batch = self._batch, []
         oldest = min((spans[0][0] for spans in groups), default=step - 1)
         num_samples = max(len(groups), 1) * self.world.group_size
-        self._blocked = QueueItem(_Piece(step, groups, is_last), oldest, num_samples, self.now, 0)
+        self._blocked = QueueItem(_Piece(step, groups, is_last), oldest, num_samples, 0)
         self._put_blocked()
         self._num_put_waits += self._blocked is not None
         self._train()

@@ -61,6 +61,18 @@ class PromptRequest:
 
 
 @dataclass(frozen=True)
+class Moment:
+    """Now: for people to read, and for measuring what passes from here on, whatever is done to the calendar meanwhile."""
+
+    unix: float = field(default_factory=time.time)
+    _clock: float = field(default_factory=time.monotonic)
+
+    def elapsed_s(self) -> float:
+        """Seconds since then, in the process that made it."""
+        return time.monotonic() - self._clock
+
+
+@dataclass(frozen=True)
 class TokenStatistics:
     """What generating one group cost."""
 
@@ -100,8 +112,8 @@ class GenerationResult:
     """States that were reached on the way."""
 
     @classmethod
-    def given_up(cls, request: PromptRequest, engine_id: int, error: str, started: float) -> "GenerationResult":
-        """A group without responses, begun at Unix time `started`."""
+    def given_up(cls, request: PromptRequest, engine_id: int, error: str, began: Moment) -> "GenerationResult":
+        """A group without responses."""
         return cls(
             responses=[],
             logprobs=[],
@@ -111,7 +123,7 @@ class GenerationResult:
             prompt_id=request.prompt_id,
             training_step=request.training_step,
             engine_id=engine_id,
-            token_statistics=TokenStatistics(len(request.prompt), 0, time.time() - started, started),
+            token_statistics=TokenStatistics(len(request.prompt), 0, began.elapsed_s(), began.unix),
             marker=request.marker,
             error=error,
         )

@@ -81,7 +81,7 @@ class EngineClient:
     def begin(self, version: int, engines: Sequence[int] | None = None) -> None:
         """An update to `version` follows, for these engines (by position; None is all)."""
         self._version = version
-        self._update_id = time.time_ns()
+        self._update_id = time.monotonic_ns()  # of one process, or of its successor on the same machine
         self._set_limit(self._timeout_s)
         self._taking_part = list(self._engines if engines is None or self._in_one_group else engines)
         self._confirmed: dict[int, int] = {}

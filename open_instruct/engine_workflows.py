@@ -10,14 +10,13 @@ between.
 import asyncio
 import itertools
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from open_instruct.data_types import GenerationResult, PromptRequest, TokenStatistics
+from open_instruct.data_types import GenerationResult, Moment, PromptRequest, TokenStatistics
 from open_instruct.rc_prompts import ChatCodec
 from open_instruct.rc_rollouts import VERSION_SPANS, RCRollout, keep_versions, roll_out
 from open_instruct.rc_state import RCSettings
@@ -81,12 +80,12 @@ class RolloutRunner:
             self._fail(error)
 
     async def _result(self, request: PromptRequest) -> GenerationResult:
-        started = time.time()
+        began = Moment()
         try:
-            return self._to_result(request, await self._roll_out(request), started)
+            return self._to_result(request, await self._roll_out(request), began)
         except (EngineError, PromptTooLong) as error:
             cause = f"{type(error).__name__}: {error}"
-            return GenerationResult.given_up(request, self._facts.engine_id, cause, started)
+            return GenerationResult.given_up(request, self._facts.engine_id, cause, began)
 
     async def _roll_out(self, request: PromptRequest) -> RCRollout:
         assert request.plan is not None
@@ -139,7 +138,7 @@ class RolloutRunner:
             version_spans=result.version_spans[0],
         )
 
-    def _to_result(self, request: PromptRequest, rollout: RCRollout, started: float) -> GenerationResult:
+    def _to_result(self, request: PromptRequest, rollout: RCRollout, began: Moment) -> GenerationResult:
         texts = [sample.text for sample in rollout.samples]
         return GenerationResult(
             responses=[text.response_ids for text in texts],
@@ -151,7 +150,7 @@ class RolloutRunner:
             training_step=request.training_step,
             engine_id=self._facts.engine_id,
             token_statistics=TokenStatistics(
-                len(request.prompt), rollout.num_tokens, generation_time=time.time() - started, start_time=started
+                len(request.prompt), rollout.num_tokens, generation_time=began.elapsed_s(), start_time=began.unix
             ),
             marker=request.marker,
             turns=tuple(sample.turn for sample in rollout.samples),

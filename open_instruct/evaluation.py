@@ -10,12 +10,11 @@ A prompt is tried again with the same seed, because another one would prefer ans
 two evaluations would differ by more than their weights.
 """
 
-import time
 from collections import Counter, deque
 from collections.abc import Collection, Sequence
 
 from open_instruct.batch_building import ScoredGroup
-from open_instruct.data_types import GenerationResult
+from open_instruct.data_types import GenerationResult, Moment
 
 
 class Evaluation:
@@ -30,7 +29,7 @@ class Evaluation:
     def __init__(self, version: int, num_rows: int, *, max_attempts: int) -> None:
         self.version = version
         self.num_rows = num_rows
-        self.started_at = time.time()
+        self.began = Moment()
         self._max_attempts = max_attempts
         self._to_issue = deque(range(num_rows))
         self._out: set[int] = set()

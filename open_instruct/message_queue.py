@@ -16,7 +16,7 @@ import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import ray
@@ -45,11 +45,11 @@ class QueueItem:
     version: int
     """Oldest weights that sampled a token of it."""
     num_samples: int
-    created_at: float
-    """Unix time at which it was put."""
     num_bytes: int
     message_id: str = ""
     """The same when the same message is put again, because no answer came: it is taken once. Empty: a message of its own."""
+    created_at: float = field(default=0.0, compare=False)
+    """When it came, by the clock of the queue."""
 
 
 class QueueFull(TimeoutError):
@@ -71,7 +71,7 @@ class SampleBuffer:
         *,
         max_staleness: int | None = None,
         max_age_s: float | None = None,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.max_queue_size = max_queue_size
         self.version = 0
@@ -109,6 +109,7 @@ class SampleBuffer:
                     )
                 if self._num_samples + item.num_samples > self.max_queue_size:
                     return number
+                item = replace(item, created_at=self._clock())
                 self._items.append(item)
                 self._oldest_version = min(self._oldest_version, item.version)
                 self._oldest_created = min(self._oldest_created, item.created_at)
@@ -380,7 +381,7 @@ class MessageQueue:
             carried, halves = Packed(packed.skeleton, ()), packed.halves
         else:
             carried, halves = payload if num_bytes < SMALL_BYTES else Stored(ray.put(payload)), ()
-        self._put(QueueItem(carried, version, num_samples, time.time(), num_bytes, message_id), None, timeout, *halves)
+        self._put(QueueItem(carried, version, num_samples, num_bytes, message_id), None, timeout, *halves)
 
     def put_batch(self, payloads: Sequence[Any], *, version: int = 0, timeout: float = REPLY_S) -> None:
         """Put several samples in one call, stored as one object; each is got by itself.
@@ -392,7 +393,7 @@ class MessageQueue:
         payloads = without_tensors(list(payloads))
         num_bytes = num_array_bytes(payloads)
         carried = payloads if num_bytes < SMALL_BYTES else Stored(ray.put(payloads))
-        self._put(QueueItem(carried, version, 1, time.time(), num_bytes), len(payloads), timeout)
+        self._put(QueueItem(carried, version, 1, num_bytes), len(payloads), timeout)
 
     def _put(self, item: QueueItem, num_parts: int | None, timeout: float, *halves: bytes) -> None:
         wanted = 1 if num_parts is None else num_parts

@@ -263,7 +263,7 @@ class RolloutController:
             logger.warning("%s", evaluation.why_given_up())
         metrics = self._evaluation_metrics(evaluation.groups) if evaluation.groups else {}
         metrics["eval/num_not_scored"] = evaluation.num_left_out
-        metrics["time/eval"] = time.time() - evaluation.started_at
+        metrics["time/eval"] = evaluation.began.elapsed_s()
         return metrics
 
     def _evaluation_metrics(self, groups: Sequence[ScoredGroup]) -> dict[str, float]:

@@ -30,6 +30,7 @@ from ray.util.queue import Empty, Full, Queue
 from open_instruct.data_types import (
     TRAIN,
     GenerationResult,
+    Moment,
     PromptRequest,
     SamplingConfig,
     ShutdownSentinel,
@@ -63,7 +64,7 @@ class _Held:
     request: PromptRequest
     reply: Future | None = None
     """Set for a direct call and for a turn of a rollout: the result goes there and not to the queue."""
-    admitted_at: float = 0.0
+    admitted: Moment | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -204,7 +205,7 @@ class LLMRayActor:
             self._sleep.resume()
         while self._inbox:
             held = self._inbox.popleft()
-            held.admitted_at = time.time()
+            held.admitted = Moment()
             self._engine.add_request(
                 held.request.prompt_id,
                 {"prompt_token_ids": held.request.prompt.tolist()},
@@ -233,17 +234,14 @@ class LLMRayActor:
         """Groups over `generation_timeout` come back with an error; the others are not touched."""
         if self._generation_timeout is None:
             return
-        now = time.time()
         with self._state:  # other threads take prompts in meanwhile
-            late = [
-                held
-                for held in self._held.values()
-                if held.admitted_at and now - held.admitted_at > self._generation_timeout
-            ]
-        for held in late:
+            begun = [(held, held.admitted) for held in self._held.values() if held.admitted is not None]
+        for held, admitted in begun:
+            if admitted.elapsed_s() <= self._generation_timeout:
+                continue
             self._engine.abort_request([held.request.prompt_id])
             cause = f"generation_timeout: over {self._generation_timeout:g} s"
-            self._hand_over(held, GenerationResult.given_up(held.request, self.engine_id, cause, held.admitted_at))
+            self._hand_over(held, GenerationResult.given_up(held.request, self.engine_id, cause, admitted))
 
     def _accept(self, held: _Held) -> None:
         with self._state:
@@ -508,7 +506,7 @@ class LLMRayActor:
 
 
 def _to_result(output: Any, held: _Held, engine_id: int) -> GenerationResult:
-    request = held.request
+    request, admitted = held.request, held.admitted or Moment()
     completions = completions_of(output)
     return GenerationResult(
         responses=[completion.token_ids for completion in completions],
@@ -522,8 +520,8 @@ def _to_result(output: Any, held: _Held, engine_id: int) -> GenerationResult:
         token_statistics=TokenStatistics(
             num_prompt_tokens=len(request.prompt),
             num_response_tokens=sum(len(completion.token_ids) for completion in completions),
-            generation_time=time.time() - held.admitted_at,
-            start_time=held.admitted_at,
+            generation_time=admitted.elapsed_s(),
+            start_time=admitted.unix,
         ),
         marker=request.marker,
     )

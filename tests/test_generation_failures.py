@@ -6,13 +6,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from open_instruct.data_types import EVAL, GenerationResult, PromptRequest, SamplingConfig
+from open_instruct.data_types import EVAL, GenerationResult, Moment, PromptRequest, SamplingConfig
 from open_instruct.generation_failures import LOG_INTERVAL_S, NOT_SCORED, GenerationFailures
 
 REQUEST = PromptRequest(np.arange(3, dtype=np.int32), SamplingConfig(), 0, "train-0", 1)
-TIMEOUT = GenerationResult.given_up(REQUEST, 2, "generation_timeout: over 30 s", 0.0)
-TURN_TIMEOUT = GenerationResult.given_up(REQUEST, 2, "EngineError: generation_timeout: over 30 s", 0.0)
-TOO_LONG = GenerationResult.given_up(REQUEST, 1, "PromptTooLong: 600 tokens of 512", 0.0)
+TIMEOUT = GenerationResult.given_up(REQUEST, 2, "generation_timeout: over 30 s", Moment())
+TURN_TIMEOUT = GenerationResult.given_up(REQUEST, 2, "EngineError: generation_timeout: over 30 s", Moment())
+TOO_LONG = GenerationResult.given_up(REQUEST, 1, "PromptTooLong: 600 tokens of 512", Moment())
 
 
 def test_failures_are_counted_by_what_they_do_to_training() -> None:

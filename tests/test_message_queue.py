@@ -37,7 +37,7 @@ def item(
     num_bytes: int = 10,
     message_id: str = "",
 ) -> QueueItem:
-    return QueueItem(payload, version, num_samples, at, num_bytes, message_id)
+    return QueueItem(payload, version, num_samples, num_bytes, message_id, at)
 
 
 class BufferMachine(RuleBasedStateMachine):
