@@ -107,6 +107,7 @@ LIMITS: dict[str, Limits] = {
     "sync_retry_delay": _NOT_NEGATIVE,
     "logprob_mismatch_limit": _POSITIVE,
     "engine_stall_timeout_s": _POSITIVE,
+    "stopped_timeout_s": _POSITIVE,
     "max_engine_restarts": _NOT_NEGATIVE,
     "statistics_interval_s": _POSITIVE,
     "num_epochs": _COUNT,

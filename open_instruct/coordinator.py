@@ -9,6 +9,7 @@ with ray_cluster() as signals:
 import logging
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -32,6 +33,7 @@ from open_instruct.interruption import Interrupted
 from open_instruct.message_queue import MessageQueue
 from open_instruct.node_watch import LostNode, NodeWatch
 from open_instruct.placement_group import create_actor_group, create_placement_groups, create_rollout_manager
+from open_instruct.process_watch import ProcessWatch, RayWatch, kill_marked, marked, own_ray_processes
 from open_instruct.rollout import RolloutController
 from open_instruct.rollout_manager import RolloutManager
 from open_instruct.run_inputs import RunInputs
@@ -42,6 +44,8 @@ HEALTH_POLL_S = 0.5
 """How often a waiting driver looks at signals and at the engines."""
 STORAGE_S = 60.0
 """How long the nodes of the learners have to say whether they see a file; a process of Ray is started for it."""
+RAY_SHUTDOWN_S = 20.0
+"""How long Ray may take to end its processes before they are killed."""
 SHUTDOWN_S = 10.0
 """How long parts may take to end by themselves before they are killed."""
 
@@ -74,8 +78,10 @@ class Signals:
 
 
 @contextmanager
-def ray_cluster() -> Iterator[Signals]:
-    """Ray on this machine, or the cluster that RAY_ADDRESS names; shut down at the end.
+def ray_cluster(stopped_timeout_s: float = 15.0) -> Iterator[Signals]:
+    """Ray on this machine, or the cluster that RAY_ADDRESS names; shut down at the end, and all that it has started here with it.
+
+    Where Ray's own processes on this machine end, or are stopped for `stopped_timeout_s`, this process ends too (`RayWatch`).
 
     SIGTERM and SIGINT are blocked while Ray starts its processes: they inherit that, so a signal to the whole process group
     reaches the driver alone, which ends the others in order. Ray's own handler is replaced before they are let through.
@@ -84,20 +90,34 @@ def ray_cluster() -> Iterator[Signals]:
     signals = Signals()
     signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
     try:
-        ray.init(
-            address=os.environ.get("RAY_ADDRESS"),
-            include_dashboard=False,
-            log_to_driver=False,
-            configure_logging=False,
-        )
+        with marked() as mark:
+            ray.init(
+                address=os.environ.get("RAY_ADDRESS"),
+                include_dashboard=False,
+                log_to_driver=False,
+                configure_logging=False,
+            )
         signals.install()
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, blocked)
+    ray_watch = RayWatch(own_ray_processes(), mark, stopped_timeout_s)
+    ray_watch.start()
     try:
         yield signals
     finally:
-        ray.shutdown()
+        ray_watch.stop()
+        _leave_ray(mark)
         signals.remove()
+
+
+def _leave_ray(mark: str) -> None:
+    """Shut Ray down, if need be by force: what is stopped does not end when it is asked to."""
+    force = threading.Timer(RAY_SHUTDOWN_S, kill_marked, [mark])
+    force.daemon = True
+    force.start()
+    ray.shutdown()
+    force.cancel()
+    kill_marked(mark)
 
 
 @dataclass
@@ -116,6 +136,7 @@ class Parts:
     """References that are done only when something is wrong, by the name of the part."""
     heartbeats: "Heartbeats | None" = None
     nodes: NodeWatch | None = None
+    processes: ProcessWatch | None = None
     is_ending: bool = False
     """The run is being left: nobody will generate any more, so an engine that dies does not matter."""
 
@@ -192,10 +213,26 @@ class Parts:
         # An engine measures the free memory of its whole GPU when it starts, so learners that share the GPU come after it.
         learners = [] if args.shares_devices else start_learners()
         ready(self.manager.controller.ready.remote(), "the start of the controller")
-        for number, engine in enumerate(self.manager.rollout_engines):
-            ready(engine.ready.remote(), f"the start of engine {number}")
+        for number in range(len(self.manager.rollout_engines)):
+            self._start_engine(number, ready)
         self.turns.engines_rest()
         ready(learners or start_learners(), "the start of the learners")
+
+    def _start_engine(self, number: int, ready: Callable[[Any, str], Any]) -> None:
+        """Until the engine is loaded. One that is killed meanwhile is started again, while restarts are left; one that raises is
+        not, for it would raise again."""
+        while True:
+            engine = self.manager.rollout_engines[number]
+            try:
+                ready(engine.ready.remote(), f"the start of engine {number}")
+                self.supervisor.began(number)
+                return
+            except ComponentDied as error:
+                was_replaced = self.manager.rollout_engines[number] is not engine  # it was stopped
+                if not was_replaced and not was_killed(error):
+                    raise
+                if not was_replaced:
+                    self.supervisor.replace(number, "died while it started")
 
     def watch(self) -> None:
         """From now on notice when the controller or a queue fails or hangs."""
@@ -206,6 +243,7 @@ class Parts:
         """Raise `ComponentDied` if a part has ended that the run cannot go on without; replace engines that have ended."""
         for lost in self.nodes.lost() if self.nodes is not None else []:
             self._bury(lost)
+        self._look_for_stopped()
         try:
             for name, ref in self.watches.items():
                 if ray.wait([ref], timeout=0)[0]:
@@ -219,6 +257,28 @@ class Parts:
             if self.heartbeats is not None:
                 self.heartbeats.name_the_dead()  # a queue that died takes those who use it along: it is the cause to tell
             raise
+
+    def _look_for_stopped(self) -> None:
+        """Replace engines whose processes are stopped. Raises `ComponentDied` for any other part of which one is."""
+        engines = {engine_name(number): number for number in range(len(self.manager.rollout_engines))}
+        for stopped in self.processes.stopped() if self.processes is not None else []:
+            if stopped.name not in engines:
+                raise ComponentDied(str(stopped))
+            if not self.is_ending:
+                self.supervisor.replace(engines[stopped.name], str(stopped).removeprefix(f"{stopped.name} "))
+
+    def actors(self) -> dict[str, Any]:
+        """Every actor of the run by name."""
+        prompts, results = self.manager.queues
+        return {
+            "the controller": self.manager.controller,
+            "the prompt queue": prompts.actor,
+            "the results queue": results.actor,
+            "the message queue": self.message_queue.actor,
+            "the keeper of the lock": self.manager.rollout_engine_lock.keeper,
+            **{f"learner {rank}": worker for rank, worker in enumerate(self.group.workers)},
+            **{engine_name(number): engine for number, engine in enumerate(self.manager.rollout_engines)},
+        }
 
     def _bury(self, lost: LostNode) -> None:
         """Replace the engines of a lost node. Raises `ComponentDied` if learners were on it."""
@@ -278,6 +338,16 @@ class Heartbeats:
             _value(ref, asked[ref])
 
 
+def engine_name(number: int) -> str:
+    return f"engine {number}"
+
+
+def was_killed(error: ComponentDied) -> bool:
+    """Whether an actor's process ended without having raised anything: by a signal, or for want of memory."""
+    cause = error.__cause__
+    return isinstance(cause, ray.exceptions.ActorDiedError) and not cause.actor_init_failed
+
+
 def _value(ref: Any, what: str) -> Any:
     try:
         return ray.get(ref, timeout=SHUTDOWN_S)
@@ -322,6 +392,7 @@ def create_parts(
     )
     parts = Parts(manager, group, message_queue, supervisor, signals, placement=pgs["actor"][0])
     parts.nodes = nodes
+    parts.processes = ProcessWatch(parts.actors, args.stopped_timeout_s)
     logger.info("places: %s", nodes.describe())
     if args.colocate:
         parts.turns = TakeTurns(manager, group, parts.wait, timeout_s=args.weight_sync_timeout_s)

@@ -126,6 +126,11 @@ class EngineSupervisor:
             if number not in self._starting and number not in self._waiting:
                 self._futures[number] = self._engines[number].process_queue_continuously.remote()
 
+    def began(self, number: int) -> None:
+        """An engine is loaded before any serves: one that was replaced until then is like the others."""
+        if self._starting.pop(number, None) is not None:
+            self.has_begun = False
+
     def welcome(self, numbers: list[int]) -> None:
         """Replacements have got the current weights: they serve from now on."""
         for number in numbers:

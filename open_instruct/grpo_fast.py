@@ -140,7 +140,7 @@ def _run_alone(args: GRPOConfig, inputs: "RunInputs", roles: Roles) -> int:
         for warning in report.warnings():
             logger.warning("%s", warning)
     try:
-        with coordinator.ray_cluster() as signals:
+        with coordinator.ray_cluster(args.stopped_timeout_s) as signals:
             current = set_up(args, inputs, roles, log, signals)
             try:
                 return run_to_its_end(current)

@@ -100,6 +100,11 @@ class Lock:
         finally:
             ray.get(self._release(), timeout=REPLY_S)
 
+    @property
+    def keeper(self) -> Any:
+        """The lock's actor."""
+        return self._keeper
+
     def shut_down(self) -> None:
         """End the lock's actor."""
         ray.kill(self._keeper)

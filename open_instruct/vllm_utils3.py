@@ -112,7 +112,7 @@ class LLMRayActor:
         self._busy_s = 0.0
         self._last_step_at = time.monotonic()
         abort_file = new_abort_file()
-        with cleaned_up_when_this_process_ends(abort_file) as self._stands_by:
+        with cleaned_up_when_this_process_ends(abort_file):
             self._engine = VLLMEngine(make_engine(options, version), timeout_s=timeout_s)
         self._sleep = EngineSleep(self._engine, options.sleep)
         self._receiver = WeightReceiver(

@@ -7,6 +7,7 @@ nothing at all. So a small process stands by: it waits until the engine's end of
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import uuid
@@ -20,6 +21,7 @@ import psutil
 SHARED_MEMORY = Path("/dev/shm")
 SEMAPHORE = "sem.mp-"
 """What the names of Python's own begin with."""
+START_S = 30.0
 MARK = "OPEN_INSTRUCT_STARTED_BY"
 """In the environment of what is started while an engine is made."""
 _STAND_BY = """
@@ -50,7 +52,9 @@ def kill(processes):
             pass
 
 mark, files = sys.argv[1].encode(), sys.argv[2:]
-print("standing by", flush=True)
+if os.fork():
+    os._exit(0)
+print(os.getpid(), flush=True)
 line = sys.stdin.readline()
 if line:
     known = json.loads(line)
@@ -71,29 +75,36 @@ for path in files:
 """
 
 
+standing_by: list[subprocess.Popen] = []
+"""One for each engine of this process that has processes of its own. Their pipes stay open for as long as this process lives."""
+
+
 @contextmanager
-def cleaned_up_when_this_process_ends(abort_file: Path) -> Iterator[subprocess.Popen]:
+def cleaned_up_when_this_process_ends(abort_file: Path) -> Iterator[None]:
     """Around the start of an engine: what the block starts is killed when this process ends, also when it ends in the block.
 
     `abort_file` is removed then, and the files that those processes have in shared memory when the block is through. The process
-    that stands by outlives signals to this one's process group.
+    that stands by outlives signals to this one's process group, and is nobody's child: Ray ends those of an actor that it kills.
     """
     not_of_the_engine = child_processes()
     os.environ[MARK] = uuid.uuid4().hex
     command = [sys.executable, "-S", "-c", _STAND_BY, f"{MARK}={os.environ[MARK]}", str(abort_file)]
     pipe = subprocess.PIPE
     stands_by = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, start_new_session=True)
-    _answer(stands_by)
+    pid = int(_answer(stands_by))
+    stands_by.wait(timeout=START_S)  # the one that was started has left its place to its child
+    of_the_engine: set[int] = set()
     try:
-        yield stands_by
-    except BaseException:
-        stands_by.kill()  # vLLM ends what it had begun to start
-        raise
+        yield
+        of_the_engine = child_processes() - not_of_the_engine
     finally:
         del os.environ[MARK]
-    of_the_engine = child_processes() - not_of_the_engine - {stands_by.pid}
-    _tell(stands_by, {"processes": sorted(of_the_engine), "files": [str(path) for path in files_of_workers()]})
-    _answer(stands_by)
+        if not of_the_engine:  # nothing to clean up, or vLLM ends what it had begun to start
+            os.kill(pid, signal.SIGKILL)
+    if of_the_engine:
+        _tell(stands_by, {"processes": sorted(of_the_engine), "files": [str(path) for path in files_of_workers()]})
+        _answer(stands_by)
+        standing_by.append(stands_by)
 
 
 def _tell(stands_by: subprocess.Popen, known: dict[str, Any]) -> None:
@@ -102,9 +113,9 @@ def _tell(stands_by: subprocess.Popen, known: dict[str, Any]) -> None:
     stands_by.stdin.flush()
 
 
-def _answer(stands_by: subprocess.Popen) -> None:
+def _answer(stands_by: subprocess.Popen) -> str:
     assert stands_by.stdout is not None
-    stands_by.stdout.readline()
+    return stands_by.stdout.readline()
 
 
 def child_processes() -> set[int]:

@@ -21,6 +21,7 @@ from open_instruct.data_types import GenerationResult, PromptRequest, SamplingCo
 from open_instruct.rc_types import REASONING, RCPlan
 from open_instruct.vllm_engine import EngineOptions
 from open_instruct.vllm_utils3 import LLMRayActor
+from open_instruct.worker_memory import standing_by
 
 TIMEOUT_S = 20.0
 NUM_TOKENS = 6
@@ -306,8 +307,9 @@ def test_engine_without_processes_of_its_own_leaves_nobody_to_kill_others(make_s
     """The process that stands by kills what belongs to the engine alone, and not what was there before."""
     bystander = subprocess.Popen(["sleep", "600"])
     try:
-        stage = make_stage()
-        assert stage.actor._stands_by is None
+        before = list(standing_by)
+        make_stage()
+        assert standing_by == before
     finally:
         bystander.kill()
         bystander.wait(timeout=TIMEOUT_S)

@@ -29,6 +29,8 @@ from types import FrameType
 from node_ray import SIGNALS, RayNode, Refused, ask_cluster, check_same_authentication
 from node_settings import Settings, name_of, read_settings
 
+START_S = 60.0
+"""Ray on this node may take so long to answer, whatever the limit for the others is."""
 POLL_S = 0.5
 STAY_POLL_S = 2.0
 """How often a worker looks whether the head is still there."""
@@ -81,7 +83,7 @@ def wait_for_all(settings: Settings, node: RayNode) -> str:
     """Until every rank has joined; the head's address. The time limit is for the others: it begins when the head answers."""
     wanted = [name_of(rank) for rank in range(settings.place.num_nodes)]
     present: dict[str, str] = {}
-    deadline = time.monotonic() + settings.join_timeout_s
+    deadline = time.monotonic() + max(settings.join_timeout_s, START_S)
     while not set(wanted) <= set(present):
         if not node.is_alive:
             raise RuntimeError(f"Ray did not start on the head:\n{node.last_words()}")

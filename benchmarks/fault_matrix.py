@@ -1,0 +1,310 @@
+"""Kills and stops every process of real runs and measures what comes of it.
+
+    python benchmarks/fault_matrix.py                      every fault, three runs each, a table in Markdown
+    python benchmarks/fault_matrix.py --only learner       those whose name begins so
+    python benchmarks/fault_matrix.py --rounds 1 --json figures.json
+
+Each run is the main program with the tiny model on this machine: two engines, one learner, a checkpoint every second step. Once
+it has trained a few steps one process is killed (SIGKILL) or stopped (SIGSTOP). Measured are the seconds until the log names it,
+and until the run trains again, or has ended with nothing left of it. A run that has ended is started again by the same command:
+it has to go on from its checkpoint, and no prompt may be used twice.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+ROOT = Path(__file__).parents[1]
+MARK = "OPEN_INSTRUCT_FAULT_MATRIX"
+SUMS = "reasoning_gym/chain_sum?min_terms=2&max_terms=2&min_digits=2&max_digits=2"
+STEPS_BEFORE = 4
+STEPS_AFTER = 3
+"""That a run which goes on has to train after the fault."""
+START_S = 240.0
+LIMIT_S = 150.0
+"""For noticing and for ending or going on, each."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One process, what is done to it, and what has to come of it."""
+
+    name: str
+    role: str
+    """How the command line of the process begins, or what stands in it; `#2` is the second of several."""
+    signal: signal.Signals
+    outcome: Literal["goes on", "ends"]
+    told: str
+    """Stands in the log, or on the terminal, once the fault is noticed."""
+    lasts_s: float | None = None
+    """The process is stopped for so long, then goes on; None: for ever."""
+
+
+KILL, STOP = signal.SIGKILL, signal.SIGSTOP
+ENGINE, LEARNER, CONTROLLER = "ray::LLMRayActor", "ray::PolicyTrainerRayProcess", "ray::RolloutController"
+QUEUE = "ray::_QueueActor"
+"""Of prompts, of results and of training data: all three have this title."""
+FAULTS = [
+    Fault("engine killed", ENGINE, KILL, "goes on", "starting it again"),
+    Fault("engine stopped", ENGINE, STOP, "goes on", "has been stopped for"),
+    Fault("learner killed", LEARNER, KILL, "ends", "ERROR"),
+    Fault("learner stopped", LEARNER, STOP, "ends", "learner 0 (process"),
+    Fault("controller killed", CONTROLLER, KILL, "ends", "ERROR"),
+    Fault("controller stopped", CONTROLLER, STOP, "ends", "the controller (process"),
+    *(Fault(f"queue {number} of 3 killed", f"{QUEUE}#{number}", KILL, "ends", "queue") for number in (1, 2, 3)),
+    *(
+        Fault(f"queue {number} of 3 stopped", f"{QUEUE}#{number}", STOP, "ends", "queue (process")
+        for number in (1, 2, 3)
+    ),
+    Fault("lock keeper killed", "ray::_LockKeeper", KILL, "ends", "lock"),
+    Fault("lock keeper stopped", "ray::_LockKeeper", STOP, "ends", "the keeper of the lock (process"),
+    Fault("verifiers killed", "verifier_pool", KILL, "goes on", "the verifiers' process is started again"),
+    Fault("Ray's GCS killed", "gcs_server", KILL, "ends", "Ray's GCS (process"),
+    Fault("Ray's GCS stopped", "gcs_server", STOP, "ends", "Ray's GCS (process"),
+    Fault("raylet killed", "raylet", KILL, "ends", "aylet"),
+    Fault("raylet stopped", "raylet", STOP, "ends", "Ray's raylet (process"),
+    Fault("driver killed", "driver", KILL, "ends", ""),
+    Fault("driver stopped for 60 s", "driver", STOP, "goes on", "", lasts_s=60.0),
+    Fault("SIGTERM", "driver", signal.SIGTERM, "ends", "SIGTERM"),
+]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one run showed."""
+
+    fault: str
+    noticed_s: float | None
+    over_s: float
+    """Until it trained `STEPS_AFTER` steps more, or nothing was left of it."""
+    exit_code: int | None
+    """None: it went on."""
+    steps_lost: int
+    """Trained before the fault and again after the restart."""
+    problem: str = ""
+
+
+class Run:
+    """One start of the main program, whose processes are found by a mark in their environment."""
+
+    def __init__(self, output_dir: Path, mark: str, further: Sequence[str] = ()) -> None:
+        self.output_dir = output_dir
+        self.mark = mark
+        self.terminal = output_dir.with_suffix(".terminal")
+        env = os.environ | {MARK: mark, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+        with open(self.terminal, "ab") as file:
+            self.process = subprocess.Popen(
+                [*command(output_dir), *further], env=env, stdout=file, stderr=file, start_new_session=True
+            )
+
+    def text(self) -> str:
+        with suppress(FileNotFoundError):
+            return self.terminal.read_text(errors="replace")
+        return ""
+
+    def steps(self) -> list[int]:
+        """Training steps that are written down, in order."""
+        with suppress(FileNotFoundError):
+            lines = (self.output_dir / "metrics.jsonl").read_text().splitlines()
+            return [json.loads(line)["training_step"] for line in lines]
+        return []
+
+    def pids(self) -> list[tuple[int, str]]:
+        """Everything that the run has started and that is still there."""
+        words = f"{MARK}={self.mark}".encode()
+        found = []
+        for directory in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                if words in (directory / "environ").read_bytes().split(b"\0"):
+                    title = (directory / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                    found.append((int(directory.name), title))
+        return found
+
+    def pid_of(self, role: str) -> int:
+        if role == "driver":
+            return self.process.pid
+        if role in ("raylet", "gcs_server"):
+            return next(pid for pid, title in self.pids() if title.partition(" ")[0].endswith(role))
+        title_of, _, number = role.partition("#")
+        found = [
+            pid
+            for pid, title in sorted(self.pids())
+            if title.startswith(title_of) or (":" not in role and role in title)
+        ]
+        return found[int(number or 1) - 1]
+
+    def kill(self) -> None:
+        for pid, _ in self.pids():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.process.wait(timeout=30)
+
+
+def command(output_dir: Path) -> list[str]:
+    """More steps than any measurement waits for."""
+    return [
+        *(sys.executable, str(ROOT / "open_instruct" / "grpo_fast.py")),
+        *("--model_name_or_path", str(ROOT / "assets" / "tiny_model")),
+        *("--dataset_mixer_list", f"{SUMS}&size=8000&seed=7", "1.0"),
+        *(
+            "--num_unique_prompts_rollout",
+            "8",
+            "--num_samples_per_prompt_rollout",
+            "4",
+            "--total_episodes",
+            str(32 * 5000),
+        ),
+        *("--max_prompt_token_length", "64", "--response_length", "32", "--pack_length", "512"),
+        *("--beta", "0.0", "--load_ref_policy", "False", "--vllm_enforce_eager", "--vllm_num_engines", "2"),
+        *("--filter_zero_std_samples", "False", "--verification_reward", "1.0", "--async_steps", "2"),
+        *("--checkpoint_state_freq", "2", "--seed", "3", "--output_dir", str(output_dir)),
+    ]
+
+
+def wait_for(condition: Callable[[], bool], limit_s: float) -> float | None:
+    """Seconds until it holds; None if it did not."""
+    started = time.monotonic()
+    while time.monotonic() - started < limit_s:
+        if condition():
+            return time.monotonic() - started
+        time.sleep(0.1)
+    return None
+
+
+def measure(fault: Fault, directory: Path) -> Outcome:
+    """One run with one fault, and where it ends a second start."""
+    output_dir = directory / "out"
+    run = Run(output_dir, uuid.uuid4().hex)
+    try:
+        if wait_for(lambda: run.steps()[-1:] >= [STEPS_BEFORE] or run.process.poll() is not None, START_S) is None:
+            return Outcome(fault.name, None, 0.0, None, 0, "the run did not begin")
+        told_before = run.text().count(fault.told) if fault.told else 0
+        trained = run.steps()[-1]
+        os.kill(run.pid_of(fault.role), fault.signal)
+        started = time.monotonic()
+        if fault.lasts_s is not None:
+            time.sleep(fault.lasts_s)
+            os.kill(run.pid_of(fault.role), signal.SIGCONT)
+        noticed = None
+        if fault.told:
+            noticed = wait_for(lambda: run.text().count(fault.told) > told_before, LIMIT_S)
+        if fault.outcome == "goes on":
+            return _went_on(fault, run, noticed, started)
+        return _ended(fault, run, noticed, started, trained, directory)
+    finally:
+        run.kill()
+
+
+def _went_on(fault: Fault, run: Run, noticed: float | None, started: float) -> Outcome:
+    before = run.steps()[-1]
+    went_on = wait_for(lambda: run.steps()[-1] >= before + STEPS_AFTER or run.process.poll() is not None, LIMIT_S)
+    seconds = time.monotonic() - started
+    code = run.process.poll()
+    problem = "it did not go on" if went_on is None else f"it ended with {code}" if code is not None else ""
+    return Outcome(fault.name, noticed, seconds, None, 0, problem or _unnoticed(fault, noticed))
+
+
+def _ended(fault: Fault, run: Run, noticed: float | None, started: float, trained: int, directory: Path) -> Outcome:
+    if wait_for(lambda: run.process.poll() is not None and not run.pids(), LIMIT_S) is None:
+        left = ", ".join(title[:40] for _, title in run.pids())
+        return Outcome(fault.name, noticed, time.monotonic() - started, None, 0, f"still there: {left}")
+    over = time.monotonic() - started
+    trained = max([trained, *run.steps()])
+    again = Run(run.output_dir, uuid.uuid4().hex)
+    try:
+        began = wait_for(lambda: "going on from" in again.text()[len(run.text()) :] or _has_gone_on(again), START_S)
+        on = wait_for(lambda: again.steps()[-1:] >= [trained + 1] or again.process.poll() is not None, START_S)
+    finally:
+        again.kill()
+    first = _first_step_again(again)
+    problem = (
+        "" if on is not None and began is not None and again.process.returncode == -9 else "it did not go on after"
+    )
+    problem = problem or _used_twice(run.output_dir) or _unnoticed(fault, noticed)
+    return Outcome(fault.name, noticed, over, run.process.returncode, max(trained + 1 - first, 0), problem)
+
+
+def _has_gone_on(run: Run) -> bool:
+    return "going on from" in run.text()
+
+
+def _first_step_again(run: Run) -> int:
+    """The step after the checkpoint that the last start went on from."""
+    words = run.text().rpartition("going on from")[2].partition("after step ")[2].split()
+    return int(words[0]) + 1 if words else 1
+
+
+def _used_twice(output_dir: Path) -> str:
+    lines = (output_dir / "prompts.jsonl").read_text().splitlines()
+    ids = [prompt["prompt_id"] for line in lines for prompt in json.loads(line)["prompts"]]
+    return "" if len(ids) == len(set(ids)) else f"{len(ids) - len(set(ids))} prompts were used twice"
+
+
+def _unnoticed(fault: Fault, noticed: float | None) -> str:
+    return f"{fault.told!r} was never said" if fault.told and noticed is None else ""
+
+
+def table(outcomes: Sequence[Outcome]) -> str:
+    """A row for each fault: medians and ranges over its runs."""
+    lines = [
+        "| fault | named after (s) | over after (s) | exit code | steps lost | runs |",
+        "|---|---|---|---|---|---|",
+    ]
+    for fault in dict.fromkeys(one.fault for one in outcomes):
+        runs = [one for one in outcomes if one.fault == fault]
+        codes = ", ".join(sorted({"goes on" if one.exit_code is None else str(one.exit_code) for one in runs}))
+        lost = _range([one.steps_lost for one in runs])
+        noticed, over = _range([one.noticed_s for one in runs]), _range([one.over_s for one in runs])
+        problems = "; ".join(sorted({one.problem for one in runs if one.problem}))
+        lines.append(
+            f"| {fault} | {noticed} | {over} | {codes} | {lost} | {len(runs)}{f': {problems}' if problems else ''} |"
+        )
+    return "\n".join(lines)
+
+
+def _range(values: Sequence[Any]) -> str:
+    known = [value for value in values if value is not None]
+    if not known:
+        return "-"
+    show = (lambda value: f"{value:d}") if isinstance(known[0], int) else (lambda value: f"{value:.1f}")
+    middle = statistics.median(known)
+    whole = f"{show(type(known[0])(middle))}"
+    return whole if min(known) == max(known) else f"{whole} ({show(min(known))}-{show(max(known))})"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", default="", help="faults whose name begins so")
+    parser.add_argument("--json", type=Path, help="every figure, for later")
+    options = parser.parse_args()
+    faults = [fault for fault in FAULTS if fault.name.startswith(options.only)]
+    outcomes = []
+    for number in range(options.rounds):
+        for fault in faults:
+            directory = Path(tempfile.mkdtemp(prefix="fault_matrix_"))
+            outcomes.append(measure(fault, directory))
+            print(f"round {number + 1}: {outcomes[-1]}", file=sys.stderr, flush=True)
+            if not outcomes[-1].problem:
+                shutil.rmtree(directory)
+    if options.json is not None:
+        options.json.write_text(json.dumps([asdict(one) for one in outcomes], indent=1))
+    print(table(outcomes))
+    return int(any(one.problem for one in outcomes))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
