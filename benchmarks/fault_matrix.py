@@ -7,7 +7,7 @@
 Each run is the main program with the tiny model on this machine: two engines, one learner, a checkpoint every second step. Once
 it has trained a few steps one process is killed (SIGKILL) or stopped (SIGSTOP). Measured are the seconds until the log names it,
 and until the run trains again, or has ended with nothing left of it. A run that has ended is started again by the same command:
-it has to go on from its checkpoint, and no prompt may be used twice.
+it has to go on from its checkpoint, no prompt may be used twice, and then it has the next fault.
 """
 
 import argparse
@@ -21,7 +21,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -34,6 +34,7 @@ STEPS_BEFORE = 4
 STEPS_AFTER = 3
 """That a run which goes on has to train after the fault."""
 START_S = 240.0
+GOING_ON = "going on from"
 LIMIT_S = 150.0
 """For noticing and for ending or going on, each."""
 
@@ -103,12 +104,16 @@ class Run:
     def __init__(self, output_dir: Path, mark: str, further: Sequence[str] = ()) -> None:
         self.output_dir = output_dir
         self.mark = mark
-        self.terminal = output_dir.with_suffix(".terminal")
+        self.terminal = output_dir.with_name(f"{output_dir.name}-{mark[:8]}.log")
         env = os.environ | {MARK: mark, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-        with open(self.terminal, "ab") as file:
+        with open(self.terminal, "wb") as file:
             self.process = subprocess.Popen(
                 [*command(output_dir), *further], env=env, stdout=file, stderr=file, start_new_session=True
             )
+
+    @property
+    def lives(self) -> bool:
+        return self.process.poll() is None
 
     def text(self) -> str:
         with suppress(FileNotFoundError):
@@ -184,77 +189,70 @@ def wait_for(condition: Callable[[], bool], limit_s: float) -> float | None:
     return None
 
 
-def measure(fault: Fault, directory: Path) -> Outcome:
-    """One run with one fault, and where it ends a second start."""
-    output_dir = directory / "out"
-    run = Run(output_dir, uuid.uuid4().hex)
+def measure_all(faults: Sequence[Fault], directory: Path) -> Iterator[Outcome]:
+    """One fault after the other. What one ends is started again by the same command, and has the next one."""
+    run = Run(directory / "out", uuid.uuid4().hex)
     try:
-        if wait_for(lambda: run.steps()[-1:] >= [STEPS_BEFORE] or run.process.poll() is not None, START_S) is None:
-            return Outcome(fault.name, None, 0.0, None, 0, "the run did not begin")
-        told_before = run.text().count(fault.told) if fault.told else 0
-        trained = run.steps()[-1]
-        os.kill(run.pid_of(fault.role), fault.signal)
-        started = time.monotonic()
-        if fault.lasts_s is not None:
-            time.sleep(fault.lasts_s)
-            os.kill(run.pid_of(fault.role), signal.SIGCONT)
-        noticed = None
-        if fault.told:
-            noticed = wait_for(lambda: run.text().count(fault.told) > told_before, LIMIT_S)
-        if fault.outcome == "goes on":
-            return _went_on(fault, run, noticed, started)
-        return _ended(fault, run, noticed, started, trained, directory)
+        for fault in faults:
+            if not _trains(run):
+                yield Outcome(fault.name, None, 0.0, None, 0, "no run to try it on")
+                run.kill()
+                run = Run(directory / f"out-{fault.name.replace(' ', '-')}", uuid.uuid4().hex)
+                continue
+            outcome, run = measure(fault, run)
+            yield outcome
     finally:
         run.kill()
 
 
-def _went_on(fault: Fault, run: Run, noticed: float | None, started: float) -> Outcome:
-    before = run.steps()[-1]
-    went_on = wait_for(lambda: run.steps()[-1] >= before + STEPS_AFTER or run.process.poll() is not None, LIMIT_S)
-    seconds = time.monotonic() - started
-    code = run.process.poll()
-    problem = "it did not go on" if went_on is None else f"it ended with {code}" if code is not None else ""
-    return Outcome(fault.name, noticed, seconds, None, 0, problem or _unnoticed(fault, noticed))
+def _trains(run: Run) -> bool:
+    wanted = len(run.steps()) + STEPS_BEFORE
+    return (
+        wait_for(lambda: len(run.steps()) >= wanted or run.process.poll() is not None, START_S) is not None
+        and run.lives
+    )
 
 
-def _ended(fault: Fault, run: Run, noticed: float | None, started: float, trained: int, directory: Path) -> Outcome:
-    if wait_for(lambda: run.process.poll() is not None and not run.pids(), LIMIT_S) is None:
+def measure(fault: Fault, run: Run) -> tuple[Outcome, Run]:
+    """What comes of one fault, and the run that there is after it."""
+    told_before = run.text().count(fault.told) if fault.told else 0
+    trained = run.steps()[-1]
+    victim = run.pid_of(fault.role)
+    os.kill(victim, fault.signal)
+    started = time.monotonic()
+    if fault.lasts_s is not None:
+        time.sleep(fault.lasts_s)
+        os.kill(victim, signal.SIGCONT)
+    noticed = wait_for(lambda: run.text().count(fault.told) > told_before, LIMIT_S) if fault.told else None
+    unnoticed = f"{fault.told!r} was never said" if fault.told and noticed is None else ""
+    if fault.outcome == "goes on":
+        return Outcome(fault.name, noticed, *_went_on(run, started), unnoticed), run
+    if wait_for(lambda: not run.lives and not run.pids(), LIMIT_S) is None:
         left = ", ".join(title[:40] for _, title in run.pids())
-        return Outcome(fault.name, noticed, time.monotonic() - started, None, 0, f"still there: {left}")
+        unnoticed = f"still there: {left}"
+        run.kill()
     over = time.monotonic() - started
     trained = max([trained, *run.steps()])
     again = Run(run.output_dir, uuid.uuid4().hex)
-    try:
-        began = wait_for(lambda: "going on from" in again.text()[len(run.text()) :] or _has_gone_on(again), START_S)
-        on = wait_for(lambda: again.steps()[-1:] >= [trained + 1] or again.process.poll() is not None, START_S)
-    finally:
-        again.kill()
-    first = _first_step_again(again)
-    problem = (
-        "" if on is not None and began is not None and again.process.returncode == -9 else "it did not go on after"
-    )
-    problem = problem or _used_twice(run.output_dir) or _unnoticed(fault, noticed)
-    return Outcome(fault.name, noticed, over, run.process.returncode, max(trained + 1 - first, 0), problem)
+    begins = wait_for(lambda: GOING_ON in again.text() or not again.lives, START_S)
+    problem = unnoticed or ("" if begins is not None and again.lives else "it did not go on after")
+    words = again.text().rpartition(GOING_ON)[2].partition("after step ")[2].split()
+    first_again = int(words[0]) + 1 if words else 1
+    problem = problem or _used_twice(run.output_dir)
+    return Outcome(fault.name, noticed, over, run.process.returncode, max(trained + 1 - first_again, 0), problem), again
 
 
-def _has_gone_on(run: Run) -> bool:
-    return "going on from" in run.text()
-
-
-def _first_step_again(run: Run) -> int:
-    """The step after the checkpoint that the last start went on from."""
-    words = run.text().rpartition("going on from")[2].partition("after step ")[2].split()
-    return int(words[0]) + 1 if words else 1
+def _went_on(run: Run, started: float) -> tuple[float, int | None, int]:
+    """Seconds until it had trained further, the exit code if it had not, and no step that was lost."""
+    before = run.steps()[-1]
+    wait_for(lambda: run.steps()[-1] >= before + STEPS_AFTER or not run.lives, LIMIT_S)
+    return time.monotonic() - started, run.process.poll(), 0
 
 
 def _used_twice(output_dir: Path) -> str:
     lines = (output_dir / "prompts.jsonl").read_text().splitlines()
     ids = [prompt["prompt_id"] for line in lines for prompt in json.loads(line)["prompts"]]
     return "" if len(ids) == len(set(ids)) else f"{len(ids) - len(set(ids))} prompts were used twice"
-
-
-def _unnoticed(fault: Fault, noticed: float | None) -> str:
-    return f"{fault.told!r} was never said" if fault.told and noticed is None else ""
 
 
 def table(outcomes: Sequence[Outcome]) -> str:
@@ -294,12 +292,12 @@ def main() -> int:
     faults = [fault for fault in FAULTS if fault.name.startswith(options.only)]
     outcomes = []
     for number in range(options.rounds):
-        for fault in faults:
-            directory = Path(tempfile.mkdtemp(prefix="fault_matrix_"))
-            outcomes.append(measure(fault, directory))
-            print(f"round {number + 1}: {outcomes[-1]}", file=sys.stderr, flush=True)
-            if not outcomes[-1].problem:
-                shutil.rmtree(directory)
+        directory = Path(tempfile.mkdtemp(prefix="fault_matrix_"))
+        for outcome in measure_all(faults, directory):
+            outcomes.append(outcome)
+            print(f"round {number + 1}: {outcome}", file=sys.stderr, flush=True)
+        if not any(one.problem for one in outcomes):
+            shutil.rmtree(directory)
     if options.json is not None:
         options.json.write_text(json.dumps([asdict(one) for one in outcomes], indent=1))
     print(table(outcomes))

@@ -128,12 +128,13 @@ def test_a_control_call_waits_for_a_step_and_not_for_a_request(
     ray_session: Any, engines: SimpleNamespace, prompts: list[np.ndarray]
 ) -> None:
     long = SamplingConfig(max_tokens=64, n=64, temperature=2.0)
-    requests = [request(prompts[n], n, config=long) for n in range(2)]
-    for one in requests:
-        engines.param_prompt_Q.put([one], timeout=5)
+    requests: list[Any] = []
     deadline = time.monotonic() + TIMEOUT_S
-    while not all(stock["held"] for stock in ray_session.get([a.take_stock.remote() for a in engines.actors[:1]])):
+    while not ray_session.get(engines.actors[0].take_stock.remote())["held"]:  # else the other engine took it
         assert time.monotonic() < deadline
+        requests.append(request(prompts[len(requests) % 2], len(requests), config=long))
+        engines.param_prompt_Q.put([requests[-1]], timeout=5)
+        time.sleep(0.2)
     waits = []
     for _ in range(5):
         started = time.monotonic()
