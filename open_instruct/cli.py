@@ -245,6 +245,41 @@ def no_such_option(written: str, names: Sequence[str], *, prefix: str) -> str:
     return f"{written}: no such option. {cure}"
 
 
+class BadYaml(ValueError):
+    """Valid YAML that no file of options is."""
+
+
+def check_yaml(text: str) -> None:
+    """Refuse what PyYAML takes silently, or takes for ever.
+
+    Raises:
+        BadYaml: an alias (a few lines of them come to gigabytes), or a key that stands twice in one place.
+        yaml.YAMLError, RecursionError: it is no YAML, or nested too deep.
+    """
+    keys: list[set[str] | None] = []
+    """Of the mappings that are open; None for a list."""
+    is_key: list[bool] = []
+    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+        if isinstance(event, yaml.AliasEvent):
+            raise BadYaml(f"{_line_of(event)}: an alias (*{event.anchor}). Write the value itself")
+        if isinstance(event, yaml.ScalarEvent) and keys and keys[-1] is not None and is_key[-1]:
+            if event.value in keys[-1]:
+                raise BadYaml(f"{_line_of(event)}: {event.value} stands there twice. Leave one out")
+            keys[-1].add(event.value)
+        if isinstance(event, yaml.CollectionEndEvent):
+            keys.pop()
+            is_key.pop()
+        if isinstance(event, yaml.ScalarEvent | yaml.CollectionEndEvent) and is_key:
+            is_key[-1] = not is_key[-1]
+        if isinstance(event, yaml.CollectionStartEvent):
+            keys.append(set() if isinstance(event, yaml.MappingStartEvent) else None)
+            is_key.append(True)
+
+
+def _line_of(event: yaml.Event) -> str:
+    return f"line {event.start_mark.line + 1 if event.start_mark else '?'}"
+
+
 def _read_yaml(path: Any, names: Iterable[str]) -> tuple[dict[str, Any], list[str]]:
     """The same from the file that `--config` names; nothing for None."""
     if path is None:
@@ -252,9 +287,13 @@ def _read_yaml(path: Any, names: Iterable[str]) -> tuple[dict[str, Any], list[st
     if not isinstance(path, str):
         return {}, [f"--config {_as_text(path)}: expected the path of one file."]
     try:
-        content = yaml.safe_load(Path(path).read_text())
+        text = Path(path).read_text()
+        check_yaml(text)
+        content = yaml.safe_load(text)
     except (OSError, UnicodeDecodeError) as error:
         return {}, [f"--config {path}: it cannot be read ({getattr(error, 'strerror', error)}). Check the path."]
+    except (BadYaml, RecursionError) as error:
+        return {}, [f"--config {path}: {error if isinstance(error, BadYaml) else 'brackets nested too deep'}."]
     except yaml.YAMLError as error:
         # Without the lines that the error quotes: they may hold anything.
         line = error.problem_mark.line + 1 if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark else "?"

@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from open_instruct.config import NEVER, GRPOConfig
 from open_instruct.device import flash_attention_can_run
-from open_instruct.model_support import why_refused
+from open_instruct.model_support import problem_with_weights, why_refused
 from open_instruct.rc_prompts import (
     REASONING_FIELDS,
     SUMMARIZATION_FIELDS,
@@ -59,7 +59,8 @@ class Limits:
 
     def hold(self, value: float) -> bool:
         above = value >= self.low if self.low_itself else value > self.low
-        return (math.isfinite(value) and above and value <= self.high) or (self.or_never and value == NEVER)
+        is_finite = isinstance(value, int) or math.isfinite(value)  # an int of 400 digits is no float
+        return (is_finite and above and value <= self.high) or (self.or_never and value == NEVER)
 
     def __str__(self) -> str:
         low = f"{self.low} or more" if self.low_itself else f"more than {self.low}"
@@ -302,7 +303,7 @@ def evaluation_has_data_and_a_time(args: GRPOConfig) -> Iterator[str]:
 
 def system_prompt_file_can_be_read(args: GRPOConfig) -> Iterator[str]:
     path = args.system_prompt_override_file
-    if path is not None and not (Path(path).is_file() and os.access(path, os.R_OK)):
+    if path is not None and not (os.path.isfile(path) and os.access(path, os.R_OK)):
         yield f"{shown(args, 'system_prompt_override_file')}: no file that can be read. Check the path."
 
 
@@ -311,7 +312,7 @@ def outputs_can_be_written(args: GRPOConfig) -> Iterator[str]:
         if (path := getattr(args, name)) is None:
             continue
         absolute = Path(path).absolute()
-        first_existing = next(parent for parent in (absolute, *absolute.parents) if parent.exists())
+        first_existing = next(parent for parent in (absolute, *absolute.parents) if os.path.exists(parent))
         if not first_existing.is_dir():
             yield f"{shown(args, name)}: {first_existing} is a file. Give a directory."
         elif not os.access(first_existing, os.W_OK | os.X_OK):
@@ -561,11 +562,13 @@ def _load(kind: Literal["AutoConfig", "AutoTokenizer"], name: str, revision: str
     if not name:
         return None, "empty. Name a model."
     path = Path(name)
-    is_hub_name = re.fullmatch(r"\w[\w.-]*(/[\w.-]+)?", name) is not None and not path.exists()
-    if not is_hub_name and not path.is_dir():
+    is_hub_name = re.fullmatch(r"\w[\w.-]*(/[\w.-]+)?", name) is not None and not os.path.exists(path)
+    if not is_hub_name and not os.path.isdir(path):
         return None, "no such directory. Check the path."
-    if kind == "AutoConfig" and path.is_dir() and not (path / "config.json").is_file():
+    if kind == "AutoConfig" and os.path.isdir(path) and not (path / "config.json").is_file():
         return None, "no config.json in it. Give the directory that save_pretrained wrote."
+    if kind == "AutoConfig" and os.path.isdir(path) and (problem := problem_with_weights(path)):
+        return None, problem
     return _from_pretrained(kind, name, revision, is_hub_name=is_hub_name)
 
 

@@ -46,7 +46,9 @@ STORAGE_S = 60.0
 """How long the nodes of the learners have to say whether they see a file; a process of Ray is started for it."""
 RAY_SHUTDOWN_S = 20.0
 """How long Ray may take to end its processes before they are killed."""
-SHUTDOWN_S = 10.0
+FETCH_S = 10.0
+"""How long a value may take to come that is there."""
+SHUTDOWN_S = 5.0
 """How long parts may take to end by themselves before they are killed."""
 
 
@@ -298,8 +300,9 @@ class Parts:
 class Heartbeats:
     """Asks parts for a sign of life without waiting for the answer; one that fails or stays silent ends the run."""
 
-    EVERY_S = 5.0
+    EVERY_S = 1.0
     LIMIT_S = 60.0
+    ANSWER_S = 5.0
 
     def __init__(self, ask: dict[str, Callable[[], Any]]) -> None:
         self._ask = ask
@@ -333,7 +336,7 @@ class Heartbeats:
     def name_the_dead(self) -> None:
         """Raise `ComponentDied` for a part that is dead right now; one that only stays silent is not blamed."""
         asked = {ask(): name for name, ask in self._ask.items()}
-        answered, _ = ray.wait(list(asked), num_returns=len(asked), timeout=self.EVERY_S)
+        answered, _ = ray.wait(list(asked), num_returns=len(asked), timeout=self.ANSWER_S)
         for ref in answered:
             _value(ref, asked[ref])
 
@@ -350,7 +353,7 @@ def was_killed(error: ComponentDied) -> bool:
 
 def _value(ref: Any, what: str) -> Any:
     try:
-        return ray.get(ref, timeout=SHUTDOWN_S)
+        return ray.get(ref, timeout=FETCH_S)
     except ray.exceptions.RayError as error:
         raise ComponentDied(f"{what} failed: {root_cause(error)}") from error
 

@@ -8,6 +8,7 @@ says which: `openai/gsm8k?config=main`.
 
 import contextlib
 import json
+import os
 import socket
 import urllib.parse
 import urllib.request
@@ -19,6 +20,8 @@ from open_instruct.reasoning_gym_data import is_reasoning_gym, iter_reasoning_gy
 from open_instruct.sample_record import COLUMNS, has_proto_columns
 
 FILE_SUFFIXES = (".jsonl", ".json", ".parquet")
+LONGEST_NAME = 200
+"""Of a data set on the hub, in characters."""
 BATCH_ROWS = 1000
 CONFIG_MARK = "?config="
 """Stands between the name of a directory or a hub data set and that of its configuration."""
@@ -50,16 +53,16 @@ def iter_rows(name: str, split: str, columns: Sequence[str] | None, cache_dir: s
     if mark and not config:
         raise SourceError(f"{CONFIG_MARK} names no configuration. Write one behind it, or leave it out")
     path = Path(name)
-    if config and path.is_file():
+    if config and os.path.isfile(path):
         raise SourceError(f"a file has no configurations. Leave out {mark}{config}")
     if path.suffix in FILE_SUFFIXES:
-        if not path.is_file():
+        if not os.path.isfile(path):
             raise SourceError("there is no such file" + _seen_from(path))
         readers = {".jsonl": _json_lines, ".json": _json, ".parquet": _parquet}
         return readers[path.suffix](path, columns)
-    if path.is_file():
+    if os.path.isfile(path):
         raise SourceError(f"a data file ends in one of {', '.join(FILE_SUFFIXES)}")
-    if name.startswith(("/", "./", "../")) and not path.is_dir():
+    if (name.startswith(("/", "./", "../")) or len(name) > LONGEST_NAME) and not os.path.isdir(path):
         raise SourceError("there is no such file or directory")
     return _hub(name, config or None, split, columns, cache_dir)
 
@@ -131,10 +134,10 @@ def _hub(
     import datasets
 
     try:
-        with _offline_if(not (Path(name).is_dir() or datasets.config.HF_HUB_OFFLINE or _hub_answers())):
+        with _offline_if(not (os.path.isdir(name) or datasets.config.HF_HUB_OFFLINE or _hub_answers())):
             dataset = datasets.load_dataset(name, config, split=split, cache_dir=cache_dir)
     except Exception as err:  # network, hub and format errors have no common base; all of them are for the user to read
-        what = "this directory" if Path(name).is_dir() else "no file or directory here, and as a hub name it"
+        what = "this directory" if os.path.isdir(name) else "no file or directory here, and as a hub name it"
         which = f"split {split!r}" + (f", configuration {config!r}" if config else "")
         said = " ".join(str(err).split())
         cure = "" if config or "Config" not in said else f" (a configuration is named like {name}{CONFIG_MARK}main)"

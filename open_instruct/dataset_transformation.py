@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 DATASET_KEY = "dataset"
 """The column that names the verifier."""
 MOST_MISTAKES_SHOWN = 20
+MOST_ROWS = 10**12
 CHARACTERS_OF_A_TOKEN = 100
 """More than any tokenizer takes for one: a prompt that is longer is too long without being tokenized, which may take minutes."""
 Amount = int | float
@@ -162,7 +163,7 @@ def parse_mixer_list(mixer_list: Sequence[str], flag: str = "--dataset_mixer_lis
 
 def _parse_amount(text: str) -> Amount:
     amount = float(text) if "." in text else int(text)
-    if not (0 < amount <= 1 if isinstance(amount, float) else amount > 0):
+    if not (0 < amount <= 1 if isinstance(amount, float) else 0 < amount <= MOST_ROWS):
         raise ValueError(text)
     return amount
 

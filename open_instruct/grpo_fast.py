@@ -144,20 +144,28 @@ def _run_alone(args: GRPOConfig, inputs: "RunInputs", roles: Roles) -> int:
             current = set_up(args, inputs, roles, log, signals)
             try:
                 return run_to_its_end(current)
+            except Exception as error:
+                tell_of_failure(log, error)  # before all is ended, which may take seconds
+                return 1
             finally:
                 current.parts.shut_down()
-    except (ComponentDied, NonfiniteSteps, StorageNotShared, TimeoutError, WeightsDiffer) as error:
-        log.failed(error)
-        return 1
-    except OSError as error:
-        if not is_of_storage(error):
-            raise
-        log.failed(RuntimeError(f"{describe(error)}. Make room and start the same command again."))
-        return 1
     except Interrupted as interruption:
         return interruption.exit_code
+    except Exception as error:  # before all parts were there
+        tell_of_failure(log, error)
+        return 1
     finally:
         log.close()
+
+
+def tell_of_failure(log: RunLog, error: Exception) -> None:
+    """In one line what a run ends with, where a user can do something about it; anything else is raised again."""
+    if is_of_storage(error):
+        log.failed(RuntimeError(f"{describe(error)}. Make room and start the same command again."))
+    elif isinstance(error, ComponentDied | NonfiniteSteps | StorageNotShared | TimeoutError | WeightsDiffer):
+        log.failed(error)
+    else:
+        raise error
 
 
 def run_to_its_end(run: Run) -> int:

@@ -1,6 +1,8 @@
 """Which families of models can be trained, as far as a model's config says; docs/models.md has what was measured."""
 
+import json
 import math
+from pathlib import Path
 from typing import Any
 
 CHOOSE_ANOTHER = "Choose a model of a family that docs/models.md lists as exact, such as Qwen3, Llama, OLMo or Mixtral."
@@ -48,6 +50,38 @@ def why_refused(config: Any, *, device_kind: str, attn_implementation: str, max_
     except ValueError as error:
         return f"{error}. {CHOOSE_ANOTHER}"
     return None
+
+
+def problem_with_weights(directory: Path) -> str:
+    """What is wrong with the weight files of a model's directory; nothing where they can be read."""
+    index = directory / "model.safetensors.index.json"
+    try:
+        names = set(json.loads(index.read_text())["weight_map"].values()) if index.is_file() else {"model.safetensors"}
+    except (OSError, ValueError, LookupError, AttributeError, TypeError):
+        return f"{index.name} cannot be read. Save or download it again."
+    if not index.is_file() and not (directory / "model.safetensors").is_file():
+        others = any(directory.glob("*.bin")) or any(directory.glob("*.safetensors"))
+        return "" if others else "no weights in it (model.safetensors). Save or download it again."
+    for name in sorted(names):
+        if problem := _problem_with_file(directory / name):
+            return f"{name} {problem}. Save or download it again."
+    return ""
+
+
+def _problem_with_file(path: Path) -> str:
+    """A safetensors file says in its header how long it is: <bytes of the header><header, JSON><tensors>."""
+    try:
+        with open(path, "rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            size = path.stat().st_size
+            header = json.loads(file.read(length)) if 0 < length <= size else None
+        ends = [one["data_offsets"][1] for name, one in header.items() if name != "__metadata__"]  # type: ignore[union-attr]
+    except FileNotFoundError:
+        return "is missing"
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return "is damaged"
+    expected = 8 + length + max(ends, default=0)
+    return "" if size == expected else f"has {size} bytes instead of {expected}"
 
 
 def has_recurrent_layers(config: Any) -> bool:

@@ -29,7 +29,7 @@ from open_instruct.worker_memory import MARK as STARTED_BY
 
 logger = logging.getLogger(__name__)
 
-EVERY_S = 2.0
+EVERY_S = 1.0
 """From one look to the next."""
 RUN_MARK = "OPEN_INSTRUCT_RUN"
 """In the environment of Ray's processes of one run, and of all that they start."""

@@ -13,7 +13,10 @@ coincides). Values are JSON (`5`, `0.5`, `true`, `["+","-"]`) or else plain text
 import difflib
 import json
 import os
+import signal
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import MISSING, Field, fields
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl
@@ -32,6 +35,9 @@ HASH_ORDERED_TASKS = frozenset(
 )
 """Tasks of reasoning-gym 0.1.25 that walk over sets as they draw: PYTHONHASHSEED shapes their rows as `seed` does."""
 DEFAULT_SIZE = 1000
+MOST_ROWS = 10**8
+FIRST_ROW_S = 20
+"""Longest that making one row may take; the parameters of some tasks say how large it is."""
 DEFAULT_SEED = 42
 
 
@@ -58,8 +64,31 @@ def iter_reasoning_gym_rows(entry: str) -> Iterator[dict]:
     dataset = make_dataset(entry, task, params)
     if task in HASH_ORDERED_TASKS and os.environ.get("PYTHONHASHSEED", "random") == "random":
         raise ValueError(f"{entry!r}: the rows of {task} follow Python's hash seed, too: start with PYTHONHASHSEED=0")
+    if params["size"] > MOST_ROWS:  # type: ignore[operator]
+        raise ValueError(f"{entry!r}: size {params['size']}: at most {MOST_ROWS} rows")
+    with time_limit(FIRST_ROW_S, f"{entry!r}: its first row takes over {FIRST_ROW_S} s: give smaller parameters"):
+        dataset[0]
     scoring = {name: value for name, value in params.items() if name not in ("size", "seed")}
     return (_row(task, dataset[i], instruction, scoring) for i in range(len(dataset)))
+
+
+@contextmanager
+def time_limit(seconds: int, message: str) -> Iterator[None]:
+    """Raises `ValueError(message)` in the block when the time is up. In the main thread alone: elsewhere nothing is limited."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def give_up(*_: object) -> None:
+        raise ValueError(message)
+
+    before = signal.signal(signal.SIGALRM, give_up)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def prompt_text(question: str, instruction: str = INSTRUCTION) -> str:
@@ -83,7 +112,7 @@ def parse_entry(entry: str) -> tuple[str, str, dict[str, object]]:
 def _parse_value(text: str) -> object:
     try:
         return json.loads(text)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):  # a ValueError also of a number with over 4,300 digits
         # Python's spelling is what the library's own documentation shows.
         return {"True": True, "False": False, "None": None}.get(text, text)
 
