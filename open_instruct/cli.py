@@ -245,6 +245,9 @@ def no_such_option(written: str, names: Sequence[str], *, prefix: str) -> str:
     return f"{written}: no such option. {cure}"
 
 
+MOST_BRACKETS = 2000
+
+
 class BadYaml(ValueError):
     """Valid YAML that no file of options is."""
 
@@ -256,6 +259,8 @@ def check_yaml(text: str) -> None:
         BadYaml: an alias (a few lines of them come to gigabytes), or a key that stands twice in one place.
         yaml.YAMLError, RecursionError: it is no YAML, or nested too deep.
     """
+    if text.count("[") + text.count("{") > MOST_BRACKETS:  # PyYAML takes quadratic time for nested ones
+        raise BadYaml(f"over {MOST_BRACKETS} brackets. No option needs so many")
     keys: list[set[str] | None] = []
     """Of the mappings that are open; None for a list."""
     is_key: list[bool] = []

@@ -31,6 +31,7 @@ logger = logging.getLogger(__name__)
 
 EVERY_S = 1.0
 """From one look to the next."""
+KILL_ROUNDS = 20
 RUN_MARK = "OPEN_INSTRUCT_RUN"
 """In the environment of Ray's processes of one run, and of all that they start."""
 
@@ -204,10 +205,18 @@ def kill_marked(mark: str) -> None:
 
     Those that clean up after an engine stay until they have done so.
     """
-    words = f"{RUN_MARK}={mark}".encode()
-    for directory in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            if words not in (directory / "environ").read_bytes().split(b"\0"):
-                continue
-            if STARTED_BY.encode() not in (directory / "cmdline").read_bytes():
-                os.kill(int(directory.name), signal.SIGKILL)
+    for _ in range(KILL_ROUNDS):  # what is about to be started is found in the next round
+        num_killed = sum(_kill_if_marked(directory, mark) for directory in Path("/proc").glob("[0-9]*"))
+        if not num_killed:
+            return
+        time.sleep(0.1)
+
+
+def _kill_if_marked(directory: Path, mark: str) -> bool:
+    """Whether the process of this directory of `/proc` had to be killed."""
+    with suppress(OSError):
+        words = (directory / "environ").read_bytes().split(b"\0")  # a process that has ended has none
+        if f"{RUN_MARK}={mark}".encode() in words and STARTED_BY.encode() not in (directory / "cmdline").read_bytes():
+            os.kill(int(directory.name), signal.SIGKILL)
+            return True
+    return False

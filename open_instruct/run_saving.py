@@ -30,7 +30,10 @@ def resumes_the_same_run(args: GRPOConfig, inputs: "RunInputs | None") -> list[s
         return [f"{option}: {error}. Remove them to start anew, or give another one."]
     if newest is None:
         return []
-    changed = differences(newest.state["identity"], run_identity(args, inputs))
+    identity = newest.state.get("identity")
+    if not isinstance(identity, dict) or not isinstance(newest.state.get("progress"), dict):
+        return [f"{option}: {newest.path} does not say of which run it is. Remove it, or give another directory."]
+    changed = differences(identity, run_identity(args, inputs))
     if not changed:
         return []
     return [

@@ -17,18 +17,17 @@ from open_instruct.process_watch import RUN_MARK, ProcessWatch, Stopped, find_st
 LIMIT_S = 1.0
 
 
-class Parent:
-    """An actor with a child process, as an engine has its core."""
-
-    def __init__(self) -> None:
-        self._child = subprocess.Popen(["sleep", "600"])
-
-    def pids(self) -> tuple[int, int]:
-        return os.getpid(), self._child.pid
-
-
 @pytest.fixture
 def actor(ray_session: Any) -> Iterator[Any]:
+    """With a child process, as an engine has its core."""
+
+    class Parent:
+        def __init__(self) -> None:
+            self._child = subprocess.Popen(["sleep", "600"])
+
+        def pids(self) -> tuple[int, int]:
+            return os.getpid(), self._child.pid
+
     actor = ray_session.remote(Parent).options(num_cpus=0).remote()
     yield actor
     for pid in ray_session.get(actor.pids.remote(), timeout=TIMEOUT_S):
