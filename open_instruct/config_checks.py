@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from open_instruct.config import NEVER, GRPOConfig
 from open_instruct.device import flash_attention_can_run
-from open_instruct.model_support import problem_with_weights, why_refused
+from open_instruct.model_support import why_refused
 from open_instruct.rc_prompts import (
     REASONING_FIELDS,
     SUMMARIZATION_FIELDS,
@@ -567,8 +567,6 @@ def _load(kind: Literal["AutoConfig", "AutoTokenizer"], name: str, revision: str
         return None, "no such directory. Check the path."
     if kind == "AutoConfig" and os.path.isdir(path) and not (path / "config.json").is_file():
         return None, "no config.json in it. Give the directory that save_pretrained wrote."
-    if kind == "AutoConfig" and os.path.isdir(path) and (problem := problem_with_weights(path)):
-        return None, problem
     return _from_pretrained(kind, name, revision, is_hub_name=is_hub_name)
 
 

@@ -20,6 +20,7 @@ if sys.path and Path(sys.path[0]).resolve() == Path(__file__).resolve().parent:
     del sys.path[0]  # run as a script, this folder would shadow top-level modules of the same names
 
 import logging
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -38,6 +39,7 @@ from open_instruct.failures import WeightsDiffer
 from open_instruct.fully_async_trainer import FullyAsyncTrainer, TrainedStep
 from open_instruct.interruption import Interrupted
 from open_instruct.message_queue import MessageQueue
+from open_instruct.model_support import problem_with_weights
 from open_instruct.output_directory import UnusableDirectory, describe, held, is_of_storage
 from open_instruct.parameter_synchronizer import ParameterSynchronizer
 from open_instruct.placement_plan import CannotPlace
@@ -201,7 +203,14 @@ def validators(inputs: list[RunInputs]) -> list[Callable[[GRPOConfig], list[str]
         inputs.extend([loaded] if loaded else [])
         return mistakes + resumes_the_same_run(args, loaded)
 
-    return [collect_mistakes, data_is_that_of_the_run]
+    return [collect_mistakes, weights_are_whole, data_is_that_of_the_run]
+
+
+def weights_are_whole(args: GRPOConfig) -> list[str]:
+    """Of a model that lies in a directory; the hub's files are checked as they are fetched."""
+    directory = Path(args.model_name_or_path)
+    problem = problem_with_weights(directory) if os.path.isfile(directory / "config.json") else ""
+    return [f"{shown(args, 'model_name_or_path')}: {problem}"] if problem else []
 
 
 # --- start and end of the parts ---------------------------------------------------------------------------------------

@@ -177,6 +177,7 @@ class RayWatch(threading.Thread):
         )
         for handler in logging.getLogger().handlers:
             handler.flush()
+        _kill_family()
         kill_marked(self._mark)
         os._exit(1)
 
@@ -198,6 +199,14 @@ def marked() -> Iterator[str]:
         yield mark
     finally:
         del os.environ[RUN_MARK]
+
+
+def _kill_family() -> None:
+    """What this process has started, and what that has: Ray's agents write their title over the environment that a mark is in."""
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            if not any(STARTED_BY in word for word in process.cmdline()):
+                process.kill()
 
 
 def kill_marked(mark: str) -> None:

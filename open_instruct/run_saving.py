@@ -31,7 +31,7 @@ def resumes_the_same_run(args: GRPOConfig, inputs: "RunInputs | None") -> list[s
     if newest is None:
         return []
     identity = newest.state.get("identity")
-    if not isinstance(identity, dict) or not isinstance(newest.state.get("progress"), dict):
+    if not isinstance(identity, dict) or not isinstance(newest.state.get("progress", {}), dict):
         return [f"{option}: {newest.path} does not say of which run it is. Remove it, or give another directory."]
     changed = differences(identity, run_identity(args, inputs))
     if not changed:

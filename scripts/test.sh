@@ -13,7 +13,7 @@ bash "$ROOT/scripts/setup_cpu.sh"
 
 marks=(-m "not slow and not gpu")
 # Most of the time a test waits for processes to start, so two lanes share two cores well. Slow tests have them for themselves.
-lanes=(-n "${TEST_LANES:-2}" --dist loadfile)
+lanes=(-n "${TEST_LANES:-2}" --dist loadfile --no-loadscope-reorder)
 for argument in "$@"; do
     case "$argument" in
         -m | -m?* | --markexpr | --markexpr=*) marks=() lanes=() ;;

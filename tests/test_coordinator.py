@@ -13,10 +13,10 @@ from open_instruct.coordinator import Parts, Signals
 def parts_of(**fakes: Any) -> Parts:
     nothing: Any = None
     return Parts(
-        manager=fakes.get("manager", nothing),
+        manager=fakes.get("manager", SimpleNamespace(rollout_engines=[])),
         group=fakes.get("group", nothing),
         message_queue=nothing,
-        supervisor=fakes.get("supervisor", SimpleNamespace(check=lambda: None)),
+        supervisor=fakes.get("supervisor", SimpleNamespace(check=lambda: None, began=lambda _: None)),
         signals=Signals(),
     )
 

@@ -70,7 +70,7 @@ def test_steps_without_a_finite_gradient_end_the_run(tmp_path: Path, monkeypatch
     run = played_run(tmp_path, max_nonfinite_steps=3)
     run.parts.shut_down = lambda: None
     monkeypatch.setattr(grpo_fast, "set_up", lambda *_: run)
-    monkeypatch.setattr(grpo_fast.coordinator, "ray_cluster", lambda: nullcontext(run.parts.signals))
+    monkeypatch.setattr(grpo_fast.coordinator, "ray_cluster", lambda *_: nullcontext(run.parts.signals))
     inputs: Any = SimpleNamespace(reports=[])
     assert grpo_fast.run(run.args, inputs) == 1
     run.log.close()
