@@ -169,7 +169,7 @@ def test_an_engine_that_dies_in_the_middle_of_an_update_does_not_hinder_the_othe
 
 def test_calls_of_an_update_that_was_given_up_are_refused(ray_session: Any, engines: SimpleNamespace) -> None:
     engine = engines.actors[0]
-    newer = time.time_ns()
+    newer = time.monotonic_ns()  # as EngineClient.begin counts
     ray_session.get(engine.start_weight_update.remote(newer), timeout=TIMEOUT_S)
     for call in (
         engine.start_weight_update.remote(newer - 1),

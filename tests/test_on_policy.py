@@ -74,6 +74,7 @@ class PlainLoop:
     def send(self, version: int) -> None:
         self.client.begin(version)
         self.sender.send_weights()
+        assert self.client.report().confirmed == {0: version}
 
     def sample(self, issue_number: int) -> tuple[int, GenerationResult]:
         from dataclasses import replace

@@ -53,7 +53,7 @@ class Saved:
 
     def start_again(self, **options: Any) -> list[str]:
         """What the same command, apart from `options`, is told."""
-        [_, data_is_that_of_the_run] = grpo_fast.validators([])
+        [*_, data_is_that_of_the_run] = grpo_fast.validators([])
         return data_is_that_of_the_run(self.args(**options))
 
 
