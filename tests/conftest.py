@@ -1,5 +1,6 @@
 """Real parts, started once for a whole session: Ray, engines, tiny models."""
 
+import ctypes
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,9 +17,27 @@ settings.load_profile("at any load")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
+CLONE_NEWNS, MS_REC, MS_PRIVATE = 0x20000, 0x4000, 0x40000  # of linux/sched.h and linux/mount.h
 TINY_MODEL = Path(__file__).parents[1] / "assets" / "tiny_model"
 MAX_MODEL_LEN = 128
 TIMEOUT_S = 120.0
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """A lane of pytest-xdist gets a /dev/shm of its own, in which only its own tests can leave something behind."""
+    if not hasattr(config, "workerinput"):
+        return
+    libc = ctypes.CDLL(None, use_errno=True)
+
+    def succeed(status: int) -> None:
+        if status != 0:
+            pytest.exit(
+                f"no /dev/shm of its own for this lane: {os.strerror(ctypes.get_errno())}. Run with TEST_LANES=1."
+            )
+
+    succeed(libc.unshare(CLONE_NEWNS))
+    succeed(libc.mount(b"none", b"/", None, MS_REC | MS_PRIVATE, None))
+    succeed(libc.mount(b"tmpfs", b"/dev/shm", b"tmpfs", 0, None))
 
 
 def make_args(**options: Any) -> Any:
