@@ -18,6 +18,8 @@ same size with random weights instead, which goes on until the limit given, for 
 
 import argparse
 import asyncio
+import os
+import secrets
 import signal
 import statistics
 import sys
@@ -37,6 +39,7 @@ from open_instruct.openai_client import ServedModel
 from open_instruct.rc_options import RCOptions, read_options
 from open_instruct.rc_stream import read_stream
 from open_instruct.rc_types import TrainingText
+from open_instruct.server_keys import VLLM_KEY_VARIABLE, key_headers
 from open_instruct.vllm_server import ServerOptions, VllmServer
 
 ROOT = Path(__file__).parents[1]
@@ -68,6 +71,7 @@ def measure(arguments: argparse.Namespace, directory: str) -> list[dict[str, Any
     model = str(ROOT / "assets" / "tiny_model")
     if arguments.untrained:
         model = make_untrained(model, f"{directory}/model")
+    os.environ.setdefault(VLLM_KEY_VARIABLE, secrets.token_hex(16))  # server, actor and replay read it there
     further = ("--no-enable-prefix-caching", "--disable-uvicorn-access-log")
     server = ServerOptions(model, PORT, current_device(), max_num_seqs=arguments.concurrency, extra=further)
     with VllmServer(server, Path(directory) / "server.log") as running:
@@ -123,7 +127,8 @@ async def replay(turns: list[TrainingText], model: ServedModel, options: RCOptio
     """Seconds for the same prompts and lengths, `llm_max_rollouts` at a time."""
     room = asyncio.Semaphore(options.actor.llm_max_rollouts)
     timeout = aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_S)
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as session:
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(connector=connector, timeout=timeout, headers=key_headers(url, ())) as session:
 
         async def ask(number: int, turn: TrainingText) -> None:
             body = {

@@ -23,7 +23,7 @@ from ray.util.placement_group import PlacementGroup, remove_placement_group
 from ray.util.queue import Queue
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from open_instruct import bundles, shared_storage
+from open_instruct import bundles, ray_access, shared_storage
 from open_instruct.actor_group import RayTrainGroup
 from open_instruct.colocation import SideBySide, TakeTurns
 from open_instruct.config import GRPOConfig
@@ -92,9 +92,12 @@ def ray_cluster(stopped_timeout_s: float = 15.0) -> Iterator[Signals]:
     signals = Signals()
     signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
     try:
+        is_own = not ray_access.is_there_a_cluster()
+        if is_own:
+            ray_access.keep_to_this_machine()
         with marked() as mark:
             ray.init(
-                address=os.environ.get("RAY_ADDRESS"),
+                address="local" if is_own else os.environ.get("RAY_ADDRESS"),
                 include_dashboard=False,
                 log_to_driver=False,
                 configure_logging=False,

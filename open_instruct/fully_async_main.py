@@ -31,6 +31,7 @@ from open_instruct.rollout import Rollouter
 from open_instruct.yaml_door import Door, in_terms_of_the_file, unknown_key
 
 PROGRAM = "fully_async_main.py"
+MOST_NODES = 100_000
 SPECIAL_KEYS = {
     "async_training": ("sync_timeout", "alerts", "monitor"),
     "trainer": ("cls", "n_gpus_per_node", "nnodes", "device"),
@@ -65,8 +66,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def let_user_modules_be_found() -> None:
     """Classes that the file names may lie in the current directory, here and in Ray's processes."""
     here = os.getcwd()
-    sys.path.insert(0, here)
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH", "")]))
+    if here not in sys.path:
+        sys.path.append(here)
 
 
 def compose(argv: Sequence[str]) -> dict[str, Any]:
@@ -131,7 +132,7 @@ def _flatten(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str],
             if key in SPECIAL_KEYS.get(section, ()):
                 continue
             if key not in options:
-                mistakes.append(f"{place}: {unknown_key(key, options)}")
+                mistakes.append(f"{place}: {unknown_key(str(key), options)}")
             elif key in where:
                 mistakes.append(f"{place}: {where[key]} says the same. Keep one of them.")
             else:
@@ -150,7 +151,10 @@ def _special_options(config: Mapping[str, Any], where: dict[str, str], mistakes:
     if training.get("device") in ("cpu", "cuda"):
         options["device_type"] = training["device"]
         where["device_type"] = "trainer.device"
-    if alerts := pacing.get("alerts"):
+    alerts = pacing.get("alerts")
+    if alerts and not isinstance(alerts, Mapping):
+        mistakes.append(f"async_training.alerts {alerts}: expected a section of `name: limit` lines.")
+    elif alerts:
         options["alerts"] = [f"{name}={limit}" for name, limit in alerts.items()]
         where["alerts"] = "async_training.alerts"
     if learners := _places(training, "trainer", mistakes):
@@ -178,6 +182,9 @@ def _places(section: Mapping[str, Any], name: str, mistakes: list[str]) -> list[
         mistakes.append(
             f"{name}.n_gpus_per_node {per_node} {name}.nnodes {nodes}: expected whole numbers of 1 or more."
         )
+        return []
+    if nodes > MOST_NODES:
+        mistakes.append(f"{name}.nnodes {nodes}: expected {MOST_NODES} or fewer.")
         return []
     return [per_node] * nodes
 
@@ -226,7 +233,7 @@ def _load(path: Any, key: str, mistakes: list[str]) -> Any:
     module, _, name = str(path).rpartition(".")
     try:
         return getattr(importlib.import_module(module), name)
-    except Exception as error:  # whatever a user's module does when it is imported
+    except (Exception, SystemExit) as error:  # whatever a user's module does when it is imported
         mistakes.append(f"{key} {path}: it cannot be loaded ({type(error).__name__}: {error}). Check the dotted path.")
         return None
 

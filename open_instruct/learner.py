@@ -34,6 +34,7 @@ from open_instruct.learner_models import build_engine, build_reference, hf_model
 from open_instruct.optimizer_step import apply_gradient, discard_gradient
 from open_instruct.random_state import random_state, seed_everything, set_random_state
 from open_instruct.run_tokenizer import tokenizer_of_run
+from open_instruct.safe_load import data_only
 from open_instruct.state_offload import REFERENCE, TAGS, WEIGHTS, StateOffload
 from open_instruct.step_sums import StepSums
 from open_instruct.train_actor import TrainRayActor
@@ -369,12 +370,13 @@ class PolicyTrainerRayProcess(TrainRayActor):
     def load_checkpoint(self, directory: str, version: int) -> None:
         """Go on from a checkpoint that was written after `version` training steps."""
         self._offload.check_loaded(*TAGS, what="loading a checkpoint")
-        path, _ = self.engine.load_checkpoint(directory, tag=LEARNER_DIRECTORY)
-        if path is None:
-            raise ValueError(
-                f"{directory} holds no DeepSpeed checkpoint; remove the directory to start from an older one"
-            )
-        set_random_state(torch.load(Path(directory) / f"random_state_{self.rank}.pt", weights_only=False))
+        with data_only():
+            path, _ = self.engine.load_checkpoint(directory, tag=LEARNER_DIRECTORY)
+            if path is None:
+                raise ValueError(
+                    f"{directory} holds no DeepSpeed checkpoint; remove the directory to start from an older one"
+                )
+            set_random_state(torch.load(Path(directory) / f"random_state_{self.rank}.pt", weights_only=True))
         self.version = version
 
 

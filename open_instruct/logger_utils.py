@@ -21,6 +21,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any, Literal, Protocol
 
+import psutil
+
+from open_instruct.background import Background
 from open_instruct.checkpoints import sync_to_disk
 from open_instruct.masking import MaskingFormatter, masked
 
@@ -35,6 +38,10 @@ _ROW_START = re.compile(rb'\{"training_step": (\d+)[,}]')
 WANDB_INIT_TIMEOUT_S = 20.0
 WANDB_FINISH_TIMEOUT_S = 30.0
 WANDB_ANSWER_TIMEOUT_S = 5.0
+WANDB_GRACE_S = 5.0
+"""Beyond its own limit, for wandb to notice it."""
+WANDB_MAX_ROWS_WAITING = 1000
+"""Rows of metrics that wandb has not taken yet; further ones are left out there."""
 
 
 class Isolation(contextlib.AbstractContextManager[None]):
@@ -232,6 +239,8 @@ class WandbTracker:
         import wandb
 
         self._isolation = Isolation("wandb")
+        self._background = Background("wandb", WANDB_MAX_ROWS_WAITING)
+        self._num_left_out = 0
         self._wandb = wandb
         if self._can_go_online():
             try:
@@ -281,19 +290,43 @@ class WandbTracker:
         )
 
     def log(self, metrics: Mapping[str, Any], step: int) -> None:
+        """Hand a row over; wandb may hang (its helper, a file system), and no step waits for it."""
+        row = {STEP_KEY: step, **metrics}
+        if not self._background.submit(lambda: self._log(row)):
+            if self._num_left_out == 0:
+                logger.warning("wandb hangs: the run goes on, and leaves rows out there (metrics.jsonl has them all)")
+            self._num_left_out += 1
+
+    def _log(self, row: Mapping[str, Any]) -> None:
         with self._isolation:
-            self._run.log({STEP_KEY: step, **{key: self._to_wandb(value) for key, value in metrics.items()}})
+            self._run.log({key: self._to_wandb(value) for key, value in row.items()})
 
     def _to_wandb(self, value: Any) -> Any:
         value = to_json_value(value)
         return self._wandb.Histogram(value) if isinstance(value, list) and value else value
 
     def finish(self, exit_code: int = 0) -> None:
-        """Send what is left, for at most `WANDB_FINISH_TIMEOUT_S`, and end wandb's helper process."""
+        """Send what is left, for at most `WANDB_FINISH_TIMEOUT_S`, and end wandb's helper process, if need be by force."""
+        self._background.submit(lambda: self._finish(exit_code))
+        if not self._background.end(WANDB_FINISH_TIMEOUT_S + WANDB_GRACE_S):
+            logger.warning(
+                "wandb hangs: what it has not sent yet is left behind. metrics.jsonl has all rows (left out there: %d)",
+                self._num_left_out,
+            )
+            _kill_helpers()  # at the end of this process wandb would wait for them
+
+    def _finish(self, exit_code: int) -> None:
         with self._isolation:
             self._run.finish(exit_code=exit_code)
         with self._isolation:
             self._wandb.teardown(exit_code=exit_code)
+
+
+def _kill_helpers() -> None:
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.Error):
+            if "wandb" in child.name():
+                child.kill()
 
 
 def answers(url: str, *, timeout_s: float) -> bool:

@@ -23,9 +23,13 @@ from typing import Any
 import aiohttp
 
 from open_instruct.rc_types import EnginesDown, Generation, RetriesExhausted, RetryOptions, TurnRejected, TurnRequest
+from open_instruct.server_keys import KEY_VARIABLE, VLLM_KEY_VARIABLE
+from open_instruct.tcp import make_socket
 
 logger = logging.getLogger(__name__)
 
+CONNECT_TIMEOUT_S = 10.0
+"""For a connection to a server. One that is open and goes nowhere breaks after `tcp.LOST_S`."""
 PROBE_TIMEOUT_S = 2.0
 PROBE_INTERVAL_S = 1.0
 MAX_INTERRUPTIONS = 10
@@ -53,6 +57,8 @@ class Server:
 
     url: str
     num_slots: int
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """Its key, where it has one."""
     in_flight: int = 0
     down_since: float | None = None
     """Monotonic time; None while it is up."""
@@ -221,10 +227,10 @@ class OpenAIClient:
             pool.release(server)
 
     async def _post(self, server: Server, request: TurnRequest) -> dict[str, Any]:
-        timeout = aiohttp.ClientTimeout(total=self.retry.request_timeout_s)
+        timeout = aiohttp.ClientTimeout(total=self.retry.request_timeout_s, sock_connect=CONNECT_TIMEOUT_S)
         try:
             async with self.session.post(
-                f"{server.url}/completions", json=self._body(request), timeout=timeout
+                f"{server.url}/completions", json=self._body(request), headers=server.headers, timeout=timeout
             ) as response:
                 content = await response.read()
                 if response.status in PASSING_STATUS or response.status >= 500:
@@ -251,7 +257,7 @@ class OpenAIClient:
         """Whether the server answers at all."""
         try:
             timeout = aiohttp.ClientTimeout(total=PROBE_TIMEOUT_S)
-            async with self.session.get(f"{server.url}/models", timeout=timeout) as response:
+            async with self.session.get(f"{server.url}/models", headers=server.headers, timeout=timeout) as response:
                 return response.status < 500
         except (aiohttp.ClientError, TimeoutError, OSError):
             return False
@@ -329,14 +335,14 @@ class ServerProblem(RuntimeError):
     """A server that a run cannot begin with; the message says why and what to do."""
 
 
-async def find_model(url: str, name: str, *, api_key: str | None, timeout_s: float) -> ServedModel:
+async def find_model(url: str, name: str, *, headers: Mapping[str, str], timeout_s: float) -> ServedModel:
     """The model of the server at `url`: the one called `name`, or the only one. Waits for the server up to `timeout_s`.
 
     Raises:
         ServerProblem: it cannot be reached, refuses the key, or serves other models.
     """
     deadline = time.monotonic() + timeout_s
-    async with make_session(api_key) as session:
+    async with make_session(headers) as session:
         while True:
             content, problem = await _list_models(session, url, deadline - time.monotonic())
             if not problem:
@@ -349,10 +355,9 @@ async def find_model(url: str, name: str, *, api_key: str | None, timeout_s: flo
             await asyncio.sleep(PROBE_INTERVAL_S / 2)
 
 
-def make_session(api_key: str | None) -> aiohttp.ClientSession:
+def make_session(headers: Mapping[str, str] | None = None) -> aiohttp.ClientSession:
     """A session for turns: as many connections as there are slots, each turn with a timeout of its own."""
-    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_CONNECTION_S)
+    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_CONNECTION_S, socket_factory=make_socket)
     return aiohttp.ClientSession(headers=headers, connector=connector)
 
 
@@ -368,7 +373,8 @@ async def _list_models(session: aiohttp.ClientSession, url: str, timeout_s: floa
         raise ServerProblem(f"me.llm_urls {url}: that is no address ({error}). Write http://host:port/v1.") from None
     if response.status in (401, 403):
         raise ServerProblem(
-            f"me.llm_urls {url}: the server refuses the key (HTTP {response.status}). Set OPENAI_API_KEY to its key."
+            f"me.llm_urls {url}: the server refuses the key (HTTP {response.status}). Set {VLLM_KEY_VARIABLE} to the key that "
+            f"vLLM was started with; or {KEY_VARIABLE}, and name the server in me.api_key_urls: that key goes nowhere else."
         )
     return content, "" if response.status == 200 else _excerpt(response.status, content)
 

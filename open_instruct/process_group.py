@@ -16,13 +16,17 @@ OF_GLOO, OF_NCCL = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
 
 def open_store(world_size: int, timeout_s: float) -> "torch.distributed.TCPStore":
     """Listen on this node for the other ranks. The port is held from now on, so nobody can take it."""
+    host = ray.util.get_node_ip_address()
+    door = socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    port = door.getsockname()[1]
     return torch.distributed.TCPStore(
-        ray.util.get_node_ip_address(),
-        0,
+        host,
+        port,
         world_size,
         is_master=True,
         wait_for_workers=False,
         timeout=timedelta(seconds=timeout_s),
+        master_listen_fd=door.detach(),  # left alone it listens on every interface, and asks nobody for a password
     )
 
 

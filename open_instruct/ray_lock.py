@@ -10,7 +10,7 @@
 
 The connection is the lease. The kernel closes it the moment a process ends, however it ends, and sends its keep-alive probes even
 while the process is stopped or holds the interpreter for long: so a dead holder is noticed at once (its whole node within
-`NODE_LOST_S`) and a busy one is never taken for dead. An unfinished Ray call of the holder would tell of its death too, but keeps
+`tcp.LOST_S`) and a busy one is never taken for dead. An unfinished Ray call of the holder would tell of its death too, but keeps
 an actor from leaving by itself (`exit_actor` waits for the calls it made).
 """
 
@@ -32,14 +32,12 @@ from typing import Any
 
 import ray
 
+from open_instruct.tcp import notice_a_lost_machine
+
 ACQUIRE_S = 120.0
 """How long `acquire` waits unless told otherwise."""
 REPLY_S = 30.0
 """Beyond a caller's own timeout, how long the keeper may take to answer."""
-PROBE_S = 5
-NUM_PROBES = 3
-NODE_LOST_S = PROBE_S * (NUM_PROBES + 1)
-"""When the node of a holder is gone without a word, its lease ends after this time."""
 MAX_WAITING = 10_000
 """Calls that the keeper can have open; one that waits for the lock is one."""
 
@@ -241,13 +239,12 @@ class _LockKeeper:
         host = ray.util.get_node_ip_address()
         async with self._opening:
             if self._door is None:
-                every_interface = "::" if ":" in host else "0.0.0.0"
-                self._door = await asyncio.start_server(self._keep_line, every_interface, 0)
+                self._door = await asyncio.start_server(self._keep_line, host, 0)
         return host, self._door.sockets[0].getsockname()[1], self._password
 
     async def _keep_line(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection, from its beginning to the death of the process at its other end."""
-        _probe_often(writer.get_extra_info("socket"))
+        notice_a_lost_machine(writer.get_extra_info("socket"))
         with contextlib.closing(writer), contextlib.suppress(OSError):
             hello = json.loads(await asyncio.wait_for(reader.readline(), REPLY_S))
             if not hmac.compare_digest(hello["password"], self._password):
@@ -313,11 +310,3 @@ class _LockKeeper:
             waiter = self._queue.popleft()
             self._holder = waiter.owner
             waiter.is_granted.set_result(True)
-
-
-def _probe_often(connection: socket.socket) -> None:
-    """Have the kernel notice a node that is gone: the default is two hours."""
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, PROBE_S)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, PROBE_S)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, NUM_PROBES)

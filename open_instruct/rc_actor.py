@@ -24,7 +24,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from open_instruct import rc_worker, yaml_door
+from open_instruct import yaml_door
 from open_instruct.cli import UsageError, fail_with
 from open_instruct.interruption import Interrupted
 from open_instruct.logger_utils import (
@@ -37,11 +37,12 @@ from open_instruct.output_directory import UnusableDirectory, describe, held, is
 from open_instruct.rc_accuracy_plot import plot_accuracy_by_cycle
 from open_instruct.rc_actor_loop import Phase, RCActorLoop, RunFailed
 from open_instruct.rc_evaluation import evaluate, format_comparison
-from open_instruct.rc_options import RCOptions, SamplingOptions, option_keys, read_options, split_urls
+from open_instruct.rc_options import RCOptions, RunOptions, SamplingOptions, option_keys, read_options, split_urls
 from open_instruct.rc_statistics import RolloutStatistics, format_table
 from open_instruct.rc_stream import NotAStream, StreamWriter, read_trajectories, resume_stream
 from open_instruct.rc_types import Problem
 from open_instruct.rc_worker import load_dotted
+from open_instruct.server_keys import key_headers
 from open_instruct.yaml_door import Door
 
 logger = logging.getLogger("open_instruct.rc_actor")
@@ -101,7 +102,8 @@ def load_problems(options: RCOptions) -> dict[str, list[Problem]]:
     Raises:
         UsageError: with all mistakes.
     """
-    sys.path.insert(0, os.getcwd())  # loaders and policies may be the user's
+    if (here := os.getcwd()) not in sys.path:
+        sys.path.append(here)  # loaders and policies may be the user's; at the end, where they shadow nothing
     mistakes: list[str] = []
     problems: dict[str, list[Problem]] = {"train": [], "test": []}
     for name in ("solution_rollout_policy", "summarization_rollout_policy"):
@@ -110,10 +112,30 @@ def load_problems(options: RCOptions) -> dict[str, list[Problem]]:
     test_names = options.test_dataset_names if options.run.eval_every_n_versions else []
     for kind, names in (("train", options.train_dataset_names), ("test", test_names)):
         if names and load is not None:
-            problems[kind] = _tried(mistakes, f"{kind}_dataset_names: ", load, names, seed=options.run.seed) or []
+            problems[kind] = _tried(mistakes, f"{kind}_dataset_names: ", _problems, load, names, options.run) or []
     if mistakes:
         raise UsageError(mistakes)
     return problems
+
+
+def _problems(load: Any, names: list[Any], run: RunOptions) -> list[Problem]:
+    """What the loader finds under these names; the loader may be the user's.
+
+    Raises:
+        ValueError: it fails, or returns something else.
+    """
+    try:
+        found = load(names, seed=run.seed)
+    except ValueError:
+        raise
+    except Exception as error:
+        logger.debug("dataset_loader", exc_info=error)
+        raise ValueError(
+            f"{run.dataset_loader} fails ({type(error).__name__}: {error}). It is called as load(names, seed=…)."
+        ) from error
+    if not isinstance(found, list) or not all(isinstance(one, Problem) for one in found):
+        raise ValueError(f"{run.dataset_loader} gives {type(found).__name__}, not a list of rc_types.Problem.")
+    return found
 
 
 def _tried(mistakes: list[str], prefix: str, function: Any, *args: Any, **options: Any) -> Any:
@@ -131,12 +153,17 @@ def find_servers(options: RCOptions) -> ServedModel:
         ServerProblem: one does not answer in time, or serves something else.
     """
     urls = list(dict.fromkeys([*split_urls(options.me.llm_urls), *split_urls(options.me.summarization_llm_urls)]))
-    key = os.environ.get(rc_worker.KEY_VARIABLE)
+    with_key = split_urls(options.me.api_key_urls)
 
     async def ask_all() -> list[ServedModel]:
         return await asyncio.gather(
             *(
-                find_model(url, options.run.model_path, api_key=key, timeout_s=options.me.wait_for_server_s)
+                find_model(
+                    url,
+                    options.run.model_path,
+                    headers=key_headers(url, with_key),
+                    timeout_s=options.me.wait_for_server_s,
+                )
                 for url in urls
             )
         )

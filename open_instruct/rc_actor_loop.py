@@ -157,6 +157,7 @@ class RCActorLoop:
             model=self._model.name,
             max_model_len=self._model.max_model_len,
             urls={REASONING: urls, SUMMARIZATION: split_urls(options.me.summarization_llm_urls) or urls},
+            api_key_urls=split_urls(options.me.api_key_urls),
             num_slots=slots + (number < extra),
             policies={
                 REASONING: options.actor.solution_rollout_policy,

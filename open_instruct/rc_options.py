@@ -5,6 +5,8 @@ it bounds what it bounded there, one entry on its way to the stream.
 """
 
 import dataclasses
+import math
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
@@ -20,6 +22,7 @@ from open_instruct.rc_prompts import (
 )
 from open_instruct.rc_state import RCSettings
 from open_instruct.rc_types import RetryOptions
+from open_instruct.server_keys import KEY_VARIABLE
 from open_instruct.yaml_door import in_terms_of_the_file, unknown_key
 
 Section = TypeVar("Section")
@@ -108,6 +111,8 @@ class ServerOptions:
     """A list, or joined by +; with or without /v1."""
     summarization_llm_urls: list[str] = field(default_factory=list)
     """Servers that write the summaries, and nothing else; by default the same."""
+    api_key_urls: list[str] = field(default_factory=list)
+    """Those of the servers above that get the key in OPENAI_API_KEY. All others get VLLM_API_KEY, where it is set."""
     max_model_len: int | None = None
     """Tokens of prompt and answer; by default what the servers say."""
     wait_for_server_s: float = 10.0
@@ -282,7 +287,7 @@ def _dataset_names(value: Any, key: str, mistakes: list[str]) -> list[Any]:
 def _at_least(options: Any, **least: float) -> Iterator[str]:
     for name, minimum in least.items():
         value = getattr(options, name)
-        if value < minimum:
+        if not minimum <= value < math.inf:  # a NaN is no number to wait for either
             yield f"--{name} {value}: expected {minimum} or more."
 
 
@@ -329,9 +334,15 @@ def _server_mistakes(options: ServerOptions) -> Iterator[str]:
         yield f"--max_model_len {options.max_model_len}: expected 2 or more."
     if not split_urls(options.llm_urls):
         yield "--llm_urls: missing. Name a server, such as http://localhost:8000/v1."
-    for url in [*split_urls(options.llm_urls), *split_urls(options.summarization_llm_urls)]:
-        if not url.startswith(("http://", "https://")):
-            yield f"--llm_urls {url}: that is no address. Write http://host:port/v1."
+    urls = [*split_urls(options.llm_urls), *split_urls(options.summarization_llm_urls)]
+    for url in urls:
+        if not url.startswith(("http://", "https://")) or "?" in url:
+            yield f"--llm_urls {url}: that is no address of a server. Write http://host:port/v1."
+    for url in split_urls(options.api_key_urls):
+        if url not in urls:
+            yield f"--api_key_urls {url}: that server is not among the ones that are asked. Name it in --llm_urls, too."
+    if options.api_key_urls and not os.environ.get(KEY_VARIABLE):
+        yield f"--api_key_urls: {KEY_VARIABLE} is not set. Set it to the key of these servers."
 
 
 def _debug_mistakes(options: DebugOptions) -> Iterator[str]:

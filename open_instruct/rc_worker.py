@@ -21,11 +21,11 @@ from open_instruct.openai_client import OpenAIClient, Server, ServerPool, make_s
 from open_instruct.rc_prompts import ChatCodec
 from open_instruct.rc_scheduler import BoundedQueue, SchedulerOptions, schedule_rollouts
 from open_instruct.rc_types import REASONING, SUMMARIZATION, EnginesDown, Problem, RetryOptions
+from open_instruct.server_keys import key_headers
 from open_instruct.verifier_pool import VerifierPool
 from open_instruct.workflows import RCWorkflow, RolloutPolicy, Score
 
 VERIFIER_TIMEOUT_S = 10.0
-KEY_VARIABLE = "OPENAI_API_KEY"
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,8 @@ class WorkerOptions:
     """As the servers call it."""
     max_model_len: int
     urls: dict[str, list[str]]
+    api_key_urls: list[str]
+    """Those that get the key in OPENAI_API_KEY."""
     """By turn type."""
     num_slots: int
     """This worker's share of the slots of each server."""
@@ -107,7 +109,7 @@ async def _work(
     with VerifierPool(1, VERIFIER_TIMEOUT_S, ready=options.verifiers) as verifiers:  # loads while this process does
         codec = ChatCodec(load_tokenizer(options.tokenizer))
         policies: dict[str, RolloutPolicy] = {name: load_dotted(path) for name, path in options.policies.items()}
-        async with make_session(os.environ.get(KEY_VARIABLE)) as session:
+        async with make_session() as session:
             client = OpenAIClient(session, {}, options.model, codec.encode, options.retry)
             pools = make_pools(options, client)
             client.pools = pools
@@ -132,7 +134,7 @@ def make_pools(options: WorkerOptions, client: OpenAIClient) -> dict[str, Server
     """A pool for each turn type; the same one where the addresses are the same."""
 
     def pool(urls: list[str]) -> ServerPool:
-        servers = [Server(url, options.num_slots) for url in urls]
+        servers = [Server(url, options.num_slots, key_headers(url, options.api_key_urls)) for url in urls]
         return ServerPool(servers, client.is_there, max_downtime_s=options.retry.max_server_downtime_s)
 
     reasoning = pool(options.urls[REASONING])
@@ -188,7 +190,7 @@ def load_dotted(path: str) -> Any:
     module, _, name = path.rpartition(".")
     try:
         return getattr(importlib.import_module(module), name)
-    except Exception as error:  # whatever a user's module does when it is imported
+    except (Exception, SystemExit) as error:  # whatever a user's module does when it is imported
         raise ValueError(
             f"{path}: it cannot be loaded ({type(error).__name__}: {error}). Check the dotted path."
         ) from error

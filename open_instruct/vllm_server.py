@@ -9,18 +9,19 @@ is run, which is the same.
 
 import contextlib
 import os
+import secrets
 import signal
 import subprocess
 import sys
 import time
-import urllib.error
 import urllib.request
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import IO
 
 from open_instruct.device import Device
+from open_instruct.server_keys import VLLM_KEY_VARIABLE
 
 END_TIMEOUT_S = 15.0
 """How long a server may take to end by itself."""
@@ -43,6 +44,8 @@ class ServerOptions:
     max_num_seqs: int = 64
     gpu: int = 0
     """Which one, where there are any."""
+    api_key: str = field(default_factory=lambda: os.environ.get(VLLM_KEY_VARIABLE) or secrets.token_hex(16))
+    """Who does not send it is refused. It never stands on a command line, where every user of the machine could read it."""
     extra: tuple[str, ...] = ()
     """Further words of the command line."""
 
@@ -56,7 +59,7 @@ class ServerOptions:
 
     @property
     def environment(self) -> dict[str, str]:
-        return os.environ | self.device.server_env(gpu=self.gpu)
+        return os.environ | self.device.server_env(gpu=self.gpu) | {VLLM_KEY_VARIABLE: self.api_key}
 
 
 class VllmServer:
@@ -93,23 +96,29 @@ class VllmServer:
             ServerFailed: it ended, or `timeout_s` seconds were not enough.
         """
         deadline = time.monotonic() + timeout_s
-        while not self._answers():
+        while True:
+            is_ready = self._knows_its_key()
             assert self._process is not None, "it has not been started"
-            if self._process.poll() is not None:
+            if self._process.poll() is not None:  # looked at last: somebody else's server may have answered
                 raise ServerFailed(
                     f"the server at {self.url} ended with code {self._process.returncode}.{self._end_of_log()}"
                 )
+            if is_ready:
+                return
             if time.monotonic() > deadline:
                 raise ServerFailed(f"the server at {self.url} was not ready after {timeout_s:g} s.{self._end_of_log()}")
             time.sleep(POLL_S)
 
-    def _answers(self) -> bool:
+    def _knows_its_key(self) -> bool:
+        """Whether a server answers there that takes our key and refuses another: somebody else's may take any."""
+        return self._answers(self.options.api_key) and not self._answers(self.options.api_key + "0")
+
+    def _answers(self, key: str) -> bool:
+        request = urllib.request.Request(f"{self.url}/models", headers={"Authorization": f"Bearer {key}"})
         try:
-            with urllib.request.urlopen(f"{self.url}/models", timeout=2):
+            with urllib.request.urlopen(request, timeout=2):
                 return True
-        except urllib.error.HTTPError:
-            return True
-        except OSError:
+        except OSError:  # HTTPError is one
             return False
 
     def _end_of_log(self) -> str:

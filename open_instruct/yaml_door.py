@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from open_instruct.cli import UsageError, no_such_option
+from open_instruct.cli import BadYaml, UsageError, check_yaml, no_such_option
 
 CONFIG_DIRECTORY = Path(__file__).resolve().parents[1] / "conf"
 
@@ -42,15 +42,44 @@ def compose(door: Door, argv: Sequence[str]) -> dict[str, Any]:
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    written = [f"++{one}" if door.may_be_new(one.partition("=")[0]) else one for one in overrides]
+    if mistakes := [f"{one}: {mistake}" for one in overrides if (mistake := _misspelled(one))]:
+        raise UsageError(mistakes)
+    bare = [one.removeprefix("++").removeprefix("+") for one in overrides]
+    written = [
+        f"++{b}" if door.may_be_new(b.partition("=")[0]) else one for one, b in zip(overrides, bare, strict=True)
+    ]
+    path = directory / f"{name}.yaml"
     try:
+        check_yaml(path.read_text(encoding="utf-8"))
         with hydra.initialize_config_dir(str(directory), version_base=None):
             return OmegaConf.to_container(hydra.compose(name, written), resolve=True)  # type: ignore[return-value]
     except (HydraException, OmegaConfBaseException) as error:
         raise UsageError([_as_mistake(door, error, overrides)]) from None
     except yaml.YAMLError as error:
         line = error.problem_mark.line + 1 if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark else "?"
-        raise UsageError([f"{directory / name}.yaml: line {line} is not valid YAML."]) from None
+        raise UsageError([f"{path}: line {line} is not valid YAML."]) from None
+    except BadYaml as error:
+        raise UsageError([f"{path}: {error}."]) from None
+    except (UnicodeDecodeError, RecursionError) as error:
+        raise UsageError([f"{path}: it cannot be read ({error}). Save it as UTF-8 text."]) from None
+
+
+def _misspelled(override: str) -> str:
+    """What is wrong with how an override is written, if anything is."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    if not override.partition("=")[0].strip("+~"):
+        return "it names no key."
+    try:
+        parsed = OverridesParser.create().parse_override(override)
+    except HydraException as error:
+        return (
+            f"it cannot be read ({str(error).splitlines()[0]}). Put values with quotes, commas or brackets in quotes."
+        )
+    if parsed.is_sweep_override():
+        return "it has several values. Give one; a list is written [1,2]."
+    return ""
 
 
 def _read_command_line(door: Door, argv: Sequence[str]) -> tuple[Path, str, list[str]]:
@@ -77,10 +106,17 @@ def _as_mistake(door: Door, error: Exception, overrides: Sequence[str]) -> str:
     """Hydra's complaint in one line; of an unknown key, what may have been meant."""
     for override in overrides:
         key = override.partition("=")[0].lstrip("+~")
-        if f"'{key}'" in str(error) or key.rpartition(".")[2] in str(error):
-            return f"{override}: {unknown_key(key.rpartition('.')[2], sorted(door.keys()))}"
-    lines = str(error).strip().splitlines()
-    return f"{lines[0].rstrip('.')}. Overrides are written {door.override}."
+        name = key.rpartition(".")[2]
+        known = door.keys()
+        if f"'{key}'" in str(error) or name in str(error):
+            if name in known:
+                return f"{override}: {_first_line(error)}."
+            return f"{override}: {unknown_key(name, sorted(known))}"
+    return f"{_first_line(error)}. Overrides are written {door.override}."
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0].rstrip(".")
 
 
 def unknown_key(key: str, keys: Sequence[str]) -> str:

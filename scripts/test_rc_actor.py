@@ -9,6 +9,9 @@ the servers lie in `output_dir/logs/`. Everything that is not listed below goes 
 
 import argparse
 import contextlib
+import math
+import os
+import secrets
 import signal
 import socket
 import sys
@@ -19,9 +22,11 @@ from open_instruct import rc_actor, yaml_door
 from open_instruct.cli import UsageError, fail_with
 from open_instruct.device import current_device
 from open_instruct.rc_options import RCOptions, read_options
+from open_instruct.server_keys import VLLM_KEY_VARIABLE
 from open_instruct.vllm_server import ServerFailed, ServerOptions, VllmServer
 
 FIRST_PORT = 8080
+HIGHEST_PORT = 65535
 
 
 def main() -> int:
@@ -30,6 +35,12 @@ def main() -> int:
     parser.add_argument("--first_port", type=int, default=FIRST_PORT)
     parser.add_argument("--start_timeout_s", type=float, default=300.0, help="for the servers to be ready")
     arguments, for_the_actor = parser.parse_known_args()
+    if arguments.num_servers < 1:
+        parser.error(f"--num_servers {arguments.num_servers}: expected 1 or more")
+    if not 1024 <= arguments.first_port <= HIGHEST_PORT - arguments.num_servers:
+        parser.error(f"--first_port {arguments.first_port}: expected 1024 to {HIGHEST_PORT - arguments.num_servers}")
+    if not 0 < arguments.start_timeout_s < math.inf:
+        parser.error(f"--start_timeout_s {arguments.start_timeout_s}: expected a number of seconds above 0")
     try:
         options = read_options(yaml_door.compose(rc_actor.DOOR, for_the_actor))
         rc_actor.load_problems(options)  # before a minute is spent on servers
@@ -37,6 +48,7 @@ def main() -> int:
         fail_with(error.mistakes, program="test_rc_actor.py")
     for number in (signal.SIGINT, signal.SIGTERM):  # in the background, where shells have Ctrl-C ignored, too
         signal.signal(number, _exit)
+    os.environ.setdefault(VLLM_KEY_VARIABLE, secrets.token_hex(16))  # servers and actor read it there
     try:
         with contextlib.ExitStack() as stack:
             servers = [
@@ -58,7 +70,7 @@ def server_options(options: RCOptions, num_servers: int, first_port: int) -> lis
     device = current_device()
     ports: list[int] = []
     port = first_port
-    while len(ports) < num_servers:
+    while len(ports) < num_servers and port <= HIGHEST_PORT:
         if _is_free(port):
             ports.append(port)
         port += 1

@@ -42,6 +42,7 @@ class Call:
     prompt: str
     """Without special tokens."""
     body: dict[str, Any]
+    authorization: str | None = None
 
 
 def completion(said: str, finish_reason: str = "stop", **fields: Any) -> dict[str, Any]:
@@ -129,7 +130,7 @@ class ScriptedServer:
         body = await request.json()
         prompt = codec().decode(body["prompt"])
         turn_type = SUMMARIZATION if SUMMARY_MARK in prompt else REASONING
-        call = Call(len(self.calls), turn_type, prompt, body)
+        call = Call(len(self.calls), turn_type, prompt, body, request.headers.get("Authorization"))
         self.calls.append(call)
         self.in_flight += 1
         self.max_in_flight = max(self.max_in_flight, self.in_flight)
@@ -211,7 +212,7 @@ class Rig:
         results: Any = queue.Queue()
         for state in [*todo, None]:
             problems.put(state)
-        async with make_session(None) as session:
+        async with make_session() as session:
             client = OpenAIClient(session, self.pools, "tiny", codec().encode, self.retry, sleep=self.sleep)
             self._make_pools(client)
             workflow = RCWorkflow(client.generate, codec(), self.policies, self.score, self.max_model_len)

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -304,6 +305,41 @@ def test_a_broken_wandb_is_warned_of_once(
     assert [record.getMessage() for record in caplog.records if record.name == "open_instruct.logger_utils"] == [
         "wandb failed; the run goes on without: RuntimeError: service died"
     ]
+
+
+HUNG = """
+import logging, sys, time
+import psutil
+from open_instruct import logger_utils
+from open_instruct.logger_utils import TrackerOptions, make_tracker
+
+logging.basicConfig()
+logger_utils.WANDB_FINISH_TIMEOUT_S, logger_utils.WANDB_MAX_ROWS_WAITING = 1.0, 50
+tracker = make_tracker(True, TrackerOptions("test", "run 1", "abc123", sys.argv[1]), {})
+helpers = [child for child in psutil.Process().children() if "wandb" in child.name()]
+assert helpers
+for helper in helpers:
+    helper.suspend()
+start = time.monotonic()
+for step in range(2000):
+    tracker.log({f"metric {number}": step for number in range(120)}, step)
+assert time.monotonic() - start < 5, time.monotonic() - start
+tracker.finish()
+assert not any(helper.is_running() and helper.status() != psutil.STATUS_ZOMBIE for helper in helpers)
+"""
+
+
+@pytest.mark.timeout(120)
+def test_a_helper_of_wandb_that_hangs_holds_up_nobody(options: TrackerOptions) -> None:
+    """Neither a step nor the end of the process. Without the thread the 110th row waits for ever."""
+    start = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-c", HUNG, options.output_dir], capture_output=True, text=True, timeout=90, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("wandb hangs: the run goes on") == 1
+    assert done.stderr.count("wandb hangs: what it has not sent yet") == 1
+    assert time.monotonic() - start < 45
 
 
 def test_a_wandb_that_cannot_start_leaves_a_run_without_tracker(

@@ -251,7 +251,7 @@ def test_what_is_no_completion(body: dict[str, Any]) -> None:
 def find(server: ScriptedServer, name: str, **options: Any) -> Any:
     import asyncio
 
-    given: dict[str, Any] = {"api_key": None, "timeout_s": 2.0, **options}
+    given: dict[str, Any] = {"headers": {}, "timeout_s": 2.0, **options}
     return asyncio.run(find_model(server.url, name, **given))
 
 
@@ -266,8 +266,8 @@ def test_the_model_is_the_named_or_the_only_one(server: ScriptedServer) -> None:
 def test_a_refused_key_and_an_absent_server_are_told(server: ScriptedServer) -> None:
     server.api_key = "secret"
     with pytest.raises(ServerProblem, match="OPENAI_API_KEY"):
-        find(server, "tiny", api_key="wrong")
-    assert find(server, "tiny", api_key="secret").name == "tiny"
+        find(server, "tiny", headers={"Authorization": "Bearer wrong"})
+    assert find(server, "tiny", headers={"Authorization": "Bearer secret"}).name == "tiny"
     server.stop()
     started = time.monotonic()
     with pytest.raises(ServerProblem, match=r"no server answered within 1 s"):

@@ -18,7 +18,7 @@ from runs import assert_no_shared_memory_is_left, shared_memory
 SCRIPT = Path(__file__).parents[1] / "scripts" / "train" / "ray_node_setup.sh"
 sys.path.insert(0, str(SCRIPT.parent))
 
-from node_settings import authentication, first_host_of_slurm, read_place, read_settings  # noqa: E402
+from node_settings import RAY_ON_LOOPBACK, authentication, first_host_of_slurm, read_place, read_settings  # noqa: E402
 from ray_node_setup import own_address  # noqa: E402
 
 SMALL = "--num-cpus 1 --object-store-memory 80000000"
@@ -111,7 +111,7 @@ def scontrol(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     ("environment", "has_file", "mode"),
     [
-        ({}, False, "disabled"),
+        ({}, False, None),
         ({}, True, "token"),
         ({"RAY_AUTH_TOKEN": "t"}, False, "token"),
         ({"RAY_AUTH_MODE": "disabled"}, True, "disabled"),
@@ -128,10 +128,21 @@ def test_authentication_is_spelled_out(
         (tmp_path / ".ray").mkdir()
         (tmp_path / ".ray" / "auth_token").write_text("t\n")
     if mode is None:
-        with pytest.raises(ValueError, match="RAY_AUTH_TOKEN is not set"):
-            authentication(environment)
+        with pytest.raises(
+            ValueError, match=r"Set RAY_AUTH_TOKEN to the same token on every node.*RAY_AUTH_MODE=disabled"
+        ):
+            authentication(environment, 2)
     else:
-        assert authentication(environment) == {"RAY_AUTH_MODE": mode}
+        assert authentication(environment, 2) == {"RAY_AUTH_MODE": mode}
+
+
+def test_a_single_node_keeps_to_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    one, other = authentication({}, 1), authentication({}, 1)
+    assert one["RAY_AUTH_MODE"] == "token"
+    assert len(one["RAY_AUTH_TOKEN"]) == 64
+    assert one["RAY_AUTH_TOKEN"] != other["RAY_AUTH_TOKEN"]
+    assert authentication({"RAY_AUTH_MODE": "disabled"}, 1).keys() == {"RAY_AUTH_MODE", RAY_ON_LOOPBACK}
 
 
 def test_settings() -> None:

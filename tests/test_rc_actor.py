@@ -378,12 +378,23 @@ def test_an_absent_server_is_one_message_in_time(tmp_path: Path, problems: Path)
 
 
 def test_a_wrong_key_is_one_message(server: ScriptedServer, tmp_path: Path, problems: Path) -> None:
-    server.api_key = "right"
-    code, output = run(words(tmp_path, problems, [server]), OPENAI_API_KEY="wrong")
+    server.api_key = "rightrightright"
+    named = [*words(tmp_path, problems, [server]), f"me.api_key_urls={server.url}"]
+    code, output = run(named, OPENAI_API_KEY="wrongwrongwrong")
     assert code == 1
     assert "refuses the key" in output
-    assert "wrong" not in output
-    assert run(words(tmp_path, problems, [server]), OPENAI_API_KEY="right")[0] == 0
+    assert "wrongwrongwrong" not in output
+    assert run(named, OPENAI_API_KEY="rightrightright")[0] == 0
+    assert {call.authorization for call in server.calls} == {"Bearer rightrightright"}
+
+
+def test_the_key_of_openai_goes_to_the_servers_named_for_it_alone(
+    server: ScriptedServer, tmp_path: Path, problems: Path
+) -> None:
+    code, output = run(words(tmp_path, problems, [server]), OPENAI_API_KEY="sk-not-for-you")
+    assert code == 0, output
+    assert server.calls
+    assert {call.authorization for call in server.calls} == {None}
 
 
 def test_an_entry_that_is_too_large_is_dropped(server: ScriptedServer, tmp_path: Path, problems: Path) -> None:

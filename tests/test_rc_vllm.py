@@ -22,11 +22,19 @@ from test_workflows import DOCUMENTED
 from open_instruct.device import current_device
 from open_instruct.rc_stream import read_stream, read_trajectories
 from open_instruct.rc_types import REASONING
+from open_instruct.server_keys import VLLM_KEY_VARIABLE
 from open_instruct.vllm_server import ServerFailed, ServerOptions, VllmServer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 READY_TIMEOUT_S = 240.0
 SUMS = "reasoning_gym/chain_sum?min_terms=2&max_terms=2&min_digits=2&max_digits=2&seed=7"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def key_of_the_servers() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(VLLM_KEY_VARIABLE, "of-these-tests")
+        yield
 
 
 @pytest.fixture(scope="module")

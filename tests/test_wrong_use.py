@@ -2,13 +2,18 @@
 
 import json
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from conftest import TINY_MODEL
 
+from open_instruct import fully_async_main, rc_actor, yaml_door
+from open_instruct.cli import UsageError
 from open_instruct.grpo_fast import read_options_and_data
+from open_instruct.rc_options import read_options
+from open_instruct.yaml_door import Door, compose
 
 SUMS = "reasoning_gym/chain_sum?size=8"
 
@@ -141,3 +146,103 @@ def test_checkpoints_that_say_nothing_are_told(tmp_path: Path, capsys: pytest.Ca
     directory.mkdir(parents=True)
     (directory / "run_state.json").write_text(state)
     assert "step_000002" in mistakes(words(tmp_path), capsys)
+
+
+# --- the doors that read a YAML file ----------------------------------------------------------------------------------
+
+
+def mistakes_of_the_yaml_door(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    with pytest.raises(SystemExit) as end:
+        fully_async_main.main(words)
+    assert end.value.code == 2
+    return capsys.readouterr().err
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("=3", "=3: it names no key"),
+        ("trainer.seed=1,2", "trainer.seed=1,2: it has several values"),
+        ("trainer.seed=${nowhere.x}", "trainer.seed=${nowhere.x}: Interpolation key 'nowhere.x' not found"),
+        ("trainer.exp_name='a", "trainer.exp_name='a: it cannot be read"),
+        ("trainer.sede=3", "Did you mean seed?"),
+        ("async_training.alerts=hello", "async_training.alerts hello: expected a section"),
+        ("trainer.nnodes=1000000000", "trainer.nnodes 1000000000: expected"),
+        ("async_training.monitor=ends_at_once.monitor", "it cannot be loaded (SystemExit: 0)"),
+        ("trainer.cls=nowhere", "it cannot be loaded"),
+    ],
+)
+def test_overrides_that_nobody_means(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], override: str, told: str
+) -> None:
+    (tmp_path / "ends_at_once.py").write_text("import sys\nsys.exit(0)\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", list(sys.path))
+    assert told in mistakes_of_the_yaml_door([override], capsys)
+
+
+def test_an_override_may_be_written_with_hydras_signs(tmp_path: Path) -> None:
+    door = Door("program", None, "file", "section.key=value", lambda: ["seed"], lambda key: key == "trainer.seed")
+    (tmp_path / "file.yaml").write_text("trainer:\n  exp_name: a\n")
+    for sign in ("", "+", "++"):
+        composed = compose(door, ["--config-path", str(tmp_path), f"{sign}trainer.seed=3"])
+        assert composed == {"trainer": {"exp_name": "a", "seed": 3}}
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (b"a: &a [x, x]\nb: [*a, *a]\n", "line 2: an alias (*a)"),
+        (b"a: " + b"[" * 60_000, "over 2000 brackets"),
+        ("trainer:\n  output_dir: \u00e4\n".encode("latin-1"), "Save it as UTF-8 text"),
+        (b"1: 2\n", "1: expected a section"),
+        (b"trainer:\n  1: 2\n", "trainer.1: no such option"),
+        (b"trainer:\n  seed: 2\n  seed: 3\n", "line 3: seed stands there twice"),
+    ],
+    ids=["alias", "brackets", "latin-1", "number", "number in a section", "twice"],
+)
+def test_yaml_files_that_nobody_means(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes, told: str
+) -> None:
+    (tmp_path / "mine.yaml").write_bytes(content)
+    assert told in mistakes_of_the_yaml_door(["--config-path", str(tmp_path), "--config-name", "mine"], capsys)
+
+
+@pytest.mark.parametrize(
+    ("section", "values", "told"),
+    [
+        ("me", {"wait_for_server_s": float("nan")}, "me.wait_for_server_s nan: expected 0 or more"),
+        ("me", {"request_timeout_s": float("inf")}, "me.request_timeout_s inf: expected 1 or more"),
+        ("actor", {"retry_base_delay": float("nan")}, "actor.retry_base_delay nan"),
+        ("me", {"llm_urls": "http://host:8000/v1?api_key=x"}, "that is no address of a server"),
+        ("me", {"api_key_urls": "http://elsewhere:1/v1"}, "is not among the ones that are asked"),
+    ],
+)
+def test_numbers_and_servers_that_nobody_can_wait_for(section: str, values: dict[str, object], told: str) -> None:
+    config = yaml_door.compose(rc_actor.DOOR, ["--config-name=test_rc"])
+    config[section] |= values
+    with pytest.raises(UsageError) as error:
+        read_options(config)
+    assert told in "\n".join(error.value.mistakes)
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        ("def load(names):\n    return []\n", "It is called as load(names, seed=…)"),
+        ("def load(names, seed):\n    return [1]\n", "not a list of rc_types.Problem"),
+        ("def load(names, seed):\n    raise KeyError('x')\n", "fails (KeyError: 'x')"),
+        ("import sys\nsys.exit(0)\n", "it cannot be loaded (SystemExit: 0)"),
+    ],
+)
+def test_loaders_that_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, told: str) -> None:
+    module = f"loader_{abs(hash(body))}"
+    (tmp_path / f"{module}.py").write_text(body)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", list(sys.path))
+    config = yaml_door.compose(rc_actor.DOOR, ["--config-name=test_rc", f"dataset_loader={module}.load"])
+    with pytest.raises(UsageError) as error:
+        rc_actor.load_problems(read_options(config))
+    assert told in "\n".join(error.value.mistakes)

@@ -1,5 +1,6 @@
 """What the environment says of this node: its place among all, the settings of the script, and Ray's authentication."""
 
+import secrets
 import shlex
 import socket
 import subprocess
@@ -9,6 +10,7 @@ from pathlib import Path
 
 DEFAULT_PORT = 6379
 DEFAULT_JOIN_TIMEOUT_S = 600.0
+RAY_ON_LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 
 # --- which node this is -----------------------------------------------------------------------------------------------
 
@@ -116,18 +118,23 @@ def first_host_of_slurm(node_list: str) -> str:
 # --- settings ---------------------------------------------------------------------------------------------------------
 
 
-def authentication(environment: Mapping[str, str]) -> dict[str, str]:
+def authentication(environment: Mapping[str, str], num_nodes: int) -> dict[str, str]:
     """RAY_AUTH_MODE, spelled out for every process of this node.
+
+    Whoever reaches a Ray without a token runs what they like on it. Several nodes listen on the network, so that has to be asked
+    for. A single node gets a token of its own, and listens on the loopback interface alone (with the setting that Ray has for
+    Windows and macOS).
 
     For Ray 2.60: without it a head turns authentication on where it finds a token, and workers and drivers do not; they then
     fail for ever with InvalidAuthToken. tests/test_ray_node_setup.py notices.
 
     Raises:
-        ValueError: a token is asked for and is not here.
+        ValueError: a token is asked for, or needed, and is not here.
     """
+    alone = {RAY_ON_LOOPBACK: "0"} if num_nodes == 1 else {}
     mode = environment.get("RAY_AUTH_MODE", "").lower()
     if mode not in ("", "token"):
-        return {"RAY_AUTH_MODE": mode}
+        return {"RAY_AUTH_MODE": mode, **alone}
     path = Path(environment.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
     has_token = bool(environment.get("RAY_AUTH_TOKEN")) or (path.is_file() and bool(path.read_text().strip()))
     if not has_token and (mode or environment.get("RAY_AUTH_TOKEN_PATH")):
@@ -135,7 +142,15 @@ def authentication(environment: Mapping[str, str]) -> dict[str, str]:
             f"Ray's authentication wants a token, and this node has none: {path} has none in it and RAY_AUTH_TOKEN is not set. "
             "Set RAY_AUTH_TOKEN to the same token on every node, or RAY_AUTH_MODE=disabled on every node"
         )
-    return {"RAY_AUTH_MODE": "token" if has_token else "disabled"}
+    if not has_token and num_nodes == 1:
+        return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), **alone}
+    if not has_token:
+        raise ValueError(
+            "Ray's nodes would let anybody in who reaches them over the network, and run what they are told: there is no "
+            "token. Set RAY_AUTH_TOKEN to the same token on every node (openssl rand -hex 32 makes one); or, where the network "
+            "is closed to others, RAY_AUTH_MODE=disabled on every node"
+        )
+    return {"RAY_AUTH_MODE": "token", **alone}
 
 
 @dataclass(frozen=True)
@@ -170,7 +185,7 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
         _positive(environment, "RAY_JOIN_TIMEOUT_S", DEFAULT_JOIN_TIMEOUT_S),
         tuple(shlex.split(environment.get("RAY_START_ARGS", ""))),
         environment.get("RAY_NODE_LOGS", ""),
-        without | authentication(environment),
+        without | authentication(environment, place.num_nodes),
     )
 
 

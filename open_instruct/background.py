@@ -1,0 +1,35 @@
+"""Calls that nobody may have to wait for: one after another in a thread of their own."""
+
+import queue
+import threading
+from collections.abc import Callable
+
+
+class Background:
+    """Makes calls in order. One that hangs holds up those behind it and nobody else; the process may end without it."""
+
+    def __init__(self, name: str, max_waiting: int) -> None:
+        self._calls: queue.Queue[Callable[[], None] | None] = queue.Queue(max_waiting)
+        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+        self._thread.start()
+
+    def submit(self, call: Callable[[], None]) -> bool:
+        """Whether there was room for it. What it raises ends the thread: it has to keep its errors to itself."""
+        try:
+            self._calls.put_nowait(call)
+        except queue.Full:
+            return False
+        return True
+
+    def end(self, timeout_s: float) -> bool:
+        """Whether all calls were made within `timeout_s` seconds."""
+        try:
+            self._calls.put(None, timeout=timeout_s)
+        except queue.Full:
+            return False
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _work(self) -> None:
+        while (call := self._calls.get()) is not None:
+            call()

@@ -1,0 +1,36 @@
+"""Checkpoints are read as data: whoever can write one cannot run code in the learners.
+
+`torch.load` unpickles. With `weights_only` it makes tensors, numbers and texts, and objects of the classes that are named here.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+
+_FORCED = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
+
+
+@contextmanager
+def data_only() -> Iterator[None]:
+    """Every `torch.load` in the block, DeepSpeed's too (which asks for all objects), reads data alone.
+
+    Such a load raises `pickle.UnpicklingError`, which names it, for an object of another class.
+    """
+    from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
+    from deepspeed.runtime.zero.config import ZeroStageEnum
+    from deepspeed.utils.tensor_fragment import fragment_address
+
+    of_deepspeed = [DynamicLossScaler, LossScaler, ZeroStageEnum, fragment_address]
+    of_numpy = [np._core.multiarray._reconstruct, np.ndarray, np.dtype, np.dtypes.UInt32DType]
+    before = os.environ.get(_FORCED)
+    os.environ[_FORCED] = "1"
+    try:
+        with torch.serialization.safe_globals([*of_deepspeed, *of_numpy]):
+            yield
+    finally:
+        os.environ.pop(_FORCED)
+        if before is not None:
+            os.environ[_FORCED] = before

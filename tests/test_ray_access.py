@@ -1,0 +1,70 @@
+"""Who can reach what a run listens on: this machine alone, with a token that nobody else can read."""
+
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from open_instruct import ray_access
+
+START_AND_LIST_DOORS = """
+import os, sys
+import psutil, ray
+from open_instruct import coordinator
+from open_instruct.ray_lock import Lock
+from open_instruct.process_group import open_store
+
+@ray.remote
+class Actor:
+    def open_store(self):
+        self.store = open_store(1, 30.0)
+        return self.store.port
+
+    def address(self):
+        return ray.util.get_node_ip_address()
+
+with coordinator.ray_cluster() as signals:
+    signals.remove()
+    actor, lock = Actor.remote(), Lock.remote()
+    assert ray.get(lock.acquire.remote(timeout=30))
+    ray.get(lock.release.remote())
+    print("store", ray.get(actor.open_store.remote()))
+    print("address", ray.get(actor.address.remote()))
+    for process in [psutil.Process(), *psutil.Process().children(recursive=True)]:
+        for one in process.net_connections("inet"):
+            if one.status == psutil.CONN_LISTEN:
+                print("door", one.laddr.ip, one.laddr.port, process.name())
+"""
+
+
+def test_a_single_node_listens_on_the_loopback_interface_alone(tmp_path: Path) -> None:
+    """Ray's own processes, an actor, the learners' store, and the keeper of a lock."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")} | {"HOME": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", START_AND_LIST_DOORS], env=env, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    lines = [line.split() for line in done.stdout.splitlines()]
+    doors = [line[1:] for line in lines if line[0] == "door"]
+    assert len(doors) > 4
+    assert {address.removeprefix("::ffff:") for address, *_ in doors} <= {"127.0.0.1", "::1"}, doors
+    [store] = [port for word, port in (line[:2] for line in lines) if word == "store"]
+    assert store in {port for _, port, _ in doors}
+    token = tmp_path / ".ray" / "auth_token"
+    assert stat.S_IMODE(token.stat().st_mode) == 0o600
+
+
+def test_a_token_that_others_could_read_is_closed_to_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv(ray_access.ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR, "1")
+    monkeypatch.setattr(ray_access.ray_constants, "ENABLE_RAY_CLUSTER", True)
+    token = tmp_path / ".ray" / "auth_token"
+    token.parent.mkdir()
+    token.write_text("mine")
+    token.chmod(0o644)
+    ray_access.keep_to_this_machine()
+    assert token.read_text() == "mine"
+    assert stat.S_IMODE(token.stat().st_mode) == 0o600
