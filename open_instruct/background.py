@@ -2,6 +2,7 @@
 
 import queue
 import threading
+import time
 from collections.abc import Callable
 
 
@@ -21,13 +22,15 @@ class Background:
             return False
         return True
 
-    def end(self, timeout_s: float) -> bool:
-        """Whether all calls were made within `timeout_s` seconds."""
+    def end(self, last_call: Callable[[], None], timeout_s: float) -> bool:
+        """Whether all calls, and a last one, were made within `timeout_s` seconds."""
+        deadline = time.monotonic() + timeout_s
         try:
-            self._calls.put(None, timeout=timeout_s)
+            for call in (last_call, None):
+                self._calls.put(call, timeout=max(0.0, deadline - time.monotonic()))
         except queue.Full:
             return False
-        self._thread.join(timeout_s)
+        self._thread.join(max(0.0, deadline - time.monotonic()))
         return not self._thread.is_alive()
 
     def _work(self) -> None:

@@ -92,16 +92,8 @@ def ray_cluster(stopped_timeout_s: float = 15.0) -> Iterator[Signals]:
     signals = Signals()
     signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
     try:
-        is_own = not ray_access.is_there_a_cluster()
-        if is_own:
-            ray_access.keep_to_this_machine()
         with marked() as mark:
-            ray.init(
-                address="local" if is_own else os.environ.get("RAY_ADDRESS"),
-                include_dashboard=False,
-                log_to_driver=False,
-                configure_logging=False,
-            )
+            _enter_ray(mark)
         signals.install()
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, blocked)
@@ -113,6 +105,28 @@ def ray_cluster(stopped_timeout_s: float = 15.0) -> Iterator[Signals]:
         ray_watch.stop()
         _leave_ray(mark)
         signals.remove()
+
+
+def _enter_ray(mark: str) -> None:
+    """Join the cluster that is there, or start one; a second time where this machine took more than Ray's 30 s for it."""
+    is_own = not ray_access.is_there_a_cluster()
+    if is_own:
+        ray_access.keep_to_this_machine()
+    for is_last in (False, True):
+        try:
+            ray.init(
+                address="local" if is_own else os.environ.get("RAY_ADDRESS"),
+                include_dashboard=False,
+                log_to_driver=False,
+                configure_logging=False,
+            )
+            return
+        except Exception as error:
+            if is_last or "timed out during startup" not in str(error):
+                raise
+            logger.warning("Ray has not started in time (is this machine busy?): trying once more")
+            ray.shutdown()
+            kill_marked(mark)
 
 
 def _leave_ray(mark: str) -> None:

@@ -307,8 +307,7 @@ class WandbTracker:
 
     def finish(self, exit_code: int = 0) -> None:
         """Send what is left, for at most `WANDB_FINISH_TIMEOUT_S`, and end wandb's helper process, if need be by force."""
-        self._background.submit(lambda: self._finish(exit_code))
-        if not self._background.end(WANDB_FINISH_TIMEOUT_S + WANDB_GRACE_S):
+        if not self._background.end(lambda: self._finish(exit_code), WANDB_FINISH_TIMEOUT_S + WANDB_GRACE_S):
             logger.warning(
                 "wandb hangs: what it has not sent yet is left behind. metrics.jsonl has all rows (left out there: %d)",
                 self._num_left_out,

@@ -29,7 +29,7 @@ from types import FrameType
 from node_ray import SIGNALS, RayNode, Refused, ask_cluster, check_same_authentication
 from node_settings import Settings, name_of, read_settings
 
-START_S = 60.0
+START_S = 180.0
 """Ray on this node may take so long to answer, whatever the limit for the others is."""
 POLL_S = 0.5
 STAY_POLL_S = 2.0
