@@ -33,7 +33,7 @@ from open_instruct.interruption import Interrupted
 from open_instruct.message_queue import MessageQueue
 from open_instruct.node_watch import LostNode, NodeWatch
 from open_instruct.placement_group import create_actor_group, create_placement_groups, create_rollout_manager
-from open_instruct.process_watch import ProcessWatch, RayWatch, kill_marked, marked, own_ray_processes
+from open_instruct.process_watch import ProcessWatch, RayWatch, kill_marked, marked, ray_processes_here
 from open_instruct.rollout import RolloutController
 from open_instruct.rollout_manager import RolloutManager
 from open_instruct.run_inputs import RunInputs
@@ -97,7 +97,7 @@ def ray_cluster(stopped_timeout_s: float = 15.0) -> Iterator[Signals]:
         signals.install()
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, blocked)
-    ray_watch = RayWatch(own_ray_processes(), mark, stopped_timeout_s)
+    ray_watch = RayWatch(ray_processes_here(), mark, stopped_timeout_s)
     ray_watch.start()
     try:
         yield signals
@@ -272,6 +272,7 @@ class Parts:
                 self.heartbeats.check()
             if not self.is_ending:
                 self.supervisor.check()
+                self._raise_if_dead()
         except ComponentDied:
             if self.heartbeats is not None:
                 self.heartbeats.name_the_dead()  # a queue that died takes those who use it along: it is the cause to tell
@@ -285,6 +286,14 @@ class Parts:
                 raise ComponentDied(str(stopped))
             if not self.is_ending:
                 self.supervisor.replace(engines[stopped.name], str(stopped).removeprefix(f"{stopped.name} "))
+
+    def _raise_if_dead(self) -> None:
+        """For a part that nobody waits for just now: a learner while prompts are generated, the keeper of the lock."""
+        engines = {engine_name(number) for number in range(len(self.manager.rollout_engines))}
+        dead = [name for name in self.processes.dead if name not in engines] if self.processes is not None else []
+        if dead:
+            lost = self.nodes.lost_now() if self.nodes is not None else []
+            raise ComponentDied("; ".join(map(str, lost)) or f"{' and '.join(dead)} died: the process is gone")
 
     def actors(self) -> dict[str, Any]:
         """Every actor of the run by name."""

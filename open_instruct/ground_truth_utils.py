@@ -218,8 +218,8 @@ def boxed_answer(text: str) -> str | None:
 MAX_NUMBER = 1000
 """Longer ones, in characters, are no numbers: Python takes quadratic time to read them."""
 _IGNORED = re.compile(r"\\(?:left|right|displaystyle|quad|qquad)(?![A-Za-z])|\\[!,;: ]|\\?\$|~")
-_SPACES = re.compile(r"(?<![0-9])\s+|\s+(?![0-9])")
-"""But for those between two digits: `4 2` is not 42."""
+_SPACES = re.compile(r"(?<![0-9]) | (?![0-9])")
+"""Single ones, but for those between two digits: `4 2` is not 42."""
 _THOUSANDS = re.compile(r"(?<=[0-9])(?:\{,\}|\\,|,)(?=[0-9]{3}(?![0-9]))")
 _UNIT = re.compile(r"(.+?)(?:\\(?:text|mathrm|mbox)\{([^{}]*)\}|\\?(%))")
 _PLAIN_NUMBER = re.compile(r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)")
@@ -232,7 +232,7 @@ def _math_value(latex: str) -> tuple[Fraction | str, str]:
     text = _IGNORED.sub(" ", _THOUSANDS.sub(",", text))
     if whole := re.fullmatch(r"\s*\\text\{([^{}]*)\}\s*", text):
         text = whole[1]
-    text = re.sub(r"\\[dt]frac", r"\\frac", _SPACES.sub("", text))
+    text = re.sub(r"\\[dt]frac", r"\\frac", _SPACES.sub("", " ".join(text.split())))
     # one digit needs no braces in LaTeX
     text = re.sub(r"\\(sqrt|frac)([0-9])", r"\\\1{\2}", text)
     text = re.sub(r"(\\frac\{[^{}]*\})([0-9])", r"\1{\2}", text)

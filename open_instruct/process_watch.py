@@ -5,7 +5,7 @@ hour for a learner. Asking it for a sign of life would mistake long work for dea
 keep its interpreter to itself for minutes. The kernel knows which it is. So the kernel is asked (`/proc`), on each node by a
 process of that node.
 
-    ProcessWatch    actors of the run, and what they have started: names those that have been stopped for too long
+    ProcessWatch    actors of the run, and what they have started: names those that have been stopped for too long, or are dead
     RayWatch        a thread of the driver: where Ray itself is gone or stopped, nothing else could end the run
 """
 
@@ -25,6 +25,7 @@ import psutil
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from open_instruct.processes import is_stopped
 from open_instruct.worker_memory import MARK as STARTED_BY
 
 logger = logging.getLogger(__name__)
@@ -37,21 +38,21 @@ RUN_MARK = "OPEN_INSTRUCT_RUN"
 
 
 def find_stopped(pids: Sequence[int]) -> list[int]:
-    """Those that are stopped, or have started something that is."""
-    return [pid for pid in pids if any(map(_is_stopped, _family(pid)))]
+    """Those that are stopped, or have started something that is. Processes of verifiers are the pool's to watch."""
+    return [pid for pid in pids if any(is_stopped(one) and not _is_of_verifiers(one) for one in _family(pid))]
 
 
 def _family(pid: int) -> list[psutil.Process]:
     try:
         process = psutil.Process(pid)
         return [process, *process.children(recursive=True)]
-    except psutil.Error:  # gone: Ray notices that by itself
+    except psutil.Error:  # gone: that is found out by asking Ray
         return []
 
 
-def _is_stopped(process: psutil.Process) -> bool:
+def _is_of_verifiers(process: psutil.Process) -> bool:
     with suppress(psutil.Error):
-        return process.status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+        return any("open_instruct.verifier_pool" in word for word in process.cmdline())
     return False
 
 
@@ -88,6 +89,8 @@ class ProcessWatch:
         self._since: dict[tuple[str, int], float] = {}
         """When a process (by node and id) was first seen stopped."""
         self._looked_at = 0.0
+        self.dead: list[str] = []
+        """Names of actors that Ray knew to be dead when it was last asked."""
 
     def stopped(self) -> list[Stopped]:
         """Parts that have been stopped for too long, each once; looks at most every `EVERY_S`, and waits for nobody."""
@@ -117,8 +120,11 @@ class ProcessWatch:
         """Of the actors that are there now."""
         known = ray._private.state.actors()
         self._names.clear()
+        self.dead = []
         for name, actor in self._actors().items():
             facts = known.get(actor._actor_id.hex(), {})
+            if facts.get("State") == "DEAD":
+                self.dead.append(name)
             if facts.get("State") == "ALIVE" and facts.get("Pid"):
                 self._names[facts["Address"]["NodeID"], facts["Pid"]] = name
         by_node: dict[str, list[int]] = {}
@@ -160,7 +166,7 @@ class RayWatch(threading.Thread):
             for name, process in self._processes.items():
                 if not process.is_running() or process.status() == psutil.STATUS_ZOMBIE:
                     self._end(f"{name} (process {process.pid}) is gone")
-                if not _is_stopped(process):
+                if not is_stopped(process):
                     stopped_since.pop(name, None)
                 elif now - stopped_since.setdefault(name, now) > self._limit_s:
                     self._end(f"{name} (process {process.pid}) has been stopped for {self._limit_s:.0f} s")
@@ -182,13 +188,22 @@ class RayWatch(threading.Thread):
         os._exit(1)
 
 
-def own_ray_processes() -> dict[str, int]:
-    """Process ids of what `ray.init` has started here; nothing where it joined a cluster that was there."""
+def ray_processes_here() -> dict[str, int]:
+    """Process ids of the Ray that this process uses, as far as they are on this machine: the GCS may be on another one."""
     node = ray._private.worker._global_node
-    if node is None or not node.head:
+    if node is None:
         return {}
     names = {"gcs_server": "Ray's GCS", "raylet": "Ray's raylet"}
-    return {names[kind]: found[0].process.pid for kind, found in node.all_processes.items() if kind in names and found}
+    if node.head:
+        return {
+            names[kind]: found[0].process.pid for kind, found in node.all_processes.items() if kind in names and found
+        }
+    belongs_to = {"gcs_server": node.session_name, "raylet": node.raylet_socket_name}
+    return {
+        names[process.name()]: process.pid
+        for process in psutil.process_iter(["name", "cmdline"])
+        if process.name() in names and any(belongs_to[process.name()] in word for word in process.info["cmdline"] or ())
+    }
 
 
 @contextmanager

@@ -8,8 +8,10 @@
     intermediate_integration, polynomial_multiplication         here behind `check_expression`
     game_of_life_halting                                        any text was right where the answer is True
     coin_flip, complex_arithmetic                               `0` and `nan` were right on every row
+    chain_sum                                                   `4_2`, `4,2` and `\u0664\u0662` were right where the answer is 42
 
-The first three lines keep the library's rules and partial credit; only what its `eval` may see is less.
+The first three lines keep the library's rules and partial credit; only what its `eval` may see is less. chain_sum keeps them for
+numbers as they are written.
 """
 
 import ast
@@ -282,6 +284,17 @@ def _ratio(text: str) -> float | None:
     return float(top) / denominator if denominator else None
 
 
+_PLAIN = re.compile(r"[-+]?(?:[0-9]+|[0-9]{1,3}(?:,[0-9]{3})+)(?:\.[0-9]*)?")
+
+
+def _score_sum(answer: str, entry: dict) -> float:
+    """The library's, which gives partial credit too; no full one to a text that merely Python reads as the number."""
+    from reasoning_gym.utils import compute_decimal_reward
+
+    score = float(compute_decimal_reward(answer, oracle_answer=entry["answer"], strip_commas=True))
+    return score if score < 1.0 or _PLAIN.fullmatch(answer.strip()) else 0.0
+
+
 def _score_complex(answer: str, entry: dict) -> float:
     """The library's exp(-distance); 0 for what is not finite, which it takes for the right answer."""
     from reasoning_gym.algebra.complex_arithmetic import ComplexArithmeticDataset
@@ -294,6 +307,7 @@ def _score_complex(answer: str, entry: dict) -> float:
 
 
 _REPLACED: dict[str, Callable[[str, dict], float]] = {
+    "chain_sum": _score_sum,
     "game_of_life_halting": _score_halting,
     "coin_flip": _score_coin_flip,
     "complex_arithmetic": _score_complex,

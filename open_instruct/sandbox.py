@@ -40,7 +40,7 @@ class Jail:
     memory_bytes: int = GIB
     """Of its own (heap, anonymous maps); four times that of address space, because libraries map more than they use."""
     cpu_s: int = 600
-    """Seconds of one core, from `restrict_calls` on."""
+    """Seconds of one core, from `limit_to_computing` on."""
     open_files: int = 256
 
 
@@ -58,7 +58,7 @@ def missing() -> list[str]:
         return reasons
     if landlock_version() == 0:
         reasons.append("Landlock is not there (Linux 5.13 and up, with landlock in its list of security modules)")
-    if not os.path.exists("/proc/sys/kernel/seccomp/actions_avail"):
+    if not has_filters():
         reasons.append("seccomp filters are not there (CONFIG_SECCOMP_FILTER)")
     return reasons
 
@@ -103,6 +103,13 @@ def limit_resources(jail: Jail) -> None:
         (resource.RLIMIT_MSGQUEUE, 0),
     ):
         _lower(name, limit)
+
+
+def limit_to_computing(jail: Jail) -> None:
+    """CPU time; no file grows, and no process is started. Every machine has these limits, whatever else its kernel lacks."""
+    _lower(resource.RLIMIT_CPU, jail.cpu_s)
+    _lower(resource.RLIMIT_FSIZE, 0)
+    _lower(resource.RLIMIT_NPROC, 0)  # binds everybody but root
 
 
 def _lower(name: int, limit: int) -> None:
@@ -163,6 +170,12 @@ def _allow_reading(ruleset: int, path: str) -> None:
 
 
 # --- seccomp ----------------------------------------------------------------------------------------------------------
+
+
+def has_filters() -> bool:
+    """Whether this kernel takes a filter of system calls from us."""
+    return _machine() is not None and os.path.exists("/proc/sys/kernel/seccomp/actions_avail")
+
 
 _ALLOW, _KILL, _ERROR = 0x7FFF0000, 0x80000000, 0x00050000
 _LOAD, _EQUAL, _ANY_BIT, _RETURN = 0x20, 0x15, 0x45, 0x06
@@ -264,9 +277,7 @@ def restrict_calls(jail: Jail) -> None:
 
     Raises `JailError` where the kernel has no filters.
     """
-    _lower(resource.RLIMIT_CPU, jail.cpu_s)
-    _lower(resource.RLIMIT_FSIZE, 0)
-    _lower(resource.RLIMIT_NPROC, 0)  # binds everybody but root
+    limit_to_computing(jail)
     machine = _machine()
     if machine is None:
         raise JailError(f"no filter for {platform.platform()}")
@@ -358,10 +369,12 @@ def _no_new_privileges() -> None:
         raise JailError(f"PR_SET_NO_NEW_PRIVS: {os.strerror(ctypes.get_errno())}")
 
 
-def die_with_parent() -> None:
-    """The kernel kills this process when the thread that forked it ends. Call it right after the fork."""
+def die_with_parent(parent: int) -> None:
+    """The kernel kills this process when the thread that forked it ends; `parent` is the process that it did so in."""
     pr_set_pdeathsig, kill = 1, 9
     _libc().prctl(pr_set_pdeathsig, kill, 0, 0, 0)
+    if os.getppid() != parent:  # it has ended already
+        os._exit(1)
 
 
 def be_killed_first() -> None:

@@ -40,14 +40,19 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
 
+import psutil
+
 from open_instruct.ground_truth_utils import VerificationResult, prepare_label, prepare_verifier, score_response
+from open_instruct.processes import is_stopped
 from open_instruct.sandbox import (
     Jail,
     be_killed_first,
     die_with_parent,
     environment,
+    has_filters,
+    landlock_version,
     limit_resources,
-    missing,
+    limit_to_computing,
     python_files,
     restrict_calls,
     restrict_files,
@@ -58,6 +63,11 @@ logger = logging.getLogger(__name__)
 START_TIMEOUT_S = 120.0
 """Longest that the keeper may take to start and to load its verifiers, or to answer."""
 START_ATTEMPTS = 3
+POLL_S = 0.5
+STOPPED_S = 3.0
+"""A keeper that is stopped (SIGSTOP, a frozen container) for so long while somebody waits for it is replaced."""
+MAX_SLOW_GROUPS = 16
+"""Groups that may be held up by slow responses alone, beside those that compute."""
 GROUPS_PER_SCORER = 16
 """Forking one takes as long as scoring some hundred short answers."""
 PATIENCE_S = 0.25
@@ -111,7 +121,8 @@ class VerifierPool:
         self._num_waiting = 0
         self._idle: list[_Scorer] = []
         self._keeper = _Keeper(self._start)
-        self._threads = ThreadPoolExecutor(num_workers, thread_name_prefix="verifier")
+        self._may_compute = threading.Semaphore(num_workers)
+        self._threads = ThreadPoolExecutor(num_workers + MAX_SLOW_GROUPS, thread_name_prefix="verifier")
 
     def submit(
         self, dataset: str, ground_truth: object, token_ids: list[list[int]], texts: list[str]
@@ -160,7 +171,12 @@ class VerifierPool:
 
     def _score_group(self, job: "_Job") -> list[Scored]:
         """Runs in one of the threads."""
-        scored = _Group(job, self._borrow, self._give_back, self.timeout_s).score()
+        self._may_compute.acquire()
+        turn = _Turn(self._may_compute)
+        try:
+            scored = _Group(job, self._borrow, self._give_back, self.timeout_s, turn.end).score()
+        finally:
+            turn.end()
         failures = Counter(one.failure.partition(":")[0] for one in scored if one.failure)
         with self._lock:
             self.counts += failures
@@ -205,6 +221,18 @@ class VerifierPool:
             self._keeper = _Keeper(self._start)
 
 
+class _Turn:
+    """A group's right to compute, which it gives back once."""
+
+    def __init__(self, semaphore: threading.Semaphore) -> None:
+        self._semaphore: threading.Semaphore | None = semaphore
+
+    def end(self) -> None:
+        semaphore, self._semaphore = self._semaphore, None
+        if semaphore is not None:
+            semaphore.release()
+
+
 class _UnavailableError(Exception):
     """The keeper gives no scorer; the text says why."""
 
@@ -240,8 +268,10 @@ class _Group:
         borrow: Callable[[_Job], "_Scorer"],
         give_back: Callable[["_Scorer"], None],
         timeout_s: float,
+        let_others_on: Callable[[], None],
     ) -> None:
         self._job = job
+        self._let_others_on = let_others_on
         self._borrow = borrow
         self._give_back = give_back
         self._timeout_s = timeout_s
@@ -260,6 +290,8 @@ class _Group:
                     self._hand_out()
                     self._take_replies()
                     self._look_at_the_clock()
+                    if not self._waiting and self._num_slow() == len(self._scorers):
+                        self._let_others_on()  # the next group need not wait for what hangs
             finally:
                 for scorer in list(self._scorers):
                     self._end(scorer)
@@ -409,24 +441,33 @@ class _Keeper:
     """The process that forks scorers. Starts at once; who asks first waits until it is ready."""
 
     def __init__(self, start: _Start) -> None:
-        ours, theirs = socket.socketpair()
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-c", _KEEPER, str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,  # libraries greet on import
-                env=_environment(),
-            )
-        self._socket = ours
-        self._connection = Connection(os.dup(ours.fileno()))
+        self._process: subprocess.Popen[bytes] | None = None
         self._is_ready = False
+        self._problem = ""
+        """Why there is no process."""
+        try:
+            self._socket, theirs = socket.socketpair()
+            self._connection = Connection(os.dup(self._socket.fileno()))
+            with theirs:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-P", "-c", _KEEPER, str(theirs.fileno())],
+                    pass_fds=[theirs.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,  # libraries greet on import
+                    env=_environment(),
+                )
+        except OSError as err:  # no memory, or too many processes or files
+            self._problem = f"{type(err).__name__}: {err}"
+            return
         with suppress(OSError):  # it has ended at once; who asks hears of it
             self._connection.send(start)
 
     def fork(self, job: _Job) -> _Scorer:
         self._wait_until_ready()
-        ours, theirs = socket.socketpair()
+        try:
+            ours, theirs = socket.socketpair()
+        except OSError as err:
+            raise _UnavailableError(f"no connection to a scorer ({err})") from err
         try:
             with theirs:
                 socket.send_fds(self._socket, [b"f"], [theirs.fileno()])
@@ -443,22 +484,36 @@ class _Keeper:
             raise
 
     def kill(self) -> None:
-        self._process.kill()
-        self._process.wait(timeout=10)
+        if self._process is not None:
+            self._process.kill()
+            with suppress(subprocess.TimeoutExpired):  # a kernel that is busy ends it later
+                self._process.wait(timeout=10)
 
     def _wait_until_ready(self) -> None:
         if self._is_ready:
             return
+        if self._problem:
+            raise _UnavailableError(f"a verifier process could not be started: {self._problem}")
         answer = self._answer()
         if answer != "ready":
             raise _UnavailableError(f"a verifier process could not be started: {answer}")
         self._is_ready = True
 
     def _answer(self) -> object:
+        assert self._process is not None
+        deadline = time.monotonic() + START_TIMEOUT_S
+        stopped_since: float | None = None
         try:
-            if not self._connection.poll(START_TIMEOUT_S):
-                return f"no sign of life for {START_TIMEOUT_S:g} s"
+            while not self._connection.poll(POLL_S):
+                now = time.monotonic()
+                if now > deadline:
+                    return f"no sign of life for {START_TIMEOUT_S:g} s"
+                stopped_since = (stopped_since or now) if is_stopped(psutil.Process(self._process.pid)) else None
+                if stopped_since is not None and now - stopped_since > STOPPED_S:
+                    return f"it has been stopped for {STOPPED_S:g} s"
             return self._connection.recv()
+        except psutil.Error:
+            return "it ended; its standard error says why"
         except (EOFError, OSError):
             return "it ended; its standard error says why"
 
@@ -489,9 +544,8 @@ def keep(descriptor: int) -> None:
             prepare_verifier(dataset)
         be_killed_first()
         silent = os.open(os.devnull, os.O_WRONLY)
-        is_jailed = not missing()
         limit_resources(start.jail)
-        if is_jailed:
+        if landlock_version():  # each part for itself: tasks that need all of them are refused where one is missing
             restrict_files(Jail(readable=python_files(["open_instruct", start.score.__module__])))
         gc.collect()
         gc.freeze()  # collecting would copy the pages that scorers share
@@ -503,11 +557,12 @@ def keep(descriptor: int) -> None:
             job = connection.recv()
             _bury()
             _prepare(*job)
+            keeper = os.getpid()
             if pid := os.fork():
                 os.close(descriptors[0])
                 connection.send(pid)
             else:
-                _become_scorer(descriptors[0], silent, start.jail if is_jailed else None)
+                _become_scorer(keeper, descriptors[0], silent, start.jail)
                 _score(start.score)
     except (EOFError, OSError):
         return
@@ -526,15 +581,16 @@ def _prepare(dataset: str, ground_truth: object) -> None:
         prepare_label(dataset, ground_truth)
 
 
-def _become_scorer(descriptor: int, silent: int, jail: Jail | None) -> None:
+def _become_scorer(keeper: int, descriptor: int, silent: int, jail: Jail) -> None:
     """Keep nothing but the socket, as number 0, and nowhere to go."""
     try:
-        die_with_parent()
+        die_with_parent(keeper)
         os.dup2(descriptor, 0)
         os.dup2(silent, 1)
         os.dup2(silent, 2)
         os.closerange(3, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
-        if jail is not None:
+        limit_to_computing(jail)
+        if has_filters():
             restrict_calls(jail)
     except BaseException:
         os._exit(1)
@@ -566,5 +622,7 @@ def _score_safely(
 ) -> tuple[float, str | None]:
     try:
         return score(dataset, ground_truth, token_ids, text).score, None
+    except MemoryError:  # nothing is known of such an answer: as if the process had been killed for it
+        os._exit(1)
     except Exception as err:  # isolation is what this process is for: the error is reported, counted and scores 0
         return 0.0, f"error: {type(err).__name__}: {err}"[:MAX_FAILURE]

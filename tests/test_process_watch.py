@@ -73,6 +73,53 @@ def test_a_process_that_goes_on_in_time_is_not_named(
         assert until_told(watch, 0.5) == []
 
 
+def test_a_dead_actor_is_known_in_two_seconds_though_nobody_asks_it_anything(ray_session: Any, actor: Any) -> None:
+    ray_session.get(actor.pids.remote(), timeout=TIMEOUT_S)
+    keeper = ray_session.remote(Sleeper).options(num_cpus=0).remote()
+    pid = ray_session.get(keeper.pid.remote(), timeout=TIMEOUT_S)
+    watch = ProcessWatch(lambda: {"learner 0": actor, "the keeper of the lock": keeper}, LIMIT_S)
+    watch.stopped()
+    assert watch.dead == []
+    os.kill(pid, signal.SIGKILL)
+    killed = time.monotonic()
+    while not watch.dead and time.monotonic() - killed < 10:
+        watch.stopped()
+        time.sleep(0.1)
+    assert watch.dead == ["the keeper of the lock"]
+    assert time.monotonic() - killed < 2.5
+
+
+class Sleeper:
+    def pid(self) -> int:
+        return os.getpid()
+
+
+def test_a_stopped_verifier_is_not_its_actor(ray_session: Any) -> None:
+    """The pool sees to its own processes."""
+
+    class Controller:
+        def __init__(self) -> None:
+            from open_instruct.verifier_pool import VerifierPool
+
+            self._pool = VerifierPool(1, 5.0)
+            self._pool.score_group("string_matcher", "a", [[]], ["<answer>a</answer>"])
+
+        def pids(self) -> list[int]:
+            import psutil
+
+            return [os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))]
+
+    controller = ray_session.remote(Controller).options(num_cpus=0).remote()
+    own, *children = ray_session.get(controller.pids.remote(), timeout=TIMEOUT_S)
+    assert len(children) >= 2
+    for child in children:
+        os.kill(child, signal.SIGSTOP)
+    assert find_stopped([own]) == []
+    for child in children:
+        os.kill(child, signal.SIGKILL)
+    ray_session.kill(controller)
+
+
 def test_a_dead_process_is_not_a_stopped_one() -> None:
     process = subprocess.Popen(["sleep", "600"])
     process.kill()
@@ -98,7 +145,7 @@ DRIVER = """
 import os, subprocess, sys, time
 import ray
 from open_instruct.coordinator import ray_cluster
-from open_instruct.process_watch import own_ray_processes
+from open_instruct.process_watch import ray_processes_here
 class Actor:
     def __init__(self):
         self.child = subprocess.Popen(["sleep", "600"])
@@ -107,7 +154,7 @@ class Actor:
 with ray_cluster(stopped_timeout_s=2.0):
     actor = ray.remote(Actor).options(num_cpus=0).remote()
     ray.get(actor.pid.remote())
-    print(own_ray_processes()[sys.argv[1]], flush=True)
+    print(ray_processes_here()[sys.argv[1]], flush=True)
     while True:  # as the driver waits
         ray.wait([actor.pid.remote()], timeout=0.5)
         ray.nodes()

@@ -5,12 +5,16 @@ Each pair here was once scored wrongly, or would be by the obvious way to write 
 
 import json
 import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from open_instruct import ground_truth_utils
 from open_instruct.ground_truth_utils import check_label, prepare_verifier, score_response
-from open_instruct.reasoning_gym_data import reasoning_gym_rows
+from open_instruct.reasoning_gym_data import iter_reasoning_gym_rows, reasoning_gym_rows
+from open_instruct.reasoning_gym_scorers import EXECUTING_TASKS
 
 RIGHT, WRONG = 1.0, 0.0
 
@@ -65,6 +69,12 @@ def test_string_matcher_refuses_labels_that_no_answer_can_match(label: object) -
     ("label", "answer", "expected"),
     [
         ("42", "4 2", WRONG),
+        ("42", "4  2", WRONG),
+        ("42", "4 \n\n 2", WRONG),
+        ("42", r"4\quad 2", WRONG),
+        ("42", r"4 \, 2", WRONG),
+        ("42", "4 $ 2", WRONG),
+        ("42", " 42 ", RIGHT),
         ("42", r"42\%", WRONG),
         (r"42\%", "42%", RIGHT),
         ("42", "٤٢", WRONG),
@@ -250,3 +260,120 @@ def test_tasks_that_evaluate_answers_are_refused_where_there_is_no_jail(monkeypa
             act()
     [harmless] = rows_of("chain_sum", 1)
     check_label(harmless["dataset"], harmless["ground_truth"])
+
+
+# --- nothing that somebody wrote is run -------------------------------------------------------------------------------
+
+
+def attacks(trace: Path) -> list[str]:
+    """Texts that write a file where they are run as Python; some look like what the tasks ask for."""
+    touch = f"__import__('pathlib').Path({str(trace)!r}).touch()"
+    return [
+        touch,
+        f"[{touch}]",
+        f"[[{touch}]]",
+        f"1 + ({touch} or 1)",
+        f"(lambda: {touch})()",
+        f"x*({touch} or 1)",
+        f"exec({touch!r})",
+        f"sin(eval({touch!r}))",
+        f"().__class__.__base__.__subclasses__() and {touch}",
+        f"0x1 & ({touch} or 1)",
+    ]
+
+
+@pytest.fixture(autouse=True)
+def same_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some tasks refuse to make rows that depend on the hash seed; here they may."""
+    monkeypatch.setenv("PYTHONHASHSEED", "0")
+
+
+def row_of(task: str) -> dict[str, Any]:
+    return next(iter(iter_reasoning_gym_rows(f"reasoning_gym/{task}?size=1&seed=1")))
+
+
+def score_quietly(row: dict[str, Any], label: object, answer: str) -> float | None:
+    """None where the verifier raises, which a pool counts as 0."""
+    try:
+        return score_response(row["dataset"], label, [], f"<answer>{answer}</answer>").score
+    except Exception:
+        return None
+
+
+@pytest.mark.parametrize("task", sorted(EXECUTING_TASKS))
+def test_nothing_of_an_answer_is_run(task: str, tmp_path: Path) -> None:
+    """Without the jail, which would hide it."""
+    row, trace = row_of(task), tmp_path / "trace"
+    for attack in attacks(trace):
+        assert (score_quietly(row, row["ground_truth"], attack) or 0.0) < 1.0, attack
+        assert not trace.exists(), attack
+
+
+@pytest.mark.parametrize("task", sorted(EXECUTING_TASKS))
+def test_nothing_of_a_label_is_run(task: str, tmp_path: Path) -> None:
+    """Each text in it is replaced by an attack."""
+    row, trace = row_of(task), tmp_path / "trace"
+    right = str(json.loads(row["ground_truth"])["answer"])
+    for attack in attacks(trace):
+        for label in with_each_text_replaced(json.loads(row["ground_truth"]), attack):
+            score_quietly(row, json.dumps(label), right)
+            assert not trace.exists(), label
+
+
+def with_each_text_replaced(value: Any, by: str) -> Iterator[Any]:
+    if isinstance(value, str):
+        yield by
+    elif isinstance(value, dict):
+        for key, part in value.items():
+            yield from ({**value, key: other} for other in with_each_text_replaced(part, by))
+    elif isinstance(value, list):
+        for number, part in enumerate(value):
+            yield from ([*value[:number], other, *value[number + 1 :]] for other in with_each_text_replaced(part, by))
+
+
+@pytest.mark.parametrize("task", sorted(EXECUTING_TASKS))
+def test_right_answers_are_right(task: str) -> None:
+    for row in iter_reasoning_gym_rows(f"reasoning_gym/{task}?size=8&seed=2"):
+        item = json.loads(row["ground_truth"])
+        answer = item["answer"] or item["metadata"].get("example_answer")
+        if "Integral(" not in str(answer):  # sympy could not do it, and the label says so
+            assert score_quietly(row, row["ground_truth"], str(answer)) == 1.0, (answer, item)
+
+
+@pytest.mark.parametrize(
+    ("answer", "is_right"),
+    [("{}", True), ("+{}", True), ("{}.0", True), (" {} ", True), ("{0[0]}_{0[1]}", False), ("{0[0]},{0[1]}", False)],
+)
+def test_sums_are_numbers_as_people_write_them(answer: str, is_right: bool) -> None:
+    row = next(
+        row
+        for row in iter_reasoning_gym_rows("reasoning_gym/chain_sum?size=50&seed=7&min_digits=2&max_digits=2")
+        if len(json.loads(row["ground_truth"])["answer"]) == 2
+    )
+    right = json.loads(row["ground_truth"])["answer"]
+    assert (score_quietly(row, row["ground_truth"], answer.format(right)) == 1.0) == is_right
+    arabic = right.translate({ord("0") + n: chr(0x660 + n) for n in range(10)})
+    assert score_quietly(row, row["ground_truth"], arabic) != 1.0
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    ("task", "answer"),
+    [
+        ("coin_flip", "1e999999999"),
+        ("propositional_logic", "\N{NOT SIGN}" * 50_001),
+        ("propositional_logic", "P \N{LOGICAL AND} " * 2_000),
+        ("countdown", "9**9**9**9"),
+        ("countdown", "10**10**7"),
+        ("puzzle24", "2**(2**40)"),
+        ("simple_integration", "factorial(10**7)"),
+        ("string_insertion", "[i for i in range(10**9)]"),
+        ("string_insertion", "'a'*(3*10**9)"),
+    ],
+    ids=lambda value: value[:20],
+)
+def test_answers_that_took_for_ever_take_no_time(task: str, answer: str) -> None:
+    row = row_of(task)
+    start = time.process_time()
+    assert (score_quietly(row, row["ground_truth"], answer) or 0.0) < 1.0
+    assert time.process_time() - start < 5.0

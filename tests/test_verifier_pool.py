@@ -1,5 +1,6 @@
 """The pool keeps its promises whatever a verifier does to its process."""
 
+import errno
 import json
 import os
 import signal
@@ -12,7 +13,7 @@ from concurrent.futures import CancelledError
 from pathlib import Path
 
 import pytest
-from verifier_fakes import Unstartable, score_by_text, score_environment, score_is_worker
+from verifier_fakes import Lacking, Unstartable, score_by_text, score_environment, score_is_worker
 
 from open_instruct.reasoning_gym_data import reasoning_gym_rows
 from open_instruct.verifier_pool import GROUPS_PER_SCORER, Scored, VerifierPool
@@ -241,6 +242,56 @@ def test_close_ends_all_processes_at_once() -> None:
             future.result(timeout=10)
     with pytest.raises(RuntimeError, match="is closed"):
         score_texts(pool, "4")
+
+
+def test_hanging_responses_of_many_groups_cost_one_limit() -> None:
+    """16 groups with 4 of them each, one worker: one after another they would take 16 limits."""
+    with VerifierPool(1, 8.0, score=score_by_text) as pool:
+        score_texts(pool, "4")
+        start = time.monotonic()
+        futures = [pool.submit("fake", "4", [[]] * 5, ["hang"] * 4 + ["4"]) for _ in range(16)]
+        for future in futures:
+            *hung, right = future.result(timeout=120)
+            assert right == RIGHT
+            assert hung == [Scored(None, "timeout")] * 4
+        assert time.monotonic() - start < 4 * 8.0
+
+
+def test_a_verifier_without_memory_says_nothing_of_the_response(pool: VerifierPool) -> None:
+    assert score_texts(pool, "4", "memory", "4") == [RIGHT, Scored(None, "crash"), RIGHT]
+
+
+def test_a_stopped_keeper_is_replaced() -> None:
+    with VerifierPool(1, 5.0, score=score_by_text) as pool:
+        score_texts(pool, "4")
+        before = pool._keeper._process
+        assert before is not None
+        for pid in [before.pid, *children(before.pid)]:
+            os.kill(pid, signal.SIGSTOP)
+        start = time.monotonic()
+        assert score_texts(pool, "4") == [Scored(None, "timeout")]  # its scorer is stopped, too
+        assert score_texts(pool, "4") == [RIGHT]
+        assert pool._keeper._process is not before
+        assert time.monotonic() - start < 60
+
+
+def test_a_process_that_cannot_be_started_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr(subprocess, "Popen", refused)
+    with VerifierPool(1, 5.0, score=score_by_text) as pool:
+        [scored] = score_texts(pool, "4")
+        assert scored.score is None
+        assert scored.failure is not None
+        assert "Cannot allocate memory" in scored.failure
+
+
+@pytest.mark.parametrize("lacks", ["landlock_version", "has_filters"])
+def test_a_kernel_without_a_part_of_the_jail_keeps_the_others(lacks: str) -> None:
+    there = {"landlock_version": "has_filters", "has_filters": "landlock_version"}[lacks]
+    with VerifierPool(1, 5.0, score=Lacking(lacks)) as pool:
+        assert pool.score_group("fake", there, [[]], [""]) == [RIGHT]
 
 
 def test_where_no_process_starts_nothing_is_scored_and_nothing_ends() -> None:

@@ -1,10 +1,15 @@
 """Verifiers that misbehave, for test_verifier_pool.py. Light to import: the worker processes do it."""
 
+import contextlib
 import os
 import re
+import resource
+import socket
 import sys
 import time
+from collections.abc import Callable
 
+from open_instruct import verifier_pool
 from open_instruct.ground_truth_utils import VerificationResult
 
 TAIL = "a" * 64 + "!"
@@ -30,6 +35,8 @@ def score_by_text(dataset: str, ground_truth: object, token_ids: list[int], text
             os.kill(os.getpid(), 9)
         case ("too_much", _, _):
             return VerificationResult(1.5)
+        case ("memory", _, _):
+            len(bytearray(64 << 30))
         case ("print", _, _):
             print("noise")
         case ("reply", _, reply):  # as somebody who has taken the process over
@@ -50,6 +57,38 @@ def score_environment(dataset: str, ground_truth: object, token_ids: list[int], 
 def score_is_worker(dataset: str, ground_truth: object, token_ids: list[int], text: str) -> VerificationResult:
     """1 if this process is the one that `ground_truth` names."""
     return VerificationResult(float(os.getpid() == ground_truth))
+
+
+def score_limits(dataset: str, ground_truth: object, token_ids: list[int], text: str) -> VerificationResult:
+    """1 if the limits hold that every machine has, and the part of the jail that `ground_truth` names."""
+    for name, most in ((resource.RLIMIT_FSIZE, 0), (resource.RLIMIT_NPROC, 0), (resource.RLIMIT_CPU, 600)):
+        assert 0 <= resource.getrlimit(name)[0] <= most
+    with contextlib.suppress(PermissionError):
+        if ground_truth == "landlock_version":
+            os.listdir("/etc")
+        else:
+            socket.socket()
+        return VerificationResult(0.0)
+    return VerificationResult(1.0)
+
+
+def take_away(part: str) -> Callable[..., VerificationResult]:
+    """In the process of the verifiers: its kernel seems to lack this part of a jail."""
+    setattr(verifier_pool, part, lambda: 0)
+    return score_limits
+
+
+class Lacking:
+    """A score function that comes with a kernel that lacks something."""
+
+    def __init__(self, part: str) -> None:
+        self.part = part
+
+    def __reduce__(self) -> tuple:
+        return take_away, (self.part,)
+
+    def __call__(self, *_: object) -> VerificationResult:
+        raise NotImplementedError
 
 
 def fail_to_unpickle() -> None:
