@@ -139,6 +139,11 @@ class CheckpointStore:
     def path(self, training_step: int) -> Path:
         return self._directory / f"{_PREFIX}{training_step:06d}"
 
+    def remove_partial(self) -> None:
+        """Of a run that was killed while it wrote one; on a full disk they would keep the room that the next one needs."""
+        for path in self._directory.glob(f".{_PREFIX}*.partial"):
+            shutil.rmtree(path, ignore_errors=True)
+
     def has(self, training_step: int) -> bool:
         """Whether the checkpoint of this step is there and whole."""
         return isinstance(_read_state(self.path(training_step)), dict)
@@ -147,7 +152,7 @@ class CheckpointStore:
         """The newest checkpoint that is whole; None if there is none at all.
 
         Raises:
-            NoWholeCheckpoint: there are some, and all are torn, or the newest whole one is of another format.
+            NoWholeCheckpoint: there are some, and all are torn or misnamed, or the newest whole one is of another format.
         """
         torn: list[str] = []
         for step in reversed(self.steps()):
@@ -159,6 +164,10 @@ class CheckpointStore:
                     )
                 return Checkpoint(self.path(step), state, tuple(torn))
             torn.append(f"{self.path(step)} ({state})")
+        if not torn and (odd := sorted(self._directory.glob(f"{_PREFIX}*/{STATE_FILE}"))):
+            raise NoWholeCheckpoint(
+                f"{odd[0].parent} holds a checkpoint, but is not called as one ({_PREFIX}000160 for step 160)"
+            )
         if torn:
             raise NoWholeCheckpoint(f"none of its checkpoints is whole: {'; '.join(torn)}")
         return None

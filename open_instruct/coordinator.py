@@ -85,10 +85,10 @@ def ray_cluster(stopped_timeout_s: float = 15.0) -> Iterator[Signals]:
 
     Where Ray's own processes on this machine end, or are stopped for `stopped_timeout_s`, this process ends too (`RayWatch`).
 
-    SIGTERM and SIGINT are blocked while Ray starts its processes: they inherit that, so a signal to the whole process group
-    reaches the driver alone, which ends the others in order. Ray's own handler is replaced before they are let through.
+    SIGTERM, SIGINT and SIGHUP are blocked while Ray starts its processes: they inherit that, so a signal to the whole process
+    group reaches the driver alone, which ends the others in order. Ray's own handler is replaced before they are let through.
     """
-    blocked = {signal.SIGTERM, signal.SIGINT}
+    blocked = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
     signals = Signals()
     signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
     try:

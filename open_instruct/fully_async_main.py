@@ -27,6 +27,8 @@ from open_instruct.component_log import LOG_FILE
 from open_instruct.config import GRPOConfig
 from open_instruct.fully_async_trainer import FullyAsyncTrainer
 from open_instruct.grpo_fast import Roles, RunInputs
+from open_instruct.interruption import ends_by_signals
+from open_instruct.masking import mask_tracebacks
 from open_instruct.rollout import Rollouter
 from open_instruct.yaml_door import Door, in_terms_of_the_file, unknown_key
 
@@ -55,12 +57,14 @@ class FullyAsyncMain:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Compose, check, train; the exit code of `grpo_fast.run`, or 2 for mistakes."""
+    mask_tracebacks()
     let_user_modules_be_found()
-    try:
-        config = compose(sys.argv[1:] if argv is None else argv)
-        return read(config).run()
-    except UsageError as error:
-        fail_with(error.mistakes, program=PROGRAM)
+    with ends_by_signals():
+        try:
+            config = compose(sys.argv[1:] if argv is None else argv)
+            return read(config).run()
+        except UsageError as error:
+            fail_with(error.mistakes, program=PROGRAM)
 
 
 def let_user_modules_be_found() -> None:

@@ -37,7 +37,8 @@ from open_instruct.config_checks import collect_mistakes, shown
 from open_instruct.coordinator import ComponentDied, Parts, Timer
 from open_instruct.failures import WeightsDiffer
 from open_instruct.fully_async_trainer import FullyAsyncTrainer, TrainedStep
-from open_instruct.interruption import Interrupted
+from open_instruct.interruption import Interrupted, ends_by_signals
+from open_instruct.masking import mask_tracebacks
 from open_instruct.message_queue import MessageQueue
 from open_instruct.model_support import problem_with_weights
 from open_instruct.output_directory import UnusableDirectory, describe, held, is_of_storage
@@ -50,6 +51,7 @@ from open_instruct.run_identity import run_identity, says_which_data
 from open_instruct.run_inputs import RunInputs, load_inputs
 from open_instruct.run_log import ComponentStatus, Monitor, RunLog
 from open_instruct.run_saving import (
+    Progress,
     checkpoint_store,
     is_complete,
     resumes_the_same_run,
@@ -81,18 +83,6 @@ class Roles:
 
 
 @dataclass
-class Progress:
-    """Where the run stands; all of it is in a checkpoint."""
-
-    training_step: int = 0
-    episode: int = 0
-    num_total_tokens: int = 0
-    wall_seconds: float = 0.0
-    eval_accuracy_before: float | None = None
-    eval_accuracy_after: float | None = None
-
-
-@dataclass
 class Run:
     """What the step loop works with."""
 
@@ -115,8 +105,10 @@ class Run:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run GRPO; the exit code: 0 done, 1 failed, 85 ended by SIGTERM with a checkpoint, 130 by Ctrl-C."""
-    args, inputs = read_options_and_data(sys.argv[1:] if argv is None else argv)
-    return run(args, inputs)
+    mask_tracebacks()
+    with ends_by_signals():
+        args, inputs = read_options_and_data(sys.argv[1:] if argv is None else argv)
+        return run(args, inputs)
 
 
 def run(args: GRPOConfig, inputs: "RunInputs", roles: Roles = Roles()) -> int:
@@ -131,6 +123,7 @@ def run(args: GRPOConfig, inputs: "RunInputs", roles: Roles = Roles()) -> int:
 
 def _run_alone(args: GRPOConfig, inputs: "RunInputs", roles: Roles) -> int:
     """A run that has its output directory to itself."""
+    checkpoint_store(args).remove_partial()
     try:
         log = RunLog(args, monitor=roles.monitor, component_log_file=roles.component_log_file)
     except OSError as error:
@@ -163,7 +156,7 @@ def _run_alone(args: GRPOConfig, inputs: "RunInputs", roles: Roles) -> int:
 def tell_of_failure(log: RunLog, error: Exception) -> None:
     """In one line what a run ends with, where a user can do something about it; anything else is raised again."""
     if is_of_storage(error):
-        log.failed(RuntimeError(f"{describe(error)}. Make room and start the same command again."))
+        log.failed(RuntimeError(f"{describe(error)}{log.room_left()}. Make room and start the same command again."))
     elif isinstance(error, ComponentDied | NonfiniteSteps | StorageNotShared | TimeoutError | WeightsDiffer):
         log.failed(error)
     else:

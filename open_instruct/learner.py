@@ -32,6 +32,7 @@ from open_instruct.engine_client import UpdateReport
 from open_instruct.grpo_utils import RhoOptions, compute_grpo_loss, compute_rho_correction, logprob_difference_sums
 from open_instruct.learner_models import build_engine, build_reference, hf_model
 from open_instruct.optimizer_step import apply_gradient, discard_gradient
+from open_instruct.output_directory import names_a_full_disk
 from open_instruct.random_state import random_state, seed_everything, set_random_state
 from open_instruct.run_tokenizer import tokenizer_of_run
 from open_instruct.safe_load import data_only
@@ -342,7 +343,8 @@ class PolicyTrainerRayProcess(TrainRayActor):
         """
         self._offload.check_loaded(WEIGHTS, what="saving the model")
         path = Path(directory or Path(self._args.output_dir) / f"step_{iteration:06d}")
-        self._save_weights(path)
+        with names_a_full_disk(path):
+            self._save_weights(path)
         if with_optimizer:
             self.save_checkpoint(str(path / "checkpoint"))
 
@@ -363,9 +365,10 @@ class PolicyTrainerRayProcess(TrainRayActor):
         Returns the bytes of each file that this rank has written, by path within `directory`; they are on the disk then.
         """
         self._offload.check_loaded(*TAGS, what="saving a checkpoint")
-        self.engine.save_checkpoint(directory, tag=LEARNER_DIRECTORY)
-        torch.save(random_state(), Path(directory) / f"random_state_{self.rank}.pt")
-        return sync_files_of_rank(Path(directory), self.rank)
+        with names_a_full_disk(Path(directory)):
+            self.engine.save_checkpoint(directory, tag=LEARNER_DIRECTORY)
+            torch.save(random_state(), Path(directory) / f"random_state_{self.rank}.pt")
+            return sync_files_of_rank(Path(directory), self.rank)
 
     def load_checkpoint(self, directory: str, version: int) -> None:
         """Go on from a checkpoint that was written after `version` training steps."""

@@ -134,6 +134,10 @@ class MetricsWriter:
             os.ftruncate(self._file.fileno(), end)
             raise
 
+    def sync(self) -> None:
+        """All rows are on the disk when this returns."""
+        os.fsync(self._file.fileno())
+
     def truncate_after(self, step: int) -> int:
         """Cut the rows after training step `step`, and a last line that a kill tore; returns how many lines went.
 

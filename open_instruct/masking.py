@@ -3,13 +3,16 @@
 import logging
 import os
 import re
+import sys
+import traceback
 from collections.abc import Mapping
+from types import TracebackType
 from typing import Any
 
 _LOOKS_SECRET = re.compile(
     r"\b(?:hf_|sk-|ghp_|gho_|github_pat_|glpat-|xox[abp]-|AKIA)[\w-]{8,}"  # what access tokens look like
     r"|(?<=://)[^/@\s]+(?=@)"  # user:password of an address
-    r"|(?<=[?&])(?:[\w-]*(?:key|token|secret|password|signature))=[^&\s'\"]+"  # of its query
+    r"|(?i:(?<=[?&])(?:[\w-]*(?:key|token|secret|password|signature|credential)|sig)=[^&\s'\"]+)"  # of its query
     r"|(?i:(?<=bearer ))[\w.~+/-]{8,}=*"
 )
 _NAMED_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL", re.IGNORECASE)
@@ -35,6 +38,15 @@ def masked(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return type(value)(map(masked, value))
     return value
+
+
+def mask_tracebacks() -> None:
+    """What this process ends with is told without secrets, too."""
+
+    def tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        sys.stderr.write(without_secrets("".join(traceback.format_exception(kind, error, trace))))
+
+    sys.excepthook = tell
 
 
 class MaskingFormatter(logging.Formatter):

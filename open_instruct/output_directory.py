@@ -10,6 +10,7 @@ import getpass
 import json
 import logging
 import os
+import shutil
 import socket
 import time
 from collections.abc import Iterator, Sequence
@@ -93,6 +94,24 @@ def _user() -> str:
         return getpass.getuser()
     except (KeyError, OSError):  # a container's user without a name
         return f"user {os.getuid()}"
+
+
+@contextmanager
+def names_a_full_disk(directory: Path) -> Iterator[None]:
+    """What fails in the block for want of room says so: torch has errors of its own for it.
+
+    Raises:
+        OSError: ENOSPC, where next to nothing is free in `directory` after whatever failed.
+    """
+    try:
+        yield
+    except (OSError, RuntimeError) as error:
+        free = shutil.disk_usage(directory).free if directory.exists() else NEEDED_BYTES
+        if is_of_storage(error) or free >= NEEDED_BYTES:
+            raise
+        raise OSError(
+            errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}, {free / 2**20:.0f} MiB are free", str(directory)
+        ) from error
 
 
 def describe(error: BaseException) -> str:

@@ -13,6 +13,7 @@ trajectories that are in the stream are not made again. Exit code 0 done, 1 fail
 """
 
 import asyncio
+import hashlib
 import json
 import logging
 import os
@@ -26,12 +27,13 @@ from typing import Any
 
 from open_instruct import yaml_door
 from open_instruct.cli import UsageError, fail_with
-from open_instruct.interruption import Interrupted
+from open_instruct.interruption import Interrupted, ends_by_signals, tell
 from open_instruct.logger_utils import (
     setup_logging,
     to_json_value,
     write_atomically,
 )
+from open_instruct.masking import mask_tracebacks
 from open_instruct.openai_client import ServedModel, ServerProblem, find_model
 from open_instruct.output_directory import UnusableDirectory, describe, held, is_of_storage
 from open_instruct.rc_accuracy_plot import plot_accuracy_by_cycle
@@ -55,8 +57,14 @@ EVALUATION = "eval"
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Compose, check, roll out; the exit code."""
+    mask_tracebacks()
+    with ends_by_signals():
+        return _main(sys.argv[1:] if argv is None else argv)
+
+
+def _main(argv: Sequence[str]) -> int:
     try:
-        options = read_options(yaml_door.compose(DOOR, sys.argv[1:] if argv is None else argv))
+        options = read_options(yaml_door.compose(DOOR, argv))
         problems = load_problems(options)
     except UsageError as error:
         fail_with(error.mistakes, program=PROGRAM)
@@ -238,7 +246,7 @@ def run_phase(phase: Phase, options: RCOptions, model: ServedModel) -> dict[str,
         plot_accuracy_by_cycle(overall, phase.settings.token_budgets, output_dir / "accuracy_by_cycle.png")
     name = "summary.json" if phase.name == "actor" else f"{phase.name}_summary.json"
     write_atomically(output_dir / name, json.dumps(to_json_value(summary), indent=2).encode() + b"\n")
-    print("\n".join(filter(None, tables)), flush=True)
+    tell("\n".join(filter(None, tables)))
     return summary
 
 
@@ -261,9 +269,15 @@ def check_same_run(path: Path, phase: Phase, model: ServedModel) -> None:
     Raises:
         RunFailed: it was begun with other settings.
     """
-    settings = asdict(phase.settings) | {"model": model.name, "problems": len(phase.problems)}
+    data = hashlib.sha256(repr([asdict(problem) for problem in phase.problems]).encode(errors="replace")).hexdigest()[
+        :16
+    ]
+    settings = asdict(phase.settings) | {"model": model.name, "problems": len(phase.problems), "data": data}
     if path.exists():
-        before = json.loads(path.read_text())
+        try:
+            before = {"data": settings["data"], **json.loads(path.read_text())}  # earlier versions did not write it
+        except (OSError, ValueError, TypeError) as error:
+            raise RunFailed(f"{path}: it cannot be read ({error}). Choose another output_dir, or delete it.") from error
         changed = sorted(name for name in settings.keys() | before.keys() if settings.get(name) != before.get(name))
         if changed:
             raise RunFailed(

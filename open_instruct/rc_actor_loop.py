@@ -21,9 +21,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from open_instruct import rc_worker
 from open_instruct.logger_utils import ProgressLine, Tracker, TrackerOptions, make_tracker
 from open_instruct.openai_client import ServedModel
+from open_instruct.processes import is_stopped
 from open_instruct.rc_options import RCOptions, split_urls
 from open_instruct.rc_scheduler import POLICY_ERROR, REJECTED
 from open_instruct.rc_state import InferenceProblemState, RCSettings
@@ -36,6 +39,9 @@ logger = logging.getLogger(__name__)
 
 POLL_S = 0.05
 """Longest wait for a result before the queue of problems is looked after."""
+LOOK_S = 0.2
+"""From one look at the workers to the next."""
+STOPPED_S = 12.0
 SHUTDOWN_S = 10.0
 """How long workers may take to end by themselves."""
 ENTRY_TOO_LARGE = "entry_too_large"
@@ -96,6 +102,9 @@ class RCActorLoop:
         """When the first worker was ready (monotonic time)."""
         self.wall_seconds = 0.0
         """From then to the last result."""
+        self._looked_at = 0.0
+        self._stopped_since: dict[str, float] = {}
+        """When a worker, by name, was first seen stopped."""
         self._num_failures = 0
         """Trajectories in a row that could not be helped."""
         self._throughput = Throughput(options.actor.throughput_window_size)
@@ -173,10 +182,10 @@ class RCActorLoop:
         num_running = len(self._workers)
         while num_running:
             self._fill_problem_queue()
+            self._raise_if_dead()
             try:
                 message = self._result_queue.get(timeout=POLL_S)
             except queue.Empty:
-                self._raise_if_dead()
                 continue
             if isinstance(message, WorkerStarted):
                 self._note_start()
@@ -206,7 +215,19 @@ class RCActorLoop:
             return
 
     def _raise_if_dead(self) -> None:
+        """For a worker that has died, or has been stopped for so long that nobody can count on it."""
+        now = time.monotonic()
+        if now - self._looked_at < LOOK_S:
+            return
+        self._looked_at = now
         for worker in self._workers:
+            if worker.pid is None or worker.exitcode is not None or not is_stopped(psutil.Process(worker.pid)):
+                self._stopped_since.pop(worker.name, None)
+            elif now - self._stopped_since.setdefault(worker.name, now) > STOPPED_S:
+                raise RunFailed(
+                    f"{worker.name} (process {worker.pid}) has been stopped for {STOPPED_S:g} s, by SIGSTOP, a debugger or a "
+                    "frozen container. Start the same command again to go on."
+                )
             if worker.exitcode not in (None, 0):
                 raise RunFailed(
                     f"{worker.name} died (exit code {worker.exitcode}). Start the same command again to go on; "

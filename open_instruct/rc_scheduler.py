@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from open_instruct.rc_state import InferenceProblemState
-from open_instruct.rc_types import EnginesDown, PromptTooLong, RetriesExhausted, RolloutResult, TurnRejected
+from open_instruct.rc_types import EnginesDown, NotScored, PromptTooLong, RetriesExhausted, RolloutResult, TurnRejected
 from open_instruct.workflows import RCWorkflow
 
 POLL_S = 0.2
@@ -27,6 +27,7 @@ RETRIES_EXHAUSTED = "retries_exhausted"
 REJECTED = "rejected"
 PROMPT_TOO_LONG = "prompt_too_long"
 POLICY_ERROR = "policy_error"
+NOT_SCORED = "not_scored"
 
 
 class BoundedQueue(Protocol):
@@ -143,6 +144,8 @@ class _Scheduler:
             return _dropped(state, REJECTED, error)
         except PromptTooLong as error:
             return _dropped(state, PROMPT_TOO_LONG, error)
+        except NotScored as error:
+            return _dropped(state, NOT_SCORED, error)
         except Exception as error:  # of a policy or a verifier, which anybody may write: isolated, counted, told
             return _dropped(state, POLICY_ERROR, error)
         return RolloutResult(

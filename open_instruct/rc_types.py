@@ -208,6 +208,10 @@ class TurnRejected(EngineError):
     """It will not take this request, however often it is asked."""
 
 
+class NotScored(Exception):
+    """No verifier could say what an answer is worth: its trajectory is left out, and nothing is wrong with the others."""
+
+
 class EnginesDown(EngineError):
     """No engine was there for longer than a run waits. Ends the run."""
 

@@ -20,7 +20,7 @@ from typing import Any
 from open_instruct.openai_client import OpenAIClient, Server, ServerPool, make_session
 from open_instruct.rc_prompts import ChatCodec
 from open_instruct.rc_scheduler import BoundedQueue, SchedulerOptions, schedule_rollouts
-from open_instruct.rc_types import REASONING, SUMMARIZATION, EnginesDown, Problem, RetryOptions
+from open_instruct.rc_types import REASONING, SUMMARIZATION, EnginesDown, NotScored, Problem, RetryOptions
 from open_instruct.server_keys import key_headers
 from open_instruct.verifier_pool import VerifierPool
 from open_instruct.workflows import RCWorkflow, RolloutPolicy, Score
@@ -154,10 +154,8 @@ def score_with(verifiers: VerifierPool) -> Score:
     async def score(problem: Problem, token_ids: list[int], text: str) -> float:
         future = verifiers.submit(problem.verifier, problem.ground_truth, [token_ids], [text])
         scored = (await asyncio.wrap_future(future))[0]
-        if (
-            scored.score is None
-        ):  # nothing is known of the answer: the trajectory is left out, and counted with its cause
-            raise RuntimeError(f"not scored: {scored.failure}")
+        if scored.score is None:
+            raise NotScored(f"{problem.verifier}: {scored.failure}")
         return scored.score
 
     return score

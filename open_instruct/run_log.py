@@ -3,14 +3,17 @@
 import dataclasses
 import hashlib
 import logging
+import shutil
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from open_instruct import component_log
 from open_instruct.config import GRPOConfig
+from open_instruct.interruption import tell
 from open_instruct.logger_utils import (
     STEP_KEY,
     MetricsWriter,
@@ -21,6 +24,7 @@ from open_instruct.logger_utils import (
     read_metrics,
     setup_logging,
 )
+from open_instruct.output_directory import describe, is_of_storage
 from open_instruct.run_summary import RunSummary, format_summary_table, plot_reward_curve, write_summary
 
 logger = logging.getLogger(__name__)
@@ -193,7 +197,7 @@ class RunLog:
         plot = plot_reward_curve(self._output_dir / METRICS_FILE, self._output_dir / PLOT_FILE)
         summary = dataclasses.replace(summary, plot=None if plot is None else str(plot))
         write_summary(self._output_dir / SUMMARY_FILE, summary)
-        print(format_summary_table(summary), flush=True)
+        tell(format_summary_table(summary))
         return summary
 
     def failed(self, error: BaseException) -> None:
@@ -202,13 +206,30 @@ class RunLog:
         logger.error("%s", error)
         logger.debug("traceback", exc_info=error)
 
+    def room_left(self) -> str:
+        """In words, for a message about a disk."""
+        with suppress(OSError):
+            return f"; {shutil.disk_usage(self._output_dir).free / 2**20:.0f} MiB are free in {self._output_dir}"
+        return ""
+
     def _close_line(self) -> None:
         if self._line is not None:
             self._line.close()
             self._line = None
 
-    def close(self) -> None:
+    def sync(self) -> None:
+        """What is written so far is on the disk: rows of before a checkpoint outlast a power loss as it does."""
         self.flush()
+        for writer in (self._writer, self._prompts):
+            writer.sync()
+
+    def close(self) -> None:
+        try:
+            self.flush()
+        except OSError as error:
+            if not is_of_storage(error):
+                raise
+            logger.error("the last row of %s could not be written: %s", METRICS_FILE, describe(error))
         self._close_line()
         self._tracker.finish(self._exit_code)
         self._writer.close()

@@ -1,12 +1,15 @@
 """What a run saves between two steps, checkpoints and model directories, and whether it may go on from what is there."""
 
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from open_instruct.checkpoints import CheckpointStore, NoWholeCheckpoint, StorageNotShared, atomic_directory
 from open_instruct.config import GRPOConfig
 from open_instruct.config_checks import shown
+from open_instruct.interruption import tell
+from open_instruct.output_directory import describe
 from open_instruct.rollout_state import FILE as ROLLOUT_STATE
 from open_instruct.run_identity import differences, run_identity
 from open_instruct.run_log import SUMMARY_FILE
@@ -15,6 +18,18 @@ from open_instruct.run_summary import format_summary_table, read_summary
 if TYPE_CHECKING:
     from open_instruct.grpo_fast import Run
     from open_instruct.run_inputs import RunInputs
+
+
+@dataclass
+class Progress:
+    """Where the run stands; all of it is in a checkpoint."""
+
+    training_step: int = 0
+    episode: int = 0
+    num_total_tokens: int = 0
+    wall_seconds: float = 0.0
+    eval_accuracy_before: float | None = None
+    eval_accuracy_after: float | None = None
 
 
 def checkpoint_store(args: GRPOConfig) -> CheckpointStore:
@@ -28,10 +43,12 @@ def resumes_the_same_run(args: GRPOConfig, inputs: "RunInputs | None") -> list[s
         newest = checkpoint_store(args).newest()
     except NoWholeCheckpoint as error:
         return [f"{option}: {error}. Remove them to start anew, or give another one."]
+    except OSError as error:
+        return [f"{option}: {describe(error)}. Give another one."]
     if newest is None:
         return []
     identity = newest.state.get("identity")
-    if not isinstance(identity, dict) or not isinstance(newest.state.get("progress", {}), dict):
+    if not identity or not isinstance(identity, dict) or not _says_where_it_stands(newest.state):
         return [f"{option}: {newest.path} does not say of which run it is. Remove it, or give another directory."]
     changed = differences(identity, run_identity(args, inputs))
     if not changed:
@@ -40,6 +57,15 @@ def resumes_the_same_run(args: GRPOConfig, inputs: "RunInputs | None") -> list[s
         f"{option}: {newest.path} is of another run: {'; '.join(changed)}. To go on from there make it as it was; to start "
         f"anew choose another --output_dir."
     ]
+
+
+def _says_where_it_stands(state: dict[str, Any]) -> bool:
+    """Whether this program can go on from it: one of another version may say more, or less."""
+    try:
+        Progress(**state["progress"])
+        return isinstance(state["evaluation_of"], int | None)
+    except (KeyError, TypeError):
+        return False
 
 
 def is_complete(args: GRPOConfig) -> bool:
@@ -51,10 +77,10 @@ def is_complete(args: GRPOConfig) -> bool:
 
 def tell_that_it_is_complete(args: GRPOConfig) -> int:
     try:
-        print(format_summary_table(read_summary(Path(args.output_dir, SUMMARY_FILE))))
+        tell(format_summary_table(read_summary(Path(args.output_dir, SUMMARY_FILE))))
     except (ValueError, LookupError, TypeError, AttributeError):
-        print(f"{SUMMARY_FILE} is damaged, or of another version.")
-    print(f"This run is complete. To train anew, choose another --output_dir or remove {args.output_dir}.")
+        tell(f"{SUMMARY_FILE} is damaged, or of another version.")
+    tell(f"This run is complete. To train anew, choose another --output_dir or remove {args.output_dir}.")
     return 0
 
 
@@ -71,7 +97,7 @@ def save_checkpoint(run: "Run", *, is_last: bool = False) -> None:
 
     After one that `is_last` nobody generates or trains any more.
     """
-    run.log.flush()
+    run.log.sync()
     step = run.progress.training_step
     if step == 0 or run.store.has(step):
         return

@@ -68,3 +68,57 @@ def test_a_token_that_others_could_read_is_closed_to_them(tmp_path: Path, monkey
     ray_access.keep_to_this_machine()
     assert token.read_text() == "mine"
     assert stat.S_IMODE(token.stat().st_mode) == 0o600
+
+
+ACTOR = """
+import ray
+from open_instruct import coordinator
+
+class Actor:
+    def __init__(self):
+        import open_instruct.data_types
+    def where(self):
+        import mine, transformers
+        return transformers.__version__, mine.value
+
+with coordinator.ray_cluster() as signals:
+    signals.remove()
+    actor = ray.remote(Actor).options(num_cpus=0).remote()
+    print(ray.get(actor.where.remote(), timeout=60))
+"""
+
+
+@pytest.fixture
+def shadowing(tmp_path: Path) -> Path:
+    """A directory with modules that are called like installed ones."""
+    for name in ("hydra", "aiohttp", "transformers", "yaml"):
+        (tmp_path / f"{name}.py").write_text("raise ImportError('shadowed')\n")
+    (tmp_path / "mine.py").write_text("value = 5\n")
+    return tmp_path
+
+
+def in_directory(directory: Path, *words: str) -> str:
+    env = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    env |= {"PYTHONPATH": str(Path(__file__).parents[1]), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        [sys.executable, *words], cwd=directory, env=env, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_current_directory_shadows_nothing_in_actors(shadowing: Path) -> None:
+    """And what is not installed is found there all the same."""
+    import transformers
+
+    (shadowing / "program").mkdir()
+    (shadowing / "program" / "driver.py").write_text(ACTOR)
+    assert in_directory(shadowing, "program/driver.py") == f"('{transformers.__version__}', 5)\n"
+
+
+@pytest.mark.parametrize("door", ["rc_actor", "fully_async_main", "grpo_fast"])
+def test_the_current_directory_shadows_nothing_at_a_door(shadowing: Path, door: str) -> None:
+    assert "usage" in in_directory(shadowing, "-m", f"open_instruct.{door}", "--help")
+    script = Path(__file__).parents[1] / "open_instruct" / f"{door}.py"
+    if door != "rc_actor":
+        assert "usage" in in_directory(shadowing, str(script), "--help")
