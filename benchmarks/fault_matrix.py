@@ -52,6 +52,8 @@ class Fault:
     """Stands in the log, or on the terminal, once the fault is noticed."""
     lasts_s: float | None = None
     """The process is stopped for so long, then goes on; None: for ever."""
+    exit_code: int = 1
+    """Of a run that ends."""
 
 
 KILL, STOP = signal.SIGKILL, signal.SIGSTOP
@@ -77,9 +79,9 @@ FAULTS = [
     Fault("Ray's GCS stopped", "gcs_server", STOP, "ends", "Ray's GCS (process"),
     Fault("raylet killed", "raylet", KILL, "ends", "aylet"),
     Fault("raylet stopped", "raylet", STOP, "ends", "Ray's raylet (process"),
-    Fault("driver killed", "driver", KILL, "ends", ""),
+    Fault("driver killed", "driver", KILL, "ends", "", exit_code=-KILL),
     Fault("driver stopped for 60 s", "driver", STOP, "goes on", "", lasts_s=60.0),
-    Fault("SIGTERM", "driver", signal.SIGTERM, "ends", "SIGTERM"),
+    Fault("SIGTERM", "driver", signal.SIGTERM, "ends", "SIGTERM", exit_code=85),
 ]
 
 
@@ -235,7 +237,9 @@ def measure(fault: Fault, run: Run) -> tuple[Outcome, Run]:
     trained = max([trained, *run.steps()])
     again = Run(run.output_dir, uuid.uuid4().hex)
     begins = wait_for(lambda: GOING_ON in again.text() or not again.lives, START_S)
-    problem = unnoticed or ("" if begins is not None and again.lives else "it did not go on after")
+    code = run.process.returncode
+    problem = unnoticed or ("" if code == fault.exit_code else f"exit code {code} instead of {fault.exit_code}")
+    problem = problem or ("" if begins is not None and again.lives else "it did not go on after")
     words = again.text().rpartition(GOING_ON)[2].partition("after step ")[2].split()
     first_again = int(words[0]) + 1 if words else 1
     problem = problem or _used_twice(run.output_dir)

@@ -164,10 +164,11 @@ class CheckpointStore:
                     )
                 return Checkpoint(self.path(step), state, tuple(torn))
             torn.append(f"{self.path(step)} ({state})")
-        if not torn and (odd := sorted(self._directory.glob(f"{_PREFIX}*/{STATE_FILE}"))):
-            raise NoWholeCheckpoint(
-                f"{odd[0].parent} holds a checkpoint, but is not called as one ({_PREFIX}000160 for step 160)"
-            )
+        for path in [] if torn else sorted(self._directory.glob(f"{_PREFIX}*/{STATE_FILE}")):
+            if (number := path.parent.name.removeprefix(_PREFIX)).isdecimal():
+                raise NoWholeCheckpoint(
+                    f"{path.parent} is not called as a checkpoint is: {self.path(int(number)).name}"
+                )
         if torn:
             raise NoWholeCheckpoint(f"none of its checkpoints is whole: {'; '.join(torn)}")
         return None

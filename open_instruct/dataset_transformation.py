@@ -2,12 +2,15 @@
 
     mixer list ─► rows (data_sources) ─► check ─► chat template, tokenizer ─► length, held out ─► PromptDataset
 
-Rows flow through in batches, so memory grows with the finished prompts alone.
+Rows flow through in batches, so memory grows with the finished prompts alone. While a batch is tokenized, which takes all cores,
+the next one is read, checked and rendered.
 """
 
 import difflib
 import itertools
 from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -135,6 +138,10 @@ class CheckedRow:
     dataset: str
     rendered: str | None = None
     """The prompt's text where the row has it finished, chat template applied; then there are no messages."""
+
+
+Prompt = tuple[CheckedRow, str, list[int], int]
+"""A row, its prompt's text and token ids, and the length that counts against the limit."""
 
 
 def parse_mixer_list(mixer_list: Sequence[str], flag: str = "--dataset_mixer_list") -> list[tuple[str, Amount]]:
@@ -266,10 +273,16 @@ class _Source:
         self.report = SourceReport(self.name)
 
     def load_into(self, builder: PromptDatasetBuilder, tokenizer: "PreTrainedTokenizerBase") -> None:
+        make_prompts = self._single_turns if self.rules.rc is None else self._first_turns
+        waiting: Callable[[], Iterator[Prompt]] = lambda: iter(())  # noqa: E731 - of the batch before
         try:
             rows = iter(self._checked(self._rows()))
-            while batch := list(itertools.islice(rows, BATCH_ROWS)):
-                self._tokenize(batch, builder, tokenizer)
+            with ThreadPoolExecutor(1, thread_name_prefix="tokenizer") as thread:
+                while batch := list(itertools.islice(rows, BATCH_ROWS)):
+                    coming = make_prompts(batch, tokenizer, thread)
+                    self._take(waiting(), builder)
+                    waiting = coming
+                self._take(waiting(), builder)
         except SourceError as err:
             self.mistakes.add(f"{self.name}: {err}")
             return
@@ -327,10 +340,8 @@ class _Source:
             self.report.num_with_special_tokens += 1
             self.report.first_with_special_tokens = self.report.first_with_special_tokens or row.place
 
-    def _tokenize(
-        self, rows: list[CheckedRow], builder: PromptDatasetBuilder, tokenizer: "PreTrainedTokenizerBase"
-    ) -> None:
-        prompts = self._single_turns(rows, tokenizer) if self.rules.rc is None else self._first_turns(rows, tokenizer)
+    def _take(self, prompts: Iterator[Prompt], builder: PromptDatasetBuilder) -> None:
+        """Into the dataset, or among those that are left out."""
         for row, text, token_ids, length in prompts:
             if not token_ids:
                 self.mistakes.add(f"{self.name} {row.place}: the chat template makes an empty prompt of it")
@@ -344,20 +355,25 @@ class _Source:
                 builder.add(token_ids=token_ids, ground_truth=row.ground_truth, dataset=row.dataset, raw_query=text)
 
     def _single_turns(
-        self, rows: list[CheckedRow], tokenizer: "PreTrainedTokenizerBase"
-    ) -> Iterator[tuple[CheckedRow, str, list[int], int]]:
-        """Each row with its prompt's text, token ids and length."""
+        self, rows: list[CheckedRow], tokenizer: "PreTrainedTokenizerBase", thread: Executor
+    ) -> Callable[[], Iterator[Prompt]]:
+        """Each row with its prompt's text, token ids and length; tokenized by `thread`, while the next batch is read."""
         rows, texts = self._render(rows, tokenizer)
-        if not rows:
-            return
-        tokens = tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]
-        for row, text, token_ids in zip(rows, texts, tokens, strict=True):
-            yield row, text, token_ids, len(token_ids)
+        tokens = thread.submit(_tokenize, tokenizer, texts)
+
+        def prompts() -> Iterator[Prompt]:
+            for row, text, token_ids in zip(rows, texts, tokens.result(), strict=True):
+                yield row, text, token_ids, len(token_ids)
+
+        return prompts
 
     def _first_turns(
-        self, rows: list[CheckedRow], tokenizer: "PreTrainedTokenizerBase"
-    ) -> Iterator[tuple[CheckedRow, str, list[int], int]]:
+        self, rows: list[CheckedRow], tokenizer: "PreTrainedTokenizerBase", _thread: Executor
+    ) -> Callable[[], Iterator[Prompt]]:
         """Each row with its problem, the token ids of the first reasoning turn, and the problem's length in either template."""
+        return lambda: self._first_turns_of(rows, tokenizer)
+
+    def _first_turns_of(self, rows: list[CheckedRow], tokenizer: "PreTrainedTokenizerBase") -> Iterator[Prompt]:
         assert self.rules.rc is not None
         codec = ChatCodec(tokenizer)
         for row in rows:
@@ -380,6 +396,12 @@ class _Source:
         self, rows: list[CheckedRow], tokenizer: "PreTrainedTokenizerBase"
     ) -> tuple[list[CheckedRow], list[str]]:
         """The rows' prompts as text; without the rows that the chat template refuses."""
+        if not any(row.rendered for row in rows):
+            with suppress(Exception):  # of one row: which one is found out below
+                texts_at_once = tokenizer.apply_chat_template(
+                    [row.messages for row in rows], tokenize=False, add_generation_prompt=True
+                )
+                return rows, list(map(str, texts_at_once))
         rendered: list[CheckedRow] = []
         texts: list[str] = []
         for row in rows:
@@ -393,6 +415,12 @@ class _Source:
             rendered.append(row)
             texts.append(str(text))
         return rendered, texts
+
+
+def _tokenize(tokenizer: "PreTrainedTokenizerBase", texts: list[str]) -> list[list[int]]:
+    if not texts:
+        return []
+    return tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]
 
 
 class RowError(ValueError):

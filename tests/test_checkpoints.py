@@ -327,7 +327,15 @@ def test_a_checkpoint_of_another_format_is_refused_by_name_and_not_passed_over(s
         store.newest()
 
 
-@pytest.mark.parametrize("name", ["step_2", "step_²", "step_00000a", "step_", "step_000002.old"])
+def test_a_checkpoint_under_a_name_that_nobody_gives_is_told(store: CheckpointStore) -> None:
+    """Else a run would start anew, and cut the rows of the one before."""
+    store.save(160, {"step": 1}, write_as_learners_do)
+    store.path(160).rename(store.path(160).with_name("step_160"))
+    with pytest.raises(NoWholeCheckpoint, match="step_160 is not called as a checkpoint is: step_000160"):
+        store.newest()
+
+
+@pytest.mark.parametrize("name", ["step_²", "step_00000a", "step_", "step_000002.old"])
 def test_directories_of_other_names_are_no_checkpoints(store: CheckpointStore, name: str) -> None:
     store.save(1, {"step": 1}, write_as_learners_do)
     store.path(1).rename(store.path(1).with_name(name))

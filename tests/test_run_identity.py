@@ -49,7 +49,8 @@ class Saved:
         return make_args(**settings)
 
     def save(self, identity: dict[str, Any]) -> None:
-        checkpoint_store(self.args()).save(7, {"identity": identity}, lambda _: {})
+        state = {"identity": identity, "progress": {"training_step": 7}, "evaluation_of": None}
+        checkpoint_store(self.args()).save(7, state, lambda _: {})
 
     def start_again(self, **options: Any) -> list[str]:
         """What the same command, apart from `options`, is told."""

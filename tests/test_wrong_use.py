@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from conftest import TINY_MODEL
 
-from open_instruct import fully_async_main, rc_actor, yaml_door
+from open_instruct import fully_async_main, grpo_fast, rc_actor, yaml_door
 from open_instruct.cli import UsageError
 from open_instruct.grpo_fast import read_options_and_data
 from open_instruct.rc_options import read_options
@@ -139,13 +139,56 @@ def test_models_without_whole_weights_are_told_before_anything_starts(
 
 
 @pytest.mark.parametrize(
-    "state", ["", "[]", "{}", '{"identity": null}', '{"identity": {}, "progress": 3}', '{"format": 7}']
+    "state",
+    [
+        *("", "[]", "{}", '{"identity": null}', '{"identity": {}, "progress": 3}', '{"format": 7}'),
+        '{"identity": {}, "progress": {}, "evaluation_of": null}',
+        '{"identity": {"seed": 1}, "progress": {}}',
+        '{"identity": {"seed": 1}, "progress": {"of_the_future": 1}, "evaluation_of": null}',
+    ],
 )
 def test_checkpoints_that_say_nothing_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str], state: str) -> None:
     directory = tmp_path / "out" / "checkpoint_states" / "step_000002"
     directory.mkdir(parents=True)
     (directory / "run_state.json").write_text(state)
     assert "step_000002" in mistakes(words(tmp_path), capsys)
+
+
+def start(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """What the whole program says, which has to end before Ray starts."""
+    with pytest.raises(SystemExit) as end:
+        grpo_fast.main(argv)
+    assert end.value.code == 2
+    told = capsys.readouterr().err
+    assert "Traceback" not in told
+    return told
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("a" * 300, "File name too long"),
+        ("loop", "loop: File exists"),
+        ("dangling/x", "dangling"),
+        ("/proc/x", "/proc/x"),
+    ],
+)
+def test_output_directories_that_cannot_be(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, told: str
+) -> None:
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    (tmp_path / "dangling").write_text("a file")
+    assert told in start(words(tmp_path, output_dir=str(tmp_path / name)), capsys)
+
+
+@pytest.mark.parametrize("made", ["metrics.jsonl/", "prompts.jsonl/", "logs"])
+def test_what_stands_in_the_way_in_an_output_directory_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], made: str
+) -> None:
+    path = tmp_path / "out" / made
+    path.parent.mkdir()
+    path.mkdir() if made.endswith("/") else path.write_text("a file")
+    assert made.removesuffix("/") in start(words(tmp_path), capsys)
 
 
 # --- the doors that read a YAML file ----------------------------------------------------------------------------------
