@@ -8,6 +8,7 @@ from conftest import make_args
 
 from open_instruct import coordinator
 from open_instruct.coordinator import Parts, Signals
+from open_instruct.failures import ComponentDied
 
 
 def parts_of(**fakes: Any) -> Parts:
@@ -54,3 +55,42 @@ def test_a_wait_that_was_too_short_names_the_option_to_raise(monkeypatch: pytest
         TimeoutError, match=r"^the start of engine 0: 1 of 1 did not answer in 0 s\. .* --init_timeout_s$"
     ):
         parts_of().wait("never", what="the start of engine 0", timeout_s=0.0, limit="init_timeout_s")
+
+
+def test_a_part_that_died_while_nobody_waited_for_it_ends_the_run() -> None:
+    """A learner while prompts are generated; an engine is replaced instead."""
+    parts = parts_of(manager=SimpleNamespace(rollout_engines=["one", "two"]))
+    dead: list[str] = []
+    parts.processes = SimpleNamespace(stopped=list, dead=dead)  # pyrefly: ignore[bad-assignment]
+    dead.append("engine 1")
+    parts.check_health()
+    dead.append("learner 0")
+    with pytest.raises(ComponentDied, match=r"^learner 0 died: the process is gone$"):
+        parts.check_health()
+    parts.nodes = SimpleNamespace(lost=list, lost_now=lambda: ["the node 10.0.0.7 is gone"])  # pyrefly: ignore
+    with pytest.raises(ComponentDied, match=r"^the node 10\.0\.0\.7 is gone$"):
+        parts.check_health()
+    parts.is_ending = True
+    parts.check_health()
+
+
+def test_ray_may_need_a_second_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It gives its own processes 30 s, which a busy machine may need for something else."""
+    attempts: list[dict[str, Any]] = []
+    ended: list[str] = []
+
+    def init(**options: Any) -> None:
+        attempts.append(options)
+        if len(attempts) == 1:
+            raise Exception("The current node timed out during startup. This could happen because …")
+
+    monkeypatch.setattr(coordinator.ray_access, "is_there_a_cluster", lambda: True)
+    monkeypatch.setattr(coordinator.ray, "init", init)
+    monkeypatch.setattr(coordinator.ray, "shutdown", lambda: ended.append("ray"))
+    monkeypatch.setattr(coordinator, "kill_marked", ended.append)
+    coordinator._enter_ray("mark")
+    assert (len(attempts), ended) == (2, ["ray", "mark"])
+    attempts.clear()
+    monkeypatch.setattr(coordinator.ray, "init", lambda **_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        coordinator._enter_ray("mark")

@@ -13,7 +13,7 @@ from rc_fakes import Call, Rig, ScriptedServer, completion, polite, states, tabl
 from test_workflows import DOCUMENTED
 
 from open_instruct.openai_client import MalformedReply, ServerProblem, find_model, parse_choice
-from open_instruct.rc_types import REASONING, SUMMARIZATION, EnginesDown, RetryOptions
+from open_instruct.rc_types import REASONING, SUMMARIZATION, EnginesDown, NotScored, RetryOptions
 
 
 @pytest.fixture
@@ -218,6 +218,18 @@ def test_the_others_take_over_from_a_server_that_is_gone() -> None:
     with ScriptedServer() as there:
         results = Rig([gone, there], retry=RetryOptions(max_retries=1)).run(states(4))
         assert all(table(one) == DOCUMENTED and one.num_retries == 0 for one in results)
+
+
+def test_an_answer_that_nobody_could_score_leaves_its_trajectory_out(server: ScriptedServer) -> None:
+    """By a name of its own: `policy_error` ten times in a row ends a run."""
+
+    async def hangs(*_: object) -> float:
+        raise NotScored("math: timeout")
+
+    results = Rig([server], score=hangs).run(states(2))
+    assert [(one.dropped, one.cause, one.rollouts) for one in results] == [
+        ("not_scored", "NotScored: math: timeout", [])
+    ] * 2
 
 
 # --- replies ----------------------------------------------------------------------------------------------------------
