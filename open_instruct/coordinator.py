@@ -44,12 +44,14 @@ HEALTH_POLL_S = 0.5
 """How often a waiting driver looks at signals and at the engines."""
 STORAGE_S = 60.0
 """How long the nodes of the learners have to say whether they see a file; a process of Ray is started for it."""
-RAY_SHUTDOWN_S = 20.0
+RAY_SHUTDOWN_S = 5.0
 """How long Ray may take to end its processes before they are killed."""
 FETCH_S = 10.0
 """How long a value may take to come that is there."""
 SHUTDOWN_S = 5.0
 """How long parts may take to end by themselves before they are killed."""
+SHUTDOWN_AFTER_FAILURE_S = 2.0
+"""The same where something has failed: whatever is still in order then, nothing is lost by killing it."""
 
 
 class Signals:
@@ -315,9 +317,9 @@ class Parts:
         for number in () if self.is_ending else lost.engines:
             self.supervisor.replace(number, "is gone")
 
-    def shut_down(self) -> None:
+    def shut_down(self, timeout_s: float = SHUTDOWN_S) -> None:
         """End all parts: asked first, killed when they do not answer. Never raises: it runs while an error is on its way."""
-        self.manager.shut_down(timeout_s=SHUTDOWN_S, expected=self.supervisor.futures)
+        self.manager.shut_down(timeout_s=timeout_s, expected=self.supervisor.futures)
         self.group.shut_down()
         if self.placement is not None:
             remove_placement_group(self.placement)

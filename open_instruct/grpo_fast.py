@@ -137,13 +137,16 @@ def _run_alone(args: GRPOConfig, inputs: "RunInputs", roles: Roles) -> int:
     try:
         with coordinator.ray_cluster(args.stopped_timeout_s) as signals:
             current = set_up(args, inputs, roles, log, signals)
+            patience_s = coordinator.SHUTDOWN_AFTER_FAILURE_S
             try:
-                return run_to_its_end(current)
+                code = run_to_its_end(current)
+                patience_s = coordinator.SHUTDOWN_S
+                return code
             except Exception as error:
                 tell_of_failure(log, error)  # before all is ended, which may take seconds
                 return 1
             finally:
-                current.parts.shut_down()
+                current.parts.shut_down(patience_s)
     except Interrupted as interruption:
         return interruption.exit_code
     except Exception as error:  # before all parts were there
