@@ -10,6 +10,7 @@ For vLLM 0.32. `tests/test_gpu_transports.py` notices when the classes ask CUDA 
 
 import threading
 import time
+import weakref
 from contextlib import nullcontext
 from datetime import timedelta
 from types import SimpleNamespace
@@ -20,6 +21,7 @@ from vllm.distributed.utils import StatelessProcessGroup
 from vllm.distributed.weight_transfer import base, ipc_engine, nccl_common, nccl_engine, packed_tensor
 
 from open_instruct.vllm_weight_transfer import AbortableNCCLEngine, WatchedIPCEngine
+from open_instruct.worker_memory import SHARED_MEMORY
 
 POLL_S = 0.0005
 """How often a broadcast looks whether it is done or was aborted."""
@@ -100,7 +102,11 @@ def _share(tensor: torch.Tensor) -> tuple[Any, tuple]:
 
     Classes are among it, as there: they are what msgpack refuses.
     """
-    manager, handle, num_bytes = tensor.untyped_storage()._share_filename_cpu_()
+    shared = tensor.untyped_storage()
+    manager, handle, num_bytes = shared._share_filename_cpu_()
+    if handle not in _shared:
+        _shared.add(handle)
+        weakref.finalize(shared, _unlink, handle)
     shape, stride, offset = tuple(tensor.shape), tensor.stride(), tensor.storage_offset()
     return _open_shared, (
         torch.Tensor,
@@ -114,6 +120,16 @@ def _share(tensor: torch.Tensor) -> tuple[Any, tuple]:
         handle,
         num_bytes,
     )
+
+
+_shared: set[bytes] = set()
+"""Handles of what this process shares."""
+
+
+def _unlink(handle: bytes) -> None:
+    """torch counts who has a file open, in the file: one that was killed counts for ever, and the file would stay."""
+    _shared.discard(handle)
+    (SHARED_MEMORY / handle.decode().removeprefix("/")).unlink(missing_ok=True)
 
 
 def _open_shared(

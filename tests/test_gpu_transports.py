@@ -7,8 +7,11 @@ in between, no token may be sampled from a mixture.
 import copy
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -392,3 +395,31 @@ def test_watch_aborts_as_soon_as_the_file_is_there(tmp_path: Any, monkeypatch: p
             path.touch()
             wait_until(lambda: bool(aborted))
     assert watch.has_aborted == (fails == "abort")
+
+
+READER = """
+import sys, time
+import torch
+storage = torch.UntypedStorage._new_shared_filename_cpu(sys.argv[1].encode(), sys.argv[2].encode(), int(sys.argv[3]))
+print(storage[0], flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_buffer_of_the_learner_goes_though_a_reader_was_killed() -> None:
+    """torch counts readers in the file itself, and one that was killed for ever."""
+    from open_instruct import cpu_transports
+
+    buffer = torch.full((1000,), 7, dtype=torch.uint8)
+    *_, manager, handle, num_bytes = cpu_transports._share(buffer)[1]
+    path = Path("/dev/shm") / handle.decode().removeprefix("/")
+    assert cpu_transports._share(buffer)[1][-2] == handle  # filled again, it is the same
+    words = [sys.executable, "-c", READER, manager.decode(), handle.decode(), str(num_bytes)]
+    reader = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+    assert reader.stdout is not None
+    assert reader.stdout.readline() == "7\n"
+    reader.kill()
+    reader.wait()
+    assert path.exists()
+    del buffer
+    assert not path.exists()
