@@ -11,17 +11,19 @@ For vLLM 0.32. `tests/test_gpu_transports.py` notices when the classes ask CUDA 
 import threading
 import time
 import weakref
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from datetime import timedelta
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import torch
 from vllm.distributed.utils import StatelessProcessGroup
 from vllm.distributed.weight_transfer import base, ipc_engine, nccl_common, nccl_engine, packed_tensor
 
 from open_instruct.vllm_weight_transfer import AbortableNCCLEngine, WatchedIPCEngine
-from open_instruct.worker_memory import SHARED_MEMORY
+from open_instruct.worker_memory import SHARED_MEMORY, mapped
 
 POLL_S = 0.0005
 """How often a broadcast looks whether it is done or was aborted."""
@@ -102,11 +104,13 @@ def _share(tensor: torch.Tensor) -> tuple[Any, tuple]:
 
     Classes are among it, as there: they are what msgpack refuses.
     """
+    _remove_what_nobody_has_open()
     shared = tensor.untyped_storage()
     manager, handle, num_bytes = shared._share_filename_cpu_()
-    if handle not in _shared:
-        _shared.add(handle)
-        weakref.finalize(shared, _unlink, handle)
+    path = SHARED_MEMORY / handle.decode().removeprefix("/")
+    if path not in _in_use:
+        _in_use.add(path)
+        weakref.finalize(shared, _note_end, path)
     shape, stride, offset = tuple(tensor.shape), tensor.stride(), tensor.storage_offset()
     return _open_shared, (
         torch.Tensor,
@@ -122,14 +126,28 @@ def _share(tensor: torch.Tensor) -> tuple[Any, tuple]:
     )
 
 
-_shared: set[bytes] = set()
-"""Handles of what this process shares."""
+_in_use: set[Path] = set()
+"""Files of what this process shares."""
+_done_with: set[Path] = set()
+"""Those that this process has done with. Whoever closes one last removes it."""
 
 
-def _unlink(handle: bytes) -> None:
-    """torch counts who has a file open, in the file: one that was killed counts for ever, and the file would stay."""
-    _shared.discard(handle)
-    (SHARED_MEMORY / handle.decode().removeprefix("/")).unlink(missing_ok=True)
+def _note_end(path: Path) -> None:
+    _in_use.discard(path)
+    _done_with.add(path)
+
+
+def _remove_what_nobody_has_open() -> None:
+    """torch counts who has a file open, in the file: an engine that was killed counts for ever, and the file would stay."""
+    _done_with.intersection_update([path for path in _done_with if path.exists()])
+    if not _done_with:
+        return
+    has_open = {inode for pid in psutil.pids() for inode in mapped(pid)}
+    for path in list(_done_with):
+        with suppress(FileNotFoundError):
+            if path.stat().st_ino not in has_open:
+                path.unlink()
+                _done_with.discard(path)
 
 
 def _open_shared(

@@ -127,8 +127,8 @@ def files_of_workers() -> set[Path]:
     """Files that child processes of this one have mapped, found by their inodes: whoever makes a semaphore has mapped a file that
     was renamed since. Semaphores of this process are meant too."""
     mine = psutil.Process()
-    of_workers = {inode for worker in mine.children(recursive=True) for inode in _mapped(worker.pid)}
-    own = _mapped(mine.pid)
+    of_workers = {inode for worker in mine.children(recursive=True) for inode in mapped(worker.pid)}
+    own = mapped(mine.pid)
     return {
         Path(file.path)
         for file in os.scandir(SHARED_MEMORY)
@@ -136,7 +136,7 @@ def files_of_workers() -> set[Path]:
     }
 
 
-def _mapped(pid: int) -> set[int]:
+def mapped(pid: int) -> set[int]:
     """Inodes of files in shared memory; none of a process that has just ended."""
     try:
         maps = Path(f"/proc/{pid}/maps").read_text().splitlines()

@@ -422,4 +422,6 @@ def test_a_buffer_of_the_learner_goes_though_a_reader_was_killed() -> None:
     reader.wait()
     assert path.exists()
     del buffer
+    assert path.exists()  # whoever closes it last removes it, and fails where it is gone
+    cpu_transports._share(torch.zeros(10))
     assert not path.exists()
