@@ -28,7 +28,7 @@ _time, _time_ns = time.time, time.time_ns
 
 def _shift():
     try:
-        with open(os.environ["OPEN_INSTRUCT_TEST_CLOCK"]) as file:
+        with open(os.environ.get("OPEN_INSTRUCT_TEST_CLOCK", "")) as file:  # a jail has no such variable
             return float(file.read() or 0)
     except (OSError, ValueError):
         return 0.0

@@ -65,9 +65,6 @@ class PlayedEngine:
     def pid(self) -> int:
         return os.getpid()
 
-    def take(self, _tensor: torch.Tensor) -> None:
-        pass
-
     def ready(self) -> int:
         self._called("ready")
         return self._number
@@ -135,9 +132,7 @@ class Stage:
             lost_node=lambda number: LostNode("10.0.0.2", "ab", [], [number]) if number in self.lost_nodes else None,
             may_start=lambda: self.may_start,
         )
-        self.ask(
-            [engine.take.remote(torch.zeros(1)) for engine in self.engines]
-        )  # they import torch now, in their own time
+        self.ask([engine.pid.remote() for engine in self.engines])
 
     def start_engine(self, number: int) -> Any:
         """No node but the lost one has room."""
@@ -162,6 +157,7 @@ class Stage:
 
 @pytest.fixture
 def stage(ray_session: Any) -> Iterator[Callable[..., Stage]]:
+    list(weights())  # imports transformers, which takes longer than the limits here
     stages: list[Stage] = []
 
     def make(*roles: dict[str, str], **options: Any) -> Stage:
@@ -336,9 +332,11 @@ def test_without_restarts_the_first_death_ends_the_run(stage: Callable[..., Stag
 
 def send(client: EngineClient, version: int) -> None:
     client.begin(version)
-    RayObjectSender(
-        client=client, source=DeepSpeedWeightSource(torch.nn.Linear(2, 2), zero_stage=0), is_sender=True
-    ).send_weights()
+    RayObjectSender(client=client, source=weights(), is_sender=True).send_weights()
+
+
+def weights() -> DeepSpeedWeightSource:
+    return DeepSpeedWeightSource(torch.nn.Linear(2, 2), zero_stage=0)
 
 
 @pytest.mark.parametrize("call", ["start", "update", "finish"])

@@ -81,11 +81,10 @@ def small_disk(directory: Path, megabytes: int) -> Iterator[None]:
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.getuid() != 0, reason="mounting needs root")
-@pytest.mark.parametrize("megabytes", [30, 60], ids=["the first checkpoint", "a later one"])
-def test_a_run_whose_disk_is_full_says_so_and_goes_on_with_room_again(tmp_path: Path, megabytes: int) -> None:
+def test_a_run_whose_disk_is_full_says_so_and_goes_on_with_room_again(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
-    words = command(disk / "out", total_episodes=16 * 6, checkpoint_state_freq=1, keep_last_n_checkpoints=2)
-    with small_disk(disk, megabytes):
+    words = command(disk / "out", total_episodes=16 * 6, checkpoint_state_freq=1, keep_last_n_checkpoints=-1)
+    with small_disk(disk, 24):  # 16 MiB have to be free at the start; a checkpoint takes 8
         done = subprocess.run(words, capture_output=True, text=True, timeout=300, check=False)
         assert done.returncode == 1, done.stderr
         assert "Traceback" not in done.stderr
