@@ -68,7 +68,7 @@ def test_a_run_without_incident(tmp_path: Path) -> None:
 def test_steps_without_a_finite_gradient_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fully_async_trainer, "merge_step_metrics", lambda reports: {NONFINITE_STEPS: 1})
     run = played_run(tmp_path, max_nonfinite_steps=3)
-    run.parts.shut_down = lambda: None
+    run.parts.shut_down = lambda *_: None
     monkeypatch.setattr(grpo_fast, "set_up", lambda *_: run)
     monkeypatch.setattr(grpo_fast.coordinator, "ray_cluster", lambda *_: nullcontext(run.parts.signals))
     inputs: Any = SimpleNamespace(reports=[])
@@ -222,7 +222,8 @@ def test_a_torn_checkpoint_is_no_traceback_before_the_start(tmp_path: Path) -> N
     args = make_args(output_dir=str(tmp_path))
     store = checkpoint_store(args)
     for step in (1, 2):
-        store.save(step, {"identity": run_identity(args)}, lambda _: {})
+        state = {"identity": run_identity(args), "progress": {"training_step": step}, "evaluation_of": None}
+        store.save(step, state, lambda _: {})
     (store.path(2) / STATE_FILE).write_text("")
     assert resumes_the_same_run(args, None) == []
     assert "--seed was 1, now 2" in resumes_the_same_run(make_args(output_dir=str(tmp_path), seed=2), None)[0]
