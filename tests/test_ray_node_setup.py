@@ -199,7 +199,7 @@ class Nodes:
         assert not list(self._tmp_path.glob("ray*"))
 
 
-def end(process: subprocess.Popen[str], timeout_s: float = 90.0) -> tuple[int, str]:
+def end(process: subprocess.Popen[str], timeout_s: float = 240.0) -> tuple[int, str]:
     output, _ = process.communicate(timeout=timeout_s)
     return process.returncode, output
 

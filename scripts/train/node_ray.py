@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 from node_settings import Settings
 
-ANSWER_S = 10.0
+ANSWER_S = 30.0
 """Longest wait for what the cluster says of itself."""
 KILL_S = 15.0
 """Longest that killed processes may take to be gone."""
