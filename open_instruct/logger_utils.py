@@ -25,6 +25,7 @@ import psutil
 
 from open_instruct.background import Background
 from open_instruct.checkpoints import sync_to_disk
+from open_instruct.interruption import Interrupted
 from open_instruct.masking import MaskingFormatter, masked
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ class Isolation(contextlib.AbstractContextManager[None]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        if not isinstance(error, Exception):
+        if not isinstance(error, Exception) or isinstance(error, Interrupted):
             return False
         if not self.failed:
             self.failed = True

@@ -5,6 +5,7 @@ import http.server
 import json
 import logging
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from open_instruct import logger_utils
+from open_instruct.interruption import Interrupted
 from open_instruct.logger_utils import (
     Isolation,
     MetricsWriter,
@@ -175,6 +177,8 @@ def test_isolation_warns_once_and_lets_interrupts_through(caplog: pytest.LogCapt
     ]
     with pytest.raises(KeyboardInterrupt), isolation:
         raise KeyboardInterrupt
+    with pytest.raises(Interrupted), isolation:  # a signal that comes just then is no failure of what is isolated
+        raise Interrupted(signal.SIGTERM)
 
 
 # --- wandb ------------------------------------------------------------------------------------------------------------

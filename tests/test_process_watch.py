@@ -74,6 +74,10 @@ def test_a_process_that_goes_on_in_time_is_not_named(
 
 
 def test_a_dead_actor_is_known_though_nobody_asks_it_anything(ray_session: Any, actor: Any) -> None:
+    class Sleeper:
+        def pid(self) -> int:
+            return os.getpid()
+
     ray_session.get(actor.pids.remote(), timeout=TIMEOUT_S)
     keeper = ray_session.remote(Sleeper).options(num_cpus=0).remote()
     pid = ray_session.get(keeper.pid.remote(), timeout=TIMEOUT_S)
@@ -86,11 +90,6 @@ def test_a_dead_actor_is_known_though_nobody_asks_it_anything(ray_session: Any, 
         watch.stopped()
         time.sleep(0.1)
     assert watch.dead == ["the keeper of the lock"]
-
-
-class Sleeper:
-    def pid(self) -> int:
-        return os.getpid()
 
 
 def test_a_stopped_verifier_is_not_its_actor(ray_session: Any) -> None:

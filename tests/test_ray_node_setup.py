@@ -175,7 +175,7 @@ class Nodes:
             "RAY_START_ARGS": SMALL,
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": self.mark,
-            "RAY_JOIN_TIMEOUT_S": "60",
+            "RAY_JOIN_TIMEOUT_S": "180",
             "PYTHON": sys.executable,
             "TMPDIR": str(tmp_path),
             **environment,
@@ -224,7 +224,7 @@ def test_two_nodes_with_a_token_run_one_command_and_leave_nothing(nodes: Nodes) 
     code, output = end(head)
     assert code == 7, output
     assert "cluster ['rank0', 'rank1'] 2.0" in output
-    code, output = end(worker, 20.0)
+    code, output = end(worker, 60.0)
     assert code == 0, output
     assert "the head has gone" in output
     nodes.assert_nothing_is_left(before)
@@ -259,10 +259,10 @@ def test_sigterm_to_everybody_reaches_the_command_while_all_nodes_are_still_ther
     for pid in marked(f"{nodes.mark}-1"):
         os.kill(pid, signal.SIGTERM)  # some schedulers signal whatever belongs to the job
     head.send_signal(signal.SIGTERM)
-    code, output = end(head, 30.0)
+    code, output = end(head, 90.0)
     assert code == 85, output
     assert "alive at the end: 2" in output
-    code, output = end(worker, 20.0)
+    code, output = end(worker, 60.0)
     assert code == 0, output
     assert "stays until the head has gone" in output
     nodes.assert_nothing_is_left(before)
@@ -278,7 +278,7 @@ def test_nodes_in_networks_of_their_own_find_the_head_by_its_name(nodes: Nodes) 
         assert code == 7, output
         assert "RAY_ADDRESS=10.77.0.1:" in output
         assert "cluster ['rank0', 'rank1'] 2.0" in output
-        assert end(worker, 20.0)[0] == 0
+        assert end(worker, 60.0)[0] == 0
 
 
 @pytest.mark.slow
@@ -301,7 +301,7 @@ def test_killed_outright_it_takes_ray_along_and_the_others_end(nodes: Nodes) -> 
     head, worker = nodes.start(0, WAIT_FOR_SIGTERM), nodes.start(1)
     wait_for_line(head, "ready")
     head.kill()
-    code, output = end(worker, 30.0)
+    code, output = end(worker, 60.0)
     assert code == 0, output
     # The command sees the end of Ray by itself. Ray's agent, too, but it tries for a minute to report it to the control store,
     # which has ended as well.
@@ -318,7 +318,7 @@ def test_ray_that_ends_under_a_worker_is_an_error_there(nodes: Nodes) -> None:
     for pid in marked(f"{nodes.mark}-1"):
         if b"raylet/raylet" in command_line(pid):
             os.kill(pid, signal.SIGKILL)
-    code, output = end(worker, 30.0)
+    code, output = end(worker, 60.0)
     assert code == 1, output
     assert "Ray ended on this node while the head is still there" in output
     head.send_signal(signal.SIGTERM)
