@@ -164,14 +164,17 @@ class CheckpointStore:
                     )
                 return Checkpoint(self.path(step), state, tuple(torn))
             torn.append(f"{self.path(step)} ({state})")
-        for path in [] if torn else sorted(self._directory.glob(f"{_PREFIX}*/{STATE_FILE}")):
-            if (number := path.parent.name.removeprefix(_PREFIX)).isdecimal():
-                raise NoWholeCheckpoint(
-                    f"{path.parent} is not called as a checkpoint is: {self.path(int(number)).name}"
-                )
         if torn:
             raise NoWholeCheckpoint(f"none of its checkpoints is whole: {'; '.join(torn)}")
+        self._raise_if_misnamed()
         return None
+
+    def _raise_if_misnamed(self) -> None:
+        """For `step_160` instead of `step_000160`: a run that passed it over would start anew."""
+        for path in sorted(self._directory.glob(f"{_PREFIX}*/{STATE_FILE}")):
+            if (number := path.parent.name.removeprefix(_PREFIX)).isdecimal():
+                name = self.path(int(number)).name
+                raise NoWholeCheckpoint(f"{path.parent} is not called as a checkpoint is: {name}")
 
     def save(self, training_step: int, state: dict[str, Any], write: Callable[[Path], Mapping[str, int]]) -> Path:
         """Let `write` fill the checkpoint's directory, add `state` (JSON values), then drop the oldest beyond `keep_last`.

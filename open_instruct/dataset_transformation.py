@@ -274,15 +274,15 @@ class _Source:
 
     def load_into(self, builder: PromptDatasetBuilder, tokenizer: "PreTrainedTokenizerBase") -> None:
         make_prompts = self._single_turns if self.rules.rc is None else self._first_turns
-        waiting: Callable[[], Iterator[Prompt]] = lambda: iter(())  # noqa: E731 - of the batch before
+        waiting: Iterator[Prompt] = iter(())  # of the batch before
         try:
             rows = iter(self._checked(self._rows()))
             with ThreadPoolExecutor(1, thread_name_prefix="tokenizer") as thread:
                 while batch := list(itertools.islice(rows, BATCH_ROWS)):
                     coming = make_prompts(batch, tokenizer, thread)
-                    self._take(waiting(), builder)
+                    self._take(waiting, builder)
                     waiting = coming
-                self._take(waiting(), builder)
+                self._take(waiting, builder)
         except SourceError as err:
             self.mistakes.add(f"{self.name}: {err}")
             return
@@ -356,8 +356,8 @@ class _Source:
 
     def _single_turns(
         self, rows: list[CheckedRow], tokenizer: "PreTrainedTokenizerBase", thread: Executor
-    ) -> Callable[[], Iterator[Prompt]]:
-        """Each row with its prompt's text, token ids and length; tokenized by `thread`, while the next batch is read."""
+    ) -> Iterator[Prompt]:
+        """Each row with its prompt's text, token ids and length; `thread` tokenizes while the next batch is read."""
         rows, texts = self._render(rows, tokenizer)
         tokens = thread.submit(_tokenize, tokenizer, texts)
 
@@ -365,15 +365,12 @@ class _Source:
             for row, text, token_ids in zip(rows, texts, tokens.result(), strict=True):
                 yield row, text, token_ids, len(token_ids)
 
-        return prompts
+        return prompts()
 
     def _first_turns(
         self, rows: list[CheckedRow], tokenizer: "PreTrainedTokenizerBase", _thread: Executor
-    ) -> Callable[[], Iterator[Prompt]]:
+    ) -> Iterator[Prompt]:
         """Each row with its problem, the token ids of the first reasoning turn, and the problem's length in either template."""
-        return lambda: self._first_turns_of(rows, tokenizer)
-
-    def _first_turns_of(self, rows: list[CheckedRow], tokenizer: "PreTrainedTokenizerBase") -> Iterator[Prompt]:
         assert self.rules.rc is not None
         codec = ChatCodec(tokenizer)
         for row in rows:

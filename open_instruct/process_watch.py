@@ -200,9 +200,10 @@ def ray_processes_here() -> dict[str, int]:
         }
     belongs_to = {"gcs_server": node.session_name, "raylet": node.raylet_socket_name}
     return {
-        names[process.name()]: process.pid
+        names[name]: process.pid
         for process in psutil.process_iter(["name", "cmdline"])
-        if process.name() in names and any(belongs_to[process.name()] in word for word in process.info["cmdline"] or ())
+        if (name := process.info["name"]) in names
+        and any(belongs_to[name] in word for word in process.info["cmdline"] or ())
     }
 
 

@@ -589,9 +589,10 @@ def _become_scorer(keeper: int, descriptor: int, silent: int, jail: Jail) -> Non
         os.dup2(silent, 1)
         os.dup2(silent, 2)
         os.closerange(3, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
-        limit_to_computing(jail)
         if has_filters():
             restrict_calls(jail)
+        else:
+            limit_to_computing(jail)
     except BaseException:
         os._exit(1)
 

@@ -151,7 +151,7 @@ def main(requirements: str, target: str) -> None:
     names = [f"{package['name']}=={package['version']}" for package in packages]
     with ThreadPoolExecutor(16) as pool:
         paths = dict(zip(names, pool.map(package_paths, packages), strict=True))
-    lines = [f"# Made by scripts/wheel_files.py (make pins): the files of {requirements}."]
+    lines = [f"# Made by scripts/wheel_files.py (make pins): the files of {Path(requirements).name}."]
     for name, entries in sorted(whole_directories(paths).items()):
         lines += [name, *(f"  {entry}" for entry in sorted(entries))]
     Path(target).write_text("\n".join(lines) + "\n")
