@@ -12,7 +12,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -112,16 +112,15 @@ def ray_cluster(stopped_timeout_s: float = 15.0) -> Iterator[Signals]:
 def _enter_ray(mark: str) -> None:
     """Join the cluster that is there, or start one; a second time where this machine took more than Ray's 30 s for it."""
     is_own = not ray_access.is_there_a_cluster()
-    if is_own:
-        ray_access.keep_to_this_machine()
     for is_last in (False, True):
         try:
-            ray.init(
-                address="local" if is_own else os.environ.get("RAY_ADDRESS"),
-                include_dashboard=False,
-                log_to_driver=False,
-                configure_logging=False,
-            )
+            with ray_access.this_machine_alone() if is_own else nullcontext():
+                ray.init(
+                    address="local" if is_own else os.environ.get("RAY_ADDRESS"),
+                    include_dashboard=False,
+                    log_to_driver=False,
+                    configure_logging=False,
+                )
             return
         except Exception as error:
             if is_last or "timed out during startup" not in str(error):

@@ -6,6 +6,8 @@ Whoever reaches a Ray cluster without a token runs what they like on it.
 import os
 import secrets
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from ray._private import ray_constants, services
@@ -19,16 +21,27 @@ def is_there_a_cluster() -> bool:
     return services.canonicalize_bootstrap_address(None) is not None
 
 
-def keep_to_this_machine() -> None:
-    """Have the Ray that this process starts listen on the loopback interface, and keep its token to this user.
+@contextmanager
+def this_machine_alone() -> Iterator[None]:
+    """A Ray that is started meanwhile listens on the loopback interface, and its token is kept to this user.
 
     For Ray 2.60: only the setting that it has for Windows and macOS makes it choose the loopback address as that of a node, and
-    it is read when Ray is imported. tests/test_ray_access.py notices.
+    it is read when Ray is imported. tests/test_ray_access.py notices. What this process starts later, a cluster of several
+    nodes maybe, does not inherit it.
     """
-    os.environ[ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR] = "0"  # of the processes that Ray starts
-    ray_constants.ENABLE_RAY_CLUSTER = False
     if not os.environ.get("RAY_AUTH_TOKEN") and not os.environ.get("RAY_AUTH_TOKEN_PATH"):
         _make_private_token(Path.home() / TOKEN)
+    name = ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR
+    before, is_enabled = os.environ.get(name), ray_constants.ENABLE_RAY_CLUSTER
+    os.environ[name], ray_constants.ENABLE_RAY_CLUSTER = "0", False  # of the processes that Ray starts, and here
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = is_enabled
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
 
 
 def _make_private_token(path: Path) -> None:

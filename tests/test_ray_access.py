@@ -59,15 +59,34 @@ def test_a_single_node_listens_on_the_loopback_interface_alone(tmp_path: Path) -
 
 def test_a_token_that_others_could_read_is_closed_to_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv(ray_access.ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR, "1")
-    monkeypatch.setattr(ray_access.ray_constants, "ENABLE_RAY_CLUSTER", True)
+    monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
+    monkeypatch.delenv("RAY_AUTH_TOKEN_PATH", raising=False)
     token = tmp_path / ".ray" / "auth_token"
     token.parent.mkdir()
     token.write_text("mine")
     token.chmod(0o644)
-    ray_access.keep_to_this_machine()
+    with ray_access.this_machine_alone():
+        pass
     assert token.read_text() == "mine"
     assert stat.S_IMODE(token.stat().st_mode) == 0o600
+
+
+def test_what_keeps_ray_on_this_machine_is_not_inherited_by_what_comes_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    constants = ray_access.ray_constants
+    for before in ("1", None):
+        if before is None:
+            monkeypatch.delenv(constants.ENABLE_RAY_CLUSTERS_ENV_VAR)
+        else:
+            monkeypatch.setenv(constants.ENABLE_RAY_CLUSTERS_ENV_VAR, before)
+        is_enabled = constants.ENABLE_RAY_CLUSTER
+        with ray_access.this_machine_alone():
+            assert os.environ[constants.ENABLE_RAY_CLUSTERS_ENV_VAR] == "0"
+            assert not constants.ENABLE_RAY_CLUSTER
+        assert os.environ.get(constants.ENABLE_RAY_CLUSTERS_ENV_VAR) == before
+        assert is_enabled == constants.ENABLE_RAY_CLUSTER
 
 
 ACTOR = """

@@ -133,7 +133,7 @@ def test_authentication_is_spelled_out(
         ):
             authentication(environment, 2)
     else:
-        assert authentication(environment, 2) == {"RAY_AUTH_MODE": mode}
+        assert authentication(environment, 2) == {"RAY_AUTH_MODE": mode, RAY_ON_LOOPBACK: "1"}
 
 
 def test_a_single_node_keeps_to_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,7 +142,7 @@ def test_a_single_node_keeps_to_itself(tmp_path: Path, monkeypatch: pytest.Monke
     assert one["RAY_AUTH_MODE"] == "token"
     assert len(one["RAY_AUTH_TOKEN"]) == 64
     assert one["RAY_AUTH_TOKEN"] != other["RAY_AUTH_TOKEN"]
-    assert authentication({"RAY_AUTH_MODE": "disabled"}, 1).keys() == {"RAY_AUTH_MODE", RAY_ON_LOOPBACK}
+    assert authentication({"RAY_AUTH_MODE": "disabled"}, 1) == {"RAY_AUTH_MODE": "disabled", RAY_ON_LOOPBACK: "0"}
 
 
 def test_settings() -> None:

@@ -131,10 +131,10 @@ def authentication(environment: Mapping[str, str], num_nodes: int) -> dict[str, 
     Raises:
         ValueError: a token is asked for, or needed, and is not here.
     """
-    alone = {RAY_ON_LOOPBACK: "0"} if num_nodes == 1 else {}
+    interface = {RAY_ON_LOOPBACK: "0" if num_nodes == 1 else "1"}
     mode = environment.get("RAY_AUTH_MODE", "").lower()
     if mode not in ("", "token"):
-        return {"RAY_AUTH_MODE": mode, **alone}
+        return {"RAY_AUTH_MODE": mode, **interface}
     path = Path(environment.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
     has_token = bool(environment.get("RAY_AUTH_TOKEN")) or (path.is_file() and bool(path.read_text().strip()))
     if not has_token and (mode or environment.get("RAY_AUTH_TOKEN_PATH")):
@@ -143,14 +143,14 @@ def authentication(environment: Mapping[str, str], num_nodes: int) -> dict[str, 
             "Set RAY_AUTH_TOKEN to the same token on every node, or RAY_AUTH_MODE=disabled on every node"
         )
     if not has_token and num_nodes == 1:
-        return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), **alone}
+        return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), **interface}
     if not has_token:
         raise ValueError(
             "Ray's nodes would let anybody in who reaches them over the network, and run what they are told: there is no "
             "token. Set RAY_AUTH_TOKEN to the same token on every node (openssl rand -hex 32 makes one); or, where the network "
             "is closed to others, RAY_AUTH_MODE=disabled on every node"
         )
-    return {"RAY_AUTH_MODE": "token", **alone}
+    return {"RAY_AUTH_MODE": "token", **interface}
 
 
 @dataclass(frozen=True)
