@@ -23,7 +23,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -54,6 +54,8 @@ class Fault:
     """The process is stopped for so long, then goes on; None: for ever."""
     exit_code: int = 1
     """Of a run that ends."""
+    amid: str = ""
+    """The fault that comes just before, and is noticed already."""
 
 
 KILL, STOP = signal.SIGKILL, signal.SIGSTOP
@@ -80,8 +82,11 @@ FAULTS = [
     Fault("raylet killed", "raylet", KILL, "ends", "aylet"),
     Fault("raylet stopped", "raylet", STOP, "ends", "Ray's raylet (process"),
     Fault("driver killed", "driver", KILL, "ends", "", exit_code=-KILL),
-    Fault("driver stopped for 60 s", "driver", STOP, "goes on", "", lasts_s=60.0),
+    Fault("driver stopped", "driver", STOP, "goes on", "", lasts_s=60.0),
     Fault("SIGTERM", "driver", signal.SIGTERM, "ends", "SIGTERM", exit_code=85),
+    Fault(
+        "SIGTERM amid a replacement", "driver", signal.SIGTERM, "ends", "SIGTERM", exit_code=85, amid="engine killed"
+    ),
 ]
 
 
@@ -217,15 +222,10 @@ def _trains(run: Run) -> bool:
 
 def measure(fault: Fault, run: Run) -> tuple[Outcome, Run]:
     """What comes of one fault, and the run that there is after it."""
-    told_before = run.text().count(fault.told) if fault.told else 0
+    if fault.amid:
+        inflict(next(one for one in FAULTS if one.name == fault.amid), run)
     trained = run.steps()[-1]
-    victim = run.pid_of(fault.role)
-    os.kill(victim, fault.signal)
-    started = time.monotonic()
-    if fault.lasts_s is not None:
-        time.sleep(fault.lasts_s)
-        os.kill(victim, signal.SIGCONT)
-    noticed = wait_for(lambda: run.text().count(fault.told) > told_before, LIMIT_S) if fault.told else None
+    started, noticed = inflict(fault, run)
     unnoticed = f"{fault.told!r} was never said" if fault.told and noticed is None else ""
     if fault.outcome == "goes on":
         return Outcome(fault.name, noticed, *_went_on(run, started), unnoticed), run
@@ -244,6 +244,20 @@ def measure(fault: Fault, run: Run) -> tuple[Outcome, Run]:
     first_again = int(words[0]) + 1 if words else 1
     problem = problem or _used_twice(run.output_dir)
     return Outcome(fault.name, noticed, over, run.process.returncode, max(trained + 1 - first_again, 0), problem), again
+
+
+def inflict(fault: Fault, run: Run) -> tuple[float, float | None]:
+    """When it was done, and the seconds until it was noticed."""
+    told_before = run.text().count(fault.told) if fault.told else 0
+    victim = run.pid_of(fault.role)
+    os.kill(victim, fault.signal)
+    started = time.monotonic()
+    if fault.lasts_s is not None:
+        time.sleep(fault.lasts_s)
+        os.kill(victim, signal.SIGCONT)
+    if not fault.told:
+        return started, None
+    return started, wait_for(lambda: run.text().count(fault.told) > told_before, LIMIT_S)
 
 
 def _went_on(run: Run, started: float) -> tuple[float, int | None, int]:
@@ -291,9 +305,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", default="", help="faults whose name begins so")
+    parser.add_argument("--asleep_s", type=float, help="how long the driver is stopped, instead of a minute")
     parser.add_argument("--json", type=Path, help="every figure, for later")
     options = parser.parse_args()
     faults = [fault for fault in FAULTS if fault.name.startswith(options.only)]
+    if options.asleep_s is not None:
+        faults = [fault if fault.lasts_s is None else replace(fault, lasts_s=options.asleep_s) for fault in faults]
     outcomes = []
     for number in range(options.rounds):
         directory = Path(tempfile.mkdtemp(prefix="fault_matrix_"))

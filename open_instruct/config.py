@@ -414,7 +414,7 @@ class DeadlineOptions:
     """When a later step breaks logprob_mismatch_limit: end the run, or say so in the log and go on."""
     engine_stall_timeout_s: float = 300.0
     """Seconds that an engine with work may take no step; then it counts as dead. An update of its weights does not count."""
-    stopped_timeout_s: float = 15.0
+    stopped_timeout_s: float = 12.0
     """Seconds that a process of the run may be stopped (SIGSTOP, a debugger, a frozen container). Then an engine is replaced, and
     anything else ends the run by name. Work that takes long does not count."""
     max_engine_restarts: int = 3

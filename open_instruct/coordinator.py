@@ -82,7 +82,7 @@ class Signals:
 
 
 @contextmanager
-def ray_cluster(stopped_timeout_s: float = 15.0) -> Iterator[Signals]:
+def ray_cluster(stopped_timeout_s: float = 12.0) -> Iterator[Signals]:
     """Ray on this machine, or the cluster that RAY_ADDRESS names; shut down at the end, and all that it has started here with it.
 
     Where Ray's own processes on this machine end, or are stopped for `stopped_timeout_s`, this process ends too (`RayWatch`).

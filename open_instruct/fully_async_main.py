@@ -58,20 +58,13 @@ class FullyAsyncMain:
 def main(argv: Sequence[str] | None = None) -> int:
     """Compose, check, train; the exit code of `grpo_fast.run`, or 2 for mistakes."""
     mask_tracebacks()
-    let_user_modules_be_found()
+    yaml_door.let_user_modules_be_found()
     with ends_by_signals():
         try:
             config = compose(sys.argv[1:] if argv is None else argv)
             return read(config).run()
         except UsageError as error:
             fail_with(error.mistakes, program=PROGRAM)
-
-
-def let_user_modules_be_found() -> None:
-    """Classes that the file names may lie in the current directory, here and in Ray's processes."""
-    here = os.getcwd()
-    if here not in sys.path:
-        sys.path.append(here)
 
 
 def compose(argv: Sequence[str]) -> dict[str, Any]:

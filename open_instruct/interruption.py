@@ -16,8 +16,8 @@ EXIT_INTERRUPTED = 130
 """After Ctrl-C."""
 
 
-class Interrupted(Exception):
-    """A signal asked the run to end."""
+class Interrupted(BaseException):
+    """A signal asked the run to end. No failure, so whoever catches `Exception` lets it pass."""
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)

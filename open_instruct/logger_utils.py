@@ -25,7 +25,6 @@ import psutil
 
 from open_instruct.background import Background
 from open_instruct.checkpoints import sync_to_disk
-from open_instruct.interruption import Interrupted
 from open_instruct.masking import MaskingFormatter, masked
 
 if TYPE_CHECKING:
@@ -55,7 +54,7 @@ class Isolation(contextlib.AbstractContextManager[None]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        if not isinstance(error, Exception) or isinstance(error, Interrupted):
+        if not isinstance(error, Exception):
             return False
         if not self.failed:
             self.failed = True

@@ -10,23 +10,33 @@ from types import TracebackType
 from typing import Any
 
 _LOOKS_SECRET = re.compile(
-    r"\b(?:hf_|sk-|ghp_|gho_|github_pat_|glpat-|xox[abp]-|AKIA)[\w-]{8,}"  # what access tokens look like
-    r"|(?<=://)[^/@\s]+(?=@)"  # user:password of an address
-    r"|(?i:(?<=[?&])(?:[\w-]*(?:key|token|secret|password|signature|credential)|sig)=[^&\s'\"]+)"  # of its query
+    r"(?<=://)[^/@\s'\":]*:[^\s'\"]*(?=@)"  # user:password of an address, in which `@` and `/` should be escaped but may not be
+    r"|(?<=://)[^/@\s'\"]+(?=@)"
+    r"|\b(?:hf_|sk-|gh[oprsu]_|github_pat_|glpat-|npm_|xox[abp]-|AKIA|AIza|ya29\.|eyJ)[\w.-]{8,}"  # what access tokens look like
+    r"|(?i:(?<=[?&])(?:[\w-]*(?:key|token|secret|pass|password|pwd|auth|signature|credential)|sig)=[^&\s'\"]+)"  # of a query
     r"|(?i:(?<=bearer ))[\w.~+/-]{8,}=*"
 )
-_NAMED_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL", re.IGNORECASE)
+_HEADER = re.compile(
+    r"\b((?:proxy-)?authorization|(?:x-)?api-key|x-auth-token)(['\"]?\s*[:=]\s*['\"]?)((?:bearer|basic|token)\s+)?[^\s'\",]+",
+    re.IGNORECASE,
+)
+_NAMED_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|_PASS$|_PWD$|_AUTH$", re.IGNORECASE)
+_IN_ADDRESS = re.compile(r"://[^/@\s:]*:([^/@\s]+)@")
 SHORTEST = 8
 """Shorter values of variables would blot out words that only look like them."""
 MASK = "***"
 
 
 def without_secrets(text: str) -> str:
-    """The text with `***` for what looks like a secret, and for the value of each variable whose name says that it is one."""
+    """The text with `***` for what looks like a secret, for the value of each variable whose name says that it is one, and for
+    passwords in those that are addresses (of a proxy, for one).
+    """
     for name, value in os.environ.items():
-        if len(value) >= SHORTEST and value in text and _NAMED_SECRET.search(name) and not os.path.exists(value):
-            text = text.replace(value, MASK)
-    return _LOOKS_SECRET.sub(MASK, text)
+        found = [value] if _NAMED_SECRET.search(name) and not os.path.exists(value) else _IN_ADDRESS.findall(value)
+        for secret in found:
+            if len(secret) >= SHORTEST:
+                text = text.replace(secret, MASK)
+    return _HEADER.sub(rf"\1\2\3{MASK}", _LOOKS_SECRET.sub(MASK, text))
 
 
 def masked(value: Any) -> Any:

@@ -16,7 +16,6 @@ import asyncio
 import hashlib
 import json
 import logging
-import os
 import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -110,8 +109,7 @@ def load_problems(options: RCOptions) -> dict[str, list[Problem]]:
     Raises:
         UsageError: with all mistakes.
     """
-    if (here := os.getcwd()) not in sys.path:
-        sys.path.append(here)  # loaders and policies may be the user's; at the end, where they shadow nothing
+    yaml_door.let_user_modules_be_found()
     mistakes: list[str] = []
     problems: dict[str, list[Problem]] = {"train": [], "test": []}
     for name in ("solution_rollout_policy", "summarization_rollout_policy"):

@@ -80,25 +80,45 @@ def read_trajectories(path: str | Path) -> Iterator[list[TrainingText]]:
 
 
 class NotAStream(ValueError):
-    """A file in which whole lines are no turns: of another version, or of somebody else."""
+    """A file that holds more than whole trajectories and the beginning of one: of another version, or of somebody else."""
 
 
 def resume_stream(path: str | Path) -> Iterator[list[TrainingText]]:
     """The complete trajectories of an earlier run; what a kill left behind the last of them is cut off the file at the end.
 
     Raises:
-        NotAStream: whole lines cannot be read. Nothing is cut then.
+        NotAStream: there is something that no kill leaves. Nothing is cut then.
     """
     path = Path(path)
     if not path.exists():
         return
-    for number, line in enumerate(_lines(path), start=1):
-        if line.turn is None and line.is_whole:
-            raise NotAStream(f"{path}: line {number} is no turn: the file is damaged, or another version wrote it")
+    _check(path)
     end_of_last = 0
     for trajectory, end_of_last in _complete(path):  # noqa: B007 - the last one is used
         yield trajectory
     os.truncate(path, end_of_last)
+
+
+def _check(path: Path) -> None:
+    """A kill tears the last trajectory alone, and a loss of power may leave zeros for what it should have been.
+
+    Raises:
+        NotAStream: anything else is in the file.
+    """
+    turns: list[_Line] = []
+    for number, line in enumerate(_lines(path), start=1):
+        if line.is_torn:
+            return
+        if line.turn is None:
+            raise NotAStream(f"{path}: line {number} is no turn: the file is damaged, or another version wrote it")
+        if turns and not line.continues(turns[0]):
+            raise NotAStream(
+                f"{path}: line {number} begins another trajectory before the one above it is complete: the file is damaged, "
+                "or another version wrote it"
+            )
+        turns.append(line)
+        if len(turns) == line.num_turns:
+            turns = []
 
 
 @dataclass(frozen=True)
@@ -107,8 +127,18 @@ class _Line:
     num_turns: int
     end: int
     """Offset in the file of what follows."""
-    is_whole: bool = True
-    """Whether it ends; what a kill tore does not."""
+    is_torn: bool = False
+    """Whether it is the beginning of a turn."""
+
+    def continues(self, first: "_Line") -> bool:
+        """Whether it belongs to the trajectory that `first` begins."""
+        assert self.turn is not None
+        assert first.turn is not None
+        return (self.turn.trajectory_id, self.num_turns) == (first.turn.trajectory_id, first.num_turns)
+
+
+_BEGINNING = b'{"text": "'
+"""Of every turn."""
 
 
 def _lines(path: Path) -> Iterator[_Line]:
@@ -121,10 +151,13 @@ def _lines(path: Path) -> Iterator[_Line]:
 
 def _parse(line: bytes, end: int) -> _Line:
     if not line.endswith(b"\n"):
-        return _Line(None, 0, end, is_whole=False)
+        begun = line.rstrip(b"\0")[: len(_BEGINNING)]
+        return _Line(None, 0, end, is_torn=_BEGINNING.startswith(begun))
     try:
         values = json.loads(line)
-        return _Line(TrainingText.from_json(values), values[NUM_TURNS], end)
+        num_turns = values[NUM_TURNS]
+        is_count = isinstance(num_turns, int) and num_turns > 0
+        return _Line(TrainingText.from_json(values) if is_count else None, num_turns, end)
     except (ValueError, KeyError, TypeError, RecursionError):
         return _Line(None, 0, end)
 

@@ -183,7 +183,6 @@ _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS, _SECCOMP_MODE_FILTER = 22, 38, 2
 
 _CALLS: dict[str, tuple[int | None, int | None]] = {
     # memory and threads
-    "mmap": (9, 222),
     "mprotect": (10, 226),
     "munmap": (11, 215),
     "mremap": (25, 216),
@@ -252,6 +251,7 @@ _CALLS: dict[str, tuple[int | None, int | None]] = {
 }
 """Allowed as they are: numbers on x86-64 and on aarch64."""
 _WITH_ARGUMENTS: dict[str, tuple[int | None, int | None]] = {
+    "mmap": (9, 222),
     "open": (2, None),
     "openat": (257, 56),
     "clone": (56, 220),
@@ -266,6 +266,7 @@ _WITH_ARGUMENTS: dict[str, tuple[int | None, int | None]] = {
 }
 """Allowed, or refused, by what they are given."""
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | 0o20000000  # the last is O_TMPFILE without O_DIRECTORY
+_MAP_SHARED, _MAP_ANONYMOUS = 0x01, 0x20
 _CLONE_THREAD = 0x00010000
 _HARMLESS_IOCTLS = (0x5401, 0x5413, 0x5450, 0x5451)  # is it a terminal, how large; not inherited, inherited
 _HARMLESS_FCNTLS = (0, 1, 2, 3, 4, 1030)  # duplicate, flags
@@ -310,6 +311,8 @@ def _body(name: str) -> list[bytes]:
     if name in ("open", "openat"):
         no_access = _line(_RETURN, _ERROR | errno.EACCES)
         return [_argument(1 if name == "open" else 2), _line(_ANY_BIT, _WRITING, 0, 1), no_access, allow]
+    if name == "mmap":  # memory that would be shared, with nobody, is not counted by RLIMIT_DATA
+        return [_argument(3), _line(_ANY_BIT, _MAP_ANONYMOUS, 0, 2), _line(_ANY_BIT, _MAP_SHARED, 0, 1), refuse, allow]
     if name == "clone":
         return [_argument(0), _line(_ANY_BIT, _CLONE_THREAD, 1, 0), refuse, allow]
     if name == "prlimit64":  # asking, without a new limit

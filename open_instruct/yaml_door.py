@@ -1,7 +1,9 @@
 """The doors that read a YAML file: composed by hydra, `key=value` overrides on the command line, mistakes in one line each."""
 
 import argparse
+import os
 import re
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +28,13 @@ class Door:
     """Names that an unknown one is compared with."""
     may_be_new: Callable[[str], bool] = lambda key: False
     """Whether a key may be given that the file lacks."""
+
+
+def let_user_modules_be_found() -> None:
+    """Classes that a file names may lie in the current directory: at the end of the path, where they shadow nothing."""
+    here = os.getcwd()
+    if here not in sys.path:
+        sys.path.append(here)
 
 
 def compose(door: Door, argv: Sequence[str]) -> dict[str, Any]:

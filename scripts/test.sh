@@ -27,4 +27,6 @@ done
 # One thread per process: several that share two cores with two threads each are slower than with one.
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" HF_HUB_OFFLINE="${HF_HUB_OFFLINE:-1}"
 cd "$ROOT"
+# Every process of a run imports the package; where PYTHONDONTWRITEBYTECODE is set each of them would compile it.
+"$ROOT/.venv/bin/python" -m compileall -q open_instruct tests
 exec "$ROOT/.venv/bin/python" -m pytest ${marks[@]+"${marks[@]}"} ${lanes[@]+"${lanes[@]}"} "$@"

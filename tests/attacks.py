@@ -79,6 +79,7 @@ WRITING = _attacks(
         "a file's extended attribute": "os.setxattr('{canary}', 'user.x', b'x')",
         "shared memory": "multiprocessing.shared_memory.SharedMemory(create=True, size=64).unlink()",
         "memory as a file": "os.memfd_create('x')",
+        "memory that no limit counts": "mmap.mmap(-1, 4096)",
         "a data base of its own": "sqlite3.connect('{directory}/base').execute('create table x (y)')",
     },
 )

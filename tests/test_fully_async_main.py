@@ -9,7 +9,7 @@ import pytest
 import yaml
 from conftest import TINY_MODEL
 
-from open_instruct import fully_async_main
+from open_instruct import yaml_door
 from open_instruct.cli import UsageError
 from open_instruct.fully_async_main import compose, read
 from open_instruct.fully_async_trainer import FullyAsyncTrainer
@@ -165,7 +165,7 @@ def test_a_user_s_classes_are_found_in_the_current_directory(tmp_path: Path, mon
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.delenv("PYTHONPATH", raising=False)
-    fully_async_main.let_user_modules_be_found()
+    yaml_door.let_user_modules_be_found()
     names = ("trainer.cls=hooks_of_mine.CustomFullyAsyncTrainer", "rollout.cls=hooks_of_mine.CustomRollouter")
     roles = read(compose(small(tmp_path, *names, "async_training.monitor=hooks_of_mine.custom_monitor"))).roles
     assert issubclass(roles.trainer, FullyAsyncTrainer)

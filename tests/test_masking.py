@@ -19,6 +19,14 @@ from open_instruct.masking import MASK, masked, without_secrets
         ("token hf_abcdefgh12345", "token ***"),
         ("sk-abcdefgh-12345 is wrong", "*** is wrong"),
         ("Authorization: Bearer abc.def-123456", "Authorization: Bearer ***"),
+        ("http://user:pa@ssWORDx@host:9/v1", "http://***@host:9/v1"),
+        ("http://user:pa/ssWORDx@host:9/v1", "http://***@host:9/v1"),
+        ("s3://AKIA1234567890:secretsecret@bucket", "s3://***@bucket"),
+        ("http://host/v1?auth=abc&pwd=def&pass=ghi&passage=2", "http://host/v1?***&***&***&passage=2"),
+        ("Authorization: Basic dXNlcjpwdw==", "Authorization: Basic ***"),
+        ("{'X-Api-Key': 'abc', 'n': 1}", "{'X-Api-Key': '***', 'n': 1}"),
+        ("ghs_abcdefgh1234, AIzaabcdefgh1234 and npm_abcdefgh1234", "***, *** and ***"),
+        ("at http://host:8000/v1/models, mail me@host", "at http://host:8000/v1/models, mail me@host"),
         ("a word, a path/to/model, --seed 3", "a word, a path/to/model, --seed 3"),
         ("step 1: 640 tokens at http://host:8000/v1", "step 1: 640 tokens at http://host:8000/v1"),
     ],
@@ -34,8 +42,11 @@ def test_values_of_variables_that_are_secret_by_name_are_masked(
     monkeypatch.setenv("SHORT_KEY", "abc")
     monkeypatch.setenv("HARMLESS", "a harmless value")
     monkeypatch.setenv("SSH_KEY_FILE", str(tmp_path))  # a path is no secret
-    text = f"correct horse, abc, a harmless value, {tmp_path}"
-    assert without_secrets(text) == f"{MASK}, abc, a harmless value, {tmp_path}"
+    monkeypatch.setenv("DB_PASS", "battery staple")
+    monkeypatch.setenv("HTTPS_PROXY", "http://user:proxypassword@proxy:3128")
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    text = f"correct horse, abc, a harmless value, {tmp_path}, battery staple, proxypassword, disabled"
+    assert without_secrets(text) == f"{MASK}, abc, a harmless value, {tmp_path}, {MASK}, {MASK}, disabled"
 
 
 def test_options_are_masked_on_their_way_to_a_tracker() -> None:

@@ -78,7 +78,8 @@ def make_environment(python: str, place: Path, pins: list[str]) -> Path:
 def assert_pass(python: Path, names: list[str], place: Path, at_least: int) -> None:
     options = ["-q", "-p", "no:cacheprovider", "-m", "not slow and not gpu", "-k", NOT_HERE, "--basetemp", place / "t"]
     files = [ROOT / "tests" / f"test_{name}.py" for name in names]
-    tested = run(python, "-m", "pytest", *options, *files, PYTHONPYCACHEPREFIX=str(place / "cache"))
+    cached = {"PYTHONPYCACHEPREFIX": str(place / "cache"), "PYTHONDONTWRITEBYTECODE": ""}
+    tested = run(python, "-m", "pytest", *options, *files, **cached)
     assert tested.returncode == 0, tested.stdout[-3000:]
     assert int(tested.stdout.splitlines()[-1].split()[0]) >= at_least
 

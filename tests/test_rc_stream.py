@@ -98,6 +98,51 @@ def test_a_stream_of_another_version_is_not_cut(tmp_path: Path, broken: bytes, f
     assert path.read_bytes() == content
 
 
+ALTERED: list[dict[str, Any]] = [
+    {"num_turns": "4"},
+    {"num_turns": None},
+    {"num_turns": 5},
+    {"num_turns": 0},
+    {"trajectory_id": None},  # a name of its own for each line
+]
+
+
+@pytest.mark.parametrize("altered", ALTERED, ids=str)
+def test_a_stream_whose_trajectories_never_become_complete_is_not_cut(tmp_path: Path, altered: dict[str, Any]) -> None:
+    path = tmp_path / "stream.jsonl"
+    with StreamWriter(path, max_entry_bytes=LARGE) as stream:
+        for number in range(3):
+            stream.write(trajectory(number))
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    changed = [
+        json.dumps(line | {key: f"t{number}" if value is None and key != "num_turns" else value})
+        for number, line in enumerate(lines)
+        for key, value in altered.items()
+    ]
+    path.write_text("\n".join(changed) + "\n")
+    content = path.read_bytes()
+    with pytest.raises(NotAStream, match=r"line \d+ (is no turn|begins another trajectory)"):
+        list(resume_stream(path))
+    assert path.read_bytes() == content
+
+
+@pytest.mark.parametrize(("tail", "may_be_torn"), [(b"x" * 1_000_000, False), (b"\0" * 500, True), (b'{"te\0\0', True)])
+def test_of_a_line_without_an_end_the_beginning_decides(tmp_path: Path, tail: bytes, may_be_torn: bool) -> None:
+    """A loss of power may leave zeros in place of what was written last."""
+    path = tmp_path / "stream.jsonl"
+    with StreamWriter(path, max_entry_bytes=LARGE) as stream:
+        stream.write(trajectory(0))
+    content = path.read_bytes()
+    path.write_bytes(content + tail)
+    if may_be_torn:
+        assert len(list(resume_stream(path))) == 1
+        assert path.read_bytes() == content
+    else:
+        with pytest.raises(NotAStream, match="line 5 is no turn"):
+            list(resume_stream(path))
+        assert path.read_bytes() == content + tail
+
+
 def test_there_may_be_nothing_to_resume(tmp_path: Path) -> None:
     assert list(resume_stream(tmp_path / "absent.jsonl")) == []
     (tmp_path / "torn.jsonl").write_bytes(b'{"tex')

@@ -143,7 +143,8 @@ def test_calls_of_another_instruction_set_end_the_process(tmp_path: Path, victim
     """Numbers of system calls mean something else there: 11 is `execve`, not `munmap`."""
     machine_code = b"\xb8\x14\x00\x00\x00\xcd\x80\xc3"  # mov eax, 20 (getpid); int 0x80; ret
     code = (
-        "page = mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)\n"
+        "anything = mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC\n"
+        "page = mmap.mmap(-1, 4096, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=anything)\n"
         f"page.write({machine_code!r})\n"
         "address = ctypes.addressof(ctypes.c_char.from_buffer(page))\n"
         "ctypes.CFUNCTYPE(ctypes.c_int)(address)()"
