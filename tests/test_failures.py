@@ -87,7 +87,7 @@ def test_an_engine_that_does_not_take_an_update_in_time_is_replaced(tmp_path: Pa
 def test_a_run_whose_results_nobody_takes_for_30_s_goes_on(tmp_path: Path) -> None:
     """The controller stands still: results pile up in the queue and in the engine, and nothing is lost."""
     out = tmp_path / "out"
-    process = Process(command(out, total_episodes=16 * 30, async_steps=2))
+    process = Process(command(out, total_episodes=16 * 30, async_steps=2, stopped_timeout_s=120))
     process.wait_for_rows(out / "prompts.jsonl", 3)
     [controller] = [pid for pid, title in process.processes() if title.startswith("ray::RolloutController")]
     os.kill(controller, signal.SIGSTOP)
