@@ -437,7 +437,7 @@ def check_storage(directories: Sequence[Path], learner_nodes: Sequence[str]) -> 
         for node in ray.nodes()
         if node["NodeID"] in learner_nodes and node["NodeID"] != home
     }
-    ask = ray.remote(shared_storage.answer).options(num_cpus=0, max_retries=0)
+    ask = ray.remote(num_cpus=0, max_retries=0)(shared_storage.answer)
     for directory in directories if others else ():
         with shared_storage.probe(directory.absolute()) as path:
             refs = [

@@ -1,10 +1,12 @@
 """Directories that all nodes share, or do not. A run on two nodes with disks of their own is in test_several_nodes.py."""
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from open_instruct import shared_storage
+from open_instruct import coordinator, shared_storage
 from open_instruct.checkpoints import StorageNotShared
 
 
@@ -42,3 +44,17 @@ def test_a_node_whose_files_are_not_seen_here_is_named(tmp_path: Path, monkeypat
         assert answers == {"10.0.0.2": True}
         with pytest.raises(StorageNotShared, match=r"10\.0\.0\.2"):
             shared_storage.judge(path, answers)
+
+
+def test_learners_nodes_are_asked_for_every_directory(
+    ray_session: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one node that there is here answers, as one of learners, to a driver that takes itself to be elsewhere."""
+    home = ray_session.get_runtime_context().get_node_id()
+    elsewhere = SimpleNamespace(get_node_id=lambda: "another node")
+    monkeypatch.setattr(coordinator.ray, "get_runtime_context", lambda: elsewhere)
+    judged: list[tuple[Path, dict[str, bool]]] = []
+    monkeypatch.setattr(shared_storage, "judge", lambda path, answers: judged.append((path.parent, answers)))
+    coordinator.check_storage([tmp_path / "state", tmp_path / "out"], [home])
+    [address] = {address for _, answers in judged for address in answers}
+    assert judged == [(tmp_path / "state", {address: True}), (tmp_path / "out", {address: True})]
