@@ -123,6 +123,11 @@ class Checkpoint:
     passed_over: tuple[str, ...] = ()
     """Newer ones that are not whole: path and what is wrong, each."""
 
+    @property
+    def training_step(self) -> int:
+        """By its name."""
+        return int(self.path.name.removeprefix(_PREFIX))
+
 
 class CheckpointStore:
     """Checkpoints by training step under one directory, the newest `keep_last` of them (-1: all)."""
@@ -158,7 +163,8 @@ class CheckpointStore:
         for step in reversed(self.steps()):
             state = _read_state(self.path(step))
             if isinstance(state, dict):
-                if (version := state.pop(_FORMAT, FORMAT)) != FORMAT:
+                version = state.pop(_FORMAT, FORMAT)
+                if type(version) is not int or version != FORMAT:  # True is 1
                     raise NoWholeCheckpoint(
                         f"{self.path(step)} is of format {version!r}, and this program reads {FORMAT}"
                     )
@@ -211,12 +217,14 @@ def _read_state(path: Path) -> dict[str, Any] | str:
     """
     try:
         content = json.loads((path / STATE_FILE).read_text())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         return f"its {STATE_FILE} cannot be read: {error}"
     if not isinstance(content, dict):
         return f"its {STATE_FILE} holds no state"
     found = files_in(path)
     expected = content.pop(_FILES, {name: max(num_bytes, 1) for name, num_bytes in found.items()})
+    if not isinstance(expected, dict):
+        return f"its {STATE_FILE} does not list its files"
     if missing := sorted(name for name in expected if name not in found):
         return f"{_first_of(missing)} missing"
     if torn := sorted(name for name, num_bytes in expected.items() if found[name] != num_bytes):

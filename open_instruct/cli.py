@@ -281,6 +281,11 @@ def check_yaml(text: str) -> None:
             is_key.append(True)
 
 
+def unreadable_value(error: Exception) -> str:
+    """What to say where YAML is right and a value is none: a number of over 4,300 digits, the 13th month."""
+    return f"a value cannot be read ({str(error).partition(';')[0]:.120}). Correct it."
+
+
 def _line_of(event: yaml.Event) -> str:
     return f"line {event.start_mark.line + 1 if event.start_mark else '?'}"
 
@@ -303,6 +308,8 @@ def _read_yaml(path: Any, names: Iterable[str]) -> tuple[dict[str, Any], list[st
         # Without the lines that the error quotes: they may hold anything.
         line = error.problem_mark.line + 1 if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark else "?"
         return {}, [f"--config {path}: line {line} is not valid YAML. Write one `name: value` per line."]
+    except ValueError as error:
+        return {}, [f"--config {path}: {unreadable_value(error)}"]
     if not isinstance(content, dict | None):
         return {}, [f"--config {path}: it holds no options. Write one `name: value` per line."]
     names = list(names)

@@ -303,8 +303,16 @@ def evaluation_has_data_and_a_time(args: GRPOConfig) -> Iterator[str]:
 
 def system_prompt_file_can_be_read(args: GRPOConfig) -> Iterator[str]:
     path = args.system_prompt_override_file
-    if path is not None and not (os.path.isfile(path) and os.access(path, os.R_OK)):
+    if path is None:
+        return
+    if not (os.path.isfile(path) and os.access(path, os.R_OK)):
         yield f"{shown(args, 'system_prompt_override_file')}: no file that can be read. Check the path."
+        return
+    try:
+        Path(path).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        yield f"{shown(args, 'system_prompt_override_file')}: it cannot be read ({reason}). Give a file of UTF-8 text."
 
 
 def outputs_can_be_written(args: GRPOConfig) -> Iterator[str]:
@@ -537,7 +545,8 @@ def load_tokenizer(args: GRPOConfig) -> tuple[Any | None, list[str]]:
     Of a model that cannot be read, `collect_mistakes` speaks; here it is passed over.
     """
     own = args.tokenizer_name_or_path is not None
-    if not own and _load("AutoConfig", args.model_name_or_path, args.model_revision)[1]:
+    config, _ = _load("AutoConfig", args.model_name_or_path, args.model_revision)
+    if not own and config is None:
         return None, []
     names = ("tokenizer_name_or_path",) if own else _model_options(args)
     tokenizer, problem = _load("AutoTokenizer", args.tokenizer_name, args.tokenizer_revision)
@@ -549,7 +558,21 @@ def load_tokenizer(args: GRPOConfig) -> tuple[Any | None, list[str]]:
             "its tokenizer has no chat template. Choose a model trained on chats, or name a tokenizer that has a "
             "template with --tokenizer_name_or_path."
         )
+    elif tokenizer is not None and config is not None:
+        problem = _problem_with_vocabulary(tokenizer, config.get_text_config())
     return (None, [f"{shown(args, *names)}: {problem}"]) if problem else (tokenizer, [])
+
+
+def _problem_with_vocabulary(tokenizer: Any, config: Any) -> str:
+    """Whether the model knows every token that ordinary text becomes, and those that end or fill a sequence.
+
+    Other added tokens may lie outside: that of images in Gemma 3's tokenizer does, for its models of text alone.
+    """
+    used = [tokenizer.vocab_size - 1, tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id]
+    highest, size = max(token for token in used if token is not None), getattr(config, "vocab_size", None)
+    if size is None or highest < size:
+        return ""
+    return f"its tokenizer makes tokens up to {highest}, and the model knows {size} (vocab_size). Give two that belong together."
 
 
 def _model_options(args: GRPOConfig) -> tuple[str, ...]:

@@ -73,11 +73,10 @@ def _seen_from(path: Path) -> str:
 
 def _reasoning_gym(entry: str) -> Iterator[RawRow]:
     try:
-        rows = iter_reasoning_gym_rows(entry)
+        for number, row in enumerate(iter_reasoning_gym_rows(entry), start=1):
+            yield RawRow(f"row {number}", row)
     except ValueError as err:
         raise SourceError(str(err)) from err
-    for number, row in enumerate(rows, start=1):
-        yield RawRow(f"row {number}", row)
 
 
 def _json_lines(path: Path, _: Sequence[str] | None) -> Iterator[RawRow]:

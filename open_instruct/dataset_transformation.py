@@ -21,6 +21,7 @@ from open_instruct.prompt_dataset import PromptDataset, PromptDatasetBuilder, pr
 from open_instruct.rc_prompts import ChatCodec, special_tokens
 from open_instruct.rc_state import InferenceProblemState, RCSettings
 from open_instruct.rc_types import Problem
+from open_instruct.reasoning_gym_data import check_verifier_name
 from open_instruct.sample_record import has_proto_columns, prompt_fields
 
 if TYPE_CHECKING:
@@ -440,7 +441,7 @@ def check_row(row: RawRow, rules: RowRules) -> CheckedRow:
     dataset = _check_dataset(row.values[DATASET_KEY], rules)
     ground_truth = row.values[rules.ground_truths_key]
     messages = _check_messages(row.values[rules.messages_key])
-    _check_label(dataset, ground_truth, rules)
+    check_ground_truth(dataset, ground_truth, rules.check_label)
     return CheckedRow(row.place, _prompt_messages(messages, rules.system_prompt_override), ground_truth, dataset)
 
 
@@ -451,7 +452,7 @@ def _check_proto_row(row: RawRow, rules: RowRules) -> CheckedRow:
     except ValueError as err:
         raise RowError(str(err)) from err
     dataset = _check_dataset(_without_publisher(fields.data_source, rules), rules, column="data_source")
-    _check_label(dataset, fields.ground_truth, rules)
+    check_ground_truth(dataset, fields.ground_truth, rules.check_label)
     if fields.rendered_prompt is None:
         messages = _prompt_messages(_check_messages(fields.messages), rules.system_prompt_override)
         return CheckedRow(row.place, messages, fields.ground_truth, dataset)
@@ -469,20 +470,23 @@ def _without_publisher(data_source: object, rules: RowRules) -> object:
     return last if verifier_name(last, rules.known_verifiers) is not None else data_source
 
 
-def _check_label(dataset: str, ground_truth: object, rules: RowRules) -> None:
-    if rules.check_label is not None:
-        try:
-            rules.check_label(dataset, ground_truth)
-        except ValueError as err:
-            raise RowError(str(err)) from err
-        except (
-            TypeError,
-            AttributeError,
-            LookupError,
-            RecursionError,
-            OverflowError,
-        ) as err:  # whatever a broken row holds
-            raise RowError(f"a ground truth of no use ({type(err).__name__}: {err})") from err
+def check_ground_truth(
+    dataset: str, ground_truth: object, check_label: Callable[[str, object], None] | None = check_label_of_verifier
+) -> None:
+    """Whether the verifier that the `dataset` column names is there, and can use the ground truth.
+
+    Raises:
+        RowError: what is wrong.
+    """
+    if check_label is None:
+        return
+    try:
+        check_verifier_name(dataset)
+        check_label(dataset, ground_truth)
+    except ValueError as err:
+        raise RowError(str(err)) from err
+    except Exception as err:  # whatever a verifier makes of a broken row
+        raise RowError(f"a ground truth of no use ({type(err).__name__}: {err})") from err
 
 
 def _missing(column: str, row: RawRow, rules: RowRules) -> str:

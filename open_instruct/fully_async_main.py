@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from open_instruct import grpo_fast, yaml_door
-from open_instruct.cli import UsageError, fail_with, make_config
+from open_instruct.cli import UsageError, convert, fail_with, make_config
 from open_instruct.component_log import LOG_FILE
 from open_instruct.config import GRPOConfig
 from open_instruct.fully_async_trainer import FullyAsyncTrainer
@@ -158,8 +158,8 @@ def _special_options(config: Mapping[str, Any], where: dict[str, str], mistakes:
         options["num_learners_per_node"] = learners
         where["num_learners_per_node"] = "trainer.n_gpus_per_node"
     if engines := _places(rollout, "rollout", mistakes):
-        size = rollout.get("vllm_tensor_parallel_size") or 1
-        if isinstance(size, int) and size > 0 and sum(engines) % size:
+        size = _tensor_parallel_size(rollout)
+        if sum(engines) % size:
             mistakes.append(
                 f"rollout.n_gpus_per_node {engines[0]} rollout.nnodes {len(engines)} rollout.vllm_tensor_parallel_size {size}: "
                 f"{sum(engines)} places cannot be divided among engines of {size}. Change one of them."
@@ -168,6 +168,14 @@ def _special_options(config: Mapping[str, Any], where: dict[str, str], mistakes:
             options["vllm_num_engines"] = sum(engines) // size
             where["vllm_num_engines"] = "rollout.n_gpus_per_node"
     return options
+
+
+def _tensor_parallel_size(rollout: Mapping[str, Any]) -> int:
+    """1 also where the section says what no size is: `make_config` tells of it."""
+    try:
+        return max(convert(rollout.get("vllm_tensor_parallel_size"), int), 1)
+    except ValueError:
+        return 1
 
 
 def _places(section: Mapping[str, Any], name: str, mistakes: list[str]) -> list[int]:

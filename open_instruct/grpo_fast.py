@@ -51,7 +51,6 @@ from open_instruct.run_identity import run_identity, says_which_data
 from open_instruct.run_inputs import RunInputs, load_inputs
 from open_instruct.run_log import ComponentStatus, Monitor, RunLog
 from open_instruct.run_saving import (
-    Progress,
     checkpoint_store,
     is_complete,
     resumes_the_same_run,
@@ -60,6 +59,7 @@ from open_instruct.run_saving import (
     save_model,
     tell_that_it_is_complete,
 )
+from open_instruct.run_state import Progress
 from open_instruct.run_summary import PromptCounts, RunSummary
 from open_instruct.step_sums import NonfiniteSteps
 from open_instruct.weight_agreement import MismatchWatch, WeightAgreement

@@ -2,6 +2,9 @@
 
 import json
 import math
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -52,36 +55,149 @@ def why_refused(config: Any, *, device_kind: str, attn_implementation: str, max_
     return None
 
 
+Shapes = dict[str, list[int]]
+"""Of the tensors in a checkpoint, by name."""
+MAX_HEADER_BYTES = 100_000_000
+"""Of a safetensors file; the library takes no longer one."""
+_SAVE_AGAIN = "Save or download it again."
+
+
+class BadWeights(ValueError):
+    """Weight files that nobody can load; the text says why."""
+
+
 def problem_with_weights(directory: Path) -> str:
-    """What is wrong with the weight files of a model's directory; nothing where they can be read."""
-    index = directory / "model.safetensors.index.json"
+    """What is wrong with the weights of a model's directory; nothing where they fit into the model of its config."""
+    shapes: Shapes = {}
     try:
-        names = set(json.loads(index.read_text())["weight_map"].values()) if index.is_file() else {"model.safetensors"}
-    except (OSError, ValueError, LookupError, AttributeError, TypeError):
-        return f"{index.name} cannot be read. Save or download it again."
-    if not index.is_file() and not (directory / "model.safetensors").is_file():
-        others = any(directory.glob("*.bin")) or any(directory.glob("*.safetensors"))
-        return "" if others else "no weights in it (model.safetensors). Save or download it again."
-    for name in sorted(names):
-        if problem := _problem_with_file(directory / name):
-            return f"{name} {problem}. Save or download it again."
-    return ""
+        for path in _weight_files(directory):
+            shapes |= _shapes_in_safetensors(path) if path.suffix == ".safetensors" else _shapes_in_pickle(path)
+    except BadWeights as error:
+        return f"{error}. {_SAVE_AGAIN}"
+    return _problem_with_shapes(directory, shapes)
 
 
-def _problem_with_file(path: Path) -> str:
+def _weight_files(directory: Path) -> list[Path]:
+    """Those that Transformers and vLLM read. Where one file and an index are there, the two do not choose alike: both count."""
+    for name in ("model.safetensors", "pytorch_model.bin"):
+        single, index = directory / name, directory / f"{name}.index.json"
+        try:
+            parts = _files_of_index(index) if index.is_file() else []
+        except (OSError, ValueError, LookupError, AttributeError, TypeError, RecursionError) as error:
+            raise BadWeights(f"{index.name} cannot be read") from error
+        if files := parts + [single] * single.exists():
+            return files
+    raise BadWeights("no weights in it (model.safetensors)")
+
+
+def _files_of_index(index: Path) -> list[Path]:
+    names = set(json.loads(index.read_text())["weight_map"].values())
+    if not names:
+        raise ValueError("it names no files")
+    return sorted(index.parent / name for name in names)
+
+
+def _shapes_in_safetensors(path: Path) -> Shapes:
     """A safetensors file says in its header how long it is: <bytes of the header><header, JSON><tensors>."""
     try:
         with open(path, "rb") as file:
             length = int.from_bytes(file.read(8), "little")
             size = path.stat().st_size
-            header = json.loads(file.read(length)) if 0 < length <= size else None
-        ends = [one["data_offsets"][1] for name, one in header.items() if name != "__metadata__"]  # type: ignore[union-attr]
-    except FileNotFoundError:
-        return "is missing"
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
-        return "is damaged"
-    expected = 8 + length + max(ends, default=0)
-    return "" if size == expected else f"has {size} bytes instead of {expected}"
+            header = json.loads(file.read(length)) if 0 < length <= min(size, MAX_HEADER_BYTES) else None
+        tensors = {name: one for name, one in header.items() if name != "__metadata__"}  # type: ignore[union-attr]
+        expected = 8 + length + max((one["data_offsets"][1] for one in tensors.values()), default=0)
+        shapes = {name: [int(side) for side in one["shape"]] for name, one in tensors.items()}
+    except FileNotFoundError as error:
+        raise BadWeights(f"{path.name} is missing") from error
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, OverflowError) as error:
+        raise BadWeights(f"{path.name} is damaged") from error
+    if size != expected:
+        raise BadWeights(f"{path.name} has {size} bytes instead of {expected}")
+    return shapes
+
+
+def _shapes_in_pickle(path: Path) -> Shapes:
+    """None: they are not known without reading the tensors. PyTorch writes a zip archive, before 1.6 it wrote a bare pickle."""
+    try:
+        with open(path, "rb") as file:
+            if file.read(2) != b"\x80\x02":
+                zipfile.ZipFile(file).close()
+    except FileNotFoundError as error:
+        raise BadWeights(f"{path.name} is missing") from error
+    except (OSError, ValueError, zipfile.BadZipFile) as error:
+        raise BadWeights(f"{path.name} is damaged") from error
+    return {}
+
+
+def _problem_with_shapes(directory: Path, shapes: Shapes) -> str:
+    """Transformers itself compares, with tensors that have no memory: it renames, splits and joins some as it loads them."""
+    import transformers
+
+    try:
+        config = transformers.AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+    except Exception:  # which is told where options are checked
+        return ""
+    num_layers = getattr(config.get_text_config(), "num_hidden_layers", 0)
+    if shapes and isinstance(num_layers, int) and num_layers > len(shapes):  # making so many may take for ever
+        return f"its config.json says {num_layers} layers, and its weights are {len(shapes)} tensors. {_SAVE_AGAIN}"
+    try:
+        missing, mismatched = _compare(config, shapes)
+    except Exception as error:  # whatever a model makes of sizes that no model has
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0].partition(". ")[0].rstrip(".")
+        return f"its config.json and its weights make no model ({reason:.200}). Choose another, or save or download it again."
+    if missing:
+        return (
+            f"its weights lack {missing[0]}"
+            + (f" and {len(missing) - 1} more" if missing[1:] else "")
+            + f". {_SAVE_AGAIN}"
+        )
+    if mismatched:
+        name, found, wanted = mismatched[0]
+        return (
+            f"{name} has the shape {list(found)} in its weights, and {list(wanted)} by its config.json. {_SAVE_AGAIN}"
+        )
+    return ""
+
+
+def _compare(config: Any, shapes: Shapes) -> tuple[list[str], list[tuple[str, Any, Any]]]:
+    """Tensors of the model that are missing, and those of another shape: name, shape found, shape wanted.
+
+    Without `shapes` the model is made, and nothing is compared. Quantized tensors have shapes of their own.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        model_class = type(AutoModelForCausalLM.from_config(config, trust_remote_code=False))
+        weights = {name: torch.empty(shape) for name, shape in shapes.items()}
+    if not shapes or getattr(config, "quantization_config", None) is not None:
+        return [], []
+    with _silent_transformers():
+        _, info = model_class.from_pretrained(
+            None,
+            config=config,
+            state_dict=weights,
+            device_map="meta",
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+        )
+    return sorted(info["missing_keys"]), sorted(info["mismatched_keys"])
+
+
+@contextmanager
+def _silent_transformers() -> Iterator[None]:
+    """Without progress bar and report."""
+    from transformers.utils import logging
+
+    verbosity, had_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity(logging.CRITICAL)
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if had_bars:
+            logging.enable_progress_bar()
 
 
 def has_recurrent_layers(config: Any) -> bool:

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from open_instruct.data_sources import CONFIG_MARK, RawRow, SourceError, iter_rows
-from open_instruct.dataset_transformation import DatasetError, Mistakes
-from open_instruct.ground_truth_utils import boxed_answer, check_label, verifier_name, verifier_names
+from open_instruct.dataset_transformation import DatasetError, Mistakes, check_ground_truth
+from open_instruct.ground_truth_utils import boxed_answer, verifier_name, verifier_names
 from open_instruct.rc_types import Problem
 from open_instruct.reasoning_gym_data import is_reasoning_gym
 
@@ -79,7 +79,7 @@ def _to_problem(row: RawRow, name: str, number: int, known: Sequence[str]) -> Pr
         raise ValueError(row.problem)
     text = _question(row.values)
     verifier, ground_truth = _answer(row.values, known)
-    check_label(verifier, ground_truth)
+    check_ground_truth(verifier, ground_truth)
     dataset = name.partition("?")[0] if is_reasoning_gym(name) else name
     return Problem(f"{name}#{number}", text, ground_truth, verifier, dataset)
 

@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
+from urllib.parse import urlsplit
 
 from open_instruct.cli import UsageError, make_config
 from open_instruct.rc_prompts import (
@@ -336,7 +337,7 @@ def _server_mistakes(options: ServerOptions) -> Iterator[str]:
         yield "--llm_urls: missing. Name a server, such as http://localhost:8000/v1."
     urls = [*split_urls(options.llm_urls), *split_urls(options.summarization_llm_urls)]
     for url in urls:
-        if not url.startswith(("http://", "https://")) or "?" in url:
+        if not is_address(url):
             yield f"--llm_urls {url}: that is no address of a server. Write http://host:port/v1."
     for url in split_urls(options.api_key_urls):
         if url not in urls:
@@ -383,6 +384,17 @@ def _mistakes_between_sections(options: RCOptions) -> Iterator[str]:
             continue
         for mistake in template_mistakes(template, known=known, required=needed):
             yield f"actor.{name}: {mistake}"
+
+
+def is_address(url: str) -> bool:
+    """Whether a server can be asked there: http or https, a host, and a port that there is or none."""
+    try:
+        parts = urlsplit(url)
+        (parts.hostname or "").encode("idna")  # as whoever looks it up does
+        has_place = bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
+    return parts.scheme in ("http", "https") and has_place and "?" not in url and "#" not in url
 
 
 def split_urls(urls: Iterable[str]) -> list[str]:

@@ -13,11 +13,13 @@ coincides). Values are JSON (`5`, `0.5`, `true`, `["+","-"]`) or else plain text
 import difflib
 import json
 import os
+import resource
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import MISSING, Field, fields
+from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl
 
@@ -34,10 +36,14 @@ HASH_ORDERED_TASKS = frozenset(
     ("codeio", "isomorphic_strings", "knight_swap", "polynomial_multiplication", "ransom_note", "word_ladder")
 )
 """Tasks of reasoning-gym 0.1.25 that walk over sets as they draw: PYTHONHASHSEED shapes their rows as `seed` does."""
+MIXTURE = "composite"
+"""The task that consists of others."""
 DEFAULT_SIZE = 1000
 MOST_ROWS = 10**8
-FIRST_ROW_S = 20
-"""Longest that making one row may take; the parameters of some tasks say how large it is."""
+MAKING_S = 20
+"""Longest that making a task, or its first row, may take; the parameters of some tasks say how large they are."""
+MAKING_BYTES = 4 * 2**30
+"""Most address space that the same may take."""
 DEFAULT_SEED = 42
 
 
@@ -58,7 +64,8 @@ def iter_reasoning_gym_rows(entry: str) -> Iterator[dict]:
     task's question, answer and metadata (`encode_item`), "dataset": "reasoning_gym/chain_sum"}`.
 
     Raises:
-        ValueError: an unknown task or parameter, or a value that the task does not take. Before the first row.
+        ValueError: an unknown task or parameter, or a value that the task does not take: before the first row. Later, a row
+            that the task cannot make.
     """
     task, instruction, params = parse_entry(entry)
     dataset = make_dataset(entry, task, params)
@@ -66,29 +73,72 @@ def iter_reasoning_gym_rows(entry: str) -> Iterator[dict]:
         raise ValueError(f"{entry!r}: the rows of {task} follow Python's hash seed, too: start with PYTHONHASHSEED=0")
     if params["size"] > MOST_ROWS:  # type: ignore[operator]
         raise ValueError(f"{entry!r}: size {params['size']}: at most {MOST_ROWS} rows")
-    with time_limit(FIRST_ROW_S, f"{entry!r}: its first row takes over {FIRST_ROW_S} s: give smaller parameters"):
-        dataset[0]
+    with limited(f"{entry!r}: its first row"):
+        _item(entry, dataset, 0)
     scoring = {name: value for name, value in params.items() if name not in ("size", "seed")}
-    return (_row(task, dataset[i], instruction, scoring) for i in range(len(dataset)))
+    return (_row(task, _item(entry, dataset, i), instruction, scoring) for i in range(len(dataset)))
+
+
+def _item(entry: str, dataset: "ProceduralDataset", number: int) -> dict:
+    try:
+        return dataset[number]
+    except TookTooMuch:
+        raise
+    except Exception as err:  # whatever a task makes of values that it did not look at
+        raise ValueError(
+            f"{entry!r}: its row {number + 1} cannot be made ({_said(err)}): give other parameters"
+        ) from err
+
+
+def _said(err: Exception) -> str:
+    return str(err) or type(err).__name__
+
+
+class TookTooMuch(ValueError):
+    """Time or memory."""
 
 
 @contextmanager
-def time_limit(seconds: int, message: str) -> Iterator[None]:
-    """Raises `ValueError(message)` in the block when the time is up. In the main thread alone: elsewhere nothing is limited."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
+def limited(what: str) -> Iterator[None]:
+    """Raises `TookTooMuch` in the block after `MAKING_S`, or where it takes over `MAKING_BYTES`.
+
+    Time is limited in the main thread alone. In a jail, which has limits of its own, nothing is.
+    """
 
     def give_up(*_: object) -> None:
-        raise ValueError(message)
+        raise TookTooMuch(f"{what} takes over {MAKING_S} s: give smaller parameters")
 
-    before = signal.signal(signal.SIGALRM, give_up)
-    signal.alarm(seconds)
+    with _limited_memory():
+        try:
+            if threading.current_thread() is not threading.main_thread():
+                yield
+                return
+            before, seconds_left = signal.signal(signal.SIGALRM, give_up), signal.alarm(MAKING_S)
+            try:
+                yield
+            finally:
+                signal.alarm(min(seconds_left, _A_DAY_S))  # in a jail it is no number of seconds
+                signal.signal(signal.SIGALRM, before)
+        except MemoryError as err:
+            raise TookTooMuch(f"{what} takes over {MAKING_BYTES >> 30} GiB: give smaller parameters") from err
+
+
+_A_DAY_S = 86_400
+
+
+@contextmanager
+def _limited_memory() -> Iterator[None]:
+    """Also a single huge list, which no signal interrupts, is refused."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    with suppress(OSError, ValueError):
+        limit = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize() + MAKING_BYTES
+        if soft == resource.RLIM_INFINITY or limit < soft:
+            resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
     try:
         yield
     finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
 def prompt_text(question: str, instruction: str = INSTRUCTION) -> str:
@@ -117,17 +167,35 @@ def _parse_value(text: str) -> object:
         return {"True": True, "False": False, "None": None}.get(text, text)
 
 
+def check_verifier_name(name: str) -> None:
+    """Raises `ValueError` where a row's `dataset` column begins like those of this source, and names none of its tasks."""
+    family, _, task = name.partition("/")
+    if f"{family.lower()}/" != PREFIX:
+        return
+    if f"{family}/" != PREFIX or not task:
+        raise ValueError(f"unknown verifier {name!r:.80}: write {PREFIX}{task or 'chain_sum, or another task of it'}")
+    _check_task(name, task)
+    if task == MIXTURE:
+        raise ValueError(f"{name!r} is a mixture of tasks, and a row is of one of them: name that one")
+
+
+def _check_task(entry: str, task: str) -> None:
+    from reasoning_gym.factory import DATASETS
+
+    if task not in DATASETS:
+        near = (
+            ", ".join(difflib.get_close_matches(task[:100], DATASETS, n=3, cutoff=0.4))  # it takes quadratic time
+            or "see reasoning_gym.factory.DATASETS"
+        )
+        raise ValueError(f"{entry!r:.200}: reasoning-gym has no task {task!r:.80}; nearest: {near}")
+
+
 def make_dataset(entry: str, task: str, params: dict[str, object]) -> "ProceduralDataset":
     """The library's dataset object, with every parameter checked; `entry` is what messages call it."""
     import reasoning_gym
     from reasoning_gym.factory import DATASETS
 
-    if task not in DATASETS:
-        near = (
-            ", ".join(difflib.get_close_matches(task, DATASETS, n=3, cutoff=0.4))
-            or "see reasoning_gym.factory.DATASETS"
-        )
-        raise ValueError(f"{entry!r}: reasoning-gym has no task {task!r}; nearest: {near}")
+    _check_task(entry, task)
     known = {f.name: f for f in fields(DATASETS[task][1])}
     listing = ", ".join(f"{name}={_default(f)!r}" for name, f in known.items())
     for name in params:
@@ -135,9 +203,12 @@ def make_dataset(entry: str, task: str, params: dict[str, object]) -> "Procedura
             raise ValueError(f"{entry!r}: {task} has no parameter {name!r}; it has: {listing}")
     typed = {name: _check_type(entry, known[name], value) for name, value in params.items()}
     try:
-        return reasoning_gym.create_dataset(task, **typed)
-    except (AssertionError, TypeError, ValueError) as err:
-        raise ValueError(f"{entry!r}: {task} does not take these parameters ({err}); it has: {listing}") from err
+        with limited(f"{entry!r}: making it"):
+            return reasoning_gym.create_dataset(task, **typed)
+    except TookTooMuch:
+        raise
+    except Exception as err:  # whatever a task makes of values that it did not look at
+        raise ValueError(f"{entry!r}: {task} does not take these parameters ({_said(err)}); it has: {listing}") from err
 
 
 def _default(config_field: Field) -> object:

@@ -1,43 +1,42 @@
-"""reasoning-gym's scorers, where the library's own run what a model wrote, or can be pleased with one constant.
+"""reasoning-gym's scorers, where the library's own run what a model wrote, or can be pleased without solving anything.
 
 `mend(task, dataset)` gives the scorer of a task. Most are the library's. Of reasoning-gym 0.1.25 these are not:
 
     string_insertion, spiral_matrix, binary_matrix, n_queens    `eval(answer)`; here `ast.literal_eval`
     number_sorting, bitwise_arithmetic                          `eval` of the ground truth; here literals, and integer arithmetic
-    countdown, puzzle24, simple_integration,                    `sympy.parse_expr(answer)`, which is `eval` with every builtin;
-    intermediate_integration, polynomial_multiplication         here behind `check_expression`
+    simple_integration, intermediate_integration,               `sympy.parse_expr(answer)`, which is `eval` with every builtin;
+    polynomial_multiplication                                   here behind `check_expression`
+    countdown, puzzle24                                         the same, and `720e0+0e0*(31+11)` or `1*2*3*4` was right on every
+                                                                row; here exact arithmetic on the row's own numbers
     game_of_life_halting                                        any text was right where the answer is True
+    game_of_life                                                an empty board had 0.95 on every row
     coin_flip, complex_arithmetic                               `0` and `nan` were right on every row
-    chain_sum                                                   `4_2`, `4,2` and `\u0664\u0662` were right where the answer is 42
+    gsm_symbolic                                                `-42`, `not 42` and `42 or 7` were right where the answer is 42
+    knights_knaves                                              any words between the names and the roles, `not` among them
+    letter_jumble, spell_backward                               the right answer with anything behind it
 
-The first three lines keep the library's rules and partial credit; only what its `eval` may see is less. chain_sum keeps them for
-numbers as they are written.
+Before any of them `is_written` looks at numbers, and `_FORMS` at what else an answer to a task may consist of. What the library's
+rules give for a wrong answer (partial credit) is kept in the first five lines and wherever nothing is said.
 """
 
 import ast
+import json
 import math
-import operator
 import re
 import sys
 from collections.abc import Callable
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any, Protocol
+
+from open_instruct.reasoning_gym_expressions import exact_value, integer_value, parse_expression
 
 MAX_ANSWER = 4096
 """Longest answer that is looked at, in characters, unless the right one is over a quarter of it: some scorers are quadratic."""
-MAX_EXPRESSION = 2000
-"""Longest mathematical expression, in characters."""
-MAX_DIGITS = 30
-"""Of one number in an expression."""
-MAX_POWER = 1000
-"""Largest exponent on a number; on anything with a variable `MAX_DEGREE`."""
-MAX_DEGREE = 64
-MAX_BITS = 4096
-"""Of a number that an expression comes to."""
-_CIRCULAR = ("sin", "cos", "tan", "sec", "csc", "cot")
-_SPECIAL = ("exp", "log", "ln", "sqrt", "cbrt", "Abs", "sign", "erf", "erfi", "Ei", "li", "Si", "Ci", "Shi", "Chi")
-FUNCTIONS = frozenset(_SPECIAL) | {f"{arc}{name}{h}" for name in _CIRCULAR for arc in ("", "a") for h in ("", "h")}
-"""That an expression may call, with one or two arguments."""
-_OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.Pow, ast.UAdd, ast.USub)
+MAX_FORMULA = 400
+"""Longest answer to propositional_logic, in characters: the library's parser is quadratic, and recurs for each `¬`."""
+MAX_TURNS = 2000
+"""Most turns of a cube in one answer: `R9` counts as nine."""
 
 
 class Scorer(Protocol):
@@ -51,23 +50,25 @@ def mend(task: str, dataset: Any) -> Scorer:
     module: Any = sys.modules[type(dataset).__module__]
     if task in _EVALUATED:
         module.eval = _EVALUATED[task]  # goes before the builtin of this name, in this module alone
-    if task in ("countdown", "puzzle24"):
-        module.parse_expr = parse_expression
-    elif task in ("simple_integration", "intermediate_integration"):
+    if task in ("simple_integration", "intermediate_integration"):
         module.sympy = _Guarded(module.sympy)
     elif task == "polynomial_multiplication":
         module.sp = _Guarded(module.sp)
-    return _Bounded(_REPLACED.get(task, dataset.score_answer))
+    return _Checked(_REPLACED.get(task, dataset.score_answer), _FORMS.get(task))
 
 
-class _Bounded:
-    """A scorer that looks at no answer that is much longer than the right one."""
+class _Checked:
+    """A scorer that sees an answer only if the answer has a reasonable length and is written as the task asks for it."""
 
-    def __init__(self, score: Callable[[str, dict], float]) -> None:
+    def __init__(self, score: Callable[[str, dict], float], has_form: Callable[[str], object] | None) -> None:
         self._score = score
+        self._has_form = has_form
 
     def score_answer(self, answer: str, entry: dict) -> float:
-        if len(answer) > max(MAX_ANSWER, 4 * len(str(entry["answer"]))):
+        right = str(entry["answer"])
+        if len(answer) > max(MAX_ANSWER, 4 * len(right)) or not is_written(answer, right):
+            return 0.0
+        if answer and self._has_form and not self._has_form(answer.strip()):
             return 0.0
         return float(self._score(answer, entry))
 
@@ -80,155 +81,6 @@ class _Guarded:
 
     def __getattr__(self, name: str) -> Any:
         return parse_expression if name == "parse_expr" else getattr(self._sympy, name)
-
-
-# --- expressions ------------------------------------------------------------------------------------------------------
-
-
-def parse_expression(text: str, local_dict: dict[str, Any] | None = None) -> Any:
-    """`sympy.parse_expr` of an expression that `check_expression` lets through.
-
-    Raises:
-        ValueError: it does not.
-    """
-    from sympy.parsing.sympy_parser import parse_expr
-
-    return parse_expr(check_expression(text, names=frozenset(local_dict or ())), local_dict=local_dict)
-
-
-def check_expression(text: str, *, names: frozenset[str] = frozenset()) -> str:
-    """The expression as it came, but for spaces around it.
-
-    It consists of numbers, `names`, single letters, `pi`, calls of `FUNCTIONS`, and `+ - * / **` with parentheses; and it does
-    not come to a number of more than `MAX_BITS` bits, or to a degree of more than `MAX_DEGREE`.
-
-    Raises:
-        ValueError: it is anything else.
-    """
-    text = text.strip()
-    if len(text) > MAX_EXPRESSION:
-        raise ValueError(f"an expression of {len(text)} characters")
-    if digits := re.search(rf"[0-9]{{{MAX_DIGITS + 1}}}", text):
-        raise ValueError(f"a number of over {MAX_DIGITS} digits: {digits[0]}…")
-    try:
-        tree = ast.parse(text, mode="eval").body
-        _size(tree, names)
-    except (SyntaxError, RecursionError, MemoryError) as err:
-        raise ValueError(f"no expression: {text[:80]!r}") from err
-    return text
-
-
-def _size(node: ast.AST, names: frozenset[str]) -> tuple[float, int]:
-    """(bits, degree): how many bits the numbers in a node come to at most, and its degree in its variables."""
-    match node:
-        case ast.Constant(value=int() | float() as value) if not isinstance(value, bool):
-            return math.log2(max(abs(value), 2)) if math.isfinite(value) else _refuse(node), 0
-        case ast.Name(id=name) if name in names or name == "pi" or (len(name) == 1 and name.isascii()):
-            return 1.0, 1
-        case ast.Call(func=ast.Name(id=name), args=arguments, keywords=[]) if (
-            name in FUNCTIONS and 1 <= len(arguments) <= 2
-        ):
-            sizes = [_size(argument, names) for argument in arguments]
-            if any(isinstance(part, ast.Constant) for part in arguments):  # exp(10**9) is a number like any other
-                _check(max(bits for bits, _ in sizes) * 2, 0)
-            return max(bits for bits, _ in sizes), max(degree for _, degree in sizes) + 1
-        case ast.UnaryOp(op=ast.UAdd() | ast.USub(), operand=operand):
-            return _size(operand, names)
-        case ast.BinOp(left=left, op=ast.Pow(), right=right):
-            return _power(_size(left, names), right, names)
-        case ast.BinOp(left=left, op=op, right=right) if isinstance(op, _OPERATORS):
-            (bits, degree), (other_bits, other_degree) = _size(left, names), _size(right, names)
-            return _check(
-                bits + other_bits, degree + other_degree if isinstance(op, ast.Mult) else max(degree, other_degree)
-            )
-    return _refuse(node)
-
-
-def _power(base: tuple[float, int], exponent: ast.AST, names: frozenset[str]) -> tuple[float, int]:
-    bits, degree = base
-    value = _number(exponent)
-    if value is None:  # something with a variable in it, such as 2**x
-        exponent_bits, exponent_degree = _size(exponent, names)
-        if exponent_degree == 0:
-            _refuse(exponent)
-        return _check(bits + exponent_bits, degree + exponent_degree + 1)
-    if abs(value) > (MAX_POWER if degree == 0 else MAX_DEGREE):
-        _refuse(exponent)
-    return _check(bits * max(abs(value), 1), math.ceil(degree * max(abs(value), 1)))
-
-
-def _number(node: ast.AST) -> float | None:
-    """What an exponent of literals alone comes to, such as `2`, `-1/2`, `(3)`; no powers in it."""
-    match node:
-        case ast.Constant(value=int() | float() as value) if not isinstance(value, bool):
-            return float(value)
-        case ast.UnaryOp(op=ast.USub(), operand=operand):
-            value = _number(operand)
-            return None if value is None else -value
-        case ast.UnaryOp(op=ast.UAdd(), operand=operand):
-            return _number(operand)
-        case ast.BinOp(left=left, op=ast.Add() | ast.Sub() | ast.Mult() | ast.Div() as op, right=right):
-            one, other = _number(left), _number(right)
-            if one is None or other is None or (isinstance(op, ast.Div) and other == 0):
-                return None
-            apply = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
-            return apply[type(op)](one, other)
-    return None
-
-
-def _check(bits: float, degree: int) -> tuple[float, int]:
-    if bits > MAX_BITS or degree > MAX_DEGREE:
-        raise ValueError("an expression that comes to too much")
-    return bits, degree
-
-
-def _refuse(node: ast.AST) -> Any:
-    raise ValueError(f"not allowed in an expression: {type(node).__name__}")
-
-
-# --- integers ---------------------------------------------------------------------------------------------------------
-
-_INTEGER_OPERATORS: dict[type, Callable[[int, int], int]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.BitAnd: operator.and_,
-    ast.BitOr: operator.or_,
-    ast.BitXor: operator.xor,
-    ast.LShift: operator.lshift,
-    ast.RShift: operator.rshift,
-}
-
-
-def integer_value(text: str) -> int:
-    """What `(0x1f & 0xab) - 3` comes to: integers, `+ - * & | ^ << >> ~` and parentheses.
-
-    Raises:
-        ValueError: it is anything else, or too large.
-    """
-    if len(text) > MAX_EXPRESSION:
-        raise ValueError(f"an expression of {len(text)} characters")
-    try:
-        return _integer(ast.parse(text.strip(), mode="eval").body)
-    except (SyntaxError, RecursionError, MemoryError) as err:
-        raise ValueError(f"no expression: {text[:80]!r}") from err
-
-
-def _integer(node: ast.AST) -> int:
-    match node:
-        case ast.Constant(value=int() as value) if not isinstance(value, bool):
-            return value
-        case ast.UnaryOp(op=ast.USub(), operand=operand):
-            return -_integer(operand)
-        case ast.UnaryOp(op=ast.Invert(), operand=operand):
-            return ~_integer(operand)
-        case ast.BinOp(left=left, op=op, right=right) if type(op) in _INTEGER_OPERATORS:
-            one, other = _integer(left), _integer(right)
-            if isinstance(op, ast.LShift | ast.RShift) and not 0 <= other <= MAX_BITS:
-                _refuse(node)
-            result = _INTEGER_OPERATORS[type(op)](one, other)
-            return result if result.bit_length() <= MAX_BITS else _refuse(node)
-    return _refuse(node)
 
 
 _EVALUATED: dict[str, Callable[[str], Any]] = {
@@ -253,9 +105,102 @@ EXECUTING_TASKS = frozenset(
 """Tasks whose scorers evaluate text. Beside the checks here they need the jail: see `sandbox.missing`."""
 
 
+# --- how an answer is written -----------------------------------------------------------------------------------------
+
+_PLAIN_NUMBER = r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]{1,3})?"
+_NUMBER = rf"(?:{_PLAIN_NUMBER}|[-+]?[0-9]{{1,3}}(?:,[0-9]{{3}})+(?:\.[0-9]*)?)"
+_is_number = re.compile(_NUMBER).fullmatch
+
+
+def is_written(answer: str, right: str) -> bool:
+    """Whether the numbers in an answer are written as people write them, and not merely so that Python can read them.
+
+    Where the right answer is 42, `4_2`, `4,2`, `4 2` and `\u0664\u0662` are not; `42`, `+42.0`, `4.2e1` and any text with more
+    than a number in it are. Where the right answer is 1000, `1,000` is, too. Underscores between digits, and digits other than
+    0 to 9, are no way to write any answer but one that has them itself.
+    """
+    if any(char.isdecimal() and not char.isascii() and char not in right for char in answer):
+        return False
+    if re.search("[0-9]_[0-9]", answer) and not re.search("[0-9]_[0-9]", right):
+        return False
+    if not _is_number(right.strip()) or _is_number(answer.strip()):
+        return True
+    try:
+        float(re.sub(r"[,\s]", "", answer))
+    except ValueError:
+        return True
+    return False
+
+
+def _is_formula(answer: str) -> bool:
+    """Whether an answer is a formula of propositional logic in single letters, such as `(P → ¬Q) ∧ R`.
+
+    The library takes whatever stands between two operators for a variable, and tries all 2ⁿ assignments of n variables.
+    """
+    text = "".join(answer.split())
+    if len(answer) > MAX_FORMULA or not _SPELLS_FORMULA(text):
+        return False
+    depth = 0
+    for char in text:
+        depth += (char == "(") - (char == ")")
+        if depth < 0:
+            return False
+    return depth == 0
+
+
+_SPELLS_FORMULA = re.compile(r"[(¬]*[A-Z]\)*(?:[∧∨→↔][(¬]*[A-Z]\)*)*").fullmatch
+_SPELLS_TURN = re.compile(r"[0-9]{0,2}[^\s0-9]{1,4}([0-9]{0,2})").fullmatch
+
+
+def _is_turns(answer: str) -> bool:
+    """Whether an answer turns a cube, as `R U2 F'` does, and not for ever, as `R9999999` does."""
+    turns = [_SPELLS_TURN(part) for part in answer.split()]
+    return all(turns) and sum(int(turn[1] or 1) for turn in turns if turn) <= MAX_TURNS
+
+
+_COMPLEX = r" ?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)?[ijIJ]?"
+_CLOCK = r"-?[0-9]{1,6}:[0-5][0-9](?::[0-5][0-9](?:\.[0-9]{3})?)?"
+_FORMS: dict[str, Callable[[str], object]] = {
+    "complex_arithmetic": re.compile(rf"\(?[-+]?{_COMPLEX}(?: ?[-+]{_COMPLEX})?\)?").fullmatch,
+    "fraction_simplification": re.compile(
+        r"\$?\s*(?:-?[0-9]+\s*/\s*-?[0-9]+|\\d?frac\s*\{\s*[0-9]+\s*\}\s*\{\s*[0-9]+\s*\})\s*\$?"
+    ).fullmatch,
+    "kakurasu": re.compile(r"[01\s,\[\]]+").fullmatch,
+    "polynomial_equations": re.compile(rf'""|{_PLAIN_NUMBER}(?:\s*,\s*{_PLAIN_NUMBER})*').fullmatch,
+    "prime_factorization": re.compile(r"[0-9]+(?:\s*×\s*[0-9]+)*").fullmatch,
+    "propositional_logic": _is_formula,
+    "quantum_lock": re.compile(r"[A-Ca-c\s,>→-]+").fullmatch,
+    "rubiks_cube": _is_turns,
+    "rush_hour": re.compile(r"(?:[A-Z][-+][0-9]{1,2}[\s,]*)+").fullmatch,
+    "sokoban": re.compile(r"[UDLR\s,]+").fullmatch,
+    "survo": re.compile(r"[0-9\s-]+").fullmatch,
+    "time_intervals": re.compile(rf"-?[0-9]{{1,9}}(?: days?)?|(?:-?[0-9]{{1,9}} days,\s*)?{_CLOCK}").fullmatch,
+}
+"""What an answer may look like to tasks whose scorers pass over what they do not understand, or take for ever on it.
+
+Each is asked about the answer without the spaces around it, unless the answer is empty.
+"""
+
+
 # --- scorers of our own -----------------------------------------------------------------------------------------------
 
-_DECIMAL = re.compile(r"[-+]?(?:[0-9]{1,30}(?:\.[0-9]{0,30})?|\.[0-9]{1,30})(?:[eE][-+]?[0-9]{1,3})?")
+
+def _score_countdown(answer: str, entry: dict) -> float:
+    """1 for all of the row's numbers, each once, that come to the target; 0.05 for other arithmetic and 0.01 for the rest."""
+    return _score_arithmetic(answer, entry, target=entry["metadata"]["target"], wrong=0.05)
+
+
+def _score_puzzle24(answer: str, entry: dict) -> float:
+    """1 for all of the row's numbers, each once, that come to 24; else 0.01."""
+    return _score_arithmetic(answer, entry, target=24, wrong=0.01)
+
+
+def _score_arithmetic(answer: str, entry: dict, *, target: int, wrong: float) -> float:
+    try:
+        value, numbers = exact_value(answer)
+    except ValueError:
+        return 0.01
+    return 1.0 if value == target and sorted(numbers) == sorted(entry["metadata"]["numbers"]) else wrong
 
 
 def _score_halting(answer: str, entry: dict) -> float:
@@ -263,12 +208,36 @@ def _score_halting(answer: str, entry: dict) -> float:
     return float(answer.strip().lower() == str(entry["answer"]).strip().lower())
 
 
+def _score_life(answer: str, entry: dict) -> float:
+    """Of the cells that live on the right board or on the answered one, the share that lives on both; 1 for equal boards.
+
+    The library counts dead cells too, of which nearly all boards mostly consist. 0 for a board of another size.
+    """
+    right = json.loads(entry["answer"])
+    try:
+        board = json.loads(answer)
+    except (ValueError, RecursionError):
+        return 0.0
+    if not isinstance(board, list) or not all(isinstance(row, list) for row in board):
+        return 0.0
+    if board == right:
+        return 1.0
+    if [len(row) for row in board] != [len(row) for row in right]:
+        return 0.0
+    alive = {(x, y) for x, row in enumerate(board) for y, cell in enumerate(row) if cell == 1}
+    wanted = {(x, y) for x, row in enumerate(right) for y, cell in enumerate(row) if cell == 1}
+    return len(alive & wanted) / max(len(alive | wanted), 1)
+
+
 def _score_coin_flip(answer: str, entry: dict, tolerance: float = 1e-4) -> float:
-    """1 within the library's tolerance, else the share of digits that agree, of the longer of both (it takes the shorter: 0)."""
+    """1 within the library's tolerance, else the share of digits that agree, of the longer of both (it takes the shorter: 0).
+
+    The tolerance is no excuse for 0, or for less, where the right answer is 0.00003.
+    """
     probability, right = _ratio(answer), _ratio(entry["answer"])
     if probability is None or right is None:
         return 0.0
-    if abs(probability - right) <= tolerance:
+    if abs(probability - right) <= tolerance and (probability > 0) == (right > 0):
         return 1.0
     one, other = f"{probability:.10g}", f"{right:.10g}"
     same = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
@@ -276,23 +245,57 @@ def _score_coin_flip(answer: str, entry: dict, tolerance: float = 1e-4) -> float
 
 
 def _ratio(text: str) -> float | None:
-    """A decimal number, or two with a slash between them."""
-    top, slash, bottom = text.replace(",", "").strip().partition("/")
-    if not _DECIMAL.fullmatch(top.strip()) or (slash and not _DECIMAL.fullmatch(bottom.strip())):
+    """A number, or two with a slash between them."""
+    top, slash, bottom = (part.strip() for part in text.partition("/"))
+    if not _is_number(top) or (slash and not _is_number(bottom)):
         return None
-    denominator = float(bottom) if slash else 1.0
-    return float(top) / denominator if denominator else None
+    denominator = float(bottom.replace(",", "")) if slash else 1.0
+    return float(top.replace(",", "")) / denominator if denominator else None
 
 
-_PLAIN = re.compile(r"[-+]?(?:[0-9]+|[0-9]{1,3}(?:,[0-9]{3})+)(?:\.[0-9]*)?")
+_QUANTITY = re.compile(rf"([-+]?)\$?({_NUMBER})%?\.?").fullmatch
 
 
-def _score_sum(answer: str, entry: dict) -> float:
-    """The library's, which gives partial credit too; no full one to a text that merely Python reads as the number."""
-    from reasoning_gym.utils import compute_decimal_reward
+def _score_quantity(answer: str, entry: dict) -> float:
+    """1 for the right number and 0.01 for another; the library takes the first digits that it finds, without their sign."""
+    quantity = _QUANTITY(answer.strip())
+    if not quantity:
+        return 0.0
+    number = Decimal(quantity[2].replace(",", "")) * (-1 if quantity[1] == "-" else 1)
+    return 1.0 if number == Decimal(str(entry["answer"])) else 0.01
 
-    score = float(compute_decimal_reward(answer, oracle_answer=entry["answer"], strip_commas=True))
-    return score if score < 1.0 or _PLAIN.fullmatch(answer.strip()) else 0.0
+
+def _score_knights(answer: str, entry: dict) -> float:
+    """The library's: 1, or more than 0.3 by the share of right roles; 0 unless the answer gives each person one role alone."""
+    wanted, said = _roles(entry["answer"]), _roles(answer)
+    if not wanted or not said or wanted.keys() != said.keys():
+        return 0.0
+    share = Fraction(sum(said[name] == role for name, role in wanted.items()), len(wanted))
+    return 0.0 if share == 0 else float(Fraction(3, 10) + Fraction(7, 10) * share)
+
+
+def _roles(text: str) -> dict[str, str] | None:
+    """`Zoey is a hero, and Aria is a fool.` as {zoey: hero, aria: fool}; None where that is not all that it says."""
+    from reasoning_gym.logic.knights_knaves import VALID_ROLES
+
+    words = [word for word in re.split(r"[\s.,()]+", text.lower()) if word not in ("", "is", "a", "an", "and")]
+    names, roles = words[::2], words[1::2]
+    says_more = len(names) != len(roles) or len(set(names)) < len(names) or not VALID_ROLES.issuperset(roles)
+    return None if says_more else dict(zip(names, roles, strict=True))
+
+
+def _score_words(answer: str, entry: dict) -> float:
+    """The share of words in their place, of the longer of the right answer and this one."""
+    return _share(answer.lower().split(), entry["answer"].lower().split())
+
+
+def _score_letters(answer: str, entry: dict) -> float:
+    """The share of letters in their place, of the longer of the right answer and this one."""
+    return _share(list(answer.lower()), list(entry["answer"].lower()))
+
+
+def _share(parts: list[str], right: list[str]) -> float:
+    return sum(one == other for one, other in zip(parts, right, strict=False)) / max(len(parts), len(right), 1)
 
 
 def _score_complex(answer: str, entry: dict) -> float:
@@ -307,8 +310,14 @@ def _score_complex(answer: str, entry: dict) -> float:
 
 
 _REPLACED: dict[str, Callable[[str, dict], float]] = {
-    "chain_sum": _score_sum,
-    "game_of_life_halting": _score_halting,
     "coin_flip": _score_coin_flip,
     "complex_arithmetic": _score_complex,
+    "countdown": _score_countdown,
+    "game_of_life": _score_life,
+    "game_of_life_halting": _score_halting,
+    "gsm_symbolic": _score_quantity,
+    "knights_knaves": _score_knights,
+    "letter_jumble": _score_words,
+    "puzzle24": _score_puzzle24,
+    "spell_backward": _score_letters,
 }

@@ -1,11 +1,17 @@
 """What a run saves between two steps, checkpoints and model directories, and whether it may go on from what is there."""
 
 from contextlib import nullcontext
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from open_instruct.checkpoints import CheckpointStore, NoWholeCheckpoint, StorageNotShared, atomic_directory
+from open_instruct.checkpoints import (
+    STATE_FILE,
+    Checkpoint,
+    CheckpointStore,
+    NoWholeCheckpoint,
+    StorageNotShared,
+    atomic_directory,
+)
 from open_instruct.config import GRPOConfig
 from open_instruct.config_checks import shown
 from open_instruct.interruption import tell
@@ -13,23 +19,12 @@ from open_instruct.output_directory import describe
 from open_instruct.rollout_state import FILE as ROLLOUT_STATE
 from open_instruct.run_identity import differences, run_identity
 from open_instruct.run_log import SUMMARY_FILE
+from open_instruct.run_state import mistake_in
 from open_instruct.run_summary import format_summary_table, read_summary
 
 if TYPE_CHECKING:
     from open_instruct.grpo_fast import Run
     from open_instruct.run_inputs import RunInputs
-
-
-@dataclass
-class Progress:
-    """Where the run stands; all of it is in a checkpoint."""
-
-    training_step: int = 0
-    episode: int = 0
-    num_total_tokens: int = 0
-    wall_seconds: float = 0.0
-    eval_accuracy_before: float | None = None
-    eval_accuracy_after: float | None = None
 
 
 def checkpoint_store(args: GRPOConfig) -> CheckpointStore:
@@ -47,25 +42,26 @@ def resumes_the_same_run(args: GRPOConfig, inputs: "RunInputs | None") -> list[s
         return [f"{option}: {describe(error)}. Give another one."]
     if newest is None:
         return []
-    identity = newest.state.get("identity")
-    if not identity or not isinstance(identity, dict) or not _says_where_it_stands(newest.state):
-        return [f"{option}: {newest.path} does not say of which run it is. Remove it, or give another directory."]
-    changed = differences(identity, run_identity(args, inputs))
+    if mistake := mistake_in(newest.state, newest.training_step):
+        return [f"{option}: the {STATE_FILE} of {newest.path} {mistake}. Remove it, or give another directory."]
+    changed = differences(newest.state["identity"], run_identity(args, inputs))
     if not changed:
-        return []
+        return _goes_beyond(args, newest)
     return [
         f"{option}: {newest.path} is of another run: {'; '.join(changed)}. To go on from there make it as it was; to start "
         f"anew choose another --output_dir."
     ]
 
 
-def _says_where_it_stands(state: dict[str, Any]) -> bool:
-    """Whether this program can go on from it: one of another version may say more, or less."""
-    try:
-        Progress(**state["progress"])
-        return isinstance(state["evaluation_of"], int | None)
-    except (KeyError, TypeError):
-        return False
+def _goes_beyond(args: GRPOConfig, newest: Checkpoint) -> list[str]:
+    """A run that ends before its checkpoint would train nothing. One that is complete says so when it is started."""
+    done, wanted = newest.training_step, args.num_training_steps
+    if done <= wanted or is_complete(args):
+        return []
+    return [
+        f"{shown(args, 'total_episodes')}: the run would end after step {wanted}, and {newest.path} is of step {done}. Set "
+        f"total_episodes to {done * args.num_samples_per_step} or more to go on; to start anew choose another --output_dir."
+    ]
 
 
 def is_complete(args: GRPOConfig) -> bool:

@@ -33,7 +33,7 @@ import sys
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -97,8 +97,8 @@ class VerifierPool:
 
     A response may take `timeout_s` seconds. `counts` holds how many were not scored, or made their verifier raise, so far: by
     `timeout`, `crash`, `unavailable` and `error`. `ready` lists `dataset` columns whose verifiers are loaded at the start:
-    loading a reasoning-gym scorer takes a second or more. `score` is a function of a module, for it is passed by name. Any
-    thread may use the pool; who makes it, closes it.
+    loading a reasoning-gym scorer takes a second or more. Rows of one that cannot be loaded are not scored, `unavailable`.
+    `score` is a function of a module, for it is passed by name. Any thread may use the pool; who makes it, closes it.
     """
 
     def __init__(
@@ -120,7 +120,9 @@ class VerifierPool:
         self._closed = False
         self._num_waiting = 0
         self._idle: list[_Scorer] = []
-        self._keeper = _Keeper(self._start)
+        self._refused: dict[str, str] = {}
+        """Columns of `ready` whose verifier a keeper could not load, and why."""
+        self._keeper = _Keeper(self._start, self._refused)
         self._may_compute = threading.Semaphore(num_workers)
         self._threads = ThreadPoolExecutor(num_workers + MAX_SLOW_GROUPS, thread_name_prefix="verifier")
 
@@ -185,6 +187,7 @@ class VerifierPool:
     def _borrow(self, job: "_Job") -> "_Scorer":
         """A scorer that is at nothing. Raises `_UnavailableError` if none can be had, `RuntimeError` if the pool is closed."""
         while True:
+            _raise_if_refused(job, self._refused)
             with self._lock:
                 scorer = self._idle.pop() if self._idle else None
             if scorer is None:
@@ -206,6 +209,8 @@ class VerifierPool:
             for attempt in range(START_ATTEMPTS):
                 try:
                     return self._keeper.fork(job)
+                except _RefusedError:
+                    raise
                 except _UnavailableError as err:
                     if attempt == START_ATTEMPTS - 1:
                         raise
@@ -218,7 +223,7 @@ class VerifierPool:
             self._keeper.kill()
             if self._closed:
                 raise RuntimeError("the verifier pool was closed while it scored a group")
-            self._keeper = _Keeper(self._start)
+            self._keeper = _Keeper(self._start, self._refused)
 
 
 class _Turn:
@@ -235,6 +240,16 @@ class _Turn:
 
 class _UnavailableError(Exception):
     """The keeper gives no scorer; the text says why."""
+
+
+class _RefusedError(_UnavailableError):
+    """No keeper will: the verifier of these rows cannot be loaded."""
+
+
+def _raise_if_refused(job: "_Job", refused: Mapping[str, str]) -> None:
+    """Also a scorer that is there must not score such a row: its verifier may refuse this machine."""
+    if job.dataset in refused:
+        raise _RefusedError(refused[job.dataset])
 
 
 @dataclass(frozen=True)
@@ -440,9 +455,11 @@ def _checked(reply: Any) -> Scored:
 class _Keeper:
     """The process that forks scorers. Starts at once; who asks first waits until it is ready."""
 
-    def __init__(self, start: _Start) -> None:
+    def __init__(self, start: _Start, refused: dict[str, str]) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._is_ready = False
+        self._refused = refused
+        """The keeper adds what it cannot load."""
         self._problem = ""
         """Why there is no process."""
         try:
@@ -464,6 +481,7 @@ class _Keeper:
 
     def fork(self, job: _Job) -> _Scorer:
         self._wait_until_ready()
+        _raise_if_refused(job, self._refused)
         try:
             ours, theirs = socket.socketpair()
         except OSError as err:
@@ -494,9 +512,12 @@ class _Keeper:
             return
         if self._problem:
             raise _UnavailableError(f"a verifier process could not be started: {self._problem}")
-        answer = self._answer()
-        if answer != "ready":
-            raise _UnavailableError(f"a verifier process could not be started: {answer}")
+        refused = self._answer()
+        if not isinstance(refused, dict):
+            raise _UnavailableError(f"a verifier process could not be started: {refused}")
+        for dataset, reason in refused.items():
+            logger.warning("rows of %r are not scored, because their verifier cannot be loaded: %s", dataset, reason)
+        self._refused |= refused
         self._is_ready = True
 
     def _answer(self) -> object:
@@ -540,8 +561,7 @@ def keep(descriptor: int) -> None:
     connection = Connection(os.dup(descriptor))
     try:
         start: _Start = connection.recv()
-        for dataset in start.ready:
-            prepare_verifier(dataset)
+        refused = _load(start.ready)
         be_killed_first()
         silent = os.open(os.devnull, os.O_WRONLY)
         limit_resources(start.jail)
@@ -549,7 +569,7 @@ def keep(descriptor: int) -> None:
             restrict_files(Jail(readable=python_files(["open_instruct", start.score.__module__])))
         gc.collect()
         gc.freeze()  # collecting would copy the pages that scorers share
-        connection.send("ready")
+        connection.send(refused)
         while True:
             _, descriptors, *_ = socket.recv_fds(listening, 1, 1)
             if not descriptors:
@@ -566,6 +586,17 @@ def keep(descriptor: int) -> None:
                 _score(start.score)
     except (EOFError, OSError):
         return
+
+
+def _load(datasets: Collection[str]) -> dict[str, str]:
+    """Load the verifiers of these `dataset` columns; those that cannot be loaded, and why."""
+    refused = {}
+    for dataset in datasets:
+        try:
+            prepare_verifier(dataset)
+        except Exception as err:  # one that is broken, or refuses this machine, costs the rows of the others nothing
+            refused[dataset] = f"{type(err).__name__}: {err}"
+    return refused
 
 
 def _bury() -> None:

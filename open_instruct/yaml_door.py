@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from open_instruct.cli import BadYaml, UsageError, check_yaml, no_such_option
+from open_instruct.cli import BadYaml, UsageError, check_yaml, no_such_option, unreadable_value
 
 CONFIG_DIRECTORY = Path(__file__).resolve().parents[1] / "conf"
 
@@ -51,7 +51,7 @@ def compose(door: Door, argv: Sequence[str]) -> dict[str, Any]:
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    if mistakes := [f"{one}: {mistake}" for one in overrides if (mistake := _misspelled(one))]:
+    if mistakes := [f"{one:.200}: {mistake}" for one in overrides if (mistake := _misspelled(one))]:
         raise UsageError(mistakes)
     bare = [one.removeprefix("++").removeprefix("+") for one in overrides]
     written = [
@@ -69,8 +69,10 @@ def compose(door: Door, argv: Sequence[str]) -> dict[str, Any]:
         raise UsageError([f"{path}: line {line} is not valid YAML."]) from None
     except BadYaml as error:
         raise UsageError([f"{path}: {error}."]) from None
-    except (UnicodeDecodeError, RecursionError) as error:
+    except UnicodeDecodeError as error:
         raise UsageError([f"{path}: it cannot be read ({error}). Save it as UTF-8 text."]) from None
+    except (ValueError, RecursionError, OSError) as error:
+        raise UsageError([f"{path}: {unreadable_value(error)}"]) from None
 
 
 def _misspelled(override: str) -> str:
@@ -86,6 +88,8 @@ def _misspelled(override: str) -> str:
         return (
             f"it cannot be read ({str(error).splitlines()[0]}). Put values with quotes, commas or brackets in quotes."
         )
+    except (ValueError, RecursionError) as error:
+        return unreadable_value(error)
     if parsed.is_sweep_override():
         return "it has several values. Give one; a list is written [1,2]."
     return ""

@@ -616,13 +616,23 @@ def reasoning_gym_label(**changes: Any) -> str:
         reasoning_gym_label(parameters={"min_terms": {"__items__": [[[], 1]]}}),
         '{"question": "", "answer": ' + "[" * 100_000,
         "[" * 100_000,
+        reasoning_gym_label(metadata={"source_dataset": "spell_backward"}, parameters={"data_file": "/nowhere/x"}),
+        reasoning_gym_label(metadata={"source_dataset": "count_primes"}, parameters={"max_n": 10**10}),
     ],
-    ids=range(11),
+    ids=range(13),
 )
 def test_ground_truths_that_a_broken_converter_writes_are_named_by_row(tmp_path: Path, label: str) -> None:
     rows = [make_row(), make_row(ground_truth=label, dataset="reasoning_gym/chain_sum")]
     [mistake] = mistakes_of(write_lines(tmp_path / "d.jsonl", rows), "1.0")
     assert "d.jsonl line 2: " in mistake
+
+
+def test_whatever_a_verifier_makes_of_a_ground_truth_is_named_by_row(tmp_path: Path) -> None:
+    def check_label(dataset: str, ground_truth: object) -> None:
+        raise RuntimeError(f"no {ground_truth}")
+
+    [mistake] = mistakes_of(write_lines(tmp_path / "d.jsonl", [make_row()]), "1.0", check_label=check_label)
+    assert mistake.endswith("d.jsonl line 1: a ground truth of no use (RuntimeError: no 2)")
 
 
 def test_half_a_letter_in_a_role_is_named_by_row(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import reasoning_gym
 from hypothesis import given
 from hypothesis import strategies as st
 
+from open_instruct import ground_truth_utils
 from open_instruct.ground_truth_utils import (
     VerificationResult,
     VerifierFunction,
@@ -129,6 +130,7 @@ def test_scorers_know_the_parameters_of_the_entry() -> None:
 def test_a_scorer_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = reasoning_gym_rows("reasoning_gym/spell_backward?size=4")
     made = []
+    ground_truth_utils._scorer.cache_clear()
     create = reasoning_gym.create_dataset
     monkeypatch.setattr(reasoning_gym, "create_dataset", lambda task, **kw: made.append(kw) or create(task, **kw))
     prepare_verifier(rows[0]["dataset"])
@@ -166,8 +168,8 @@ def test_ground_truths_of_no_use_are_refused(label: object, words: str) -> None:
         ("first 7, then 42", "42"),
         ("1,234", "1234"),
         ("costs $1,234.50.", "1234.50"),
-        ("12,34", "34"),
-        ("1234,567", "567"),
+        ("12,34", None),
+        ("1234,567", None),
         ("= -5", "-5"),
         ("-$5", "-5"),
         ("$-5", "-5"),
@@ -189,7 +191,7 @@ def test_last_number(text: str, number: str | None) -> None:
 
 @given(st.integers(-(10**12), 10**12))
 def test_every_spelling_of_a_number_is_that_number(number: int) -> None:
-    for text in (f"{number}", f"{number:,}", f"it is {number}.", f"{number:,}.00", f"1 {number}", f"**{number}**"):
+    for text in (f"{number}", f"{number:,}", f"it is {number}.", f"{number:,}.00", f"7, {number}", f"**{number}**"):
         assert last_number(text) == number
 
 

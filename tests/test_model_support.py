@@ -1,13 +1,18 @@
 """Families that cannot be trained exactly are refused before anything starts."""
 
+import json
+import re
+import shutil
 from pathlib import Path
 
 import pytest
-from conftest import make_args
-from model_families import FAMILIES, family_config
+import torch
+from conftest import TINY_MODEL, make_args
+from model_families import FAMILIES, build_model, family_config
+from safetensors.torch import load_file, save_file
 
 from open_instruct.config_checks import collect_mistakes
-from open_instruct.model_support import logits_scale_and_cap, why_refused
+from open_instruct.model_support import logits_scale_and_cap, problem_with_weights, why_refused
 
 REASONS = [
     ("gpt_oss", "attention sinks"),
@@ -64,3 +69,55 @@ def test_logits_of_a_family_are_scaled_or_capped_as_its_config_says() -> None:
     assert logits_scale_and_cap(family_config("granite")) == (0.25, None)
     assert logits_scale_and_cap(family_config("cohere")) == (0.25, None)
     assert logits_scale_and_cap(family_config("gemma2")) == (1.0, 5.0)
+
+
+# --- weight files -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_weights_of_a_family_fit_unless_a_tensor_is_missing_or_of_another_shape(tmp_path: Path, family: str) -> None:
+    """Experts, tied heads and old names are held otherwise in files than in models."""
+    build_model(family, tmp_path)
+    file = tmp_path / "model.safetensors"
+    weights = load_file(file)
+    assert problem_with_weights(tmp_path) == ""
+    name = next(name for name in sorted(weights) if "layers.1" in name and weights[name].dim() == 2)
+    save_file(weights | {name: weights[name][:-1].contiguous()}, file)
+    assert re.search("has the shape|issues during automatic conversion", problem_with_weights(tmp_path))
+    del weights[name]
+    save_file(weights, file)
+    assert re.search("weights lack|has the shape|issues during automatic conversion", problem_with_weights(tmp_path))
+
+
+def test_comparing_weights_says_nothing_by_itself(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """No bars and no report of Transformers stand between a user and the one message."""
+    shutil.copytree(TINY_MODEL, tmp_path, dirs_exist_ok=True)
+    save_file(
+        {"model.norm.weight": torch.zeros(3), **{f"x.{n}": torch.zeros(1) for n in range(9)}},
+        tmp_path / "model.safetensors",
+    )
+    assert "weights lack" in problem_with_weights(tmp_path)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_weights_of_the_tiny_model_fit_in_two_parts(tmp_path: Path) -> None:
+    weights = load_file(TINY_MODEL / "model.safetensors")
+    shutil.copy(TINY_MODEL / "config.json", tmp_path)
+    names = sorted(weights)
+    for number, part in enumerate((names[:10], names[10:])):
+        save_file({name: weights[name] for name in part}, tmp_path / f"part-{number}.safetensors")
+    (tmp_path / "model.safetensors.index.json").write_text(
+        json.dumps({"weight_map": {name: f"part-{int(n >= 10)}.safetensors" for n, name in enumerate(names)}})
+    )
+    assert problem_with_weights(tmp_path) == ""
+
+
+@pytest.mark.parametrize("new", [True, False])
+def test_pickled_weights_are_whole_or_damaged(tmp_path: Path, new: bool) -> None:
+    shutil.copy(TINY_MODEL / "config.json", tmp_path)
+    file = tmp_path / "pytorch_model.bin"
+    torch.save({"a": torch.zeros(100)}, file, _use_new_zipfile_serialization=new)
+    assert problem_with_weights(tmp_path) == ""
+    if new:
+        file.write_bytes(file.read_bytes()[:-1])
+        assert problem_with_weights(tmp_path) == "pytorch_model.bin is damaged. Save or download it again."

@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 OTHERS = [version for version in ("3.11", "3.12", "3.13") if version != f"3.{sys.version_info.minor}"]
-LIMIT_S = 540
+LIMIT_S = 1100
 
 # The command line, placement, the prompts' ledger, and YAML, with the libraries that these need.
 FEW_TESTS = ["cli", "placement_plan", "rollout_state", "yaml_door"]

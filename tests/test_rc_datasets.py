@@ -55,6 +55,13 @@ def test_all_mistakes_in_one_message(tmp_path: Path) -> None:
     assert "line 5" not in told
 
 
+@pytest.mark.parametrize("label", ['{"question": "q", "answer": "4", "metadata": null}', "[" * 100_000], ids=range(2))
+def test_ground_truths_of_no_use_are_named_by_row(tmp_path: Path, label: str) -> None:
+    good = {"problem": "P", "answer": "1"}
+    with pytest.raises(ValueError, match=r"rows\.jsonl line 2: a ground truth of no use"):
+        load(tmp_path, good, {"problem": "P", "ground_truth": label, "dataset": "reasoning_gym/chain_sum"})
+
+
 def test_names_and_entries(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text(json.dumps({"problem": "P", "answer": "1"}) + "\n")
     entry = {"hub_id": str(tmp_path / "a.jsonl"), "split": "train", "trust_remote_code": True}

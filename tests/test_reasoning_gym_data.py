@@ -2,14 +2,20 @@
 
 import json
 import os
+import resource
+import signal
 import subprocess
 import sys
+import time
+from typing import Any
 
 import pytest
 import reasoning_gym
 from hypothesis import given
 from hypothesis import strategies as st
 
+from open_instruct import reasoning_gym_data
+from open_instruct.data_sources import SourceError, iter_rows
 from open_instruct.reasoning_gym_data import (
     INSTRUCTION,
     decode_item,
@@ -80,6 +86,56 @@ def test_bad_entries_say_what_would_be_right(entry: str, words: list[str]) -> No
     assert entry in str(caught.value)
     for word in words:
         assert word in str(caught.value)
+
+
+class BrokenTask:
+    """A task that takes its parameters and cannot make its third row."""
+
+    def __init__(self, **_: Any) -> None:
+        self.score_answer = None
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, number: int) -> dict:
+        if number == 2:
+            raise KeyError("grid")
+        return {"question": "q", "answer": "a", "metadata": {}}
+
+
+def test_a_row_that_a_task_cannot_make_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reasoning_gym, "create_dataset", lambda *_, **__: BrokenTask())
+    rows = iter_rows("reasoning_gym/maze?size=4", "train", None, None)
+    assert [next(rows).place, next(rows).place] == ["row 1", "row 2"]
+    with pytest.raises(SourceError, match=r"maze\?size=4': its row 3 cannot be made \('grid'\): give other parameters"):
+        next(rows)
+
+
+@pytest.mark.parametrize("slow", ["making it", "its first row"])
+def test_parameters_that_take_for_ever_are_told_and_leave_the_limits_of_before(
+    monkeypatch: pytest.MonkeyPatch, slow: str
+) -> None:
+    def create(*_: Any, **__: Any) -> Any:
+        if slow == "making it":
+            time.sleep(60)
+        return SlowTask()
+
+    class SlowTask(BrokenTask):
+        def __getitem__(self, number: int) -> dict:
+            time.sleep(60)
+            return {}
+
+    monkeypatch.setattr(reasoning_gym, "create_dataset", create)
+    monkeypatch.setattr(reasoning_gym_data, "MAKING_S", 1)
+    limits, handler = resource.getrlimit(resource.RLIMIT_AS), signal.getsignal(signal.SIGALRM)
+    left = signal.alarm(1000)  # somebody else's, such as pytest's
+    try:
+        with pytest.raises(ValueError, match=f"maze': {slow} takes over 1 s: give smaller parameters"):
+            reasoning_gym_rows("reasoning_gym/maze")
+    finally:
+        assert 900 < signal.alarm(left) <= 1000
+    assert signal.getsignal(signal.SIGALRM) is handler
+    assert resource.getrlimit(resource.RLIMIT_AS) == limits
 
 
 def test_entries_that_follow_the_hash_seed_are_refused_without_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,6 +42,7 @@ class Saved:
     def args(self, **options: Any) -> Any:
         settings: dict[str, Any] = {
             "output_dir": str(self.directory / "out"),
+            "total_episodes": 160,
             "dataset_mixer_list": [str(self.train), "1.0"],
             "dataset_mixer_eval_list": [str(self.eval), "1.0"],
             **options,

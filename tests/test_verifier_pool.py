@@ -77,6 +77,21 @@ def test_scores_come_in_order(pool: VerifierPool) -> None:
     assert score_texts(pool) == []
 
 
+def test_a_verifier_that_cannot_be_loaded_costs_its_own_rows_alone(caplog: pytest.LogCaptureFixture) -> None:
+    """Also where a scorer is there that other rows left: a verifier may have refused this machine."""
+    with VerifierPool(1, 30, ready=["reasoning_gym/nope", "zzz", "gsm8k"], score=score_by_text) as pool:
+        for dataset in ("reasoning_gym/nope", "gsm8k", "reasoning_gym/nope", "zzz"):
+            scored = pool.score_group(dataset, "4", [[1]] * 2, ["4", "5"])
+            if dataset == "gsm8k":
+                assert scored == [RIGHT, Scored(0.0)]
+            else:
+                assert [one.score for one in scored] == [None, None]
+                assert str(scored[0].failure).startswith("unavailable: ValueError: ")
+                assert dataset in str(scored[0].failure)
+        assert pool.counts == {"unavailable": 6}
+    assert caplog.text.count("rows of 'zzz' are not scored, because") == 1
+
+
 @pytest.mark.parametrize("text", ["hang", "hang_in_c"])
 def test_a_hanging_verifier_costs_its_own_response_alone(pool: VerifierPool, text: str) -> None:
     before = pool.counts["timeout"]

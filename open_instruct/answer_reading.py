@@ -1,0 +1,228 @@
+"""What an answer says: found in a response, and read as a number, as LaTeX, or as words.
+
+Text that could be taken for two answers, or that Python reads otherwise than a person does, is no number (`1,42`), or stays apart
+from what it resembles (`A, B` from B). Every reader takes time that is linear in the length of the text.
+"""
+
+import re
+from collections import deque
+from decimal import Decimal
+from fractions import Fraction
+
+
+def extract_answer(text: str) -> str | None:
+    """What stands in the last complete `<answer>...</answer>`, stripped; None without one.
+
+    Of `<answer>1<answer>2</answer>` it is 2: the opening tag counts that stands last before a closing one. (The pattern
+    of `reasoning_gym.utils.extract_answer` starts at the first opening tag and gives `1<answer>2`.) Linear in the
+    text's length.
+    """
+    last_close = text.rfind("</answer>")
+    start = text.rfind("<answer>", 0, max(last_close, 0))
+    if start < 0:
+        return None
+    start += len("<answer>")
+    return text[start : text.index("</answer>", start)].strip()
+
+
+def boxed_answer(text: str) -> str | None:
+    """What stands in the last complete `\\boxed{…}`, braces inside it included; None without one."""
+    best = (-1, 0)
+    open_braces: list[tuple[int, bool]] = []  # where the content begins, and whether it is a box's
+    for match in re.finditer(r"(\\boxed)?\{|\}", text):
+        if match[0] != "}":
+            open_braces.append((match.end(), match[1] is not None))
+        elif open_braces:
+            begin, is_box = open_braces.pop()
+            best = max(best, (begin, match.start())) if is_box else best
+    return text[best[0] : best[1]].strip() if best[0] >= 0 else None
+
+
+# --- LaTeX ------------------------------------------------------------------------------------------------------------
+
+MAX_NUMBER = 1000
+"""Longer ones, in characters, are no numbers: Python takes quadratic time to read them."""
+_IGNORED = re.compile(r"\\(?:left|right|displaystyle|quad|qquad)(?![A-Za-z])|\\[!,;: ]|\\?\$|~")
+_SPACES = re.compile(r"(?<![0-9]) | (?![0-9])")
+"""Single ones, but for those between two digits: `4 2` is not 42."""
+_THOUSANDS = re.compile(r"(?<=[0-9])(?:\{,\}|\\,|,)(?=[0-9]{3}(?![0-9]))")
+_UNIT = re.compile(r"(.+?) ?(?:\\(?:text|mathrm|mbox)\{([^{}]*)\}(?:\^(?:([23])|\{([23])\}))?|\\?(%))")
+_UNIT_WORD = re.compile(r"°?([^\W\d_]+(?:\.[^\W\d_]+)*)\.?(?:\^?[23]|[²³])?|°")
+_UNIT_LETTERS = frozenset("ACFJLNVWghlms")
+_is_no_unit = re.compile(
+    "and|but|cubed|else|equals|if|is|maybe|minus|mod|modulo|negative|neither|no|nor|not|or|over|pi|plus|squared|than|times|to|"
+    "unless|versus|vs|wrong|zero|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|half|halves|quarter|"
+    "(?:thir|four|fif|six|seven|eigh|nine)teen|(?:twen|thir|for|fif|six|seven|eigh|nine)ty|"
+    "(?:third|fourth|fifth|sixth|seventh|eighth|ninth|tenth|hundredth|thousandth)s?|"
+    "(?:hundred|thousand|million|billion|trillion|dozen)s?|mil|mn|bn|tn"
+).fullmatch
+"""Words behind a number that make another number of it, or offer a second one."""
+_PLAIN_NUMBER = re.compile(r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)")
+_FRACTION = re.compile(r"([-+]?)(?:\\frac\{([-+]?[0-9]+)\}\{([-+]?[0-9]+)\}|([0-9]+)/([0-9]+))")
+
+
+def math_value(latex: str) -> tuple[Fraction | str, str]:
+    """A number exactly, where it is one; else LaTeX without spacing. And the unit behind a number."""
+    text = latex.strip().rstrip(".").replace("\N{MINUS SIGN}", "-").replace("{,}", ",")
+    text = " ".join(_IGNORED.sub(" ", _THOUSANDS.sub(",", text)).split())
+    if whole := re.fullmatch(r"\\text\{([^{}]*)\}", text):
+        text = whole[1].strip()
+    if len(text) > MAX_NUMBER:
+        return _compact(text), ""
+    with_unit = _UNIT.fullmatch(text)
+    unit = _unit(with_unit) if with_unit else None
+    number = _exactly(_compact(with_unit[1])) if with_unit and unit is not None else None
+    if number is not None:
+        return number, unit or ""
+    text = _compact(text)
+    number = _exactly(text)
+    return (text if number is None else number), ""
+
+
+def _compact(latex: str) -> str:
+    """LaTeX without spaces, and with the braces that LaTeX lets one leave out around a digit."""
+    text = re.sub(r"\\[dt]frac", r"\\frac", _SPACES.sub("", latex))
+    text = re.sub(r"\\(sqrt|frac)([0-9])", r"\\\1{\2}", text)
+    return re.sub(r"(\\frac\{[^{}]*\})([0-9])", r"\1{\2}", text)
+
+
+def _unit(match: re.Match[str]) -> str | None:
+    """The unit that `_UNIT` found: `square feet`, `m^2`, `%`, or nothing; None if what stands there is no unit.
+
+    A unit consists of words. `_is_no_unit` knows none of them, and those of one letter are symbols: `m` is, `i` is not.
+    """
+    _, text, bare_power, braced_power, percent = match.groups()
+    words = re.split(r"[ /·-]+", (percent or text).strip().replace(" ^", "^").replace("\\%", "%"))
+    if [word.casefold() for word in words] in (["%"], ["percent"], ["per", "cent"]):
+        return "%"
+    power = bare_power or braced_power
+    if words == [""] and not power:
+        return ""
+    if not all(map(_is_unit_word, words)):
+        return None
+    unit = " ".join(word.rstrip(".").replace("²", "^2").replace("³", "^3") for word in words).casefold()
+    return f"{unit}^{power}" if power else unit
+
+
+def _is_unit_word(word: str) -> bool:
+    found = _UNIT_WORD.fullmatch(word)
+    name = (found[1] or "") if found else ""
+    return found is not None and not _is_no_unit(name.casefold()) and (len(name) != 1 or name in _UNIT_LETTERS)
+
+
+def _exactly(text: str) -> Fraction | None:
+    """The number that a text is, if it is one."""
+    if fraction := _FRACTION.fullmatch(text):
+        sign, top, bottom, plain_top, plain_bottom = fraction.groups()
+        denominator = int(bottom or plain_bottom)
+        return int(f"{sign}1") * Fraction(int(top or plain_top), denominator) if denominator else None
+    if re.fullmatch(r"[-+]?[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]*)?", text):
+        text = text.replace(",", "")
+    return Fraction(Decimal(text)) if _PLAIN_NUMBER.fullmatch(text) else None
+
+
+# --- numbers in prose --------------------------------------------------------------------------------------------------
+
+_MINUS = "-\N{MINUS SIGN}\N{EN DASH}\N{NON-BREAKING HYPHEN}\N{FULLWIDTH HYPHEN-MINUS}"
+_CURRENCY = r"(?:\\?\$|[€£¥₹])?"
+_GAP = " \N{NO-BREAK SPACE}\N{THIN SPACE}\N{NARROW NO-BREAK SPACE}"
+_DIGITS = (
+    r"(?:[0-9]{1,3}(?:(?:,|\\,|\{,\})[0-9]{3})+(?![0-9])"
+    rf"|(?<![0-9.,])(?<![0-9][{_GAP}])[1-9][0-9]{{0,2}}(?:[{_GAP}][0-9]{{3}})+(?![0-9])"
+    r"|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+"
+)
+_NUMBER = re.compile(rf"([{_MINUS}]?){_CURRENCY}([{_MINUS}]?)({_DIGITS})([eE][-+]?[0-9]+)?(?: ?/ ?([0-9]+)(?![0-9/]))?")
+_BEGINS_INSIDE = re.compile(r"(?:[0-9](?:[:_,'’]|\\,|\{,\}|\s*/\s*)|\^\s?\{?|[0-9)\]}]\*\*)\Z")
+"""What may stand before a number that is only the rest of something: a time, a power, a fraction, `1_42`, `1,42`, `1.000,42`."""
+_DATE = re.compile(rf"[0-9][{_MINUS}][0-9]+\Z")
+"""What stands before the last part of a date, and before the hyphen."""
+_SPACED_MINUS = re.compile(rf"(?:^\s*|[=(:≈][ \t]*)[{_MINUS}][{_GAP}]+\Z")
+_GOES_ON = re.compile(r"[:/_][0-9]|[\u207a\u207b]")
+
+
+def last_number(text: str) -> Fraction | None:
+    """The last number in a text, exactly; None where there is none, or where the last digits belong to something else.
+
+    Separators of thousands (`1,000`, `1 000`), a currency, a power of ten (`1e3`) and a denominator (`1/2`) belong to it, a full
+    stop does not. A minus counts unless it stands right behind a digit, letter or bracket (`9-4` ends in 4), or with a space on
+    both sides behind a word or at the beginning of a line (`- 42` in a list is 42; `= - 42`, or nothing but `- 42`, is -42).
+    Times, dates, powers and mixed numbers are no numbers: `12:42`, `2024-05-42`, `10^42`, `42²`, `42½`.
+    """
+    last = next(iter(deque(_NUMBER.finditer(text), maxlen=1)), None)
+    if last is None or len(last[0]) > MAX_NUMBER or _GOES_ON.match(text, last.end()):
+        return None
+    before = text[max(last.start() - 40, 0) : last.start()]
+    if _is_other_digit(before[-1:]) or _is_other_digit(text[last.end() : last.end() + 1]):
+        return None
+    first_sign, second_sign, digits, exponent, denominator = last.groups()
+    if _BEGINS_INSIDE.search(before) or (first_sign and _DATE.search(before)):
+        return None
+    if digits[0] == "." and before[-1:].isdecimal():
+        return None
+    return _value(digits, exponent, denominator, is_negative=_is_negative(before, first_sign, second_sign))
+
+
+def _is_other_digit(char: str) -> bool:
+    """Whether a character stands for a number, but is none of 0 to 9: `²`, `½`, an Arabic digit."""
+    return char.isnumeric() and not char.isascii()
+
+
+def _is_negative(before: str, first_sign: str, second_sign: str) -> bool:
+    is_behind_something = before[-1:].isalnum() or before[-1:] in (")", "]")
+    return bool(second_sign or (first_sign and not is_behind_something) or _SPACED_MINUS.search(before))
+
+
+def _value(digits: str, exponent: str | None, denominator: str | None, *, is_negative: bool) -> Fraction | None:
+    if (exponent and len(exponent) > 4) or (denominator and not int(denominator)):
+        return None
+    number = Fraction(Decimal(re.sub(r"[^0-9.]", "", digits) + (exponent or ""))) / int(denominator or 1)
+    return -number if is_negative else number
+
+
+# --- words -------------------------------------------------------------------------------------------------------------
+
+_MINUS_SIGNS = {ord(sign): "-" for sign in "\N{MINUS SIGN}\N{NON-BREAKING HYPHEN}\N{FULLWIDTH HYPHEN-MINUS}"}
+_GROUPED = re.compile(r"(?<![0-9.,])[0-9]{1,3}(?:,[0-9]{3})+(?![0-9]|,[0-9])")
+_SEPARATOR = re.compile(r"(?<![0-9])[,;:]|[,;:](?![0-9])")
+_QUOTES = "\"'`\u2018\u2019\u201c\u201d"
+_INSIDE_WORD = re.compile(rf"(?<=[^\W\d_])[.{_QUOTES}](?=[^\W\d_])")
+
+
+def normalize_answer(text: str) -> str:
+    """Lower case, without outer punctuation, English articles and superfluous spaces (after SQuAD, Rajpurkar et al. 2016).
+
+    Punctuation goes from the ends of words, and full stops and apostrophes from between letters (`D.C.`, `it's`); it stays
+    between digits and where it is an operator: `3.14`, `4'2`, `4(2)`, `5!`. `1,000` is 1000. An article goes before a word:
+    `the B` is B, but `A, B` and `A B` are `a b`, because `a` is no article before a single letter.
+    """
+    text = _GROUPED.sub(lambda match: match[0].replace(",", ""), text.lower().translate(_MINUS_SIGNS))
+    raw = _SEPARATOR.sub(r"\g<0> ", text).split()
+    words = [(word.lstrip(_QUOTES + "("), _bare(word)) for word in raw]
+    words = [pair for pair in words if pair[1]]
+    following = [*(bare for _, bare in words[1:]), ""]
+    return " ".join(bare for (word, bare), after in zip(words, following, strict=False) if not _is_article(word, after))
+
+
+def _is_article(word: str, following: str) -> bool:
+    return bool(following) and (
+        word == "the" or (word in ("a", "an") and following[:2].isalpha() and len(following) > 1)
+    )
+
+
+def _bare(word: str) -> str:
+    """A word without the punctuation around it; a decimal point and a factorial are none."""
+    for _ in range(3):  # `("B."),` has three layers
+        core = word.rstrip(_QUOTES + ".,:;?!")
+        if word[len(core) :].startswith("!") and core[-1:] in (")", *"0123456789"):
+            core += "!"
+        stripped = core.lstrip(_QUOTES + ".,:;?!")
+        if core.removesuffix(stripped).endswith(".") and stripped[:1].isdecimal():
+            stripped = "." + stripped
+        inner = stripped.strip("()")
+        word = stripped if "(" in inner or ")" in inner else inner
+    return _INSIDE_WORD.sub("", word)
+
+
+def count_numbers(text: str) -> int:
+    """How many numbers `last_number` sees in a text."""
+    return sum(1 for _ in _NUMBER.finditer(text))
