@@ -19,6 +19,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import MISSING, Field, fields
+from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl
@@ -258,6 +259,7 @@ def decode_item(text: str) -> dict:
 
 _TUPLE = "__tuple__"
 _ITEMS = "__items__"
+_FRACTION = "__fraction__"
 
 
 def _tagged(value: object) -> object:
@@ -265,6 +267,8 @@ def _tagged(value: object) -> object:
         return {_TUPLE: [_tagged(part) for part in value]}
     if isinstance(value, list):
         return [_tagged(part) for part in value]
+    if isinstance(value, Fraction):  # among the variables of gsm_symbolic
+        return {_FRACTION: [value.numerator, value.denominator]}
     if not isinstance(value, dict):
         return value
     if all(isinstance(key, str) for key in value):
@@ -278,4 +282,9 @@ def _untagged(value: dict) -> object:
             return tuple(value[_TUPLE])
         if _ITEMS in value:
             return dict(value[_ITEMS])
+        if _FRACTION in value:
+            numerator, denominator = value[_FRACTION]
+            if not (isinstance(numerator, int) and isinstance(denominator, int) and denominator):
+                raise ValueError(f"a fraction is two whole numbers, got {value!r:.80}")
+            return Fraction(numerator, denominator)
     return value

@@ -161,7 +161,7 @@ def test_hash_ordered_tasks_still_are(entry: str, same: bool) -> None:
 words = st.text("ab_é", max_size=4)
 keys = st.one_of(words, st.integers(), st.tuples(st.integers(), st.integers()))
 values = st.recursive(
-    st.one_of(st.none(), st.booleans(), st.integers(), words, st.floats(allow_nan=False)),
+    st.one_of(st.none(), st.booleans(), st.integers(), words, st.floats(allow_nan=False), st.fractions()),
     lambda inner: st.one_of(
         st.lists(inner, max_size=3), st.tuples(inner, inner), st.dictionaries(keys, inner, max_size=3)
     ),
@@ -175,7 +175,15 @@ def test_items_survive_json(metadata: dict) -> None:
     assert repr(decode_item(encode_item(item))) == repr(item)
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"answer": "4"}', "4"])
+def test_rows_of_gsm_symbolic_with_fractions_are_made() -> None:
+    rows = reasoning_gym_rows("reasoning_gym/gsm_symbolic?size=60&seed=3")
+    assert any("__fraction__" in row["ground_truth"] for row in rows)
+
+
+BROKEN_FRACTION = '{"question": "q", "answer": "4", "metadata": {"__fraction__": [1, 0]}}'
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"answer": "4"}', "4", BROKEN_FRACTION])
 def test_what_is_no_item_is_refused(text: str) -> None:
     with pytest.raises(ValueError):  # noqa: PT011 - json's own words in one case
         decode_item(text)
