@@ -344,7 +344,7 @@ def test_mistakes_are_told_before_anything_starts(
     monkeypatch.chdir(tmp_path)
     started = time.monotonic()
     with pytest.raises(SystemExit) as caught:
-        rc_actor.main(words(tmp_path, problems, [ScriptedServer()], word))
+        rc_actor.main(words(tmp_path, problems, [ScriptedServer(port=9)], word))
     assert caught.value.code == 2
     error = capsys.readouterr().err
     assert "1 mistake:" in error, error
