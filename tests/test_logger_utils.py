@@ -328,7 +328,7 @@ start = time.monotonic()
 for step in range(400):
     tracker.log({f"metric {number}": step for number in range(120)}, step)
     time.sleep(0.002)
-assert time.monotonic() - start < 5, time.monotonic() - start
+assert time.monotonic() - start < 20, time.monotonic() - start  # a second on a quiet machine; else for ever
 tracker.finish()
 psutil.wait_procs(helpers, timeout=5)
 assert not any(helper.is_running() for helper in helpers)
@@ -345,7 +345,7 @@ def test_a_helper_of_wandb_that_hangs_holds_up_nobody(options: TrackerOptions) -
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("wandb hangs: the run goes on") == 1
     assert done.stderr.count("wandb hangs: what it has not sent yet") == 1
-    assert time.monotonic() - start < 45
+    assert time.monotonic() - start < 75
 
 
 def test_a_wandb_that_cannot_start_leaves_a_run_without_tracker(
