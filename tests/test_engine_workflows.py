@@ -42,6 +42,8 @@ class PlayedVLLM:
         self.most_running = 0
         self.version = 0
         self.is_paused = False
+        self.waits_for = 1
+        """Steps give no token until so many requests have come."""
         self.before_step: Callable[[], None] = lambda: None
         cache = SimpleNamespace(num_gpu_blocks=None, block_size=16, enable_prefix_caching=False)
         self.vllm_config = SimpleNamespace(cache_config=cache)
@@ -69,6 +71,8 @@ class PlayedVLLM:
     def step(self) -> list[Any]:
         assert not self.is_paused
         self.before_step()
+        if len(self.came) < self.waits_for:
+            return []
         while self.waiting and len(self.running) < self.slots:
             self.running[self.waiting.popleft()] = []
         self.most_running = max(self.most_running, len(self.running))
@@ -193,6 +197,7 @@ def rollouts_in_order(stage: Stage) -> list[str]:
 
 def test_two_rollouts_take_turns_in_one_slot(make_stage: MakeStage) -> None:
     stage = make_stage(slots=1)
+    stage.vllm.waits_for = 2  # so that neither is at its second turn before the other has begun
     stage.put(RCPlan("1 + 1", num_cycles=3), RCPlan("2 + 2", num_cycles=3))
     results = stage.get(2)
     assert [len(result.responses) for result in results] == [3, 3]

@@ -280,7 +280,8 @@ def test_a_drivers_lease_ends_with_it(ray_session: Any, workers: list[Any], end:
     lock = Lock.options(name="shared lock").remote()
     context = ray.get_runtime_context()
     command = [sys.executable, "-c", OTHER_DRIVER, context.gcs_address, context.namespace, end]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    env = os.environ | {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # or Ray looks for it where it does not listen
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == (-signal.SIGKILL if end == "killed" else 0), done.stderr
     assert get(workers[0].acquire.remote(lock, SOON_S))
     lock.shut_down()

@@ -188,11 +188,13 @@ def test_a_turn_that_fails_ends_the_others(plan: RCPlan) -> None:
     cancelled: list[TurnRequest] = []
 
     async def generate(request: TurnRequest) -> Generation:
-        if len(engine.requests) == 3:
+        number = len(engine.requests)
+        if number == 3:
             raise EngineError("gone")
         try:
             generation = await engine.generate(request)
-            await asyncio.sleep(0.05)
+            if number > 0:  # the first goes on, to its next turn
+                await asyncio.sleep(60.0)
         except asyncio.CancelledError:
             cancelled.append(request)
             raise
