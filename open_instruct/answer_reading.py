@@ -162,6 +162,11 @@ def last_number(text: str) -> Fraction | None:
     return _value(digits, exponent, denominator, is_negative=_is_negative(before, first_sign, second_sign))
 
 
+def count_numbers(text: str) -> int:
+    """How many numbers `last_number` sees in a text."""
+    return sum(1 for _ in _NUMBER.finditer(text))
+
+
 def _is_other_digit(char: str) -> bool:
     """Whether a character stands for a number, but is none of 0 to 9: `²`, `½`, an Arabic digit."""
     return char.isnumeric() and not char.isascii()
@@ -221,8 +226,3 @@ def _bare(word: str) -> str:
         inner = stripped.strip("()")
         word = stripped if "(" in inner or ")" in inner else inner
     return _INSIDE_WORD.sub("", word)
-
-
-def count_numbers(text: str) -> int:
-    """How many numbers `last_number` sees in a text."""
-    return sum(1 for _ in _NUMBER.finditer(text))

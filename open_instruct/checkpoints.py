@@ -125,7 +125,7 @@ class Checkpoint:
 
     @property
     def training_step(self) -> int:
-        """By its name."""
+        """From the directory's name."""
         return int(self.path.name.removeprefix(_PREFIX))
 
 

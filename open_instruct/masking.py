@@ -5,7 +5,7 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import Any
 
@@ -31,12 +31,20 @@ def without_secrets(text: str) -> str:
     """The text with `***` for what looks like a secret, for the value of each variable whose name says that it is one, and for
     passwords in those that are addresses (of a proxy, for one).
     """
-    for name, value in os.environ.items():
-        found = [value] if _NAMED_SECRET.search(name) and not os.path.exists(value) else _IN_ADDRESS.findall(value)
-        for secret in found:
-            if len(secret) >= SHORTEST:
-                text = text.replace(secret, MASK)
+    for secret in _secrets_of_environment():
+        if (
+            len(secret) >= SHORTEST and secret in text and not os.path.exists(secret)
+        ):  # the path of a file with one is none
+            text = text.replace(secret, MASK)
     return _HEADER.sub(rf"\1\2\3{MASK}", _LOOKS_SECRET.sub(MASK, text))
+
+
+def _secrets_of_environment() -> Iterator[str]:
+    for name, value in os.environ.items():
+        if _NAMED_SECRET.search(name):
+            yield value
+        else:
+            yield from _IN_ADDRESS.findall(value)
 
 
 def masked(value: Any) -> Any:

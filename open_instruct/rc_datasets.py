@@ -8,9 +8,10 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from open_instruct.answer_reading import boxed_answer
 from open_instruct.data_sources import CONFIG_MARK, RawRow, SourceError, iter_rows
 from open_instruct.dataset_transformation import DatasetError, Mistakes, check_ground_truth
-from open_instruct.ground_truth_utils import boxed_answer, verifier_name, verifier_names
+from open_instruct.ground_truth_utils import verifier_name, verifier_names
 from open_instruct.rc_types import Problem
 from open_instruct.reasoning_gym_data import is_reasoning_gym
 

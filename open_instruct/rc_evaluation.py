@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import mean
 from typing import Any
 
-from open_instruct.ground_truth_utils import boxed_answer, extract_answer, last_number
+from open_instruct.answer_reading import boxed_answer, extract_answer, last_number
 from open_instruct.rc_prompts import answer_of
 from open_instruct.rc_types import REASONING, TrainingText
 

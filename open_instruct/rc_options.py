@@ -336,10 +336,15 @@ def _server_mistakes(options: ServerOptions) -> Iterator[str]:
     if not split_urls(options.llm_urls):
         yield "--llm_urls: missing. Name a server, such as http://localhost:8000/v1."
     urls = [*split_urls(options.llm_urls), *split_urls(options.summarization_llm_urls)]
+    with_key = split_urls(options.api_key_urls)
+    if any("@" in url for url in [*urls, *with_key]) and not all(map(is_address, [*urls, *with_key])):
+        # Which one is not said: it may be a part of a password.
+        yield "--llm_urls: one of them is no address of a server. In a password write %2B for +, %2C for a comma, %40 for @."
+        return
     for url in urls:
         if not is_address(url):
             yield f"--llm_urls {url}: that is no address of a server. Write http://host:port/v1."
-    for url in split_urls(options.api_key_urls):
+    for url in with_key:
         if url not in urls:
             yield f"--api_key_urls {url}: that server is not among the ones that are asked. Name it in --llm_urls, too."
     if options.api_key_urls and not os.environ.get(KEY_VARIABLE):

@@ -105,20 +105,21 @@ def _check(path: Path) -> None:
     Raises:
         NotAStream: anything else is in the file.
     """
-    turns: list[_Line] = []
+    trajectory, num_turns = ("", 0), 0
     for number, line in enumerate(_lines(path), start=1):
         if line.is_torn:
             return
         if line.turn is None:
             raise NotAStream(f"{path}: line {number} is no turn: the file is damaged, or another version wrote it")
-        if turns and not line.continues(turns[0]):
+        its_own = line.turn.trajectory_id, line.num_turns
+        if num_turns and its_own != trajectory:
             raise NotAStream(
                 f"{path}: line {number} begins another trajectory before the one above it is complete: the file is damaged, "
                 "or another version wrote it"
             )
-        turns.append(line)
-        if len(turns) == line.num_turns:
-            turns = []
+        trajectory, num_turns = its_own, num_turns + 1
+        if num_turns == line.num_turns:
+            num_turns = 0
 
 
 @dataclass(frozen=True)
@@ -129,12 +130,6 @@ class _Line:
     """Offset in the file of what follows."""
     is_torn: bool = False
     """Whether it is the beginning of a turn."""
-
-    def continues(self, first: "_Line") -> bool:
-        """Whether it belongs to the trajectory that `first` begins."""
-        assert self.turn is not None
-        assert first.turn is not None
-        return (self.turn.trajectory_id, self.num_turns) == (first.turn.trajectory_id, first.num_turns)
 
 
 _BEGINNING = b'{"text": "'

@@ -118,7 +118,7 @@ def limited(what: str) -> Iterator[None]:
             try:
                 yield
             finally:
-                signal.alarm(min(seconds_left, _A_DAY_S))  # in a jail it is no number of seconds
+                signal.alarm(min(seconds_left, _A_DAY_S))  # a jail refuses it, and what it gives then is no time
                 signal.signal(signal.SIGALRM, before)
         except MemoryError as err:
             raise TookTooMuch(f"{what} takes over {MAKING_BYTES >> 30} GiB: give smaller parameters") from err

@@ -5,97 +5,77 @@
 The file lies where anybody may have written it, so that its shape is checked here, in one place, before anything reads it.
 """
 
-import math
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from open_instruct.run_identity import OPTIONS
 
-Check = Callable[[Any], bool]
+Count = Annotated[int, Field(ge=0)]
+Number = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 @dataclass
 class Progress:
     """Where the run stands; all of it is in a checkpoint."""
 
-    training_step: int = 0
-    episode: int = 0
-    num_total_tokens: int = 0
-    wall_seconds: float = 0.0
-    eval_accuracy_before: float | None = None
-    eval_accuracy_after: float | None = None
+    __pydantic_config__ = ConfigDict(strict=True, extra="forbid")
+
+    training_step: Count = 0
+    episode: Count = 0
+    num_total_tokens: Count = 0
+    wall_seconds: Number = 0.0
+    eval_accuracy_before: Number | None = None
+    eval_accuracy_after: Number | None = None
+
+
+class _Shape(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+
+class _Tokenizer(_Shape):
+    name: str
+    words: str
+    chat_template: str
+    special: str
+    date: str | None
+
+
+class _Rows(_Shape):
+    rows: Count
+    prompts: str
+    ground_truths: str
+    verifiers: str
+
+
+class _Data(_Shape):
+    """What an identity says of data and tokenizer."""
+
+    texts: dict[str, str | None]
+    tokenizer: _Tokenizer
+    train: _Rows
+    eval: _Rows | None
+
+
+class _Evaluation(_Shape):
+    evaluation_of: Count | None
 
 
 def mistake_in(state: Mapping[str, Any], training_step: int) -> str:
     """What is wrong with the state of a step's checkpoint, in words; nothing where this program can go on from it."""
-    progress: Any = state.get("progress")
     if not _is_identity(state.get("identity")):
         return "does not say of which run it is"
-    if not _has_at_most(_PROGRESS)(progress):
+    progress = state.get("progress")
+    if not isinstance(progress, dict) or not _is(Progress, progress):
         return "does not say where that run stood"
     if (step := progress.get("training_step")) != training_step:
         return f"is of step {step}, and its directory of step {training_step}"
-    if "evaluation_of" not in state or not _or_none(_is_count)(state["evaluation_of"]):
+    if not _is(_Evaluation, state):
         return "does not say which evaluation was under way"
     return ""
-
-
-# --- shapes of JSON values --------------------------------------------------------------------------------------------
-
-
-def _is_count(value: Any) -> bool:
-    return type(value) is int and value >= 0  # True is an int for `isinstance`
-
-
-def _is_number(value: Any) -> bool:
-    return _is_count(value) or (isinstance(value, float) and math.isfinite(value) and value >= 0)
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-def _or_none(check: Check) -> Check:
-    return lambda value: value is None or check(value)
-
-
-def _has(checks: Mapping[str, Check]) -> Check:
-    """An object with all of these, and perhaps more."""
-    return lambda value: (
-        isinstance(value, dict) and all(name in value and is_so(value[name]) for name, is_so in checks.items())
-    )
-
-
-def _has_at_most(checks: Mapping[str, Check]) -> Check:
-    return lambda value: (
-        isinstance(value, dict) and all(name in checks and checks[name](one) for name, one in value.items())
-    )
-
-
-_PROGRESS = {
-    "training_step": _is_count,
-    "episode": _is_count,
-    "num_total_tokens": _is_count,
-    "wall_seconds": _is_number,
-    "eval_accuracy_before": _or_none(_is_number),
-    "eval_accuracy_after": _or_none(_is_number),
-}
-_FINGERPRINT = _has({"rows": _is_count, "prompts": _is_text, "ground_truths": _is_text, "verifiers": _is_text})
-_TOKENIZER = {
-    "name": _is_text,
-    "words": _is_text,
-    "chat_template": _is_text,
-    "special": _is_text,
-    "date": _or_none(_is_text),
-}
-_DATA: dict[str, Check] = {
-    "texts": lambda value: isinstance(value, dict) and all(map(_or_none(_is_text), value.values())),
-    "tokenizer": _has(_TOKENIZER),
-    "train": _FINGERPRINT,
-    "eval": _or_none(_FINGERPRINT),
-}
-"""What an identity says of data and tokenizer."""
 
 
 def _is_identity(value: Any) -> bool:
@@ -103,4 +83,12 @@ def _is_identity(value: Any) -> bool:
     options = value.get("options", value) if isinstance(value, dict) else None
     if not isinstance(options, dict) or not options.keys() & set(OPTIONS):
         return False
-    return not value.keys() & _DATA.keys() or _has(_DATA)(value)
+    return not value.keys() & _Data.model_fields.keys() or _is(_Data, value)
+
+
+def _is(shape: type, value: Any) -> bool:
+    try:
+        TypeAdapter(shape).validate_json(json.dumps(value))  # from JSON, in which a dataclass may be an object
+    except ValidationError:
+        return False
+    return True

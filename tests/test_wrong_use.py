@@ -496,6 +496,19 @@ def test_numbers_and_servers_that_nobody_can_wait_for(section: str, values: dict
     assert told in "\n".join(error.value.mistakes)
 
 
+@pytest.mark.parametrize("secret", ["se+cret", "se,cret", "se cret"])
+@pytest.mark.parametrize("option", ["llm_urls", "summarization_llm_urls", "api_key_urls"])
+def test_no_part_of_a_password_is_told(secret: str, option: str) -> None:
+    config = yaml_door.compose(rc_actor.DOOR, ["--config-name=test_rc"])
+    config["me"] |= {option: f"http://user:{secret}@host:8000"}
+    with pytest.raises(UsageError) as error:
+        read_options(config)
+    told = "\n".join(error.value.mistakes)
+    assert "In a password write %2B for +" in told
+    assert "se" not in told.replace("server", "")
+    assert "cret" not in told
+
+
 @pytest.mark.parametrize(
     ("body", "told"),
     [
