@@ -8,6 +8,7 @@ the next one is read, checked and rendered.
 
 import difflib
 import itertools
+import json
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import suppress
@@ -336,10 +337,12 @@ class _Source:
 
     def _look_for_special_tokens(self, row: CheckedRow) -> None:
         """A template puts its own around the messages; in the messages themselves they are somebody's mistake, or an attack."""
-        texts = [part for message in row.messages for part in (message["role"], message["content"])]
-        if any(token in text for token in self.rules.special_tokens for text in texts):
-            self.report.num_with_special_tokens += 1
-            self.report.first_with_special_tokens = self.report.first_with_special_tokens or row.place
+        text = "\n".join(part for message in row.messages for part in (message["role"], message["content"]))
+        for token in self.rules.special_tokens:  # a comprehension takes four times as long
+            if token in text:
+                self.report.num_with_special_tokens += 1
+                self.report.first_with_special_tokens = self.report.first_with_special_tokens or row.place
+                return
 
     def _take(self, prompts: Iterator[Prompt], builder: PromptDatasetBuilder) -> None:
         """Into the dataset, or among those that are left out."""
@@ -478,6 +481,7 @@ def check_ground_truth(
     Raises:
         RowError: what is wrong.
     """
+    _check_text(json.dumps(ground_truth, ensure_ascii=False, default=str), "the ground truth")
     if check_label is None:
         return
     try:
@@ -500,6 +504,7 @@ def _check_dataset(value: object, rules: RowRules, *, column: str = DATASET_KEY)
         value = value[0]
     if not isinstance(value, str):
         raise RowError(f"'{column}' is one verifier's name, got {value!r:.80}")
+    _check_text(value, f"'{column}'")
     if verifier_name(value, rules.known_verifiers) is None:
         known = sorted(rules.known_verifiers)
         near = difflib.get_close_matches(value.lower()[:100], known, n=1)  # it takes quadratic time

@@ -63,7 +63,7 @@ def compose(door: Door, argv: Sequence[str]) -> dict[str, Any]:
         with hydra.initialize_config_dir(str(directory), version_base=None):
             return OmegaConf.to_container(hydra.compose(name, written), resolve=True)  # type: ignore[return-value]
     except (HydraException, OmegaConfBaseException) as error:
-        raise UsageError([_as_mistake(door, error, overrides)]) from None
+        raise UsageError([_as_mistake(door, error, overrides, path)]) from None
     except yaml.YAMLError as error:
         line = error.problem_mark.line + 1 if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark else "?"
         raise UsageError([f"{path}: line {line} is not valid YAML."]) from None
@@ -115,7 +115,7 @@ def _read_command_line(door: Door, argv: Sequence[str]) -> tuple[Path, str, list
     return directory, name, given.overrides
 
 
-def _as_mistake(door: Door, error: Exception, overrides: Sequence[str]) -> str:
+def _as_mistake(door: Door, error: Exception, overrides: Sequence[str], path: Path) -> str:
     """Hydra's complaint in one line; of an unknown key, what may have been meant."""
     for override in overrides:
         key = override.partition("=")[0].lstrip("+~")
@@ -125,11 +125,20 @@ def _as_mistake(door: Door, error: Exception, overrides: Sequence[str]) -> str:
             if name in known:
                 return f"{override}: {_first_line(error)}."
             return f"{override}: {unknown_key(name, sorted(known))}"
-    return f"{_first_line(error)}. Overrides are written {door.override}."
+    return (
+        f"{_first_line(error)}. Overrides are written {door.override}."
+        if overrides
+        else f"{path}: {_first_line(error)}."
+    )
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0].rstrip(".")
+def _first_line(error: BaseException) -> str:
+    """Of what an error says; of one that says nothing, or not why (`${` without an end), with its cause's."""
+    from omegaconf.errors import GrammarParseError
+
+    said = str(error).strip().partition("\n")[0].rstrip(".")
+    cause = _first_line(error.__cause__) if isinstance(error.__cause__, GrammarParseError) else ""
+    return ": ".join(filter(None, (said, cause)))
 
 
 def unknown_key(key: str, keys: Sequence[str]) -> str:

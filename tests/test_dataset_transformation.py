@@ -330,6 +330,8 @@ def test_prompts(tmp_path: Path, messages: object, system_prompt: str | None, pr
         ({"messages": [{"content": "x"}]}, "a message is an object with role and content"),
         ({"messages": [{"role": "user", "content": None}]}, "a message's content is text, got NoneType"),
         ({"messages": chat(("user", "\ud800"))}, "a message's content is not valid text"),
+        ({"ground_truth": ["\ud800"]}, "the ground truth is not valid text"),
+        ({"dataset": "reasoning_gym/\ud800"}, "'dataset' is not valid text"),
         ({"messages": chat(("robot", "beep"))}, "the chat template refuses it: no robots"),
         ({"ground_truth": "many"}, "a gsm8k ground truth holds one number, got 'many'"),
         ({"dataset": "reasoning_gym/chain_sum", "ground_truth": "{}"}, "a reasoning_gym ground truth is a JSON object"),

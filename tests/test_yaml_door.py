@@ -44,6 +44,14 @@ def test_a_file_that_is_no_yaml_is_told_with_its_line(directory: Path) -> None:
     assert "settings.yaml: line 3 is not valid YAML" in told
 
 
+def test_a_reference_without_an_end_is_told(directory: Path) -> None:
+    assert "'${tiny'" in mistakes(directory, 'model="${tiny"')[0]
+    (directory / "settings.yaml").write_text('model: "${tiny"\n')
+    (told,) = mistakes(directory)
+    assert "settings.yaml: " in told
+    assert "'${tiny'" in told
+
+
 def test_a_missing_file_and_an_unknown_option_are_told(directory: Path) -> None:
     assert "no such file" in mistakes(directory, "--config-name", "other")[0]
     assert mistakes(directory, "--size=8")[0].startswith("--size=8: no such option.")
