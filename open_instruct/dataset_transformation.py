@@ -363,7 +363,7 @@ class _Source:
     ) -> Iterator[Prompt]:
         """Each row with its prompt's text, token ids and length; `thread` tokenizes while the next batch is read."""
         rows, texts = self._render(rows, tokenizer)
-        tokens = thread.submit(_tokenize, tokenizer, texts)
+        tokens = thread.submit(ChatCodec(tokenizer).encode_all, texts)
 
         def prompts() -> Iterator[Prompt]:
             for row, text, token_ids in zip(rows, texts, tokens.result(), strict=True):
@@ -416,12 +416,6 @@ class _Source:
             rendered.append(row)
             texts.append(str(text))
         return rendered, texts
-
-
-def _tokenize(tokenizer: "PreTrainedTokenizerBase", texts: list[str]) -> list[list[int]]:
-    if not texts:
-        return []
-    return tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]
 
 
 class RowError(ValueError):

@@ -10,6 +10,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import ClassVar
 
 from open_instruct.answer_reading import (
@@ -124,6 +125,9 @@ def _scorer(task: str, parameters: str) -> Scorer:
     return mend(task, make_dataset(PREFIX + task, task, json.loads(parameters) | {"size": 1, "seed": 0}))
 
 
+PLAIN_DIGITS = 18
+
+
 class GSM8KVerifier(VerifierFunction):
     """1 if the last number in the response equals the label: `$1,234.50.` is 1234.5, `7` equals `7.0`."""
 
@@ -132,11 +136,19 @@ class GSM8KVerifier(VerifierFunction):
     def __call__(
         self, tokenized_prediction: list[int], prediction: str, label: object, query: str | None = None
     ) -> VerificationResult:
+        return VerificationResult(float(last_number(prediction) == self._wanted(label)))
+
+    def check_label(self, label: object) -> None:
+        self._wanted(label)
+
+    def _wanted(self, label: object) -> Fraction:
         text = _single(label).rpartition("####")[2]
+        if text.isascii() and text.isdecimal() and len(text) <= PLAIN_DIGITS:
+            return Fraction(int(text))  # as `last_number` reads it, in a tenth of the time
         wanted = last_number(text)
         if wanted is None or count_numbers(text) > 1:
             raise ValueError(f"a gsm8k ground truth holds one number, got {label!r:.80}")
-        return VerificationResult(float(last_number(prediction) == wanted))
+        return wanted
 
 
 class StringMatcherVerifier(VerifierFunction):

@@ -680,3 +680,25 @@ def test_spelled_out_special_tokens_are_counted(tmp_path: Path) -> None:
     [warning] = report.warnings()
     assert "2 of 3 rows spell out special tokens" in warning
     assert "(the first: line 2)" in warning
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_million_rows_are_checked_in_two_minutes(tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    words = "state the final answer to this arithmetic problem : how many apples has john left after he gave some away"
+    with open(tmp_path / "million.jsonl", "w") as file:
+        for number in range(1_000_000):
+            row = make_row(f"{words} {number} - {number // 2} =", ground_truth=str(number - number // 2))
+            file.write(json.dumps(row) + "\n")
+    started = time.perf_counter()
+    data = load(
+        str(tmp_path / "million.jsonl"),
+        "1.0",
+        tokenizer=AutoTokenizer.from_pretrained(TINY_MODEL),
+        overlong_prompts="drop",
+    )
+    assert time.perf_counter() - started < 120
+    assert len(data) == 1_000_000
+    assert data[999_999].ground_truth == "500000"

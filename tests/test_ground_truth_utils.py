@@ -203,6 +203,11 @@ def test_every_spelling_of_a_number_is_that_number(number: int) -> None:
         ("7.0", "7", 1.0),
         (7, "7", 1.0),
         (["1,000"], "$1000.", 1.0),
+        ("0072", "72", 1.0),
+        ("9" * 18, "9" * 18 + ".0", 1.0),
+        ("9" * 19, "9" * 19 + ".0", 1.0),
+        ("9" * 19, "9" * 18 + "8", 0.0),
+        ("#### 72", "72", 1.0),
         ("72", "none", 0.0),
     ],
 )
@@ -210,7 +215,7 @@ def test_gsm8k(label: object, text: str, expected: float) -> None:
     assert score("gsm8k", label, text) == expected
 
 
-@pytest.mark.parametrize("label", ["many", None, ["1", "2"], {"a": 1}, True])
+@pytest.mark.parametrize("label", ["many", None, ["1", "2"], {"a": 1}, True, "", "7 8", "\u0661"])
 def test_gsm8k_needs_a_number(label: object) -> None:
     with pytest.raises(ValueError, match=r"number"):
         check_label("gsm8k", label)

@@ -104,6 +104,14 @@ def test_token_ids_are_the_tokenizers_own(text: str) -> None:
     assert one.encode(text) == expected
 
 
+@given(st.lists(st.text()))
+def test_token_ids_of_many_texts_are_the_tokenizers_own(texts: list[str]) -> None:
+    one = codec()
+    tokenizer: Any = one._tokenizer
+    tokenizer(["a", "b c"], truncation=True, max_length=1, padding=True)  # leaves both in the tokenizer
+    assert one.encode_all(texts) == [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+
+
 def test_special_tokens_that_are_spelled_out_go() -> None:
     assert codec().without_special_tokens("a<|user|>b<|end|>") == "ab"
 
