@@ -27,6 +27,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import psutil
+
 ROOT = Path(__file__).parents[1]
 MARK = "OPEN_INSTRUCT_FAULT_MATRIX"
 SUMS = "reasoning_gym/chain_sum?min_terms=2&max_terms=2&min_digits=2&max_digits=2"
@@ -65,16 +67,16 @@ QUEUE = "ray::_QueueActor"
 FAULTS = [
     Fault("engine killed", ENGINE, KILL, "goes on", "starting it again"),
     Fault("engine stopped", ENGINE, STOP, "goes on", "has been stopped for"),
-    Fault("learner killed", LEARNER, KILL, "ends", "ERROR"),
+    Fault("learner killed", LEARNER, KILL, "ends", "learner 0 died"),
     Fault("learner stopped", LEARNER, STOP, "ends", "learner 0 (process"),
-    Fault("controller killed", CONTROLLER, KILL, "ends", "ERROR"),
+    Fault("controller killed", CONTROLLER, KILL, "ends", "the controller failed"),
     Fault("controller stopped", CONTROLLER, STOP, "ends", "the controller (process"),
-    *(Fault(f"queue {number} of 3 killed", f"{QUEUE}#{number}", KILL, "ends", "queue") for number in (1, 2, 3)),
+    *(Fault(f"queue {number} of 3 killed", f"{QUEUE}#{number}", KILL, "ends", "queue failed") for number in (1, 2, 3)),
     *(
         Fault(f"queue {number} of 3 stopped", f"{QUEUE}#{number}", STOP, "ends", "queue (process")
         for number in (1, 2, 3)
     ),
-    Fault("lock keeper killed", "ray::_LockKeeper", KILL, "ends", "lock"),
+    Fault("lock keeper killed", "ray::_LockKeeper", KILL, "ends", "keeper of the lock died"),
     Fault("lock keeper stopped", "ray::_LockKeeper", STOP, "ends", "the keeper of the lock (process"),
     Fault("verifiers killed", "verifier_pool", KILL, "goes on", "the verifiers' process is started again"),
     Fault("Ray's GCS killed", "gcs_server", KILL, "ends", "Ray's GCS (process"),
@@ -111,6 +113,7 @@ class Run:
     def __init__(self, output_dir: Path, mark: str, further: Sequence[str] = ()) -> None:
         self.output_dir = output_dir
         self.mark = mark
+        self._started: set[psutil.Process] = set()
         self.terminal = output_dir.with_name(f"{output_dir.name}-{mark[:8]}.log")
         env = os.environ | {MARK: mark, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
         with open(self.terminal, "wb") as file:
@@ -137,13 +140,17 @@ class Run:
     def pids(self) -> list[tuple[int, str]]:
         """Everything that the run has started and that is still there."""
         words = f"{MARK}={self.mark}".encode()
-        found = []
-        for directory in Path("/proc").glob("[0-9]*"):
-            with suppress(OSError):
-                if words in (directory / "environ").read_bytes().split(b"\0"):
-                    title = (directory / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-                    found.append((int(directory.name), title))
-        return found
+        processes = list(psutil.process_iter())
+        self._started |= {one for one in processes if words in _content(one.pid, "environ").split(b"\0")}
+        for one in processes:  # verifiers do not inherit the environment
+            with suppress(psutil.Error):
+                if any(parent in self._started for parent in one.parents()):
+                    self._started.add(one)
+        self._started &= set(processes)  # by number and start time
+        titles = {
+            one.pid: _content(one.pid, "cmdline").replace(b"\0", b" ").decode(errors="replace") for one in self._started
+        }
+        return [(pid, title) for pid, title in titles.items() if title]  # one that has ended has none
 
     def pid_of(self, role: str) -> int:
         if role == "driver":
@@ -163,6 +170,13 @@ class Run:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self.process.wait(timeout=30)
+
+
+def _content(pid: int, name: str) -> bytes:
+    """A file of /proc; empty where the process has gone."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/{name}").read_bytes()
+    return b""
 
 
 def command(output_dir: Path) -> list[str]:

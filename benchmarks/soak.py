@@ -130,7 +130,16 @@ def _name(title: str) -> str:
         return "driver"
     if words[0].startswith("ray::"):
         return words[0].partition(".")[0]
-    for known in ("verifier_pool", "worker_memory", "resource_tracker", "log_monitor", "runtime_env", "agent", "wandb"):
+    for known in (
+        "verifier_pool",
+        "OPEN_INSTRUCT_STARTED_BY",
+        "OPEN_INSTRUCT_RUN",
+        "resource_tracker",
+        "log_monitor",
+        "runtime_env",
+        "agent",
+        "wandb",
+    ):
         if known in title:
             return known
     return Path(words[0]).name

@@ -33,7 +33,7 @@ from open_instruct.interruption import Interrupted
 from open_instruct.message_queue import MessageQueue
 from open_instruct.node_watch import LostNode, NodeWatch
 from open_instruct.placement_group import create_actor_group, create_placement_groups, create_rollout_manager
-from open_instruct.process_watch import ProcessWatch, RayWatch, kill_marked, marked, ray_processes_here
+from open_instruct.process_watch import ProcessWatch, RayWatch, kill_marked, marked, nothing_is_left, ray_processes_here
 from open_instruct.rollout import RolloutController
 from open_instruct.rollout_manager import RolloutManager
 from open_instruct.run_inputs import RunInputs
@@ -44,7 +44,7 @@ HEALTH_POLL_S = 0.5
 """How often a waiting driver looks at signals and at the engines."""
 STORAGE_S = 60.0
 """How long the nodes of the learners have to say whether they see a file; a process of Ray is started for it."""
-RAY_SHUTDOWN_S = 5.0
+RAY_SHUTDOWN_S = 3.0
 """How long Ray may take to end its processes before they are killed."""
 FETCH_S = 10.0
 """How long a value may take to come that is there."""
@@ -92,26 +92,27 @@ def ray_cluster(stopped_timeout_s: float = 12.0) -> Iterator[Signals]:
     """
     blocked = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
     signals = Signals()
+    is_own = not ray_access.is_there_a_cluster()
     signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
     try:
         with marked() as mark:
-            _enter_ray(mark)
+            _enter_ray(mark, is_own=is_own)
         signals.install()
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, blocked)
     ray_watch = RayWatch(ray_processes_here(), mark, stopped_timeout_s)
     ray_watch.start()
-    try:
-        yield signals
-    finally:
-        ray_watch.stop()
-        _leave_ray(mark)
-        signals.remove()
+    with nothing_is_left(mark) if is_own else nullcontext():
+        try:
+            yield signals
+        finally:
+            ray_watch.stop()
+            _leave_ray(mark)
+            signals.remove()
 
 
-def _enter_ray(mark: str) -> None:
+def _enter_ray(mark: str, *, is_own: bool) -> None:
     """Join the cluster that is there, or start one; a second time where this machine took more than Ray's 30 s for it."""
-    is_own = not ray_access.is_there_a_cluster()
     for is_last in (False, True):
         try:
             with ray_access.this_machine_alone() if is_own else nullcontext():
@@ -217,7 +218,18 @@ class Parts:
                 return None
             if self.nodes is not None and (lost := self.nodes.lost_now()):
                 raise ComponentDied("; ".join(map(str, lost))) from error
+            if dead := self._name_of_dead(error.__cause__):
+                raise ComponentDied(f"{dead} died: {error}") from error.__cause__
             raise
+
+    def _name_of_dead(self, error: BaseException | None) -> str:
+        """The part of whose death an error tells, which is not always the part that was asked; nothing if it tells of none."""
+        while isinstance(error, ray.exceptions.RayTaskError):
+            error = error.cause
+        dead = getattr(error, "actor_id", None)
+        return (
+            next((name for name, actor in self.actors().items() if actor._actor_id.hex() == dead), "") if dead else ""
+        )
 
     def wait_until_ready(self, args: GRPOConfig) -> None:
         """Learners with their model, engines with theirs, the line between them, and the controller."""

@@ -26,7 +26,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from open_instruct.processes import is_stopped
-from open_instruct.worker_memory import MARK as STARTED_BY
+from open_instruct.stand_by import ENGINE_MARK, StandBy
 
 logger = logging.getLogger(__name__)
 
@@ -217,11 +217,25 @@ def marked() -> Iterator[str]:
         del os.environ[RUN_MARK]
 
 
+@contextmanager
+def nothing_is_left(mark: str) -> Iterator[None]:
+    """Around a run whose Ray is its own: when this process is killed, Ray's processes here and what carries the mark end, too.
+
+    Ray itself leaves its agents for a minute: they try to tell the GCS, which is gone, of the raylet's end.
+    """
+    stands_by = StandBy(f"{RUN_MARK}={mark}")
+    stands_by.tell(one.pid for pid in ray_processes_here().values() for one in _family(pid))
+    try:
+        yield
+    finally:
+        stands_by.dismiss()
+
+
 def _kill_family() -> None:
     """What this process has started, and what that has: Ray's agents write their title over the environment that a mark is in."""
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.Error):
-            if not any(STARTED_BY in word for word in process.cmdline()):
+            if not any(ENGINE_MARK in word for word in process.cmdline()):
                 process.kill()
 
 
@@ -241,7 +255,7 @@ def _kill_if_marked(directory: Path, mark: str) -> bool:
     """Whether the process of this directory of `/proc` had to be killed."""
     with suppress(OSError):
         words = (directory / "environ").read_bytes().split(b"\0")  # a process that has ended has none
-        if f"{RUN_MARK}={mark}".encode() in words and STARTED_BY.encode() not in (directory / "cmdline").read_bytes():
+        if f"{RUN_MARK}={mark}".encode() in words and ENGINE_MARK.encode() not in (directory / "cmdline").read_bytes():
             os.kill(int(directory.name), signal.SIGKILL)
             return True
     return False

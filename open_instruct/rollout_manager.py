@@ -11,6 +11,7 @@ A training loop of one's own needs three lines a step (`rollout_id` counts the s
 """
 
 import logging
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -273,10 +274,11 @@ class RolloutManager:
         return [engine.resume_memory_occupation.remote(tags=tags) for engine in self.rollout_engines]
 
     def shut_down(self, *, timeout_s: float, expected: Sequence[Any] = ()) -> None:
-        """End engines, controller and queues: asked first, killed when they do not answer. Never raises.
+        """End engines, controller and queues: asked first, killed after `timeout_s` seconds. Never raises.
 
         Waits for `expected` refs too.
         """
+        deadline = time.monotonic() + timeout_s
         asked = [actor.stop.remote() for actor in (*self.rollout_engines, self.controller)]
         expected = [*asked, *self._futures, *expected]
         answered, _ = ray.wait(expected, num_returns=len(expected), timeout=timeout_s)
@@ -286,7 +288,7 @@ class RolloutManager:
             if ref in answered
         ]
         if ended:
-            ray.wait(ended, num_returns=len(ended), timeout=timeout_s)
+            ray.wait(ended, num_returns=len(ended), timeout=max(deadline - time.monotonic(), 0.0))
         for actor in (*self.rollout_engines, self.controller):
             ray.kill(actor)
         for queue in self.queues:

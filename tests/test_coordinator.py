@@ -4,6 +4,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import ray.exceptions
 from conftest import make_args
 
 from open_instruct import coordinator
@@ -74,6 +75,27 @@ def test_a_part_that_died_while_nobody_waited_for_it_ends_the_run() -> None:
     parts.check_health()
 
 
+@pytest.mark.parametrize("through_another", [False, True])
+def test_a_death_is_told_by_the_name_of_who_died(monkeypatch: pytest.MonkeyPatch, through_another: bool) -> None:
+    died: Exception = ray.exceptions.ActorDiedError()
+    died.actor_id = "b2"  # type: ignore[attr-defined]
+    if through_another:
+        died = ray.exceptions.RayTaskError("get", "a traceback", died)
+
+    def fail(*_: object, **__: object) -> None:
+        raise died
+
+    monkeypatch.setattr(coordinator.ray, "wait", lambda refs, **_: (refs, []))
+    monkeypatch.setattr(coordinator.ray, "get", fail)
+    parts = parts_of()
+    actors = {
+        name: SimpleNamespace(_actor_id=bytes.fromhex(id_)) for name, id_ in (("learner 0", "a1"), ("learner 1", "b2"))
+    }
+    monkeypatch.setattr(parts, "actors", lambda: actors)
+    with pytest.raises(ComponentDied, match=r"^learner 1 died: saving a checkpoint failed: ActorDiedError: "):
+        parts.wait("it", what="saving a checkpoint", timeout_s=1.0)
+
+
 def test_ray_may_need_a_second_start(monkeypatch: pytest.MonkeyPatch) -> None:
     """It gives its own processes 30 s, which a busy machine may need for something else."""
     attempts: list[dict[str, Any]] = []
@@ -84,13 +106,12 @@ def test_ray_may_need_a_second_start(monkeypatch: pytest.MonkeyPatch) -> None:
         if len(attempts) == 1:
             raise Exception("The current node timed out during startup. This could happen because …")
 
-    monkeypatch.setattr(coordinator.ray_access, "is_there_a_cluster", lambda: True)
     monkeypatch.setattr(coordinator.ray, "init", init)
     monkeypatch.setattr(coordinator.ray, "shutdown", lambda: ended.append("ray"))
     monkeypatch.setattr(coordinator, "kill_marked", ended.append)
-    coordinator._enter_ray("mark")
+    coordinator._enter_ray("mark", is_own=False)
     assert (len(attempts), ended) == (2, ["ray", "mark"])
     attempts.clear()
     monkeypatch.setattr(coordinator.ray, "init", lambda **_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        coordinator._enter_ray("mark")
+        coordinator._enter_ray("mark", is_own=False)

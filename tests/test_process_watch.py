@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import psutil
 import pytest
 from conftest import TIMEOUT_S
 
@@ -190,7 +191,28 @@ def test_a_run_without_ray_ends_by_name_and_leaves_nothing(name: str, what: sign
     assert driver.returncode == 1, errors
     words = "is gone" if what == signal.SIGKILL else "has been stopped for"
     assert f"{name} (process {pid}) {words}" in errors
+    wait_until_nothing_is_left(mark)
+
+
+def wait_until_nothing_is_left(mark: str) -> None:
     deadline = time.monotonic() + 10
     while left := left_of(mark):
         assert time.monotonic() < deadline, left
         time.sleep(0.1)
+
+
+def test_a_driver_that_is_killed_leaves_nothing() -> None:
+    """Ray's agents write their titles over the environment, and stay for a minute by themselves."""
+    env = {**os.environ, TEST_MARK: "driver", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    driver = subprocess.Popen([sys.executable, "-c", DRIVER, "Ray's raylet"], env=env, text=True, **pipes)
+    assert driver.stdout is not None
+    assert driver.stdout.readline()
+    family = psutil.Process(driver.pid).children(recursive=True)
+    assert any("Agent" in word for one in family for word in one.cmdline())
+    driver.kill()
+    driver.communicate(timeout=30)
+    gone, left = psutil.wait_procs(family, timeout=10)
+    assert not left
+    assert len(gone) > 4
+    wait_until_nothing_is_left("driver")

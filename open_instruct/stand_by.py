@@ -1,0 +1,107 @@
+"""A small process that cleans up once the process that started it has ended, however that was.
+
+A process that is killed cannot clean up after itself. So another one stands by: it waits until the other end of a pipe closes,
+which the kernel sees to. It outlives signals to the process group of who started it, and is nobody's child: Ray ends those of an
+actor that it kills.
+
+    driver ── pipe ──► stands by ── kills Ray's agents, which stay for a minute, and whatever else the run has started here
+    engine ── pipe ──► stands by ── kills its processes, which hold GPU memory, and removes their files in shared memory
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+START_S = 30.0
+ENGINE_MARK = "OPEN_INSTRUCT_STARTED_BY"
+"""In the environment of what is started while an engine is made. Who has it in the command line cleans up after an engine."""
+_STAND_BY = f"""
+import json, os, signal, sys, time
+
+def open_process(pid):
+    try:
+        return os.pidfd_open(pid)  # the number may belong to somebody else later
+    except ProcessLookupError:
+        return None
+
+def content(pid, name):
+    try:
+        with open(f"/proc/{{pid}}/{{name}}", "rb") as file:
+            return file.read()
+    except OSError:
+        return b""
+
+def marked():
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        process = open_process(int(pid))
+        if process is None:
+            continue
+        cleans_up = b"{ENGINE_MARK}" in content(pid, "cmdline")
+        if mark in content(pid, "environ").split(bytes(1)) and not cleans_up and int(pid) != os.getpid():
+            yield process
+        else:
+            os.close(process)
+
+def kill(processes):
+    for process in processes:
+        try:
+            signal.pidfd_send_signal(process, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+
+mark, files = sys.argv[1].encode(), sys.argv[2:]
+if os.fork():
+    os._exit(0)
+print(os.getpid(), flush=True)
+processes = []
+if line := sys.stdin.readline():  # else it ended before it could say what it had started
+    known = json.loads(line)
+    files += known["files"]
+    processes = [process for process in map(open_process, known["processes"]) if process is not None]
+    print("they are known", flush=True)
+    sys.stdin.read()
+kill(processes)
+for _ in range(200):
+    if not (processes := list(marked())):
+        break
+    kill(processes)
+    time.sleep(0.05)
+for path in files:
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        pass
+"""
+
+
+class StandBy:
+    """Once this process has ended: kills what has `mark` (`NAME=value`) in its environment, and removes `files`."""
+
+    def __init__(self, mark: str, files: Iterable[Path] = ()) -> None:
+        command = [sys.executable, "-S", "-c", _STAND_BY, mark, *map(str, files)]
+        pipe = subprocess.PIPE
+        self._started = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, start_new_session=True)
+        self.pid = int(self._answer())
+        self._started.wait(timeout=START_S)  # the one that was started has left its place to its child
+
+    def tell(self, processes: Iterable[int], files: Iterable[Path] = ()) -> None:
+        """These are to be killed and removed, too."""
+        assert self._started.stdin is not None
+        words = {"processes": sorted(processes), "files": [str(path) for path in files]}
+        self._started.stdin.write(json.dumps(words) + "\n")
+        self._started.stdin.flush()
+        self._answer()
+
+    def dismiss(self) -> None:
+        """There is nothing to clean up any more."""
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+
+    def _answer(self) -> str:
+        assert self._started.stdout is not None
+        return self._started.stdout.readline()
