@@ -1,8 +1,8 @@
 """Kills and stops every process of real runs and measures what comes of it.
 
-    python benchmarks/fault_matrix.py                      every fault, three runs each, a table in Markdown
+    python benchmarks/fault_matrix.py                      every fault once, a table in Markdown
     python benchmarks/fault_matrix.py --only learner       those whose name begins so
-    python benchmarks/fault_matrix.py --rounds 1 --json figures.json
+    python benchmarks/fault_matrix.py --rounds 3 --json figures.json
 
 Each run is the main program with the tiny model on this machine: two engines, one learner, a checkpoint every second step. Once
 it has trained a few steps one process is killed (SIGKILL) or stopped (SIGSTOP). Measured are the seconds until the log names it,
@@ -317,7 +317,7 @@ def _range(values: Sequence[Any]) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=1, help="runs of each fault")
     parser.add_argument("--only", default="", help="faults whose name begins so")
     parser.add_argument("--asleep_s", type=float, help="how long the driver is stopped, instead of a minute")
     parser.add_argument("--json", type=Path, help="every figure, for later")

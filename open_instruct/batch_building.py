@@ -133,18 +133,14 @@ def _length_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
     return metrics
 
 
-def step_metrics(
-    training_step: int, groups: Sequence[ScoredGroup], kept: Sequence[ScoredGroup], *, num_prompts: int
-) -> dict[str, float]:
+def step_metrics(groups: Sequence[ScoredGroup], kept: Sequence[ScoredGroup], *, num_prompts: int) -> dict[str, float]:
     """What a training step's batch was made of. `groups` are all groups generated for the step, `kept` those trained on.
 
-    Ages are of the kept groups, in training steps; generation times in seconds per group; `batch/*` counts groups.
+    Generation times are in seconds per group; `batch/*` counts groups. How old the data is: `freshness_metrics`.
     """
     is_kept = set(map(id, kept))
     dropped = [group for group in groups if id(group) not in is_kept]
     alike = [float(group.scores[0]) for group in dropped if group.has_zero_std]
-    ages = [sample_age(training_step, group.result.oldest_version) for group in kept]
-    versions = [group.result.oldest_version for group in kept]
     statistics = [group.result.token_statistics for group in groups]
     times = [one.generation_time for one in statistics]
     last_end = max(one.start_time + one.generation_time for one in statistics)
@@ -161,12 +157,10 @@ def step_metrics(
         "real_batch_size_ratio": len(kept) / num_prompts,
         "unsolved_batch_size_ratio": len(unsolved) / len(kept),
         "val/num_step_tokens": sum(group.result.token_statistics.num_response_tokens for group in kept),
-        "num_steps_off_policy": max(ages),
-        "model_step_min": min(versions),
         "model_step_max": max(
-            (span[0] for group in kept for spans in group.result.version_spans for span in spans), default=max(versions)
+            (span[0] for group in kept for spans in group.result.version_spans for span in spans),
+            default=max(group.result.oldest_version for group in kept),
         ),
-        "model_step_mean": float(np.mean(versions)),
         "stale_results_dropped": 0,
         "time/generation": last_end - min(one.start_time for one in statistics),
         "time/group_generation_mean": float(np.mean(times)),
@@ -186,7 +180,9 @@ def freshness_metrics(
     """Ages of the samples trained on, in training steps, and seconds from the end of their group's generation to Unix time `now`.
 
     The names are those of the fully async policy. A sample is a response; it is as old as its oldest trained token, and stale
-    when that is more than 1 step. Beside them `freshness/avg_token_age`, which counts each trained token at its own version.
+    when that is more than 1 step. Beside them `freshness/avg_token_age`, which counts each trained token at its own version, and
+    of the groups' oldest trained versions `model_step_min`, `model_step_mean` and `num_steps_off_policy`: in training step 5 a
+    group whose oldest trained token is of version 3 is one step off policy.
 
     Args:
         oldest_trained_versions: per group; tokens of older weights are not trained on (see `fresh_masks`).
@@ -215,6 +211,9 @@ def freshness_metrics(
         "freshness/avg_sample_latency": float(latencies.mean()),
         "freshness/max_sample_latency": float(latencies.max()),
         "version_diversity": len(set(versions.tolist())),
+        "num_steps_off_policy": training_step - 1 - min(oldest_trained_versions),
+        "model_step_min": min(oldest_trained_versions),
+        "model_step_mean": float(np.mean(oldest_trained_versions)),
     }
 
 

@@ -221,7 +221,8 @@ class AsyncOptions:
     max_queue_size: int | None = None
     """Responses, ready to train on, that may wait for the learners. By default as many as the staleness bound lets be."""
     min_batch_count: int = 1
-    """Fewest pieces of a batch that are fetched from the message queue at a time."""
+    """With --streaming: full micro-batches per learner that a piece of a step holds before it goes to the learners. The last
+    piece of a step may hold fewer."""
     batch_timeout: float = 30.0
     """Seconds of waiting for a batch after which the log says who is waited for."""
     batch_generation_interval: float = 0.0

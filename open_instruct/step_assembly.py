@@ -5,7 +5,7 @@ add(group) … add(group) ─► next_piece()         with --streaming, as soon 
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -200,11 +200,15 @@ class StepAssembly:
         answers = [group for group in self._groups if group.turn_type != SUMMARIZATION]
         metrics = {
             **batch_building.response_metrics(answers, verification_reward=args.verification_reward),
-            **batch_building.step_metrics(
-                self.training_step, self._groups, groups, num_prompts=args.num_unique_prompts_rollout
-            ),
+            **batch_building.step_metrics(self._groups, groups, num_prompts=args.num_unique_prompts_rollout),
             **batch_building.straggler_metrics(self._groups),
-            **self._freshness(kept, now),
+            **batch_building.freshness_metrics(
+                self.training_step,
+                groups,
+                [one.oldest_trained_version for one in kept],
+                now=now,
+                mask_truncated_completions=args.mask_truncated_completions,
+            ),
             "packed_ratio": sum(len(sample) for sample in samples) / max(self._num_computed, 1),
             "batch/num_pieces": self._num_pieces,
             "time/packing": self._packing_s,
@@ -213,19 +217,3 @@ class StepAssembly:
         if self._rollouts:
             metrics |= rc_groups.rollout_metrics(self._rollouts, self._groups)
         return metrics | (batch_building.advantage_metrics(samples) if samples else {})
-
-    def _freshness(self, kept: Sequence[_Kept], now: float) -> dict[str, float]:
-        oldest = [one.oldest_trained_version for one in kept]
-        metrics = batch_building.freshness_metrics(
-            self.training_step,
-            [one.group for one in kept],
-            oldest,
-            now=now,
-            mask_truncated_completions=self._args.mask_truncated_completions,
-        )
-        # What was trained on: of a truncated group, the fresh tokens alone.
-        return metrics | {
-            "num_steps_off_policy": self.training_step - 1 - min(oldest),
-            "model_step_min": min(oldest),
-            "model_step_mean": float(np.mean(oldest)),
-        }

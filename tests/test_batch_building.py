@@ -165,7 +165,7 @@ def test_partial_credit_is_not_correct(score: float, rate: float) -> None:
     group = make_group([score, score])
     assert response_metrics([group], verification_reward=1.0)["objective/verifiable_correct_rate"] == rate
     assert evaluation_metrics([group], verification_reward=1.0)["eval/pass_at_1"] == rate
-    metrics = step_metrics(1, [group], [group], num_prompts=1)
+    metrics = step_metrics([group], [group], num_prompts=1)
     assert metrics["batch/percent_solved_mean"] == rate
     assert metrics["unsolved_batch_size_ratio"] == 1 - rate
 
@@ -197,7 +197,7 @@ def test_step_metrics() -> None:
         make_group([0.5, 0.5], prompt_id="e", spans=[(9, 1)], seconds=2.0),
     ]
     groups = [dropped[0], kept[0], dropped[1], kept[1], dropped[2]]
-    assert step_metrics(5, groups, kept, num_prompts=4) == {
+    assert step_metrics(groups, kept, num_prompts=4) == {
         "batch/total_prompts": 5,
         "batch/filtered_prompts": 3,
         "batch/filtered_prompts_zero": 1,
@@ -209,10 +209,7 @@ def test_step_metrics() -> None:
         "real_batch_size_ratio": 0.5,
         "unsolved_batch_size_ratio": 0.5,
         "val/num_step_tokens": 8,
-        "num_steps_off_policy": 1,
-        "model_step_min": 3,
         "model_step_max": 4,
-        "model_step_mean": 3.5,
         "stale_results_dropped": 0,
         "time/generation": 7.0,  # from second 100 to second 107
         "time/group_generation_mean": 2.0,
@@ -431,6 +428,9 @@ def test_freshness_counts_each_response_by_itself() -> None:
         "freshness/avg_sample_latency": pytest.approx((2 * 6.0 + 4 * 3.0) / 6),
         "freshness/max_sample_latency": 6.0,
         "version_diversity": 4,
+        "num_steps_off_policy": 3,
+        "model_step_min": 1,
+        "model_step_mean": 1.5,
     }
     # Only the tokens of version 4 are trained on: the responses without one are left out.
     truncated = freshness_metrics(5, groups, [4, 4], now=108.0)
