@@ -103,8 +103,9 @@ class FakeLearner(TrainRayActor):
     def __init__(self, rank: int, _world_size: int) -> None:
         self._rank = rank
         self._engines: Mapping[int, Any] = {}
+        self._version = 0
 
-    def open_rendezvous(self, _timeout_s: float) -> tuple[str, int]:
+    def open_rendezvous(self, timeout_s: float) -> tuple[str, int]:
         return "127.0.0.1", 0  # there is nobody to meet
 
     def init(self, args: Any, device: Any, address: tuple[str, int], *, role: str, with_ref: bool) -> int:
@@ -137,10 +138,23 @@ class FakeLearner(TrainRayActor):
         numbers = list(self._engines) if engines is None else list(engines)
         told = {self._engines[number] for number in numbers}
         ray.get([fleet.set_version.remote(version) for fleet in told], timeout=TIMEOUT_S)
+        self._version = version
         return UpdateReport(confirmed=dict.fromkeys(numbers, version))
+
+    def held_version(self) -> int:
+        return self._version
+
+    def score(self, sequences: Sequence[tuple[np.ndarray, np.ndarray]]) -> list[np.ndarray]:
+        raise NotImplementedError("there is no model that could score tokens")
 
     def save_model(self, iteration: int, with_optimizer: bool = True, *, directory: str | None = None) -> None:
         """There is no model."""
+
+    def save_checkpoint(self, directory: str) -> dict[str, int]:
+        return {}
+
+    def load_checkpoint(self, directory: str, version: int) -> None:
+        self._version = version
 
     def sleep(self, tags: Sequence[str] | None = None) -> int:
         return 0

@@ -5,9 +5,12 @@
     python benchmarks/fault_matrix.py --rounds 3 --json figures.json
 
 Each run is the main program with the tiny model on this machine: two engines, one learner, a checkpoint every second step. Once
-it has trained a few steps one process is killed (SIGKILL) or stopped (SIGSTOP). Measured are the seconds until the log names it,
-and until the run trains again, or has ended with nothing left of it. A run that has ended is started again by the same command:
-it has to go on from its checkpoint, no prompt may be used twice, and then it has the next fault.
+it has trained a few steps one process is killed (SIGKILL) or stopped (SIGSTOP), its disk filled, or its clock set. Measured are
+the seconds until the log names it, and until the run trains again, or has ended with nothing left of it. A run that has ended is
+started again by the same command: it has to go on from its checkpoint, no prompt may be used twice, and then it has the next
+fault.
+
+The output directory is a disk of its own, a file that is mounted: that needs root, and without it no disk is filled.
 """
 
 import argparse
@@ -22,7 +25,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -36,7 +39,24 @@ STEPS_BEFORE = 4
 STEPS_AFTER = 3
 """That a run which goes on has to train after the fault."""
 START_S = 240.0
+CLOCK = f"{MARK}_CLOCK"
+CLOCK_THAT_IS_SET = f"""
+import os, time
+
+_time, _time_ns = time.time, time.time_ns
+
+def _shift():
+    try:
+        with open(os.environ["{CLOCK}"]) as file:
+            return float(file.read() or 0)
+    except (KeyError, OSError, ValueError):  # a jail has no such variable
+        return 0.0
+
+time.time = lambda: _time() + _shift()
+time.time_ns = lambda: _time_ns() + int(_shift() * 1e9)
+"""
 GOING_ON = "going on from"
+DISK_BYTES = 1 << 29
 LIMIT_S = 150.0
 """For noticing and for ending or going on, each."""
 
@@ -48,7 +68,8 @@ class Fault:
     name: str
     role: str
     """How the command line of the process begins, or what stands in it; `#2` is the second of several."""
-    signal: signal.Signals
+    signal: "signal.Signals | Callable[[Run], None]"
+    """Or something else that is done to the run."""
     outcome: Literal["goes on", "ends"]
     told: str
     """Stands in the log, or on the terminal, once the fault is noticed."""
@@ -60,7 +81,26 @@ class Fault:
     """The fault that comes just before, and is noticed already."""
 
 
+def fill_the_disk(run: "Run") -> None:
+    """Nothing can be written any more. `empty_the_disk` makes room before the next start."""
+    with suppress(OSError), open(run.filler, "wb", buffering=0) as file:
+        while True:
+            file.write(bytes(1 << 16))
+
+
+def empty_the_disk(run: "Run") -> None:
+    run.filler.unlink(missing_ok=True)
+
+
+def set_the_clock(run: "Run") -> None:
+    """By five seconds and by an hour, both ways, in every Python process of the run."""
+    for shift in (-5, 5, 3600, -3600, 0):
+        run.clock.write_text(str(shift))
+        time.sleep(3.0)
+
+
 KILL, STOP = signal.SIGKILL, signal.SIGSTOP
+LAST = "-1"
 ENGINE, LEARNER, CONTROLLER = "ray::LLMRayActor", "ray::PolicyTrainerRayProcess", "ray::RolloutController"
 QUEUE = "ray::_QueueActor"
 """Of prompts, of results and of training data: all three have this title."""
@@ -68,6 +108,7 @@ FAULTS = [
     Fault("engine killed", ENGINE, KILL, "goes on", "starting it again"),
     Fault("engine stopped", ENGINE, STOP, "goes on", "has been stopped for"),
     Fault("learner killed", LEARNER, KILL, "ends", "learner 0 died"),
+    Fault("engine killed as it starts", f"{ENGINE}#{LAST}", KILL, "goes on", "starting it again", amid="engine killed"),
     Fault("learner stopped", LEARNER, STOP, "ends", "learner 0 (process"),
     Fault("controller killed", CONTROLLER, KILL, "ends", "the controller failed"),
     Fault("controller stopped", CONTROLLER, STOP, "ends", "the controller (process"),
@@ -83,6 +124,11 @@ FAULTS = [
     Fault("Ray's GCS stopped", "gcs_server", STOP, "ends", "Ray's GCS (process"),
     Fault("raylet killed", "raylet", KILL, "ends", "aylet"),
     Fault("raylet stopped", "raylet", STOP, "ends", "Ray's raylet (process"),
+    Fault("disk full", "", fill_the_disk, "ends", "No space left"),
+    Fault("clock set by 5 s and 1 h", "", set_the_clock, "goes on", ""),
+    Fault("wandb stopped", "wandb-core", STOP, "goes on", "", lasts_s=20.0),
+    Fault("wandb killed", "wandb-core", KILL, "goes on", "wandb failed"),
+    Fault("terminal closed (SIGHUP)", "driver", signal.SIGHUP, "goes on", "the terminal is gone"),
     Fault("driver killed", "driver", KILL, "ends", "", exit_code=-KILL),
     Fault("driver stopped", "driver", STOP, "goes on", "", lasts_s=60.0),
     Fault("SIGTERM", "driver", signal.SIGTERM, "ends", "SIGTERM", exit_code=85),
@@ -114,8 +160,15 @@ class Run:
         self.output_dir = output_dir
         self.mark = mark
         self._started: set[psutil.Process] = set()
-        self.terminal = output_dir.with_name(f"{output_dir.name}-{mark[:8]}.log")
-        env = os.environ | {MARK: mark, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+        directory = output_dir.parent.parent
+        self.terminal = directory / f"{output_dir.name}-{mark[:8]}.log"
+        self.filler = output_dir.with_name("filler")
+        self.clock = directory / "clock"
+        self.clock.write_text("0")
+        (directory / "sitecustomize.py").write_text(CLOCK_THAT_IS_SET)
+        path = os.pathsep.join([str(directory), *filter(None, [os.environ.get("PYTHONPATH")])])
+        env = {key: value for key, value in os.environ.items() if not key.startswith("WANDB_")}
+        env |= {MARK: mark, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": path, CLOCK: str(self.clock)}
         with open(self.terminal, "wb") as file:
             self.process = subprocess.Popen(
                 [*command(output_dir), *further], env=env, stdout=file, stderr=file, start_new_session=True
@@ -163,7 +216,7 @@ class Run:
             for pid, title in sorted(self.pids())
             if title.startswith(title_of) or (":" not in role and role in title)
         ]
-        return found[int(number or 1) - 1]
+        return found[int(number) if number == LAST else int(number or 1) - 1]
 
     def kill(self) -> None:
         for pid, _ in self.pids():
@@ -196,7 +249,7 @@ def command(output_dir: Path) -> list[str]:
         *("--max_prompt_token_length", "64", "--response_length", "32", "--pack_length", "512"),
         *("--beta", "0.0", "--load_ref_policy", "False", "--vllm_enforce_eager", "--vllm_num_engines", "2"),
         *("--filter_zero_std_samples", "False", "--verification_reward", "1.0", "--async_steps", "2"),
-        *("--checkpoint_state_freq", "2", "--seed", "3", "--output_dir", str(output_dir)),
+        *("--checkpoint_state_freq", "2", "--seed", "3", "--with_tracking", "--output_dir", str(output_dir)),
     ]
 
 
@@ -212,13 +265,13 @@ def wait_for(condition: Callable[[], bool], limit_s: float) -> float | None:
 
 def measure_all(faults: Sequence[Fault], directory: Path) -> Iterator[Outcome]:
     """One fault after the other. What one ends is started again by the same command, and has the next one."""
-    run = Run(directory / "out", uuid.uuid4().hex)
+    run = Run(directory / "disk" / "out", uuid.uuid4().hex)
     try:
         for fault in faults:
             if not _trains(run):
                 yield Outcome(fault.name, None, 0.0, None, 0, "no run to try it on")
                 run.kill()
-                run = Run(directory / f"out-{fault.name.replace(' ', '-')}", uuid.uuid4().hex)
+                run = Run(directory / "disk" / f"out-{fault.name.replace(' ', '-')}", uuid.uuid4().hex)
                 continue
             outcome, run = measure(fault, run)
             yield outcome
@@ -238,6 +291,9 @@ def measure(fault: Fault, run: Run) -> tuple[Outcome, Run]:
     """What comes of one fault, and the run that there is after it."""
     if fault.amid:
         inflict(next(one for one in FAULTS if one.name == fault.amid), run)
+        if fault.role != "driver":  # what takes the place of the one before
+            before = run.pid_of(fault.role)
+            wait_for(lambda: run.pid_of(fault.role) > before, LIMIT_S)
     trained = run.steps()[-1]
     started, noticed = inflict(fault, run)
     unnoticed = f"{fault.told!r} was never said" if fault.told and noticed is None else ""
@@ -249,6 +305,7 @@ def measure(fault: Fault, run: Run) -> tuple[Outcome, Run]:
         run.kill()
     over = time.monotonic() - started
     trained = max([trained, *run.steps()])
+    empty_the_disk(run)
     again = Run(run.output_dir, uuid.uuid4().hex)
     begins = wait_for(lambda: GOING_ON in again.text() or not again.lives, START_S)
     code = run.process.returncode
@@ -263,9 +320,13 @@ def measure(fault: Fault, run: Run) -> tuple[Outcome, Run]:
 def inflict(fault: Fault, run: Run) -> tuple[float, float | None]:
     """When it was done, and the seconds until it was noticed."""
     told_before = run.text().count(fault.told) if fault.told else 0
-    victim = run.pid_of(fault.role)
-    os.kill(victim, fault.signal)
-    started = time.monotonic()
+    if callable(fault.signal):
+        victim, started = 0, time.monotonic()
+        fault.signal(run)
+    else:
+        victim = run.pid_of(fault.role)
+        os.kill(victim, fault.signal)
+        started = time.monotonic()
     if fault.lasts_s is not None:
         time.sleep(fault.lasts_s)
         os.kill(victim, signal.SIGCONT)
@@ -315,6 +376,25 @@ def _range(values: Sequence[Any]) -> str:
     return whole if min(known) == max(known) else f"{whole} ({show(min(known))}-{show(max(known))})"
 
 
+@contextmanager
+def a_disk(directory: Path) -> Iterator[bool]:
+    """Mounted at `disk` in there, where that is allowed; else a plain directory, and False."""
+    image, disk = directory / "image", directory / "disk"
+    disk.mkdir()
+    with open(image, "wb") as file:
+        file.truncate(DISK_BYTES)
+    mounted = False
+    with suppress(OSError, subprocess.CalledProcessError):
+        subprocess.run(["mkfs.ext4", "-q", str(image)], check=True)
+        subprocess.run(["mount", "-o", "loop", str(image), str(disk)], check=True, capture_output=True)
+        mounted = True
+    try:
+        yield mounted
+    finally:
+        if mounted:
+            subprocess.run(["umount", "--lazy", str(disk)], check=True)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=1, help="runs of each fault")
@@ -328,9 +408,11 @@ def main() -> int:
     outcomes = []
     for number in range(options.rounds):
         directory = Path(tempfile.mkdtemp(prefix="fault_matrix_"))
-        for outcome in measure_all(faults, directory):
-            outcomes.append(outcome)
-            print(f"round {number + 1}: {outcome}", file=sys.stderr, flush=True)
+        with a_disk(directory) as mounted:
+            possible = [fault for fault in faults if mounted or fault.signal is not fill_the_disk]
+            for outcome in measure_all(possible, directory):
+                outcomes.append(outcome)
+                print(f"round {number + 1}: {outcome}", file=sys.stderr, flush=True)
         if not any(one.problem for one in outcomes):
             shutil.rmtree(directory)
     if options.json is not None:

@@ -5,7 +5,7 @@
 
 A sample is six int64 arrays (3 x 3072, 1024, 2 x 2048 numbers: 114,688 bytes), as in the document of the fully async policy.
   plain           ray.util.queue.Queue with a dict of torch tensors
-  belt            this project's MessageQueue
+  belt            this project's MessageQueue; a batch is one message, as a piece of a training step is
   transfer_queue  TransferQueue 0.1.11 with its default storage; put by key, got by key, cleared (clearing is part of a get)
 Producers are Ray actors that put side by side; the consumer is the driver. Each round goes through all three in turns; the
 figures are medians over rounds, after a first that is not counted (it touches the shared memory for the first time).
@@ -100,15 +100,14 @@ class Belt:
             self.queue.put(sample, timeout=TIMEOUT_S)
 
     def put_batch(self, samples: Sequence[dict[str, np.ndarray]], keys: list[str]) -> None:
-        self.queue.put_batch(samples, timeout=TIMEOUT_S)
+        self.queue.put(list(samples), num_samples=len(samples), timeout=TIMEOUT_S)
 
     def get(self, keys: list[str]) -> None:
         for _ in keys:
             assert self.queue.get(1, TIMEOUT_S, max_batch_count=1) is not None
 
     def get_batch(self, keys: list[str]) -> None:
-        got = self.queue.get(len(keys), TIMEOUT_S, max_batch_count=len(keys))
-        assert got is not None
+        [got] = self.queue.get(1, TIMEOUT_S, max_batch_count=1) or [[]]
         assert len(got) == len(keys)
 
 

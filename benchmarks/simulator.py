@@ -82,9 +82,7 @@ class Simulation:
         """May be more than would be issued now: the steps ahead that took more groups, because none taught anything, are gone."""
         self.flow.start(step)
         room = (min(self.world.queue_batches, options.max_staleness + 1)) * options.prompts_per_step
-        self.buffer = SampleBuffer(
-            math.ceil(room) * self.world.group_size, max_staleness=options.max_staleness, clock=lambda: self.now
-        )
+        self.buffer = SampleBuffer(math.ceil(room) * self.world.group_size, max_staleness=options.max_staleness)
         self.buffer.set_version(step)
         self._events.clear()
         self._free = [(0, engine.number) for engine in self.engines]
@@ -321,7 +319,7 @@ class Simulation:
         self._train()
 
     def _put_blocked(self) -> None:
-        if self._blocked is not None and self.buffer.try_put([self._blocked]):
+        if self._blocked is not None and self.buffer.try_put(self._blocked):
             self._blocked = None
 
     # --- learners -----------------------------------------------------------------------------------------------------
@@ -330,7 +328,6 @@ class Simulation:
         """Take the next piece if the learners are free."""
         if self._learner_is_busy or (items := self.buffer.try_get(1, 1)) is None:
             return
-        assert not self.buffer.take_expired(), "something expired in the queue"
         piece: _Piece = items[0].payload
         self._learner_is_busy = True
         seconds = self._longer(self._step_seconds(piece))

@@ -54,7 +54,7 @@ class Soak:
         return self.runs[-1]
 
     def start(self) -> None:
-        self.runs.append(Run(self.directory / "out", uuid.uuid4().hex))
+        self.runs.append(Run(self.directory / "disk" / "out", uuid.uuid4().hex))
 
     def say(self, text: str) -> None:
         print(f"{time.strftime('%H:%M:%S')} step {(self.run.steps() or [0])[-1]}: {text}", file=sys.stderr, flush=True)
@@ -178,7 +178,7 @@ def main() -> int:
         soak.end()
     finally:
         soak.run.kill()
-    figures, wrong = check(soak.directory / "out") if not soak.problems else ({}, [])
+    figures, wrong = check(soak.directory / "disk" / "out") if not soak.problems else ({}, [])
     print(
         f"{(time.monotonic() - started) / 60:.0f} minutes, {len(soak.runs)} starts, exit codes {dict(soak.exit_codes)}"
     )

@@ -12,7 +12,6 @@ The loss is normalised by the exact number of trained tokens over all micro-batc
 the batch was divided.
 """
 
-import os
 import time
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
@@ -73,9 +72,6 @@ class PolicyTrainerRayProcess(TrainRayActor):
         """On the first rank: listen for the others; where they find it."""
         self._store = process_group.open_store(self.world_size, timeout_s)
         return self._store.host, self._store.port
-
-    def pid(self) -> int:
-        return os.getpid()
 
     def init(
         self, args: GRPOConfig, device: Device, address: tuple[str, int], *, role: str = POLICY, with_ref: bool = False

@@ -29,20 +29,20 @@ from open_instruct.cli import UsageError, fail_with
 from open_instruct.interruption import Interrupted, ends_by_signals, tell
 from open_instruct.logger_utils import (
     setup_logging,
-    to_json_value,
     write_atomically,
 )
 from open_instruct.masking import mask_tracebacks
 from open_instruct.openai_client import ServedModel, ServerProblem, find_model
 from open_instruct.output_directory import UnusableDirectory, describe, held, is_of_storage
-from open_instruct.rc_accuracy_plot import plot_accuracy_by_cycle
+from open_instruct.plots import plot_accuracy_by_cycle
 from open_instruct.rc_actor_loop import Phase, RCActorLoop, RunFailed
 from open_instruct.rc_evaluation import evaluate, format_comparison
 from open_instruct.rc_options import RCOptions, RunOptions, SamplingOptions, option_keys, read_options, split_urls
-from open_instruct.rc_statistics import RolloutStatistics, format_table
+from open_instruct.rc_statistics import RolloutStatistics, format_rollout_table
 from open_instruct.rc_stream import NotAStream, StreamWriter, read_trajectories, resume_stream
 from open_instruct.rc_types import Problem
 from open_instruct.rc_worker import load_dotted
+from open_instruct.run_summary import write_summary
 from open_instruct.server_keys import key_headers
 from open_instruct.yaml_door import Door
 
@@ -236,14 +236,14 @@ def run_phase(phase: Phase, options: RCOptions, model: ServedModel) -> dict[str,
     summary = statistics.summary(
         wall_seconds=loop.wall_seconds, tokens_of_this_run=statistics.num_tokens - tokens_before
     )
-    tables = [format_table(summary)]
+    tables = [format_rollout_table(summary)]
     if phase.name == EVALUATION:
         summary["evaluation"] = evaluate(read_trajectories(path), phase.settings.token_budgets)
         overall = summary["evaluation"]["overall"]
         tables.append(format_comparison(overall))
         plot_accuracy_by_cycle(overall, phase.settings.token_budgets, output_dir / "accuracy_by_cycle.png")
     name = "summary.json" if phase.name == "actor" else f"{phase.name}_summary.json"
-    write_atomically(output_dir / name, json.dumps(to_json_value(summary), indent=2).encode() + b"\n")
+    write_summary(output_dir / name, summary)
     tell("\n".join(filter(None, tables)))
     return summary
 

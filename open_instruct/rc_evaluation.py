@@ -12,6 +12,7 @@ from typing import Any
 from open_instruct.answer_reading import boxed_answer, extract_answer, last_number
 from open_instruct.rc_prompts import answer_of
 from open_instruct.rc_types import REASONING, TrainingText
+from open_instruct.run_summary import format_table
 
 Trajectory = Sequence[TrainingText]
 
@@ -140,9 +141,9 @@ def format_comparison(measures: Mapping[str, Any]) -> str:
     """Cycles and the long turn side by side for a terminal or a job log; empty without a long turn."""
     if "one_long_turn_by_budget" not in measures or "accuracy_by_cycle" not in measures:
         return ""
-    head = "      tokens  by cycle  one long turn"
+    head = ("tokens", "by cycle", "one long turn")
     columns = (measures["budget_by_cycle"], measures["accuracy_by_cycle"], measures["one_long_turn_by_budget"])
-    rows = [f"{budget:12,d}  {cycle:8.1%}  {turn:13.1%}" for budget, cycle, turn in zip(*columns, strict=False)]
+    rows = [(f"{budget:,}", f"{cycle:.1%}", f"{turn:.1%}") for budget, cycle, turn in zip(*columns, strict=False)]
     cut = measures["one_long_turns_cut_by_context"]
     note = f"{cut} of {measures['one_long_turns']} long turns were cut by the context before they had spent that much"
-    return "\n".join([head, *rows, *([note] if cut else [])])
+    return "\n".join([format_table([head, *rows], ">>>"), *([note] if cut else [])])

@@ -8,6 +8,7 @@ from typing import Any
 
 from open_instruct.logger_utils import format_duration
 from open_instruct.rc_types import REASONING, RolloutResult, TrainingText
+from open_instruct.run_summary import format_table
 
 
 @dataclass
@@ -168,9 +169,9 @@ class RolloutProgress:
         return "  ".join(parts)
 
 
-def format_table(summary: dict[str, Any]) -> str:
+def format_rollout_table(summary: dict[str, Any]) -> str:
     """The summary for a terminal or a job log."""
-    names = ("cycle", "accuracy", "reasoning tok", "summary tok", "at limit")
+    head = ("cycle", "accuracy", "reasoning tok", "summary tok", "at limit")
     rows = [
         (
             number,
@@ -181,16 +182,13 @@ def format_table(summary: dict[str, Any]) -> str:
         )
         for number, counts in summary["cycles"].items()
     ]
-    lines = ["  ".join(text.rjust(max(len(name), 8)) for name, text in zip(names, row, strict=True)) for row in rows]
-    head = "  ".join(name.rjust(max(len(name), 8)) for name in names)
     reasons = ", ".join(f"{reason} {count}" for reason, count in sorted(summary["dropped"].items()))
     counts = (
         f"{summary['trajectories']:,} trajectories, {summary['turns']:,} turns, {summary['tokens']:,} tokens in "
         f"{format_duration(summary['wall_seconds'])} ({summary['tokens_per_second']:,.0f} tok/s); "
         f"{summary['retries']} retries, {summary['rc/dropped_trajectories']} dropped{f' ({reasons})' if reasons else ''}"
     )
-    rule = "─" * len(head)
-    return "\n".join([rule, head, *lines, rule, counts])
+    return f"{format_table([head, *rows], '>>>>>')}\n{counts}"
 
 
 def _percent(share: float | None) -> str:

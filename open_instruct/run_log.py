@@ -25,7 +25,8 @@ from open_instruct.logger_utils import (
     setup_logging,
 )
 from open_instruct.output_directory import describe, is_of_storage
-from open_instruct.run_summary import RunSummary, format_summary_table, plot_reward_curve, write_summary
+from open_instruct.plots import plot_reward_curve
+from open_instruct.run_summary import RunSummary, format_summary_table, write_summary
 
 logger = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""The belt: bounded, in order, nothing evicted; what expires is kept for its owner; arrays travel without being pickled."""
+"""The belt: bounded, in order, nothing evicted, nothing too old handed out; arrays travel without being pickled."""
 
 import threading
 import time
@@ -12,7 +12,7 @@ from conftest import make_args
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from ray.exceptions import GetTimeoutError
 
 from open_instruct import message_queue
@@ -22,6 +22,7 @@ from open_instruct.message_queue import (
     QueueFull,
     QueueItem,
     SampleBuffer,
+    StaleMessage,
     default_queue_size,
     load,
 )
@@ -29,77 +30,58 @@ from open_instruct.packed_arrays import num_array_bytes, pack, unpack, without_t
 
 
 def item(
-    payload: Any = None,
-    *,
-    version: int = 0,
-    num_samples: int = 1,
-    at: float = 0.0,
-    num_bytes: int = 10,
-    message_id: str = "",
+    payload: Any = None, *, version: int = 0, num_samples: int = 1, num_bytes: int = 10, message_id: str = ""
 ) -> QueueItem:
-    return QueueItem(payload, version, num_samples, num_bytes, message_id, at)
+    return QueueItem(payload, version, num_samples, num_bytes, message_id)
 
 
 class BufferMachine(RuleBasedStateMachine):
-    """Against a plain list: whatever is put and got in whatever order, with versions and time going on."""
+    """Against a plain list: whatever is put and got in whatever order, some of it twice, while versions go on."""
 
-    ROOM, STALENESS, AGE_S = 10, 2, 5.0
+    ROOM, STALENESS = 10, 2
 
     def __init__(self) -> None:
         super().__init__()
-        self.now = 0.0
-        self.buffer = SampleBuffer(
-            self.ROOM, max_staleness=self.STALENESS, max_age_s=self.AGE_S, clock=lambda: self.now
-        )
+        self.buffer = SampleBuffer(self.ROOM, max_staleness=self.STALENESS)
         self.expected: list[QueueItem] = []
-        self.expired: list[QueueItem] = []
+        self.last: QueueItem | None = None
         self.version = self.produced = self.consumed = self.dropped = 0
 
-    @rule(sizes=st.lists(st.integers(1, 4), max_size=4), lag=st.integers(0, 3))
-    def put(self, sizes: list[int], lag: int) -> None:
-        items = [item(object(), version=self.version - lag, num_samples=size, at=self.now) for size in sizes]
-        self.set_aside()
-        taken = self.buffer.try_put(items)
-        for number, one in enumerate(items):
-            fits = sum(e.num_samples for e in self.expected) + one.num_samples <= self.ROOM
-            assert (number < taken) == fits
-            if not fits:
-                break
-            self.expected.append(one)
-            self.produced += one.num_samples
+    @rule(size=st.integers(1, 4), lag=st.integers(0, 3))
+    def put(self, size: int, lag: int) -> None:
+        put = item(object(), version=self.version - lag, num_samples=size, message_id=str(self.produced))
+        fits = sum(e.num_samples for e in self.expected) + size <= self.ROOM
+        assert self.buffer.try_put(put) == fits
+        if fits:
+            self.expected.append(put)
+            self.last = put
+            self.produced += size
+
+    @precondition(lambda self: self.last is not None)
+    @rule()
+    def put_the_last_one_again(self) -> None:
+        assert self.last is not None
+        assert self.buffer.try_put(self.last)
+        self.dropped += self.last.num_samples
 
     @rule(low=st.integers(1, 4), extra=st.none() | st.integers(0, 3))
     def get(self, low: int, extra: int | None) -> None:
-        self.set_aside()
-        got = self.buffer.try_get(low, None if extra is None else low + extra)
-        if len(self.expected) < low:
-            assert got is None
-            return
         wanted = len(self.expected) if extra is None else min(low + extra, len(self.expected))
-        assert got == self.expected[:wanted]
-        self.consumed += sum(one.num_samples for one in self.expected[:wanted])
-        self.expected = self.expected[wanted:]
+        ahead = self.expected[:wanted]
+        if len(self.expected) < low:
+            assert self.buffer.try_get(low, None if extra is None else low + extra) is None
+        elif any(self.version - one.version > self.STALENESS for one in ahead):
+            with pytest.raises(StaleMessage, match="the staleness bound is 2"):
+                self.buffer.try_get(low, None if extra is None else low + extra)
+        else:
+            assert self.buffer.try_get(low, None if extra is None else low + extra) == ahead
+            self.consumed += sum(one.num_samples for one in ahead)
+            self.expected = self.expected[wanted:]
 
-    @rule(seconds=st.floats(0, 4), steps=st.integers(0, 2))
-    def go_on(self, seconds: float, steps: int) -> None:
-        self.now += seconds
+    @rule(steps=st.integers(0, 1))
+    def go_on(self, steps: int) -> None:
         self.version += steps
         self.buffer.set_version(self.version)
-
-    @rule()
-    def take_expired(self) -> None:
-        self.set_aside()
-        assert self.buffer.take_expired() == self.expired
-        self.expired = []
-
-    def set_aside(self) -> None:
-        def has_expired(one: QueueItem) -> bool:
-            return self.version - one.version > self.STALENESS or self.now - one.created_at > self.AGE_S
-
-        gone = [one for one in self.expected if has_expired(one)]
-        self.dropped += sum(one.num_samples for one in gone)
-        self.expired += gone
-        self.expected = [one for one in self.expected if not has_expired(one)]
 
     @invariant()
     def counters_balance(self) -> None:
@@ -107,7 +89,7 @@ class BufferMachine(RuleBasedStateMachine):
         assert counts["total_produced"] == self.produced
         assert counts["total_consumed"] == self.consumed
         assert counts["dropped_samples"] == self.dropped
-        assert counts["queue_size"] == self.produced - self.consumed - self.dropped <= self.ROOM
+        assert counts["queue_size"] == self.produced - self.consumed <= self.ROOM
         assert counts["memory_bytes"] == 10 * len(self.expected)
 
 
@@ -115,52 +97,36 @@ BufferMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=
 TestBuffer = BufferMachine.TestCase
 
 
-def test_a_put_or_get_does_not_look_at_every_item_that_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    looks = 0
-    has_expired = SampleBuffer._has_expired
-
-    def counted(*args: Any) -> bool:
-        nonlocal looks
-        looks += 1
-        return has_expired(*args)
-
-    monkeypatch.setattr(SampleBuffer, "_has_expired", counted)
-    buffer = SampleBuffer(100, max_staleness=1, max_age_s=10.0, clock=lambda: 0.0)
-    for _ in range(100):
-        assert buffer.try_put([item()]) == 1
-    for _ in range(100):
-        assert buffer.try_get(1, 1) is not None
-    assert looks <= 400
-
-
 def test_an_item_larger_than_the_queue_is_an_error() -> None:
     with pytest.raises(ValueError, match="11 samples in one message, the queue holds 10: raise --max_queue_size"):
-        SampleBuffer(10).try_put([item(num_samples=11)])
+        SampleBuffer(10).try_put(item(num_samples=11))
 
 
 def test_message_that_is_put_again_is_taken_once_whether_or_not_it_was_got_meanwhile() -> None:
     buffer = SampleBuffer(2)
     one, other = item("one", message_id="step 1, piece 0"), item("other", message_id="step 1, piece 1")
-    assert [buffer.try_put([one]), buffer.try_put([one])] == [1, 1]
+    assert [buffer.try_put(one), buffer.try_put(one)] == [True, True]
     assert buffer.try_get() == [one]
-    assert buffer.try_put([one, other]) == 2
+    assert [buffer.try_put(one), buffer.try_put(other)] == [True, True]
     assert buffer.try_get() == [other]
     assert buffer.statistics()["total_produced"] == 2
-    assert [buffer.try_put([item("same")]) for _ in range(3)] == [1, 1, 0]  # without an id each is a message of its own
+    assert buffer.statistics()["dropped_samples"] == 2
+    # Without an id each is a message of its own.
+    assert [buffer.try_put(item("same")) for _ in range(3)] == [True, True, False]
 
 
 def test_message_that_found_no_room_may_be_put_again() -> None:
     buffer = SampleBuffer(1)
-    assert buffer.try_put([item("first", message_id="a")]) == 1
-    assert buffer.try_put([item("second", message_id="b")]) == 0
+    assert buffer.try_put(item("first", message_id="a"))
+    assert not buffer.try_put(item("second", message_id="b"))
     buffer.try_get()
-    assert buffer.try_put([item("second", message_id="b")]) == 1
+    assert buffer.try_put(item("second", message_id="b"))
 
 
 def test_buffer_remembers_a_bounded_number_of_message_ids() -> None:
     buffer = SampleBuffer(10)
     for number in range(10 * message_queue.NUM_REMEMBERED):
-        buffer.try_put([item(message_id=str(number))])
+        buffer.try_put(item(message_id=str(number)))
         buffer.try_get()
     assert len(buffer._message_ids) == message_queue.NUM_REMEMBERED
 
@@ -279,18 +245,18 @@ def test_large_and_small_payloads_come_out_as_they_went_in(queue: MessageQueue) 
     large = {"tokens": torch.arange(20_000), "name": "large"}
     queue.put(large, version=3)
     queue.put({"tokens": np.arange(3)})
-    queue.put_batch([np.full(20_000, i) for i in range(3)])
-    queue.put_batch(["a", "b"])
+    queue.put([np.full(20_000, i) for i in range(3)], num_samples=3)
+    queue.put(["a", "b"], num_samples=2)
     assert queue.qsize() == 7
     statistics = queue.get_statistics()
     assert statistics["memory_bytes"] == pytest.approx((20_000 * 4 + 3) * 8, abs=8)
-    first, small, *rest = queue.get(7) or []
+    first, small, several, words = queue.get(4) or []
     assert first["name"] == "large"
     np.testing.assert_array_equal(first["tokens"], np.arange(20_000))
     assert not first["tokens"].flags.writeable  # it lies in shared memory
     assert small["tokens"].tolist() == [0, 1, 2]
-    assert [part[0] for part in rest[:3]] == [0, 1, 2]
-    assert rest[3:] == ["a", "b"]
+    assert [part[0] for part in several] == [0, 1, 2]
+    assert words == ["a", "b"]
     assert queue.get_statistics()["memory_bytes"] == 0
 
 
@@ -338,8 +304,9 @@ def test_an_empty_queue_answers_none_in_time(queue: MessageQueue) -> None:
 
 
 def test_a_full_queue_makes_its_producer_wait_and_then_say_so(queue: MessageQueue) -> None:
-    queue.put_batch(list(range(8)))
-    with pytest.raises(QueueFull, match=r"took 0 of 1 messages in 0.3 s: it is full"):
+    for number in range(8):
+        queue.put(number)
+    with pytest.raises(QueueFull, match=r"took no message in 0.3 s: it is full"):
         queue.put("too much", timeout=0.3)
     waiting = threading.Thread(target=lambda: queue.put("patient", timeout=20))
     waiting.start()
@@ -357,8 +324,8 @@ def test_a_full_queue_makes_its_producer_wait_and_then_say_so(queue: MessageQueu
 def test_nothing_is_lost_or_doubled_between_many_producers_and_consumers(ray_session: Any, queue: MessageQueue) -> None:
     @ray_session.remote(num_cpus=0)
     def produce(number: int) -> None:
-        for i in range(0, 30, 3):
-            queue.put_batch([(number, i + k) for k in range(3)], timeout=60)
+        for i in range(30):
+            queue.put((number, i), timeout=60)
 
     @ray_session.remote(num_cpus=0)
     def consume() -> list[Any]:
@@ -373,38 +340,16 @@ def test_nothing_is_lost_or_doubled_between_many_producers_and_consumers(ray_ses
     assert sorted(got) == [(number, i) for number in range(3) for i in range(30)]
 
 
-def test_what_expires_is_kept_for_its_owner(ray_session: Any) -> None:
+def test_what_is_too_old_is_told_and_not_handed_out(ray_session: Any) -> None:
     queue = MessageQueue.create(8, max_staleness=3)
-    queue.put(["old", np.arange(3)], version=1)
-    queue.put("new", version=4)
+    queue.put("old", version=1)
+    queue.set_version(4)
+    assert queue.get(1, timeout=1) == ["old"]
+    queue.put("old", version=1)
     queue.set_version(5)
-    assert queue.get(1, timeout=1) == ["new"]
-    [(name, values)] = queue.take_expired()
-    assert (name, values.tolist()) == ("old", [0, 1, 2])
-    assert queue.get_statistics()["dropped_samples"] == 1
-    queue.shutdown()
-
-
-def test_a_new_version_makes_room_while_everybody_waits(ray_session: Any) -> None:
-    queue = MessageQueue.create(2, max_staleness=0)
-    queue.put_batch(["stale", "stale"], version=1)
-    queue.set_version(1)
-    producer = threading.Thread(target=lambda: queue.put("fresh", version=2, timeout=30))
-    producer.start()
-    time.sleep(0.5)
-    queue.set_version(2)
-    producer.join(timeout=10)
-    assert not producer.is_alive()
-    assert queue.get(timeout=30) == ["fresh"]
-    assert queue.take_expired() == ["stale", "stale"]
-    queue.shutdown()
-
-
-def test_age_makes_room_while_everybody_waits(ray_session: Any) -> None:
-    queue = MessageQueue.create(2, max_age_s=4.0)
-    queue.put_batch(["stale", "stale"])
-    time.sleep(2.0)
-    queue.put("fresh", timeout=30)  # it is 2 s younger: not too old when there is room
-    assert queue.get(timeout=1) == ["fresh"]
-    assert queue.take_expired() == ["stale", "stale"]
+    words = "samples of version 1 were about to be trained at version 5, and the staleness bound is 3"
+    with pytest.raises(StaleMessage, match=words):
+        queue.get(1, timeout=1)
+    with pytest.raises(StaleMessage, match=words):
+        ray_session.get(queue.get_ref(1), timeout=10)
     queue.shutdown()

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from rc_fakes import settings
 
-from open_instruct.rc_accuracy_plot import plot_accuracy_by_cycle
+from open_instruct.plots import plot_accuracy_by_cycle
 from open_instruct.rc_evaluation import evaluate, format_comparison, stated_answer
 from open_instruct.rc_types import CONTROL, ONE_LONG_TURN, REASONING, SUMMARIZATION, TrainingText
 
@@ -132,12 +132,12 @@ def test_the_comparison_as_a_table() -> None:
     cycles = [trajectory("p", 0, "no", "yes", "yes"), trajectory("q", 0, "no", "no", "yes")]
     measures = evaluate([*cycles, long_turn("p", 90), long_turn("q", 250, finished=False)], BUDGETS)["overall"]
     lines = format_comparison(measures).splitlines()
-    assert [line.split() for line in lines[1:4]] == [
+    assert [line.split() for line in lines[2:5]] == [
         ["100", "0.0%", "50.0%"],
         ["220", "50.0%", "50.0%"],
         ["340", "100.0%", "50.0%"],
     ]
-    assert lines[4].startswith("1 of 2 long turns were cut by the context")
+    assert lines[6].startswith("1 of 2 long turns were cut by the context")
     assert format_comparison(evaluate(cycles, BUDGETS)["overall"]) == ""
 
 

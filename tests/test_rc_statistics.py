@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from open_instruct.rc_statistics import RolloutProgress, RolloutStatistics, Throughput, format_table
+from open_instruct.rc_statistics import RolloutProgress, RolloutStatistics, Throughput, format_rollout_table
 from open_instruct.rc_types import CONTROL, ONE_LONG_TURN, REASONING, SUMMARIZATION, RolloutResult, TrainingText
 
 
@@ -61,7 +61,7 @@ def test_events_count_for_kept_and_dropped_ones() -> None:
     assert (summary["trajectories"], summary["turns"], summary["tokens"]) == (2, 8, 80)
     assert summary["tokens_per_second"] == 8.0
     assert statistics.num_done == 3
-    table = format_table(summary)
+    table = format_rollout_table(summary)
     assert "100.0%" in table
     assert "1 dropped (rejected 1)" in table
 

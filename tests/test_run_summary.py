@@ -5,15 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from open_instruct.logger_utils import MetricsWriter
 from open_instruct.run_summary import (
-    ACCURACY_KEY,
-    CYCLE_KEY,
-    REWARD_KEY,
     PromptCounts,
     RunSummary,
     format_summary_table,
-    plot_reward_curve,
+    format_table,
     read_summary,
     write_summary,
 )
@@ -77,27 +73,13 @@ def test_the_table_of_a_run_without_evaluation(summary: RunSummary) -> None:
     assert "points" not in table
 
 
-CYCLES = {f"{CYCLE_KEY}{cycle}" for cycle in (1, 2, 3)}
-
-
-@pytest.mark.parametrize(
-    "keys", [{REWARD_KEY, ACCURACY_KEY}, {REWARD_KEY}, {ACCURACY_KEY}, {REWARD_KEY, ACCURACY_KEY, *CYCLES}]
-)
-def test_a_curve_is_drawn_of_whatever_was_measured(tmp_path: Path, keys: set[str]) -> None:
-    with MetricsWriter(tmp_path / "metrics.jsonl") as writer:
-        for step in range(30):
-            values = {REWARD_KEY: step / 30 if step else float("nan"), ACCURACY_KEY: 0.4 + step / 60}
-            values |= {f"{CYCLE_KEY}{cycle}": cycle / 4 for cycle in (1, 2, 3)}
-            writer.write(step, {key: values[key] for key in keys if key == REWARD_KEY or step % 10 == 0})
-    png = plot_reward_curve(tmp_path / "metrics.jsonl", tmp_path / "plots" / "reward_curve.png")
-    assert png == tmp_path / "plots" / "reward_curve.png"
-    assert png is not None
-    assert png.read_bytes().startswith(b"\x89PNG")
-
-
-def test_nothing_to_draw_is_no_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (tmp_path / "metrics.jsonl").touch()
-    assert plot_reward_curve(tmp_path / "metrics.jsonl", tmp_path / "x.png") is None
-    assert caplog.records == []
-    assert plot_reward_curve(tmp_path / "absent.jsonl", tmp_path / "x.png") is None
-    assert "the reward curve failed" in caplog.text
+def test_cells_stand_below_each_other_and_the_rules_are_as_long_as_the_longest_line() -> None:
+    table = format_table([["cycle", "right"], ["1", "50.0%"], ["10"]], "<>")
+    assert table.splitlines() == [
+        "────────────────",
+        "  cycle  right",
+        "  1      50.0%",
+        "  10",
+        "────────────────",
+    ]
+    assert len(format_table([["a", "x" * 300]], "<<").splitlines()[0]) == 100

@@ -1,0 +1,33 @@
+"""The pictures that a run makes."""
+
+from pathlib import Path
+
+import pytest
+
+from open_instruct.logger_utils import MetricsWriter
+from open_instruct.plots import ACCURACY_KEY, CYCLE_KEY, REWARD_KEY, plot_reward_curve
+
+CYCLES = {f"{CYCLE_KEY}{cycle}" for cycle in (1, 2, 3)}
+
+
+@pytest.mark.parametrize(
+    "keys", [{REWARD_KEY, ACCURACY_KEY}, {REWARD_KEY}, {ACCURACY_KEY}, {REWARD_KEY, ACCURACY_KEY, *CYCLES}]
+)
+def test_a_curve_is_drawn_of_whatever_was_measured(tmp_path: Path, keys: set[str]) -> None:
+    with MetricsWriter(tmp_path / "metrics.jsonl") as writer:
+        for step in range(30):
+            values = {REWARD_KEY: step / 30 if step else float("nan"), ACCURACY_KEY: 0.4 + step / 60}
+            values |= {f"{CYCLE_KEY}{cycle}": cycle / 4 for cycle in (1, 2, 3)}
+            writer.write(step, {key: values[key] for key in keys if key == REWARD_KEY or step % 10 == 0})
+    png = plot_reward_curve(tmp_path / "metrics.jsonl", tmp_path / "plots" / "reward_curve.png")
+    assert png == tmp_path / "plots" / "reward_curve.png"
+    assert png is not None
+    assert png.read_bytes().startswith(b"\x89PNG")
+
+
+def test_nothing_to_draw_is_no_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "metrics.jsonl").touch()
+    assert plot_reward_curve(tmp_path / "metrics.jsonl", tmp_path / "x.png") is None
+    assert caplog.records == []
+    assert plot_reward_curve(tmp_path / "absent.jsonl", tmp_path / "x.png") is None
+    assert "the reward curve failed" in caplog.text
