@@ -24,6 +24,10 @@ class ScoredGroup:
     """Responses on which the verifier raised; they score 0."""
     score_s: float = 0.0
     """Seconds from the arrival of the group to its last score."""
+    cost: float = 0.0
+    """US dollars that scoring the group cost."""
+    reward_weight: float = 1.0
+    """Of its verifier: what multiplies the scores on their way into the reward."""
     queries: list[np.ndarray] | None = None
     """Where each response has a prompt of its own; else `query` is that of all."""
     turn_type: str = ""
@@ -31,6 +35,11 @@ class ScoredGroup:
     turn_number: int = 0
     weight: float = 1.0
     """Of its responses in the loss; 0 leaves them out."""
+
+    @property
+    def weighted_scores(self) -> np.ndarray:
+        """(G,) float32, times `reward_weight`: rewards but for `--verification_reward`."""
+        return self.reward_weight * self.scores
 
     @property
     def has_zero_std(self) -> bool:
@@ -54,7 +63,7 @@ def training_samples(
     """
     if masks is None:
         masks = [[np.ones(len(response), dtype=bool) for response in group.result.responses] for group in groups]
-    rewards_PG = verification_reward * np.stack([group.scores for group in groups])
+    rewards_PG = verification_reward * np.stack([group.weighted_scores for group in groups])
     advantages_PG = calculate_group_advantages(rewards_PG, advantage_normalization_type)
     return [
         TrainingSample(
@@ -90,25 +99,30 @@ def fresh_masks(result: GenerationResult, oldest_allowed_version: int) -> list[n
 
 
 def response_metrics(groups: Sequence[ScoredGroup], *, verification_reward: float) -> dict[str, float]:
-    """Means over all responses of `groups`. `*_correct_rate` counts scores of 1 (up to rounding) as correct.
+    """Means over all responses of `groups`. Rewards are weighted by their verifiers; `*_correct_rate` counts scores of 1 (up to
+    rounding) as correct. `objective/verifier_cost` is a sum in US dollars, where scoring cost something.
 
     A group that an evaluation gave up has scores and no responses: it counts in rewards and rates, not in lengths.
     """
     scores = np.concatenate([group.scores for group in groups])
     correct = scores >= 1.0 - 1e-6
+    reward = float(verification_reward * np.concatenate([group.weighted_scores for group in groups]).mean())
     metrics = {
-        "scores": float(verification_reward * scores.mean()),
-        "objective/verifiable_reward": float(verification_reward * scores.mean()),
+        "scores": reward,
+        "objective/verifiable_reward": reward,
         "objective/verifiable_correct_rate": float(correct.mean()),
         "objective/verifier_failures": float(sum(group.num_failures for group in groups)),
         **_length_metrics([group for group in groups if group.result.responses]),
     }
+    if (cost := sum(group.cost for group in groups)) > 0:
+        metrics["objective/verifier_cost"] = cost
     by_verifier = defaultdict(list)
     for group in groups:
-        by_verifier[group.dataset.partition("/")[0].partition("?")[0]].append(group.scores)
+        by_verifier[group.dataset.partition("/")[0].partition("?")[0]].append(group)
     for name, parts in by_verifier.items():
-        own = np.concatenate(parts)
-        metrics[f"objective/{name}_reward"] = float(verification_reward * own.mean())
+        own = np.concatenate([group.scores for group in parts])
+        weighted = np.concatenate([group.weighted_scores for group in parts])
+        metrics[f"objective/{name}_reward"] = float(verification_reward * weighted.mean())
         metrics[f"objective/{name}_correct_rate"] = float((own >= 1.0 - 1e-6).mean())
     return metrics
 

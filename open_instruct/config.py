@@ -285,6 +285,8 @@ class RewardOptions:
 
     verification_reward: float = 10.0
     """Reward of a right answer."""
+    verifier_modules: list[str] = field(default_factory=list)
+    """Files (my_rewards.py) or modules that define further verifiers: subclasses of VerifierFunction. See docs/verifiers.md."""
     verifier_timeout_s: float = 10.0
     """Seconds after which the verification of one response is killed and counts as failed."""
     verifier_workers: int = 1

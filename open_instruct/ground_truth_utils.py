@@ -1,17 +1,24 @@
 """Verifiers: how good a response is, told from its text and the row's ground truth.
 
 A row's `dataset` column names its verifier: `gsm8k`, `math`, `string_matcher`, or `reasoning_gym/<task>`, where the part before
-the slash is the name. To add one, subclass `VerifierFunction` and set its `name`; nothing has to be registered.
+the slash is the name. A verifier is a subclass of `VerifierFunction`. To add one, write it into a file of yours and name the
+file: `--verifier_modules my_rewards.py`. Nothing has to be registered; the file is imported wherever verifiers are needed.
 """
 
 import functools
+import importlib.util
+import inspect
 import json
 import math
+import sys
+import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import ClassVar
+from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 from open_instruct.answer_reading import (
     boxed_answer,
@@ -33,28 +40,42 @@ class VerificationResult:
     score: float
     """In [0, 1]; 1 is right."""
     cost: float = 0.0
-    """US dollars spent on judging."""
+    """US dollars spent on judging; metric `objective/verifier_cost`."""
     reasoning: str | None = None
     """Why, where the verifier can say."""
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.score <= 1.0:
             raise ValueError(f"a verifier's score lies in [0, 1], got {self.score}")
+        if not 0.0 <= self.cost < math.inf:
+            raise ValueError(f"a verifier's cost is a number of US dollars, got {self.cost}")
 
 
 class VerifierFunction(ABC):
-    """Scores one response. Without state, so that any process may do it."""
+    """Scores one response. Without state, so that any process may do it.
 
-    name: ClassVar[str]
-    """What the `dataset` column says, before any slash; lower case."""
-    weight: ClassVar[float] = 1.0
-    """Multiplies the score on its way into the reward."""
+    A subclass sets `name`, and `weight` where it is not 1, in its body or through `super().__init__("name", weight=0.5)`. It is
+    made without arguments.
+    """
+
+    name: str = ""
+    """What the `dataset` column says, before any slash, in any case."""
+    weight: float = 1.0
+    """The reward of a response is its score times this weight times `--verification_reward`."""
+
+    def __init__(self, name: str | None = None, weight: float | None = None, verifier_config: Any = None) -> None:
+        """`verifier_config` is kept as an attribute, for verifiers that were written for open-instruct; here it is None."""
+        self.name = self.name if name is None else name
+        self.weight = self.weight if weight is None else weight
+        self.verifier_config = verifier_config
 
     @abstractmethod
     def __call__(
         self, tokenized_prediction: list[int], prediction: str, label: object, query: str | None = None
     ) -> VerificationResult:
         """Scores `prediction`, whose token ids are `tokenized_prediction`, against the row's ground truth `label`.
+
+        `query` is the text of the prompt, as the model has seen it; with the reasoning cache it is the problem.
 
         Raises:
             ValueError: the label is not one that this verifier understands. A bad prediction never raises: it scores 0.
@@ -203,15 +224,87 @@ def _single(label: object) -> str:
     return str(label)
 
 
-def verifier_names() -> list[str]:
-    """Every verifier's name; makes none of them."""
-    return sorted(cls.name for cls in VerifierFunction.__subclasses__())
+class VerifierModuleError(ValueError):
+    """A module of `--verifier_modules` cannot be used; the text says which one and why."""
+
+
+def import_verifiers(modules: Sequence[str]) -> None:
+    """Import modules that define verifiers, each once in a process.
+
+    Args:
+        modules: paths of files (`my_rewards.py`), or dotted names of modules that Python finds (`my_package.rewards`).
+
+    Raises:
+        VerifierModuleError: a module cannot be imported or defines no verifier, or a verifier of it cannot be used.
+    """
+    for name in modules:
+        try:
+            module = _import_file(Path(name)) if name.endswith(".py") else importlib.import_module(name)
+        except Exception as error:  # whatever a user's file raises while it is imported
+            raise VerifierModuleError(f"{name} cannot be imported: {type(error).__name__}: {error}") from error
+        known = {cls for cls in _verifier_classes() if not cls.__module__.startswith(f"{__package__}.")}
+        if not any(isinstance(value, type) and value in known for value in vars(module).values()):
+            raise VerifierModuleError(f"{name} defines no verifier: it holds no subclass of VerifierFunction")
+    _verifiers.cache_clear()
+    _verifiers()
+
+
+def _import_file(path: Path) -> ModuleType:
+    path = path.resolve()
+    name = f"verifiers_in_{path.stem}_{zlib.crc32(bytes(path)):08x}"  # never the name of an installed module
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None, path  # a name that ends in .py has one, and a loader
+    assert spec.loader is not None, path
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _verifier_classes(base: type[VerifierFunction] = VerifierFunction) -> list[type[VerifierFunction]]:
+    """All subclasses, and theirs, that can be made: those that still lack `__call__` are bases for others."""
+    found = [] if inspect.isabstract(base) else [base]
+    return found + [cls for child in base.__subclasses__() for cls in _verifier_classes(child)]
 
 
 def build_all_verifiers() -> dict[str, VerifierFunction]:
-    """One of each subclass of `VerifierFunction`, by name."""
-    # A subclass that cannot be made lacks `__call__`: Python says so here, at the first use.
-    return {cls.name: cls() for cls in VerifierFunction.__subclasses__()}  # pyrefly: ignore[bad-instantiation]
+    """One of each kind of verifier, by its name in lower case.
+
+    Raises:
+        VerifierModuleError: one cannot be made, has no name or no finite weight, or has the name of another.
+    """
+    verifiers: dict[str, VerifierFunction] = {}
+    for cls in _verifier_classes():
+        where = f"the verifier {cls.__name__} of {inspect.getsourcefile(cls) or cls.__module__}"
+        try:
+            verifier = cls()
+        except Exception as error:  # whatever a user's class raises
+            raise VerifierModuleError(f"{where} cannot be made without arguments: {error}") from error
+        name = verifier.name
+        if not isinstance(name, str) or not name or "/" in name:
+            raise VerifierModuleError(f'{where} has no name: set `name = "my_verifier"`, without a slash')
+        if not isinstance(verifier.weight, int | float) or not math.isfinite(verifier.weight):
+            raise VerifierModuleError(f"{where} has weight {verifier.weight!r}: set a finite number")
+        if name.lower() in verifiers:
+            other = type(verifiers[name.lower()])
+            raise VerifierModuleError(f"{where} has the name {name!r} of {other.__name__}: set another one")
+        verifiers[name.lower()] = verifier
+    return verifiers
+
+
+def verifier_names() -> list[str]:
+    """Every verifier's name, in lower case."""
+    return sorted(_verifiers())
+
+
+def verifier_weight(dataset: str) -> float:
+    """What scores of rows of this `dataset` column are multiplied with on their way into the reward."""
+    return float(find_verifier(dataset, _verifiers()).weight)
 
 
 def verifier_name(dataset_name: str, names: Collection[str]) -> str | None:
@@ -250,9 +343,11 @@ def prepare_label(dataset: str, ground_truth: object) -> None:
     find_verifier(dataset, _verifiers()).prepare_label(ground_truth)
 
 
-def score_response(dataset: str, ground_truth: object, token_ids: list[int], text: str) -> VerificationResult:
-    """Scores one response with the row's verifier. What a verifier raises, this raises."""
-    return find_verifier(dataset, _verifiers())(token_ids, text, ground_truth)
+def score_response(
+    dataset: str, ground_truth: object, token_ids: list[int], text: str, query: str | None = None
+) -> VerificationResult:
+    """Scores one response to the prompt `query` with the row's verifier. What a verifier raises, this raises."""
+    return find_verifier(dataset, _verifiers())(token_ids, text, ground_truth, query)
 
 
 @functools.cache

@@ -51,10 +51,10 @@ def by_baseline(group: ScoredGroup, weights: TurnWeights) -> list[ScoredGroup]:
     for position, turn in enumerate(turns):
         members[turn.group].append(position)
     parts: list[ScoredGroup] = []
-    failures = group.num_failures  # counted once, with the first turns that a verifier saw
+    once = (group.num_failures, group.cost)  # counted once, with the first turns that a verifier saw
     for positions in members.values():
         first = turns[positions[0]]
-        is_judged = first.turn_type == REASONING
+        num_failures, cost = once if first.turn_type == REASONING else (0, 0.0)
         parts.append(
             replace(
                 group,
@@ -62,13 +62,14 @@ def by_baseline(group: ScoredGroup, weights: TurnWeights) -> list[ScoredGroup]:
                 query=first.query,
                 queries=[turns[position].query for position in positions],
                 scores=group.scores[positions],
-                num_failures=failures if is_judged else 0,
+                num_failures=num_failures,
+                cost=cost,
                 turn_type=first.turn_type,
                 turn_number=first.turn_number,
                 weight=turn_weight(weights, first.turn_type, first.turn_number),
             )
         )
-        failures = 0 if is_judged else failures
+        once = (0, 0.0) if first.turn_type == REASONING else once
     return parts
 
 

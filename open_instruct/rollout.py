@@ -34,6 +34,7 @@ from open_instruct.config import GRPOConfig
 from open_instruct.data_types import EVAL, Box, GenerationResult, PromptRequest, RolloutBatch
 from open_instruct.evaluation import Evaluation
 from open_instruct.generation_failures import NOT_SCORED, GenerationFailures
+from open_instruct.ground_truth_utils import import_verifiers, verifier_weight
 from open_instruct.logger_utils import TrackerOptions, make_tracker
 from open_instruct.message_queue import MessageQueue, QueueFull
 from open_instruct.notices import Notices
@@ -116,7 +117,10 @@ class RolloutController:
         self.message_queue = message_queue
         self._tokenizer = read_tokenizer(options.tokenizer_name_or_path, args.tokenizer_revision)
         datasets = {*train_dataset.dataset_names, *(eval_dataset.dataset_names if eval_dataset is not None else ())}
-        self._verifiers = VerifierPool(args.verifier_workers, args.verifier_timeout_s, ready=sorted(datasets))
+        import_verifiers(args.verifier_modules)  # for their weights; they score in processes of their own
+        self._verifiers = VerifierPool(
+            args.verifier_workers, args.verifier_timeout_s, ready=sorted(datasets), modules=args.verifier_modules
+        )
         self._state = threading.Condition()
         self._ledger = PromptLedger()
         self._flow = PromptFlow(flow_options(args), self._ledger)
@@ -599,7 +603,7 @@ class RolloutController:
         if result.turns:
             texts = [rc_groups.answer_to_judge(text, opens_think=self._args.rc_use_think_tags) for text in texts]
         started = time.perf_counter()
-        future = self._verifiers.submit(row.dataset, row.ground_truth, token_ids, texts)
+        future = self._verifiers.submit(row.dataset, row.ground_truth, token_ids, texts, row.raw_query)
         future.add_done_callback(lambda future: self._verified(result, future, time.perf_counter() - started))
 
     def _verified(self, result: GenerationResult, future: "Future[list[Scored]]", score_s: float) -> None:
@@ -614,9 +618,9 @@ class RolloutController:
                 self._leave_out(result, f"{NOT_SCORED}: {', '.join(causes)}")
                 return
             num_failures = sum(one.failure is not None for one in scored)
-            group = self._group(
-                result, self._scores(result, [one.score or 0.0 for one in scored]), num_failures, score_s
-            )
+            scores = self._scores(result, [one.score or 0.0 for one in scored])
+            cost = sum(one.cost for one in scored)
+            group = replace(self._group(result, scores, num_failures), score_s=score_s, cost=cost)
             if result.is_eval:
                 self._take_into_evaluation(group)
             else:
@@ -650,11 +654,10 @@ class RolloutController:
         assert dataset is not None
         return dataset[result.index]
 
-    def _group(
-        self, result: GenerationResult, scores: np.ndarray, num_failures: int = 0, score_s: float = 0.0
-    ) -> ScoredGroup:
+    def _group(self, result: GenerationResult, scores: np.ndarray, num_failures: int = 0) -> ScoredGroup:
         row = self._row(result)
-        return ScoredGroup(result, row.prompt, row.dataset, scores, num_failures, score_s)
+        reward_weight = verifier_weight(row.dataset)
+        return ScoredGroup(result, row.prompt, row.dataset, scores, num_failures, reward_weight=reward_weight)
 
     def _take_into_evaluation(self, group: ScoredGroup) -> None:
         with self._state:

@@ -33,7 +33,7 @@ import sys
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -42,7 +42,13 @@ from typing import Any
 
 import psutil
 
-from open_instruct.ground_truth_utils import VerificationResult, prepare_label, prepare_verifier, score_response
+from open_instruct.ground_truth_utils import (
+    VerificationResult,
+    import_verifiers,
+    prepare_label,
+    prepare_verifier,
+    score_response,
+)
 from open_instruct.processes import is_stopped
 from open_instruct.sandbox import (
     Jail,
@@ -79,7 +85,8 @@ MAX_SLOW = 64
 MAX_REPLY_BYTES = 4096
 MAX_FAILURE = 500
 """Longest text of an error, in characters."""
-ScoreFunction = Callable[[str, object, list[int], str], VerificationResult]
+ScoreFunction = Callable[[str, object, list[int], str, str | None], VerificationResult]
+"""Of a row's `dataset` and ground truth, and of a response's token ids, text and prompt."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +97,8 @@ class Scored:
     """In [0, 1]; 0 where the verifier raised; None where it gave no answer: not scored."""
     failure: str | None = None
     """`timeout`, `crash`, `unavailable: <why>` (not scored) or `error: <exception>` (0); None if the verifier answered."""
+    cost: float = 0.0
+    """US dollars, as the verifier says."""
 
 
 class VerifierPool:
@@ -98,6 +107,7 @@ class VerifierPool:
     A response may take `timeout_s` seconds. `counts` holds how many were not scored, or made their verifier raise, so far: by
     `timeout`, `crash`, `unavailable` and `error`. `ready` lists `dataset` columns whose verifiers are loaded at the start:
     loading a reasoning-gym scorer takes a second or more. Rows of one that cannot be loaded are not scored, `unavailable`.
+    `modules` are those of `--verifier_modules`.
     `score` is a function of a module, for it is passed by name. Any thread may use the pool; who makes it, closes it.
     """
 
@@ -107,13 +117,14 @@ class VerifierPool:
         timeout_s: float,
         *,
         ready: Collection[str] = (),
+        modules: Sequence[str] = (),
         score: ScoreFunction = score_response,
     ) -> None:
         if num_workers < 1 or timeout_s <= 0:
             raise ValueError(f"a verifier pool needs workers and time, got {num_workers} workers and {timeout_s} s")
         self.timeout_s = timeout_s
         self.counts: Counter[str] = Counter()
-        self._start = _Start(score, tuple(ready), Jail(cpu_s=math.ceil(timeout_s) + 60))
+        self._start = _Start(score, tuple(ready), tuple(modules), Jail(cpu_s=math.ceil(timeout_s) + 60))
         self._lock = threading.Lock()
         self._asking = threading.Lock()
         """Held by the thread that speaks to the keeper, or replaces it."""
@@ -127,9 +138,14 @@ class VerifierPool:
         self._threads = ThreadPoolExecutor(num_workers + MAX_SLOW_GROUPS, thread_name_prefix="verifier")
 
     def submit(
-        self, dataset: str, ground_truth: object, token_ids: list[list[int]], texts: list[str]
+        self,
+        dataset: str,
+        ground_truth: object,
+        token_ids: list[list[int]],
+        texts: list[str],
+        query: str | None = None,
     ) -> Future[list[Scored]]:
-        """Queues the G responses to one prompt; the future gives their scores in order.
+        """Queues the G responses to the prompt `query`; the future gives their scores in order.
 
         Submit several groups to keep all workers busy. The future raises `RuntimeError` if the pool is closed meanwhile.
         """
@@ -138,16 +154,21 @@ class VerifierPool:
             if self._closed:
                 raise RuntimeError("the verifier pool is closed")
             self._num_waiting += 1
-            job = _Job(dataset, ground_truth, token_ids, texts)
+            job = _Job(dataset, ground_truth, token_ids, texts, query)
             future = self._threads.submit(self._score_group, job)
         future.add_done_callback(lambda _: self._forget_one())
         return future
 
     def score_group(
-        self, dataset: str, ground_truth: object, token_ids: list[list[int]], texts: list[str]
+        self,
+        dataset: str,
+        ground_truth: object,
+        token_ids: list[list[int]],
+        texts: list[str],
+        query: str | None = None,
     ) -> list[Scored]:
         """`submit`, and wait: no longer than everything that is queued may take."""
-        future = self.submit(dataset, ground_truth, token_ids, texts)
+        future = self.submit(dataset, ground_truth, token_ids, texts, query)
         of_a_group = len(texts) * self.timeout_s + START_ATTEMPTS * START_TIMEOUT_S
         return future.result(timeout=(self._num_waiting + 1) * of_a_group)
 
@@ -258,6 +279,7 @@ class _Start:
 
     score: ScoreFunction
     ready: tuple[str, ...]
+    modules: tuple[str, ...]
     jail: Jail
 
 
@@ -269,6 +291,7 @@ class _Job:
     ground_truth: object
     token_ids: list[list[int]]
     texts: list[str]
+    query: str | None
 
 
 # --- one group, in a thread of the pool -------------------------------------------------------------------------------
@@ -415,7 +438,7 @@ class _Scorer:
 
     def send(self, number: int, job: _Job) -> None:
         self.number, self.since, self.is_slow = number, time.monotonic(), False
-        payload = pickle.dumps((job.dataset, job.ground_truth, job.token_ids[number], job.texts[number]))
+        payload = pickle.dumps((job.dataset, job.ground_truth, job.token_ids[number], job.texts[number], job.query))
         self.socket.sendall(struct.pack("!Q", len(payload)) + payload)
 
     def receive(self) -> Scored | None:
@@ -439,14 +462,16 @@ class _Scorer:
 
 def _checked(reply: Any) -> Scored:
     """A reply as it should be; who sends it has seen what a model wrote."""
-    if not isinstance(reply, list) or len(reply) != 2:
+    if not isinstance(reply, list) or len(reply) != 3:
         raise ValueError("not a reply")
-    score, failure = reply
+    score, failure, cost = reply
     if isinstance(score, bool) or not isinstance(score, int | float) or not 0 <= score <= 1:
         raise ValueError("not a score")
+    if isinstance(cost, bool) or not isinstance(cost, int | float) or not 0 <= cost < math.inf:
+        raise ValueError("not a cost")
     if failure is not None and (not isinstance(failure, str) or len(failure) > MAX_FAILURE):
         raise ValueError("not a failure")
-    return Scored(float(score), failure)
+    return Scored(float(score), failure, float(cost))
 
 
 # --- the keeper, as the parent sees it --------------------------------------------------------------------------------
@@ -561,6 +586,7 @@ def keep(descriptor: int) -> None:
     connection = Connection(os.dup(descriptor))
     try:
         start: _Start = connection.recv()
+        import_verifiers(start.modules)
         refused = _load(start.ready)
         be_killed_first()
         silent = os.open(os.devnull, os.O_WRONLY)
@@ -632,8 +658,8 @@ def _score(score: ScoreFunction) -> None:
     """Score what comes until nothing comes any more."""
     try:
         while True:
-            dataset, ground_truth, token_ids, text = pickle.loads(_read(struct.unpack("!Q", _read(8))[0]))
-            reply = json.dumps(_score_safely(score, dataset, ground_truth, token_ids, text))
+            response = pickle.loads(_read(struct.unpack("!Q", _read(8))[0]))
+            reply = json.dumps(_score_safely(score, *response))
             os.write(0, reply.encode() + b"\n")
     finally:
         os._exit(0)
@@ -649,12 +675,12 @@ def _read(size: int) -> bytes:
     return bytes(data)
 
 
-def _score_safely(
-    score: ScoreFunction, dataset: str, ground_truth: object, token_ids: list[int], text: str
-) -> tuple[float, str | None]:
+def _score_safely(score: ScoreFunction, *response: Any) -> tuple[float, str | None, float]:
+    """Score, failure and cost: the fields of `Scored`."""
     try:
-        return score(dataset, ground_truth, token_ids, text).score, None
+        result = score(*response)
+        return result.score, None, result.cost
     except MemoryError:  # nothing is known of such an answer: as if the process had been killed for it
         os._exit(1)
     except Exception as err:  # isolation is what this process is for: the error is reported, counted and scores 0
-        return 0.0, f"error: {type(err).__name__}: {err}"[:MAX_FAILURE]
+        return 0.0, f"error: {type(err).__name__}: {err}"[:MAX_FAILURE], 0.0

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import pytest
@@ -96,10 +96,12 @@ class FakeMessageQueue:
 class VerifiersInThisProcess:
     """The real verifiers without a process that would have to start for each test."""
 
-    def __init__(self, num_workers: int, timeout_s: float, *, ready: Sequence[str]) -> None:
+    def __init__(self, num_workers: int, timeout_s: float, *, ready: Sequence[str], modules: Sequence[str]) -> None:
         pass
 
-    def submit(self, dataset: str, truth: object, token_ids: list[list[int]], texts: list[str]) -> Future[list[Scored]]:
+    def submit(
+        self, dataset: str, truth: object, token_ids: list[list[int]], texts: list[str], query: str
+    ) -> Future[list[Scored]]:
         scored: Future[list[Scored]] = Future()
         scores = [score_response(dataset, truth, ids, text).score for ids, text in zip(token_ids, texts, strict=True)]
         scored.set_result([Scored(score) for score in scores])
@@ -107,6 +109,21 @@ class VerifiersInThisProcess:
 
     def close(self) -> None:
         pass
+
+
+class JudgesInThisProcess(VerifiersInThisProcess):
+    """They take money, and know the prompt."""
+
+    queries: ClassVar[set[str]] = set()
+
+    def submit(
+        self, dataset: str, truth: object, token_ids: list[list[int]], texts: list[str], query: str
+    ) -> Future[list[Scored]]:
+        free = super().submit(dataset, truth, token_ids, texts, query).result()
+        scored: Future[list[Scored]] = Future()
+        scored.set_result([replace(one, cost=0.25) for one in free])
+        self.queries.add(query)
+        return scored
 
 
 class Play:
@@ -1112,6 +1129,21 @@ def test_the_end_of_a_run_leaves_no_prompt_open(make_play: MakePlay) -> None:
         "reissued": 0,
         "open": 0,
     }
+
+
+def test_weight_cost_and_prompt_of_a_verifier_are_used(
+    make_play: Callable[..., Play], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rollout, "VerifierPool", JudgesInThisProcess)
+    monkeypatch.setattr(rollout, "verifier_weight", lambda dataset: 0.5)
+    play = make_play().start()
+    [batch] = play.run(1, 1)
+    assert batch.metrics["scores"] == 2.5
+    assert batch.metrics["objective/verifier_cost"] == 0.25 * 4 * NUM_PROMPTS
+    assert {
+        row.raw_query for row in map(play.datasets[False].__getitem__, range(len(play.datasets[False])))
+    } >= JudgesInThisProcess.queries
+    assert len(JudgesInThisProcess.queries) >= NUM_PROMPTS
 
 
 def test_a_whole_run_with_verifiers_in_their_processes(make_play: MakePlay, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,9 @@ from open_instruct.ground_truth_utils import VerificationResult
 TAIL = "a" * 64 + "!"
 
 
-def score_by_text(dataset: str, ground_truth: object, token_ids: list[int], text: str) -> VerificationResult:
+def score_by_text(
+    dataset: str, ground_truth: object, token_ids: list[int], text: str, query: str | None
+) -> VerificationResult:
     """Does what the response says, or scores 1 if it is the ground truth."""
     match text.partition(" "):
         case ("hang", _, _):
@@ -28,7 +30,7 @@ def score_by_text(dataset: str, ground_truth: object, token_ids: list[int], text
         case ("raise", _, _):
             raise KeyError("no such thing")
         case ("recurse", _, _):
-            return score_by_text(dataset, ground_truth, token_ids, text)
+            return score_by_text(dataset, ground_truth, token_ids, text, query)
         case ("exit", _, _):
             sys.exit(3)
         case ("die", _, _):
@@ -45,7 +47,9 @@ def score_by_text(dataset: str, ground_truth: object, token_ids: list[int], text
     return VerificationResult(float(text == ground_truth))
 
 
-def score_environment(dataset: str, ground_truth: object, token_ids: list[int], text: str) -> VerificationResult:
+def score_environment(
+    dataset: str, ground_truth: object, token_ids: list[int], text: str, query: str | None
+) -> VerificationResult:
     """1 if the process is as a worker should be."""
     heavy = {"torch", "ray", "vllm", "transformers", "datasets"} & sys.modules.keys()
     assert not heavy, heavy
@@ -54,12 +58,16 @@ def score_environment(dataset: str, ground_truth: object, token_ids: list[int], 
     return VerificationResult(1.0)
 
 
-def score_is_worker(dataset: str, ground_truth: object, token_ids: list[int], text: str) -> VerificationResult:
+def score_is_worker(
+    dataset: str, ground_truth: object, token_ids: list[int], text: str, query: str | None
+) -> VerificationResult:
     """1 if this process is the one that `ground_truth` names."""
     return VerificationResult(float(os.getpid() == ground_truth))
 
 
-def score_limits(dataset: str, ground_truth: object, token_ids: list[int], text: str) -> VerificationResult:
+def score_limits(
+    dataset: str, ground_truth: object, token_ids: list[int], text: str, query: str | None
+) -> VerificationResult:
     """1 if the limits hold that every machine has, and the part of the jail that `ground_truth` names."""
     for name, most in ((resource.RLIMIT_FSIZE, 0), (resource.RLIMIT_NPROC, 0), (resource.RLIMIT_CPU, 600)):
         assert 0 <= resource.getrlimit(name)[0] <= most
@@ -101,5 +109,7 @@ class Unstartable:
     def __reduce__(self) -> tuple:
         return fail_to_unpickle, ()
 
-    def __call__(self, dataset: str, ground_truth: object, token_ids: list[int], text: str) -> VerificationResult:
+    def __call__(
+        self, dataset: str, ground_truth: object, token_ids: list[int], text: str, query: str | None
+    ) -> VerificationResult:
         return VerificationResult(1.0)
