@@ -200,7 +200,7 @@ def over_issuing_has_room(args: GRPOConfig) -> Iterator[str]:
 
 def weights_are_sent_within_the_bound(args: GRPOConfig) -> Iterator[str]:
     needed = args.trigger_parameter_sync_step - 1
-    if args.staleness_target < needed:
+    if 0 <= args.staleness_target < needed:
         options = shown(args, "trigger_parameter_sync_step", "staleness_threshold", "async_steps")
         yield (
             f"{options}: between two updates samples grow {needed} steps old. Set staleness_threshold to {needed} or "

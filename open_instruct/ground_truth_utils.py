@@ -82,8 +82,11 @@ class VerifierFunction(ABC):
         """
 
     def check_label(self, label: object) -> None:
-        """Raises the `ValueError` that scoring against this label would raise, so that data is refused before a run."""
-        self([], "", label)
+        """Raises the `ValueError` that scoring against this label would raise, so that data is refused before a run.
+
+        By default an empty response to an empty prompt is scored. Override this where scoring takes long or costs money.
+        """
+        self([], "", label, "")
 
     def prepare(self, dataset: str) -> None:  # noqa: B027 - most need nothing
         """Loads what scoring rows of this `dataset` column needs, where that takes time."""
@@ -240,6 +243,8 @@ def import_verifiers(modules: Sequence[str]) -> None:
     for name in modules:
         try:
             module = _import_file(Path(name)) if name.endswith(".py") else importlib.import_module(name)
+        except FileNotFoundError as error:
+            raise VerifierModuleError(f"{name}: there is no file {error.filename}") from error
         except Exception as error:  # whatever a user's file raises while it is imported
             raise VerifierModuleError(f"{name} cannot be imported: {type(error).__name__}: {error}") from error
         known = {cls for cls in _verifier_classes() if not cls.__module__.startswith(f"{__package__}.")}

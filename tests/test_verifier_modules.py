@@ -81,7 +81,7 @@ CALL = "\n    def __call__(self, *_): ..."
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (None, "cannot be imported: FileNotFoundError"),
+        (None, "mine.py: there is no file /"),
         ("1 / 0", "cannot be imported: ZeroDivisionError: division by zero"),
         ("import surely_not_there", "cannot be imported: ModuleNotFoundError: No module named 'surely_not_there'"),
         ("x = 1", "defines no verifier: it holds no subclass of VerifierFunction"),
