@@ -53,7 +53,7 @@ class FakeEngines:
     def set_version(self, version: int) -> None:
         self._version = version
 
-    def take_stock(self) -> dict[str, Any]:
+    def take_inventory(self) -> dict[str, Any]:
         return {
             "held": [],
             "idle_s": 0.0,

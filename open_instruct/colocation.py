@@ -1,4 +1,4 @@
-"""Learners and engines on the same devices, in turns: who does not compute gives its memory back.
+"""Learners and engines on the same devices: whichever of the two does not compute gives its memory back.
 
 batch complete ─► engines fall asleep ─► learners wake ─► training step
                                                               │
@@ -16,26 +16,26 @@ from open_instruct.engine_sleep import KV_CACHE, WEIGHTS
 from open_instruct.rollout_manager import RolloutManager
 
 
-class SideBySide:
-    """Everybody has devices of their own: there is nothing to hand over."""
+class DeviceSharing:
+    """Learners and engines have devices of their own: there is nothing to hand over."""
 
-    are_taken = False
+    is_exclusive = False
     engines_may_start = True
     """Whether no learner has memory on a device where a dead engine is to be started again."""
 
-    def engines_rest(self) -> None:
+    def offload_engines(self) -> None:
         """Engines give their memory back; learners do not take theirs yet."""
 
     def learners_compute(self) -> None:
-        """The engines give way to the learners. They have to be done with what they generate."""
+        """The engines give their memory back and the learners take theirs. The engines must have finished generating."""
 
     @contextmanager
-    def weights_travel(self) -> Iterator[None]:
+    def weight_update(self) -> Iterator[None]:
         """New weights go from the learners to the engines inside; after it the engines compute."""
         yield
 
     @contextmanager
-    def learners_alone(self) -> Iterator[None]:
+    def learners_only(self) -> Iterator[None]:
         """Learners have all of their state inside, and the engines what they had after it."""
         yield
 
@@ -46,7 +46,7 @@ class SideBySide:
         return {}
 
 
-class TakeTurns(SideBySide):
+class ExclusiveSharing(DeviceSharing):
     """Engines and learners hand their devices to each other.
 
     Args:
@@ -54,7 +54,7 @@ class TakeTurns(SideBySide):
         timeout_s: deadline of one hand-over.
     """
 
-    are_taken = True
+    is_exclusive = True
 
     def __init__(self, manager: RolloutManager, group: RayTrainGroup, wait: Any, *, timeout_s: float) -> None:
         self._manager = manager
@@ -66,7 +66,7 @@ class TakeTurns(SideBySide):
         self._learners_are_awake = False
         self.engines_may_start = False
 
-    def engines_rest(self) -> None:
+    def offload_engines(self) -> None:
         self._offload_engines(keep_weights=False)  # each of them gets new ones before it wakes
 
     def _offload_engines(self, *, keep_weights: bool) -> None:
@@ -76,27 +76,26 @@ class TakeTurns(SideBySide):
         self._engines_are_asleep = True
 
     def learners_compute(self) -> None:
-        self.engines_rest()
+        self.offload_engines()
         self._wake_learners()
 
     @contextmanager
-    def weights_travel(self) -> Iterator[None]:
-        if (
-            not self._engines_are_asleep
-        ):  # no step was trained: an engine was replaced, and the others have their weights
+    def weight_update(self) -> Iterator[None]:
+        if not self._engines_are_asleep:
+            # No step was trained: an engine was replaced, and the other engines keep the weights that they have.
             self._offload_engines(keep_weights=True)
         self._wake_learners()
         self._wake_engines([WEIGHTS])
         yield
-        self._metrics["memory/learners_offloaded_bytes"] = self._learners_rest()
+        self._metrics["memory/learners_offloaded_bytes"] = self._offload_learners()
         self._wake_engines([KV_CACHE])
 
     @contextmanager
-    def learners_alone(self) -> Iterator[None]:
+    def learners_only(self) -> Iterator[None]:
         self._offload_engines(keep_weights=True)
         self._wake_learners()
         yield
-        self._learners_rest()
+        self._offload_learners()
         self._wake_engines()
 
     def learners_take_over(self) -> None:
@@ -113,7 +112,7 @@ class TakeTurns(SideBySide):
         self._timed("learners_onload", self._group.async_onload())
         self._learners_are_awake = True
 
-    def _learners_rest(self) -> int:
+    def _offload_learners(self) -> int:
         self._learners_are_awake = False
         released = self._timed("learners_offload", self._group.async_offload())
         self.engines_may_start = True

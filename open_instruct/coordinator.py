@@ -25,7 +25,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from open_instruct import bundles, ray_access, shared_storage
 from open_instruct.actor_group import RayTrainGroup
-from open_instruct.colocation import SideBySide, TakeTurns
+from open_instruct.colocation import DeviceSharing, ExclusiveSharing
 from open_instruct.config import GRPOConfig
 from open_instruct.engine_supervisor import EngineSupervisor
 from open_instruct.failures import ComponentDied, root_cause
@@ -151,7 +151,7 @@ class Parts:
     supervisor: EngineSupervisor
     signals: Signals
     placement: PlacementGroup | None = None
-    turns: SideBySide = field(default_factory=SideBySide)
+    sharing: DeviceSharing = field(default_factory=DeviceSharing)
     """Of learners and engines on their devices."""
     watches: dict[str, Any] = field(default_factory=dict)
     """References that are done only when something is wrong, by the name of the part."""
@@ -247,7 +247,7 @@ class Parts:
         ready(self.manager.controller.ready.remote(), "the start of the controller")
         for number in range(len(self.manager.rollout_engines)):
             self._start_engine(number, ready)
-        self.turns.engines_rest()
+        self.sharing.offload_engines()
         ready(learners or start_learners(), "the start of the learners")
 
     def _start_engine(self, number: int, ready: Callable[[Any, str], Any]) -> None:
@@ -274,7 +274,7 @@ class Parts:
     def check_health(self) -> None:
         """Raise `ComponentDied` if a part has ended that the run cannot go on without; replace engines that have ended."""
         for lost in self.nodes.lost() if self.nodes is not None else []:
-            self._bury(lost)
+            self._reap(lost)
         self._look_for_stopped()
         try:
             for name, ref in self.watches.items():
@@ -321,7 +321,7 @@ class Parts:
             **{engine_name(number): engine for number, engine in enumerate(self.manager.rollout_engines)},
         }
 
-    def _bury(self, lost: LostNode) -> None:
+    def _reap(self, lost: LostNode) -> None:
         """Replace the engines of a lost node. Raises `ComponentDied` if learners were on it."""
         if lost.learners:
             raise ComponentDied(str(lost))
@@ -430,14 +430,14 @@ def create_parts(
         manager.controller,
         manager.start_engine,
         lost_node=nodes.lost_under,
-        may_start=lambda: parts.turns.engines_may_start,
+        may_start=lambda: parts.sharing.engines_may_start,
     )
     parts = Parts(manager, group, message_queue, supervisor, signals, placement=pgs["actor"][0])
     parts.nodes = nodes
     parts.processes = ProcessWatch(parts.actors, args.stopped_timeout_s)
     logger.info("places: %s", nodes.describe())
     if args.colocate:
-        parts.turns = TakeTurns(manager, group, parts.wait, timeout_s=args.weight_sync_timeout_s)
+        parts.sharing = ExclusiveSharing(manager, group, parts.wait, timeout_s=args.weight_sync_timeout_s)
     return parts
 
 

@@ -93,7 +93,7 @@ class EngineSupervisor:
         """Of `process_queue_continuously`, for each engine that serves: done means dead."""
         self._starting: dict[int, _Starting] = {}
         self._waiting: dict[int, _Waiting] = {}
-        self._stock: dict[int, tuple[Any, float]] = {}
+        self._inventory: dict[int, tuple[Any, float]] = {}
         """Unanswered questions for progress, and when they were asked."""
         self._asked_at = 0.0
         self._updating_at: dict[int, float] = {}
@@ -131,7 +131,7 @@ class EngineSupervisor:
         if self._starting.pop(number, None) is not None:
             self.has_begun = False
 
-    def welcome(self, numbers: list[int]) -> None:
+    def admit_replacement(self, numbers: list[int]) -> None:
         """Replacements have got the current weights: they serve from now on."""
         for number in numbers:
             del self._starting[number]
@@ -161,7 +161,7 @@ class EngineSupervisor:
         self.has_begun = True
         served = self._futures.pop(number, None) is not None
         self._starting.pop(number, None)
-        self._stock.pop(number, None)
+        self._inventory.pop(number, None)
         self._updating_at.pop(number, None)
         ray.kill(self._engines[number])
         if served:
@@ -209,33 +209,33 @@ class EngineSupervisor:
         of all engines per second of wall time (`val/actor_tokens_per_second`). Since their start: how often and how long they
         slept, and the bytes that their last sleeps gave back.
         """
-        refs = {number: engine.take_stock.remote() for number, engine in self.serving.items()}
+        refs = {number: engine.take_inventory.remote() for number, engine in self.serving.items()}
         answered, _ = ray.wait(list(refs.values()), num_returns=len(refs), timeout=1.0) if refs else ([], [])
         now = time.monotonic()
-        shares, rates, stocks = [], [], []
+        shares, rates, inventories = [], [], []
         for number, ref in refs.items():
             if ref not in answered:
                 continue
             try:
-                stock = ray.get(ref, timeout=ANSWER_S)
+                inventory = ray.get(ref, timeout=ANSWER_S)
             except ray.exceptions.RayError:
                 continue  # the next check tells of it
-            stocks.append(stock)
+            inventories.append(inventory)
             asked_at, busy_s, num_tokens = self._last_busy.get(
-                number, (now, stock["busy_s"], stock["num_generated_tokens"])
+                number, (now, inventory["busy_s"], inventory["num_generated_tokens"])
             )
-            self._last_busy[number] = now, stock["busy_s"], stock["num_generated_tokens"]
-            if now > asked_at and stock["busy_s"] >= busy_s:  # a new engine counts from 0
-                shares.append((stock["busy_s"] - busy_s) / (now - asked_at))
-                rates.append((stock["num_generated_tokens"] - num_tokens) / (now - asked_at))
+            self._last_busy[number] = now, inventory["busy_s"], inventory["num_generated_tokens"]
+            if now > asked_at and inventory["busy_s"] >= busy_s:  # a new engine counts from 0
+                shares.append((inventory["busy_s"] - busy_s) / (now - asked_at))
+                rates.append((inventory["num_generated_tokens"] - num_tokens) / (now - asked_at))
         if not shares:
             return {}
         return {
             "engines/busy_share": sum(shares) / len(shares),
             "val/actor_tokens_per_second": sum(rates),
-            "engines/num_sleeps": sum(stock["num_sleeps"] for stock in stocks),
-            "engines/asleep_s": sum(stock["asleep_s"] for stock in stocks),
-            "memory/engines_released_bytes": sum(stock["memory_released_bytes"] for stock in stocks),
+            "engines/num_sleeps": sum(inventory["num_sleeps"] for inventory in inventories),
+            "engines/asleep_s": sum(inventory["asleep_s"] for inventory in inventories),
+            "memory/engines_released_bytes": sum(inventory["memory_released_bytes"] for inventory in inventories),
         }
 
     @staticmethod
@@ -264,11 +264,11 @@ class EngineSupervisor:
         if now - self._asked_at > min(STOCK_EVERY_S, limit / 2):
             self._asked_at = now
             for number, engine in (self.serving | self.ready).items():
-                self._stock.setdefault(number, (engine.take_stock.remote(), now))
+                self._inventory.setdefault(number, (engine.take_inventory.remote(), now))
         causes = {}
-        for number, (ref, asked_at) in list(self._stock.items()):
+        for number, (ref, asked_at) in list(self._inventory.items()):
             if ray.wait([ref], timeout=0)[0]:
-                del self._stock[number]
+                del self._inventory[number]
                 if cause := self._cause(ref):
                     causes[number] = f"died: {cause}"
                 elif cause := self._judge(number, ray.get(ref, timeout=ANSWER_S)):
@@ -277,24 +277,24 @@ class EngineSupervisor:
                 causes[number] = f"did not answer for {now - asked_at:.0f} s"
         return causes
 
-    def _judge(self, number: int, stock: dict[str, Any]) -> str:
-        if stock["needs_weights"]:
+    def _judge(self, number: int, inventory: dict[str, Any]) -> str:
+        if inventory["needs_weights"]:
             self.needs_weights.add(number)
         now = time.monotonic()
-        if stock["state"] == "updating":
+        if inventory["state"] == "updating":
             # It may take no step meanwhile, for as long as `--weight_sync_timeout_s`; the synchronizer replaces it after that.
             self._updating_at[number] = now
             return ""
-        idle_s = min(stock["idle_s"], now - self._updating_at.get(number, -math.inf))
-        if stock["held"] and idle_s > self._args.engine_stall_timeout_s:
-            return f"holds {len(stock['held'])} prompts and took no step for {idle_s:.0f} s"
+        idle_s = min(inventory["idle_s"], now - self._updating_at.get(number, -math.inf))
+        if inventory["held"] and idle_s > self._args.engine_stall_timeout_s:
+            return f"holds {len(inventory['held'])} prompts and took no step for {idle_s:.0f} s"
         return ""
 
     def _recover_prompts(self) -> None:
-        """Take stock: what is neither in the prompt queue nor with a live engine nor back is issued again."""
+        """Take inventory: what is neither in the prompt queue nor with a live engine nor back is issued again."""
         self._value(self._controller.take_back_prompts.remote(), "taking prompts back", CONTROL_S)
         time.sleep(2 * POLL_S)  # the longest get: what an engine was pulling is with it now
-        asked = [engine.take_stock.remote() for engine in self.serving.values()]
+        asked = [engine.take_inventory.remote() for engine in self.serving.values()]
         answered, _ = ray.wait(asked, num_returns=len(asked), timeout=ANSWER_S) if asked else ([], [])
         held: list[str] = []
         for ref in answered:

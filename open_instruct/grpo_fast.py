@@ -358,9 +358,9 @@ def give_weights_to_newcomers(run: Run) -> None:
 
 def let_learners_compute(run: Run) -> None:
     """With `--colocate` the engines give way, once they have nothing left to do."""
-    if run.parts.turns.are_taken:
+    if run.parts.sharing.is_exclusive:
         maybe_evaluate(run)
-    run.parts.turns.learners_compute()
+    run.parts.sharing.learners_compute()
 
 
 def describe_progress(run: Run) -> str:
@@ -479,7 +479,7 @@ def record_step(run: Run, step: TrainedStep, *, seconds: float) -> None:
         **step.metrics,
         **run.timer.take(),
         **run.synchronizer.take_metrics(),
-        **run.parts.turns.take_metrics(),
+        **run.parts.sharing.take_metrics(),
         **run.parts.supervisor.busy(),
         **status.as_metrics(),
     }

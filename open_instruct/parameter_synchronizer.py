@@ -78,10 +78,10 @@ class ParameterSynchronizer:
         components.info(component_log.syncing(version))
         if self._agreement is not None and version == 0:
             self._agreement.note_loaded(self._members())
-        with self._parts.turns.weights_travel():
+        with self._parts.sharing.weight_update():
             pauses_s, num_failed_attempts = self._update(version)
         self._compare(version)
-        self._supervisor.welcome([n for n in self._supervisor.ready if self.versions.get(n) == version])
+        self._supervisor.admit_replacement([n for n in self._supervisor.ready if self.versions.get(n) == version])
         assert all(self.versions.get(number) == version for number in self._supervisor.serving), self.versions
         seconds = time.perf_counter() - started
         self.current_param_version = version
@@ -104,7 +104,7 @@ class ParameterSynchronizer:
         for number in self._supervisor.needs_weights:
             self._versions.pop(self._members().get(number), None)
         self._supervisor.needs_weights.clear()
-        if self._parts.turns.are_taken:  # all fall asleep for it, and what sleeps deeply drops its weights
+        if self._parts.sharing.is_exclusive:  # every engine sleeps meanwhile, and level-2 sleep discards weights
             self._versions.clear()
         return self.sync(self._held_version()).version
 

@@ -64,11 +64,13 @@ async def roll_out(workflow: RCWorkflow, plan: RCPlan, settings: RCSettings, num
     last_cycle = max((*plan.states, plan.num_cycles - 1)) + 1
     try:
         async with asyncio.TaskGroup() as tasks:
-            way = _Way(workflow, plan, problem, replace(settings, num_reasoning_steps=last_cycle), num_samples, tasks)
-            await (way.to_states() if plan.states else way.of_trajectories())
+            builder = _RolloutBuilder(
+                workflow, plan, problem, replace(settings, num_reasoning_steps=last_cycle), num_samples, tasks
+            )
+            await (builder.to_states() if plan.states else builder.of_trajectories())
     except ExceptionGroup as errors:
         raise _first_of(errors) from None
-    return way.collected()
+    return builder.collected()
 
 
 def _first_of(errors: ExceptionGroup) -> Exception:
@@ -78,7 +80,7 @@ def _first_of(errors: ExceptionGroup) -> Exception:
     return error
 
 
-class _Way:
+class _RolloutBuilder:
     """The turns of one plan while they are taken."""
 
     def __init__(

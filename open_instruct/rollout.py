@@ -53,7 +53,7 @@ POLL_S = 0.5
 """Longest wait of a background thread before it looks whether it should stop."""
 BUNDLES_PER_STEP = 2
 """An item of the prompt queue holds about half of each engine's share of a step, and at least one group."""
-STOCK_TAKING = "taking stock"
+TAKING_INVENTORY = "taking inventory"
 """Reason of a pause in which nothing at all is issued, evaluation neither."""
 EVAL_STREAM = 1
 """Keeps the seeds of evaluation prompts apart from those of training prompts."""
@@ -142,7 +142,7 @@ class RolloutController:
         self._evaluated: dict[str, float] = {}
         self._tracker = make_tracker(options.wandb_run_id is not None, _tracker_options(args, options), {})
         self._to_send: deque[PromptRequest] = deque()
-        """Taken back from the prompt queue while stock was taken."""
+        """Taken back from the prompt queue while inventory was taken."""
         self._pauses: set[str] = set()
         self._feeding = threading.Event()
         """Set while a bundle is on its way into the prompt queue."""
@@ -437,11 +437,11 @@ class RolloutController:
     # --- after the death of an engine ---------------------------------------------------------------------------------
 
     def take_back_prompts(self) -> int:
-        """First half of stock-taking: issuing stops and the prompt queue is emptied, so that what is out is with the engines.
+        """First half of taking inventory: issuing stops and the prompt queue is emptied, so that what is out is with the engines.
 
         Returns how many prompts were taken back; `recover_lost` lets them go again.
         """
-        self.pause(STOCK_TAKING)
+        self.pause(TAKING_INVENTORY)
         taken = self._drain_prompts()
         while self._feeding.is_set():  # a bundle on its way into the queue
             time.sleep(POLL_S / 50)
@@ -472,7 +472,7 @@ class RolloutController:
             present = {*held, *self._verifying, *(request.prompt_id for request in self._to_send)}
             lost = self._flow.recover(present)
             num_lost_eval = self._evaluation.recover(present) if self._evaluation is not None else 0
-        self.resume(STOCK_TAKING)
+        self.resume(TAKING_INVENTORY)
         return len(lost) + num_lost_eval
 
     # --- issuing ------------------------------------------------------------------------------------------------------
@@ -514,7 +514,7 @@ class RolloutController:
 
     def _next_request(self) -> PromptRequest | None:
         """Evaluation first, then what was taken back, then what `PromptFlow` admits; None while nothing may be issued."""
-        if STOCK_TAKING in self._pauses:
+        if TAKING_INVENTORY in self._pauses:
             return None
         if self._evaluation is not None and (row := self._evaluation.next_row()) is not None:
             return self._eval_request(self._evaluation, row)

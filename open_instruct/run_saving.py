@@ -100,8 +100,8 @@ def save_checkpoint(run: "Run", *, is_last: bool = False) -> None:
     with run.timer("saving"):
         state = {"identity": run.identity, "progress": vars(run.progress), "evaluation_of": run.evaluation_of}
         if is_last:
-            run.parts.turns.learners_take_over()
-        with nullcontext() if is_last else run.parts.turns.learners_alone():
+            run.parts.sharing.learners_take_over()
+        with nullcontext() if is_last else run.parts.sharing.learners_only():
             run.store.save(step, state, lambda path: _write_parts(run, path))
 
 
@@ -118,7 +118,7 @@ def _write_parts(run: "Run", path: Path) -> dict[str, int]:
 def save_model(run: "Run", directory: Path) -> Path:
     """A Hugging Face model directory that Transformers and vLLM load."""
     directory = directory.absolute()  # the learner on another node has another current directory
-    with run.timer("saving"), run.parts.turns.learners_alone(), atomic_directory(directory) as beside:
+    with run.timer("saving"), run.parts.sharing.learners_only(), atomic_directory(directory) as beside:
         run.parts.wait(
             run.parts.group.async_save_model(run.progress.training_step, directory=str(beside), with_optimizer=False),
             what="saving the model",

@@ -218,7 +218,7 @@ class PromptFlow:
         """Unassigned groups that are complete, in the order of arrival."""
         self._eligible: dict[int, str] = {}
         """Those of them that lie in the window."""
-        self._last_chances: set[int] = set()
+        self._must_wait_for: set[int] = set()
         """Prompts that the step being assembled waits for, since the next would be too late."""
         self._places = options.prompts_per_step
         """Groups that the step being assembled still takes."""
@@ -299,8 +299,10 @@ class PromptFlow:
         self._arrived[prompt.issue_number] = prompt_id
         if prompt.issue_number <= self._window_end:
             self._eligible[prompt.issue_number] = prompt_id
-        if self._is_last_chance(prompt.issue_number, oldest_version):  # known already, unless it was given up for lost
-            self._last_chances.add(prompt.issue_number)
+        if self._must_be_waited_for(
+            prompt.issue_number, oldest_version
+        ):  # known already, unless it was given up for lost
+            self._must_wait_for.add(prompt.issue_number)
         return True
 
     def waits_for(self, prompt_id: str, being_scored: Collection[str] = ()) -> bool:
@@ -327,7 +329,7 @@ class PromptFlow:
             self._send_again(prompt)
             return True
         del self._unassigned[prompt.issue_number]
-        self._last_chances.discard(prompt.issue_number)
+        self._must_wait_for.discard(prompt.issue_number)
         self.ledger.stage(prompt_id, FAILED, self.assembling)
         self._count_window()
         return False
@@ -348,7 +350,7 @@ class PromptFlow:
         self.ledger.update(replace(prompt, arrived=False))
         self._arrived.pop(prompt.issue_number, None)
         self._eligible.pop(prompt.issue_number, None)
-        self._last_chances.discard(prompt.issue_number)
+        self._must_wait_for.discard(prompt.issue_number)
         heappush(self._unsent, prompt.issue_number)
 
     # --- assembling ---------------------------------------------------------------------------------------------------
@@ -365,9 +367,9 @@ class PromptFlow:
         """The first arrival of the window, or of those that the step waits for when it has no other places left."""
         if self._places == 0:
             return None
-        if self._places > len(self._last_chances):
+        if self._places > len(self._must_wait_for):
             return next(iter(self._eligible), None)
-        return next((number for number in self._last_chances if number in self._eligible), None)
+        return next((number for number in self._must_wait_for if number in self._eligible), None)
 
     def _assign(self, prompt: IssuedPrompt) -> Assignment | None:
         oldest_allowed = self.assembling - 1 - self.options.max_staleness
@@ -379,13 +381,13 @@ class PromptFlow:
             return None
         for waiting in (self._arrived, self._eligible, self._unassigned):
             del waiting[prompt.issue_number]
-        self._last_chances.discard(prompt.issue_number)
+        self._must_wait_for.discard(prompt.issue_number)
         self._places -= 1
         was_left_behind = prompt.issue_number < self._newest_of_earlier_steps
         self._newest_assigned = max(self._newest_assigned, prompt.issue_number)
         return Assignment(prompt, max(prompt.version, oldest_allowed), was_left_behind)
 
-    def _is_last_chance(self, number: int, oldest_version: int) -> bool:
+    def _must_be_waited_for(self, number: int, oldest_version: int) -> bool:
         """Whether the next step could not take it any more without breaking the bound; then this one waits for it.
 
         It was left behind: what was issued at its version or before fills no more than the steps before this one.
@@ -394,12 +396,12 @@ class PromptFlow:
         next_is_too_late = oldest_version < self.assembling - self.options.max_staleness
         return is_left_behind and next_is_too_late and self.options.straggler_policy == "wait"
 
-    def _count_last_chances(self) -> None:
+    def _count_must_wait_for(self) -> None:
         left_behind = takewhile(lambda number: number < self._newest_of_earlier_steps, self._unassigned)
-        self._last_chances = {
+        self._must_wait_for = {
             number
             for number in left_behind
-            if self._is_last_chance(number, self.ledger[self._unassigned[number]].version)
+            if self._must_be_waited_for(number, self.ledger[self._unassigned[number]].version)
             and (number in self._arrived or number not in self._unsent)  # else its tokens will be newer
         }
 
@@ -422,7 +424,7 @@ class PromptFlow:
         self._newest_of_earlier_steps = self._newest_assigned
         self._places = self.options.prompts_per_step
         self._count_window()
-        self._count_last_chances()
+        self._count_must_wait_for()
 
     def _count_window(self) -> None:
         """The window's last prompt. Assigning one of its prompts takes a place too, so it changes only when places are added."""

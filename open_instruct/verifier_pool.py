@@ -601,7 +601,7 @@ def keep(descriptor: int) -> None:
             if not descriptors:
                 return
             job = connection.recv()
-            _bury()
+            _reap()
             _prepare(*job)
             keeper = os.getpid()
             if pid := os.fork():
@@ -625,7 +625,7 @@ def _load(datasets: Collection[str]) -> dict[str, str]:
     return refused
 
 
-def _bury() -> None:
+def _reap() -> None:
     """Take leave of scorers that have ended."""
     with suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:

@@ -366,7 +366,7 @@ class LLMRayActor:
     def pid(self) -> int:
         return os.getpid()
 
-    def take_stock(self) -> dict[str, Any]:
+    def take_inventory(self) -> dict[str, Any]:
         """What is here and how it goes; answered at once, whatever the engine thread does.
 
         `held`: ids of prompts inside, finished ones on their way out included; `num_outstanding_tokens` that they may still come

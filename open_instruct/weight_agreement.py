@@ -48,7 +48,7 @@ class WeightAgreement:
     def note_loaded(self, engines: Mapping[int, Any]) -> None:
         """Call before engines take version 0, whose weights are those that they loaded: no parameter may change by that."""
         new = [engine for engine in engines.values() if engine not in self._compared]
-        if not self._parts.turns.are_taken:  # else they sleep, without weights
+        if not self._parts.sharing.is_exclusive:  # else they sleep, without weights
             self._loaded = dict(zip(new, self._fingerprints(new), strict=True))
 
     def check(self, engines: Mapping[int, Any], *, send_again: Callable[[], object]) -> None:
@@ -60,9 +60,9 @@ class WeightAgreement:
         samples = {number: sample for number, sample in self._sample(new).items() if sample is not None}
         if not samples:
             return
-        with self._parts.turns.weights_travel():
+        with self._parts.sharing.weight_update():
             scores = {number: self._score(results) for number, results in samples.items()}
-            if self._parts.turns.are_taken:
+            if self._parts.sharing.is_exclusive:
                 send_again()
         for number, results in samples.items():
             theirs = np.concatenate([result.logprobs[0] for result in results])

@@ -12,7 +12,7 @@ from typing import Any
 from conftest import make_args
 
 from open_instruct import grpo_fast
-from open_instruct.colocation import SideBySide
+from open_instruct.colocation import DeviceSharing
 from open_instruct.coordinator import Signals, Timer
 from open_instruct.data_types import RolloutBatch
 from open_instruct.engine_client import UpdateReport
@@ -48,7 +48,7 @@ class FakeSupervisor:
         self.has_begun |= bool(numbers)
         self.serving |= {number: self.engines[number] for number in numbers}
 
-    def welcome(self, numbers: list[int]) -> None:
+    def admit_replacement(self, numbers: list[int]) -> None:
         for number in numbers:
             del self.ready[number]
         self.serve(numbers)
@@ -218,7 +218,7 @@ class PlayedParts:
     def __init__(self, *, during: str, at_time: int, power_fails: bool) -> None:
         self._during, self._times_left, self._power_fails = during, at_time, power_fails
         self.signals = Signals()
-        self.turns = SideBySide()
+        self.sharing = DeviceSharing()
         self.supervisor = FakeSupervisor(["engine 0", "engine 1"])
         self.controller = PlayedController()
         self.group = PlayedLearners()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from runs import EVALUATION, Process, assert_ledger_balances, command, rows
 
-from open_instruct.colocation import SideBySide, TakeTurns
+from open_instruct.colocation import DeviceSharing, ExclusiveSharing
 
 
 class Play:
@@ -25,7 +25,7 @@ class Play:
         group: Any = SimpleNamespace(
             async_offload=lambda: self.note("learners sleep", 50), async_onload=lambda: self.note("learners wake")
         )
-        self.turns = TakeTurns(manager, group, lambda refs, **_: refs, timeout_s=1.0)
+        self.sharing = ExclusiveSharing(manager, group, lambda refs, **_: refs, timeout_s=1.0)
 
     def note(self, call: str, released: int = 0) -> list[int]:
         self.calls.append(call)
@@ -34,9 +34,9 @@ class Play:
 
 def test_one_step_in_the_right_order() -> None:
     play = Play()
-    play.turns.learners_compute()
+    play.sharing.learners_compute()
     play.calls.append("train")
-    with play.turns.weights_travel():
+    with play.sharing.weight_update():
         play.calls.append("new weights")
     assert play.calls == [
         "engines sleep",
@@ -48,7 +48,7 @@ def test_one_step_in_the_right_order() -> None:
         "learners sleep",
         "engines ['kv_cache']",
     ]
-    metrics = play.turns.take_metrics()
+    metrics = play.sharing.take_metrics()
     assert metrics["memory/engines_offloaded_bytes"] == 60
     assert metrics["memory/learners_offloaded_bytes"] == 100
     assert {
@@ -57,16 +57,16 @@ def test_one_step_in_the_right_order() -> None:
         "time/learners_offload",
         "time/learners_onload",
     } <= metrics.keys()
-    assert play.turns.take_metrics() == {}
+    assert play.sharing.take_metrics() == {}
 
 
 def test_for_a_replaced_engine_the_others_give_way_too() -> None:
     play = Play()
-    with play.turns.learners_alone():
+    with play.sharing.learners_only():
         pass
     play.calls.clear()
     with (
-        play.turns.weights_travel()
+        play.sharing.weight_update()
     ):  # not after a step: engines are at work, and new weights come to one of them alone
         play.calls.append("new weights")
     assert play.calls == [
@@ -81,43 +81,43 @@ def test_for_a_replaced_engine_the_others_give_way_too() -> None:
 
 def test_engines_start_only_where_no_learner_is_awake() -> None:
     play = Play()
-    assert not play.turns.engines_may_start
-    with play.turns.weights_travel():
-        assert not play.turns.engines_may_start
-    assert play.turns.engines_may_start
-    play.turns.learners_compute()
-    assert not play.turns.engines_may_start
-    assert SideBySide().engines_may_start
+    assert not play.sharing.engines_may_start
+    with play.sharing.weight_update():
+        assert not play.sharing.engines_may_start
+    assert play.sharing.engines_may_start
+    play.sharing.learners_compute()
+    assert not play.sharing.engines_may_start
+    assert DeviceSharing().engines_may_start
 
 
 def test_saving_has_the_learners_alone() -> None:
     play = Play()
-    with play.turns.learners_alone():
+    with play.sharing.learners_only():
         play.calls.append("save")
     assert play.calls == ["engines sleep with weights", "learners wake", "save", "learners sleep", "engines None"]
 
 
 def test_at_the_end_engines_that_gave_way_are_not_asked_again() -> None:
     play = Play()
-    with pytest.raises(KeyError), play.turns.weights_travel():
+    with pytest.raises(KeyError), play.sharing.weight_update():
         raise KeyError("a signal, say")
     play.calls.clear()
-    play.turns.learners_take_over()
+    play.sharing.learners_take_over()
     assert play.calls == []  # one of the engines may hang in the update
     play = Play()
-    with play.turns.weights_travel():
+    with play.sharing.weight_update():
         pass
     play.calls.clear()
-    play.turns.learners_take_over()
+    play.sharing.learners_take_over()
     assert play.calls == ["engines sleep", "learners wake"]
 
 
 def test_side_by_side_nothing_is_handed_over() -> None:
-    turns = SideBySide()
-    turns.engines_rest()
+    turns = DeviceSharing()
+    turns.offload_engines()
     turns.learners_compute()
     turns.learners_take_over()
-    with turns.weights_travel(), turns.learners_alone():
+    with turns.weight_update(), turns.learners_only():
         assert turns.take_metrics() == {}
 
 

@@ -14,7 +14,7 @@ import torch
 from conftest import MAX_MODEL_LEN, TIMEOUT_S, make_args
 
 from open_instruct import bundles, engine_supervisor, rollout_manager
-from open_instruct.colocation import TakeTurns
+from open_instruct.colocation import ExclusiveSharing
 from open_instruct.coordinator import Heartbeats, Parts, Signals
 from open_instruct.data_types import PromptRequest, SamplingConfig
 from open_instruct.engine_client import HELD_UP, EngineClient, UpdateAbandoned
@@ -39,7 +39,7 @@ class PlayedEngine:
         self._number = number
         self._is_let_go = False
         self._troubles = {hangs_on: time.sleep, fails_on: self._fail, waits_on: self._wait}
-        self._stock = {"held": [f"train-{number}"], "idle_s": 0.0, "needs_weights": False, "state": "serving"}
+        self._inventory = {"held": [f"train-{number}"], "idle_s": 0.0, "needs_weights": False, "state": "serving"}
         self._calls: list[str] = []
 
     def _fail(self, _: float) -> None:
@@ -73,11 +73,11 @@ class PlayedEngine:
         self._called("process_queue_continuously")
         time.sleep(1000.0)
 
-    def take_stock(self) -> dict[str, Any]:
-        return self._stock
+    def take_inventory(self) -> dict[str, Any]:
+        return self._inventory
 
-    def set_stock(self, **changes: Any) -> None:
-        self._stock |= changes
+    def set_inventory(self, **changes: Any) -> None:
+        self._inventory |= changes
 
     def start_weight_update(self, update_id: int) -> None:
         self._called("start")
@@ -184,7 +184,7 @@ def test_a_dead_engine_is_replaced_its_prompts_first(stage: Callable[..., Stage]
     play.check_until(lambda: play.supervisor.ready)
     play.supervisor.serve([0])  # it has no weights yet
     assert list(play.supervisor.serving) == [1]
-    play.supervisor.welcome([0])
+    play.supervisor.admit_replacement([0])
     assert sorted(play.supervisor.serving) == [0, 1]
     assert not play.supervisor.ready
     play.supervisor.check()
@@ -230,7 +230,7 @@ def test_an_engine_moves_only_when_ray_knows_that_its_node_is_gone(
     alive.clear()
     play.check_until(lambda: play.supervisor.ready)
     assert play.engines[0] is not old
-    play.supervisor.welcome([0])
+    play.supervisor.admit_replacement([0])
     assert sorted(play.supervisor.serving) == [0, 1]
     assert play.supervisor.num_restarts == 0
 
@@ -266,8 +266,8 @@ def test_an_engine_with_work_that_takes_no_step_is_replaced(
 ) -> None:
     play = stage(engine_stall_timeout_s=1.0)
     play.supervisor.serve([0, 1])
-    play.ask(play.engines[1].set_stock.remote(held=[], idle_s=100.0))  # nothing to do
-    play.ask(play.engines[0].set_stock.remote(idle_s=7.0))
+    play.ask(play.engines[1].set_inventory.remote(held=[], idle_s=100.0))  # nothing to do
+    play.ask(play.engines[0].set_inventory.remote(idle_s=7.0))
     play.check_until(lambda: play.supervisor.num_restarts == 1)
     assert "engine 0 holds 1 prompts and took no step for 7 s; starting it again (1 of 3)" in caplog.text
     assert list(play.supervisor.serving) == [1]
@@ -277,12 +277,12 @@ def test_an_engine_in_a_long_update_does_not_count_as_stalled(stage: Callable[..
     """The update has a deadline of its own; and when it ends, the time without a step begins anew."""
     play = stage(engine_stall_timeout_s=1.0)
     play.supervisor.serve([0, 1])
-    play.ask([engine.set_stock.remote(state="updating", idle_s=7.0) for engine in play.engines])
+    play.ask([engine.set_inventory.remote(state="updating", idle_s=7.0) for engine in play.engines])
     for _ in range(30):
         play.supervisor.check()
         time.sleep(0.05)
     assert play.supervisor.num_restarts == 0
-    play.ask(play.engines[0].set_stock.remote(state="serving"))
+    play.ask(play.engines[0].set_inventory.remote(state="serving"))
     play.check_until(lambda: play.supervisor.num_restarts == 1)
     assert list(play.supervisor.serving) == [1]
 
@@ -291,12 +291,12 @@ def test_after_an_update_an_engine_has_the_whole_limit_for_its_next_step(monkeyp
     clock = SimpleNamespace(now=1000.0)
     monkeypatch.setattr(engine_supervisor.time, "monotonic", lambda: clock.now)
     supervisor = EngineSupervisor(make_args(engine_stall_timeout_s=300.0), [], None, lambda _: None)  # type: ignore[arg-type]
-    stock = {"held": ["train-1"], "needs_weights": False}
-    assert supervisor._judge(0, {**stock, "state": "updating", "idle_s": 500.0}) == ""
+    inventory = {"held": ["train-1"], "needs_weights": False}
+    assert supervisor._judge(0, {**inventory, "state": "updating", "idle_s": 500.0}) == ""
     clock.now += 299.0
-    assert supervisor._judge(0, {**stock, "state": "serving", "idle_s": 799.0}) == ""
+    assert supervisor._judge(0, {**inventory, "state": "serving", "idle_s": 799.0}) == ""
     clock.now += 2.0
-    assert "took no step for 301 s" in supervisor._judge(0, {**stock, "state": "serving", "idle_s": 801.0})
+    assert "took no step for 301 s" in supervisor._judge(0, {**inventory, "state": "serving", "idle_s": 801.0})
 
 
 def test_a_replacement_that_does_not_come_up_is_replaced_until_no_restart_is_left(stage: Callable[..., Stage]) -> None:
@@ -456,8 +456,8 @@ def test_an_engine_that_dies_while_devices_are_handed_over_is_replaced(queues_an
         return [engine.release_memory_occupation.remote() for engine in play.engines]
 
     manager: Any = SimpleNamespace(async_offload=offload)
-    turns = TakeTurns(manager, SimpleNamespace(), parts.wait, timeout_s=TIMEOUT_S)  # type: ignore[arg-type]
-    turns.engines_rest()
+    turns = ExclusiveSharing(manager, SimpleNamespace(), parts.wait, timeout_s=TIMEOUT_S)  # type: ignore[arg-type]
+    turns.offload_engines()
     assert turns.take_metrics()["memory/engines_offloaded_bytes"] == 10  # of the other
     play.check_until(lambda: play.supervisor.num_restarts == 1)
 
@@ -612,7 +612,7 @@ def test_an_engine_killed_while_it_samples_serves_again_with_the_current_weights
     pid = ray_session.get(real.engines[0].pid.remote(), timeout=TIMEOUT_S)
     long = SamplingConfig(max_tokens=100, n=8, ignore_eos=True)
     real.queues[0].put([PromptRequest(prompts[0], long, 0, "train-0", 1)], timeout=TIMEOUT_S)
-    while not ray_session.get(real.engines[0].take_stock.remote(), timeout=TIMEOUT_S)["busy_s"]:
+    while not ray_session.get(real.engines[0].take_inventory.remote(), timeout=TIMEOUT_S)["busy_s"]:
         time.sleep(0.01)
     os.kill(pid, signal.SIGKILL)
     while supervisor.num_restarts == 0:

@@ -109,13 +109,13 @@ def test_a_real_engine_wakes_for_prompts_and_weights_and_loses_nothing(
     ray_session.get(engine.ready.remote(), timeout=TIMEOUT_S)
     engine.process_queue_continuously.remote()
 
-    def stock() -> dict[str, Any]:
-        return ray_session.get(engine.take_stock.remote(), timeout=TIMEOUT_S)
+    def inventory() -> dict[str, Any]:
+        return ray_session.get(engine.take_inventory.remote(), timeout=TIMEOUT_S)
 
     def wait_for(state: str) -> None:
         deadline = time.monotonic() + 20
-        while stock()["state"] != state:
-            assert time.monotonic() < deadline, stock()
+        while inventory()["state"] != state:
+            assert time.monotonic() < deadline, inventory()
             time.sleep(0.05)
 
     wait_for("asleep")
@@ -124,8 +124,8 @@ def test_a_real_engine_wakes_for_prompts_and_weights_and_loses_nothing(
     if level == 2:
         time.sleep(0.5)
         assert queues[1].empty()  # the weights were dropped
-        assert stock()["needs_weights"]
-        assert sorted(stock()["held"]) == ["train-0", "train-1", "train-2"]
+        assert inventory()["needs_weights"]
+        assert sorted(inventory()["held"]) == ["train-0", "train-1", "train-2"]
         model = AutoModelForCausalLM.from_pretrained(tied_model, dtype=torch.float32)
         client = EngineClient([engine], workers_per_engine=1, timeout_s=60.0)
         client.begin(0)
@@ -136,7 +136,7 @@ def test_a_real_engine_wakes_for_prompts_and_weights_and_loses_nothing(
         results += queues[1].get(timeout=TIMEOUT_S)
     assert sorted(result.prompt_id for result in results) == ["train-0", "train-1", "train-2"]
     wait_for("asleep")
-    assert stock()["num_sleeps"] >= 2
+    assert inventory()["num_sleeps"] >= 2
     ray_session.get(engine.resume_memory_occupation.remote(["weights", "kv_cache"]), timeout=TIMEOUT_S)
     ray_session.kill(engine)
     for queue in queues:

@@ -273,10 +273,10 @@ def test_a_rollout_is_inside_until_its_result_is_out(make_stage: MakeStage) -> N
     stage = make_stage(slots=1)
     stage.vllm.before_step = lambda: time.sleep(0.01)
     stage.put(RCPlan("1 + 1", num_cycles=3))
-    while not stage.actor.take_stock()["held"]:
+    while not stage.actor.take_inventory()["held"]:
         time.sleep(0.005)
     while stage.results.empty():
-        assert "train-0" in stage.actor.take_stock()["held"] or not stage.results.empty()
+        assert "train-0" in stage.actor.take_inventory()["held"] or not stage.results.empty()
     stage.get()
 
 

@@ -192,13 +192,13 @@ def test_results_that_nobody_takes_for_30_s_are_not_lost(
         own_engine.prompts.put([request], timeout=TIMEOUT_S)
     time.sleep(30)
     assert own_engine.results.full()
-    stock = ray_session.get(own_engine.actor.take_stock.remote(), timeout=TIMEOUT_S)
+    inventory = ray_session.get(own_engine.actor.take_inventory.remote(), timeout=TIMEOUT_S)
     results: list[Any] = []
     while len(results) < len(requests):
         results += own_engine.results.get(timeout=30)
     assert sorted(result.index for result in results) == list(range(40))
-    assert {f"train-{i}" for i in range(40)} >= set(stock["held"])  # what waits to be taken counts as held
-    assert stock["held"]
+    assert {f"train-{i}" for i in range(40)} >= set(inventory["held"])  # what waits to be taken counts as held
+    assert inventory["held"]
 
 
 def test_a_group_that_takes_too_long_comes_back_with_its_cause(ray_session: Any, prompts: list[np.ndarray]) -> None:

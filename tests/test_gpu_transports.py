@@ -87,8 +87,8 @@ class Cluster:
     def cores(self, number: int) -> list[psutil.Process]:
         return [child for child in psutil.Process(self.pids[number]).children() if "EngineCore" in child.name()]
 
-    def stock(self, number: int) -> dict[str, Any]:
-        return self.ray.get(self.engines[number].take_stock.remote(), timeout=TIMEOUT_S)
+    def inventory(self, number: int) -> dict[str, Any]:
+        return self.ray.get(self.engines[number].take_inventory.remote(), timeout=TIMEOUT_S)
 
     def begin(self, prompt: np.ndarray, prompt_id: str, config: SamplingConfig = LONG) -> None:
         """Have some engine generate."""
@@ -171,7 +171,7 @@ def test_no_token_is_sampled_while_weights_come(one_engine: Cluster, prompts: li
     learner.send()
     before, old = learner.version, LogProbModel(copy.deepcopy(learner.module))
     one_engine.begin(prompt, "train-1")
-    wait_until(lambda: one_engine.stock(0)["held"] == ["train-1"])
+    wait_until(lambda: one_engine.inventory(0)["held"] == ["train-1"])
     time.sleep(0.05)
     learner.send()
     [result] = one_engine.results(1)
@@ -201,11 +201,11 @@ def test_an_update_that_breaks_off_leaves_no_mixture(one_engine: Cluster, prompt
 
 def test_an_engine_in_an_update_does_not_stand_still(one_engine: Cluster, prompts: list[np.ndarray]) -> None:
     one_engine.begin(prompts[0], "train-2")
-    wait_until(lambda: one_engine.stock(0)["held"] == ["train-2"])
+    wait_until(lambda: one_engine.inventory(0)["held"] == ["train-2"])
     one_engine.ray.get(one_engine.engines[0].start_weight_update.remote(None), timeout=TIMEOUT_S)
     time.sleep(0.5)
-    stock = one_engine.stock(0)
-    assert (stock["state"], stock["idle_s"]) == ("updating", 0.0)
+    inventory = one_engine.inventory(0)
+    assert (inventory["state"], inventory["idle_s"]) == ("updating", 0.0)
     one_engine.learner.send()
     assert len(one_engine.results(1)) == 1
 
@@ -247,10 +247,10 @@ def test_an_engine_that_dies_in_mid_broadcast_costs_seconds(
     assert time.monotonic() - started < 15
     assert report.confirmed == {}
     assert report.failures.keys() == {0, 1}
-    assert cluster.stock(0)["state"] == "updating"
+    assert cluster.inventory(0)["state"] == "updating"
     answer = cluster.engines[0].generate_with_single_engine.remote(prompts[:1], CONFIG)
     time.sleep(1.0)
-    assert cluster.stock(0)["num_generated_tokens"] == 0  # half of its weights are new
+    assert cluster.inventory(0)["num_generated_tokens"] == 0  # half of its weights are new
 
     started = time.monotonic()
     assert learner.connect(0) == {}

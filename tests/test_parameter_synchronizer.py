@@ -8,7 +8,7 @@ import pytest
 from conftest import make_args
 from driver_fakes import FakeSupervisor
 
-from open_instruct.colocation import SideBySide
+from open_instruct.colocation import DeviceSharing
 from open_instruct.coordinator import Signals
 from open_instruct.engine_client import UpdateReport
 from open_instruct.failures import DO_NOT_FIT, ComponentDied, WeightsDiffer
@@ -30,7 +30,7 @@ class Play:
         self.loading: set[int] = set()
         """Replacements that become ready while the next update is under way."""
         self.manager = SimpleNamespace(rollout_engines=engines)
-        self.turns = SideBySide()
+        self.sharing = DeviceSharing()
         self.signals = Signals()
         self.held = 0
         """Version of the weights that the learners hold."""
@@ -170,7 +170,7 @@ def test_a_replacement_between_two_syncs_is_told_the_version_of_the_weights_that
 def test_where_all_sleep_for_a_replacement_all_get_weights_again() -> None:
     """With shared devices the others give way as well, and an engine that sleeps deeply has dropped its weights."""
     play = Play().start()
-    play.turns.are_taken = True
+    play.sharing.is_exclusive = True
     play.sync_trained(3)
     play.supervisor.replace(1, "died")
     play.supervisor.load(1)

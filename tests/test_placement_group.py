@@ -92,15 +92,15 @@ def test_memory_is_released_and_taken_back_by_tag(ray_session: Any, system: Any)
     ray, actor_model, rollout_manager = ray_session, system.actor_model, system.rollout_manager
     engine = rollout_manager.rollout_engines[0]
     assert all(released >= 0 for released in ray.get(rollout_manager.async_offload(), timeout=TIMEOUT_S))
-    assert ray.get(engine.take_stock.remote(), timeout=TIMEOUT_S)["state"] == "asleep"
+    assert ray.get(engine.take_inventory.remote(), timeout=TIMEOUT_S)["state"] == "asleep"
     ray.get(rollout_manager.async_onload(["weights"]), timeout=TIMEOUT_S)
     ray.get(actor_model.async_update_weights(), timeout=TIMEOUT_S)
-    assert ray.get(engine.take_stock.remote(), timeout=TIMEOUT_S)["state"] == "asleep"  # no key-value cache yet
+    assert ray.get(engine.take_inventory.remote(), timeout=TIMEOUT_S)["state"] == "asleep"  # no key-value cache yet
     assert all(released >= 0 for released in ray.get(actor_model.async_offload(), timeout=TIMEOUT_S))
     with pytest.raises(ray.exceptions.RayTaskError, match="needs weights on the device"):
         ray.get(actor_model.async_update_weights(), timeout=TIMEOUT_S)
     ray.get(rollout_manager.async_onload(["kv_cache"]), timeout=TIMEOUT_S)
-    assert ray.get(engine.take_stock.remote(), timeout=TIMEOUT_S)["state"] == "serving"
+    assert ray.get(engine.take_inventory.remote(), timeout=TIMEOUT_S)["state"] == "serving"
     ray.get(actor_model.async_onload(), timeout=TIMEOUT_S)
 
 

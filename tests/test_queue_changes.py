@@ -115,13 +115,15 @@ def test_stock_taking_names_what_is_held_and_is_answered_while_the_engine_works(
     deadline = time.monotonic() + TIMEOUT_S
     while len(seen) < len(requests):
         assert time.monotonic() < deadline
-        for stock in ray_session.get([actor.take_stock.remote() for actor in engines.actors], timeout=TIMEOUT_S):
-            seen |= set(stock["held"])
+        for inventory in ray_session.get(
+            [actor.take_inventory.remote() for actor in engines.actors], timeout=TIMEOUT_S
+        ):
+            seen |= set(inventory["held"])
     collect(engines, len(requests))
     assert seen == {one.prompt_id for one in requests}
-    after = ray_session.get([actor.take_stock.remote() for actor in engines.actors], timeout=TIMEOUT_S)
-    assert all(stock["held"] == [] for stock in after)
-    assert sum(stock["num_generated_tokens"] for stock in after) > 0
+    after = ray_session.get([actor.take_inventory.remote() for actor in engines.actors], timeout=TIMEOUT_S)
+    assert all(inventory["held"] == [] for inventory in after)
+    assert sum(inventory["num_generated_tokens"] for inventory in after) > 0
 
 
 def test_a_control_call_waits_for_a_step_and_not_for_a_request(
@@ -130,7 +132,7 @@ def test_a_control_call_waits_for_a_step_and_not_for_a_request(
     long = SamplingConfig(max_tokens=64, n=64, temperature=2.0)
     requests: list[Any] = []
     deadline = time.monotonic() + TIMEOUT_S
-    while not ray_session.get(engines.actors[0].take_stock.remote())["held"]:  # else the other engine took it
+    while not ray_session.get(engines.actors[0].take_inventory.remote())["held"]:  # else the other engine took it
         assert time.monotonic() < deadline
         requests.append(request(prompts[len(requests) % 2], len(requests), config=long))
         engines.param_prompt_Q.put([requests[-1]], timeout=5)

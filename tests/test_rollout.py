@@ -546,7 +546,7 @@ def test_prompts_that_an_engine_took_with_it_are_issued_again(make_play: MakePla
     time.sleep(QUIET_S)
     taken_back = play.controller.take_back_prompts()
     assert taken_back >= 2
-    assert play.no_more_comes()  # nothing is issued while stock is taken
+    assert play.no_more_comes()  # nothing is issued while inventory is taken
     play.deliver(play.answer(at_engines[0]))
     assert play.controller.recover_lost(held=[]) == 1
     again = play.receive(2 * NUM_PROMPTS - 1)

@@ -14,7 +14,7 @@ from runs import assert_each_prompt_once, prompts_by_step, rows
 
 from open_instruct import fully_async_trainer, grpo_fast, run_log
 from open_instruct.checkpoints import STATE_FILE
-from open_instruct.colocation import SideBySide
+from open_instruct.colocation import DeviceSharing
 from open_instruct.run_identity import run_identity
 from open_instruct.run_saving import checkpoint_store, resumes_the_same_run
 from open_instruct.step_sums import NONFINITE_STEPS
@@ -148,17 +148,17 @@ def test_sigterm_while_the_weights_of_the_start_are_sent_leaves_at_once(tmp_path
 def test_at_the_end_engines_on_shared_devices_that_gave_way_are_not_asked_again(tmp_path: Path) -> None:
     """One of them may hang in the update that the signal ended."""
 
-    class Turns(SideBySide):
+    class Turns(DeviceSharing):
         taken_over = 0
 
         def learners_take_over(self) -> None:
             self.taken_over += 1
 
-        def learners_alone(self) -> Any:
+        def learners_only(self) -> Any:
             raise AssertionError("engines would be woken up again")
 
     run = played_run(tmp_path, during="training step 3")
-    run.parts.turns = turns = Turns()
+    run.parts.sharing = turns = Turns()
     assert go(run) == 85
     assert turns.taken_over == 1
 

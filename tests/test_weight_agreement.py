@@ -46,9 +46,9 @@ def learner_logprobs(tokens: np.ndarray) -> np.ndarray:
 class Play:
     """The parts of a run, with learners that score by a formula."""
 
-    def __init__(self, *, are_taken: bool = False, **options: Any) -> None:
+    def __init__(self, *, is_exclusive: bool = False, **options: Any) -> None:
         self.events: list[str] = []
-        self.turns = SimpleNamespace(are_taken=are_taken, weights_travel=self._weights_travel)
+        self.sharing = SimpleNamespace(is_exclusive=is_exclusive, weight_update=self._weights_travel)
         self.group = SimpleNamespace(async_score=self._score)
         self.agreement = WeightAgreement(make_args(**options), self)
 
@@ -108,7 +108,7 @@ def test_dead_engine_is_left_to_its_supervisor() -> None:
 
 
 def test_colocated_engines_sleep_while_learners_score_and_get_their_weights_again() -> None:
-    play = Play(are_taken=True)
+    play = Play(is_exclusive=True)
     play.check(Engine(), send_again=lambda: play.events.append("send"))
     assert play.events == ["learners awake", "score", "send", "engines awake"]
 
