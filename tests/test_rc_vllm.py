@@ -113,7 +113,9 @@ def test_a_server_that_is_killed_and_started_again(tmp_path: Path) -> None:
 
         killer = threading.Thread(target=kill_and_restart)
         killer.start()
-        code, output = run(words(tmp_path, server, 60, "actor.llm_max_rollouts=4", "actor.max_retries=1"))
+        code, output = run(
+            words(tmp_path, server, 60, "actor.llm_max_rollouts=4", "actor.max_retries=1"), timeout_s=READY_TIMEOUT_S
+        )
         killer.join(READY_TIMEOUT_S)
         assert not killer.is_alive()
         assert code == 0, output
