@@ -9,11 +9,14 @@ version that sampled one of its trained tokens.
           │  than the steps up to version + 1 + T need      └─ takes the first arrivals of its window: the oldest
           └──────── discarded, recovered, failed ◄──────────   N + over_issued unassigned prompts
 
-Pacing keeps the threshold by construction. Let a prompt be issued at version `v`, while step `a` is assembled: at that moment
-the unassigned prompts fill at most the places of steps `a … v + 1 + T`. Without over-issuing each step takes the oldest, so the
-prompt lands in step `v + 1 + T` or before, and `v + 1 + T - 1 - v = T`. With over-issuing at most `over_issued` prompts are ever
-left behind by a newer one; when one of them comes to the bound `M > T`, the policy decides: the step waits for it, or it is
-discarded or truncated once it is too old.
+Pacing keeps the threshold by construction. A prompt is issued at version `v` while step `a` is assembled only if all unassigned
+prompts, this one included, fit into the steps `a … v + 1 + T`. Without over-issuing each step takes the oldest prompts, so the
+prompt lands in step `v + 1 + T` at the latest, where its age is `v + 1 + T - 1 - v = T`. Example: T = 2, and a prompt is issued
+at version 3. It is trained in step 6 at the latest, which trains version 5: its age is at most 2.
+
+With over-issuing a step takes the prompts that arrive first, so newer prompts can overtake an older one, at most `over_issued`
+times. When such a straggler would pass the bound `M > T`, the straggler policy decides: the step waits for the straggler, or the
+straggler is discarded or truncated once it is too old.
 """
 
 from collections import Counter
@@ -45,25 +48,28 @@ def sample_age(training_step: int, oldest_version: int) -> int:
 
 @dataclass(frozen=True)
 class IssuedPrompt:
-    """An issued prompt that has no fate yet."""
+    """An issued prompt whose outcome is not known yet."""
 
     prompt_id: str
     issue_number: int
     """Position in the run's prompt order, 0, 1, …"""
     version: int
-    """No token of its group is older: the version served at its last issue; once it arrived, that of its oldest token."""
+    """Lower bound on the version of every token of the group: the version served at the last issue of the prompt, replaced by the
+    version of the oldest token when the group arrives."""
     newest_version: int = -1
-    """Version of its newest token, once it arrived."""
+    """Version of the newest token of the group, from its arrival on."""
     arrived: bool = False
     num_failures: int = 0
-    """Times that an engine gave its group up. A dead engine or a resume issues a prompt again too, but it has not failed then."""
+    """Times that an engine gave the group up. A prompt that is issued again because its engine died, or because the run was
+    resumed, has not failed."""
 
 
 class PromptLedger:
-    """One prompt, one fate: issued = consumed + dropped (by reason) + open, at every moment.
+    """The account of all prompts. Each prompt gets one fate: consumed, or dropped for a reason. At every moment the number of
+    issued prompts equals consumed + dropped + open.
 
-    A fate is first `stage`d for a training step and becomes final when that step is `commit`ted, so that a checkpoint between two
-    steps never speaks of a step that it does not contain. Not thread-safe: the controller's lock guards it.
+    A fate is first staged for a training step (`stage`) and becomes final when that step has been trained (`commit`). So a
+    checkpoint between two steps holds no fate that belongs to a step after it. Not thread-safe: the controller's lock guards it.
     """
 
     def __init__(self) -> None:
@@ -87,12 +93,12 @@ class PromptLedger:
         self.num_issued += 1
 
     def update(self, prompt: IssuedPrompt) -> None:
-        """What is known of an open prompt changed; its fate is still open."""
+        """Replace what is known of an open prompt. The prompt stays open."""
         assert prompt.prompt_id in self._open, f"{prompt.prompt_id} is not open"
         self._open[prompt.prompt_id] = prompt
 
     def arrive(self, prompt_id: str) -> IssuedPrompt | None:
-        """The prompt of a result; None if it is not waited for (it came twice, or its prompt has its fate already)."""
+        """The prompt of a result that came. None if nobody waits for it: it came twice, or its prompt has a fate."""
         prompt = self._open.get(prompt_id)
         if prompt is None or prompt.arrived or self._step_of_fate(prompt_id) is not None:
             self.num_duplicates += 1
@@ -100,7 +106,7 @@ class PromptLedger:
         return prompt
 
     def stage(self, prompt_id: str, fate: str, training_step: int) -> None:
-        """Decide a fate that becomes final with the commit of `training_step`."""
+        """Give a prompt the fate that becomes final when `training_step` is committed."""
         assert prompt_id in self._open, f"{prompt_id} got the fate {fate} but is not open"
         staged = self._step_of_fate(prompt_id)
         assert staged is None, f"{prompt_id} got the fate {fate}, but step {staged} has it"
@@ -111,7 +117,7 @@ class PromptLedger:
         return next((step for step, fates in self._staged.items() if prompt_id in fates), None)
 
     def commit(self, training_step: int) -> list[tuple[IssuedPrompt, str]]:
-        """The step was trained: make the fates of its prompts final; they come back in the order of issue."""
+        """The step was trained: make the fates of its prompts final. Returns these prompts and fates in the order of issue."""
         staged = self._staged.pop(training_step, {})
         settled = sorted(
             ((self._open.pop(prompt_id), fate) for prompt_id, fate in staged.items()),
@@ -122,7 +128,7 @@ class PromptLedger:
         return settled
 
     def close(self, reason: str = RUN_ENDED) -> None:
-        """The run ends here: whatever is still open is dropped for `reason`."""
+        """The run ends: drop every prompt that is still open, for `reason`."""
         self.fates[reason] += len(self._open)
         self._open.clear()
         self._staged.clear()
@@ -146,7 +152,7 @@ class PromptLedger:
         }
 
     def state_dict(self) -> dict:
-        """Plain values. Results and staged fates are not part of it: prompts that a step has taken are open again."""
+        """Plain values. Results and staged fates are left out: a prompt that a step has taken but not trained is open."""
         return {
             "num_issued": self.num_issued,
             "num_reissued": self.num_reissued,
@@ -156,7 +162,7 @@ class PromptLedger:
         }
 
     def load_state_dict(self, state: dict) -> None:
-        """Restore; the open prompts have neither arrived nor been sent."""
+        """Restore what `state_dict` gave. The open prompts count as neither sent nor arrived."""
         self.num_issued = state["num_issued"]
         self.num_reissued = state["num_reissued"]
         self.num_duplicates = state["num_duplicates"]
@@ -167,7 +173,7 @@ class PromptLedger:
 
 
 def _restored(prompt: dict) -> IssuedPrompt:
-    """A prompt of a saved state. States of before `num_failures` counted issues, which say nothing of failures."""
+    """A prompt of a saved state. Old states have `num_attempts`, which counted issues and says nothing about failures."""
     return IssuedPrompt(
         **{name: value for name, value in prompt.items() if name != "num_attempts"} | {"arrived": False}
     )
@@ -191,15 +197,16 @@ class Assignment:
 
     prompt: IssuedPrompt
     oldest_trained_version: int
-    """Tokens that older weights sampled are not trained on (`truncate`); else no token is older."""
+    """With the policy `truncate`, tokens of older versions are not trained on. With the other policies no token is older."""
     was_left_behind: bool
     """Whether an earlier step took a prompt that was issued later."""
 
 
 class PromptFlow:
-    """Decides when a prompt is issued and which step takes its group. Knows neither clocks nor threads: callers hold a lock.
+    """Decides when a prompt is issued and which training step takes its group.
 
-    Consumes `set_version` (every engine serves it) and `arrive`; produces `next_prompt` and `assign`. None of its calls waits.
+    The controller reports what happened (`set_version`, `arrive`, `recover`, `give_up`) and asks what to do (`next_prompt`,
+    `assign`). No call waits. There are no clocks and no threads in here: the caller holds a lock.
     """
 
     def __init__(self, options: FlowOptions, ledger: PromptLedger) -> None:
@@ -211,17 +218,17 @@ class PromptFlow:
         self.num_stale_discarded = 0
         self.next_issue_number = 0
         self._unassigned: dict[int, str] = {}
-        """Issue number to prompt id; numbers only ever grow, so in the order of issue."""
+        """Prompt ids by issue number, in the order of issue because issue numbers only grow."""
         self._unsent: list[int] = []
-        """Issue numbers to be issued again, as a heap; some may have arrived meanwhile, or be in it twice."""
+        """A heap of the issue numbers of prompts to be issued again. Some may have arrived meanwhile, or be in it twice."""
         self._arrived: dict[int, str] = {}
-        """Unassigned groups that are complete, in the order of arrival."""
+        """Prompt ids of complete groups that no step has taken, in the order of arrival."""
         self._eligible: dict[int, str] = {}
-        """Those of them that lie in the window."""
+        """The part of `_arrived` that lies in the window."""
         self._must_wait_for: set[int] = set()
-        """Prompts that the step being assembled waits for, since the next would be too late."""
+        """Issue numbers of the stragglers that the step being assembled must wait for, because the next step is too late."""
         self._places = options.prompts_per_step
-        """Groups that the step being assembled still takes."""
+        """Number of groups that the step being assembled still takes."""
         self._newest_assigned = self._newest_of_earlier_steps = -1
         self._window_end = -1
         self._window_room = 0
@@ -236,7 +243,7 @@ class PromptFlow:
 
     @property
     def num_admissible(self) -> int:
-        """Prompts that may be unassigned at once: the places in the steps that the threshold lets be filled now."""
+        """How many prompts may be unassigned at once: the number of places in all steps that the threshold allows to fill now."""
         options = self.options
         last = last_admissible_step(
             self.version, async_steps=options.staleness_threshold, num_training_steps=options.num_training_steps
@@ -248,14 +255,14 @@ class PromptFlow:
         return len(self._unassigned)
 
     def next_prompt(self) -> IssuedPrompt | None:
-        """The next prompt to give to the engines, as issued at the version served now; None while none may be."""
+        """The next prompt to give to the engines, issued at the version that they serve. None while no prompt may be."""
         while self._unsent and not self._waits_for_issue(self._unsent[0]):
             heappop(self._unsent)
         if self._unsent:
             number = self._unsent[0]
             if not self._is_admissible(number):
                 return None
-            while self._unsent and self._unsent[0] == number:  # one that was lost twice is issued once
+            while self._unsent and self._unsent[0] == number:  # a prompt that was lost twice is issued once
                 heappop(self._unsent)
             prompt = self.ledger[self._unassigned[number]]
             self.ledger.num_reissued += 1
@@ -268,13 +275,14 @@ class PromptFlow:
         return prompt
 
     def _is_admissible(self, number: int) -> bool:
-        """Always so, except after a resume: with a lower threshold, or after steps ahead were extended whose groups are lost."""
+        """Whether a lost prompt may be issued again now. Always true but after a resume, when more prompts may be unassigned than
+        are admissible: the threshold was lowered, or steps ahead had been extended and their groups are lost."""
         if len(self._unassigned) <= self.num_admissible:
             return True
         return sum(1 for other in self._unassigned if other < number) < self.num_admissible
 
     def _waits_for_issue(self, number: int) -> bool:
-        """A result that was given up for lost may have come after all."""
+        """Whether the prompt still has to be issued: its result may have arrived after it was taken for lost."""
         return number in self._unassigned and number not in self._arrived
 
     def _issue(self) -> IssuedPrompt:
@@ -291,7 +299,7 @@ class PromptFlow:
     # --- arrival ------------------------------------------------------------------------------------------------------
 
     def arrive(self, prompt_id: str, *, oldest_version: int, newest_version: int) -> bool:
-        """A complete group is here; False if it is not waited for."""
+        """A complete group has arrived. False if nobody waits for it."""
         prompt = self.ledger.arrive(prompt_id)
         if prompt is None:
             return False
@@ -299,27 +307,26 @@ class PromptFlow:
         self._arrived[prompt.issue_number] = prompt_id
         if prompt.issue_number <= self._window_end:
             self._eligible[prompt.issue_number] = prompt_id
-        if self._must_be_waited_for(
-            prompt.issue_number, oldest_version
-        ):  # known already, unless it was given up for lost
-            self._must_wait_for.add(prompt.issue_number)
+        if self._must_be_waited_for(prompt.issue_number, oldest_version):
+            self._must_wait_for.add(prompt.issue_number)  # it is missing there if the prompt was taken for lost
         return True
 
     def waits_for(self, prompt_id: str, being_scored: Collection[str] = ()) -> bool:
-        """Whether a result for this prompt would be news; one that is not is counted as a duplicate."""
+        """Whether a result for this prompt would be the first one. If not, it is counted as a duplicate."""
         if prompt_id in being_scored:
             self.ledger.num_duplicates += 1
             return False
         return self.ledger.arrive(prompt_id) is not None
 
     def is_waited_for(self, prompt: IssuedPrompt) -> bool:
-        """Whether the engines have it, or it is on its way to or from them."""
+        """Whether the engines have the prompt, or the prompt or its result is on the way."""
         return prompt.issue_number in self._unassigned and not prompt.arrived
 
     def give_up(self, prompt_id: str, *, max_attempts: int) -> bool:
-        """The engines failed on a prompt: it is issued again, or after `max_attempts` failures dropped. Whether it is still open.
+        """The engines failed on a prompt: issue it again, or drop it after `max_attempts` failures. Whether it is open.
 
-        With `max_attempts` 3 a prompt that was lost with an engine five times and failed twice is issued again.
+        Only failures count: with `max_attempts` 3, a prompt that was lost five times with an engine and failed twice is issued
+        again.
         """
         prompt = self.ledger.arrive(prompt_id)
         if prompt is None:
@@ -335,7 +342,8 @@ class PromptFlow:
         return False
 
     def recover(self, present: Collection[str]) -> list[str]:
-        """After an engine died: issue again what was sent and is neither back nor among `present`; the prompt ids."""
+        """An engine died: issue those prompts again that were sent, have not arrived and are not among `present` (prompt ids that
+        are in the prompt queue or with a living engine). Returns their ids."""
         unsent = set(self._unsent)
         lost = [
             prompt_id
@@ -356,7 +364,7 @@ class PromptFlow:
     # --- assembling ---------------------------------------------------------------------------------------------------
 
     def assign(self) -> list[Assignment]:
-        """Give complete groups of the window to the step being assembled, in the order of arrival, while it has places."""
+        """Give complete groups of the window to the step being assembled, in the order of arrival, until the step is full."""
         assigned = []
         while (number := self._next_to_assign()) is not None:
             if (assignment := self._assign(self.ledger[self._eligible[number]])) is not None:
@@ -364,7 +372,7 @@ class PromptFlow:
         return assigned
 
     def _next_to_assign(self) -> int | None:
-        """The first arrival of the window, or of those that the step waits for when it has no other places left."""
+        """The group that arrived first in the window. Once every place left is kept for a straggler: an arrived straggler."""
         if self._places == 0:
             return None
         if self._places > len(self._must_wait_for):
@@ -375,7 +383,7 @@ class PromptFlow:
         oldest_allowed = self.assembling - 1 - self.options.max_staleness
         policy = self.options.straggler_policy
         if prompt.version < oldest_allowed and not (policy == "truncate" and prompt.newest_version >= oldest_allowed):
-            # With `wait`, only a result that comes after its prompt was given up for lost and issued again.
+            # With the policy `wait` this happens only to a result whose prompt was taken for lost and issued again.
             self.num_stale_discarded += 1
             self._send_again(prompt)
             return None
@@ -388,9 +396,9 @@ class PromptFlow:
         return Assignment(prompt, max(prompt.version, oldest_allowed), was_left_behind)
 
     def _must_be_waited_for(self, number: int, oldest_version: int) -> bool:
-        """Whether the next step could not take it any more without breaking the bound; then this one waits for it.
+        """Whether the step being assembled must wait for this prompt, because in the next step it would break the bound.
 
-        It was left behind: what was issued at its version or before fills no more than the steps before this one.
+        Only a straggler can come to that: all prompts that were issued at its version or before fit into earlier steps.
         """
         is_left_behind = number < self._newest_of_earlier_steps
         next_is_too_late = oldest_version < self.assembling - self.options.max_staleness
@@ -402,7 +410,7 @@ class PromptFlow:
             number
             for number in left_behind
             if self._must_be_waited_for(number, self.ledger[self._unassigned[number]].version)
-            and (number in self._arrived or number not in self._unsent)  # else its tokens will be newer
+            and (number in self._arrived or number not in self._unsent)  # an unsent prompt gets newer tokens
         }
 
     def _window(self) -> Iterator[tuple[int, str]]:
@@ -413,7 +421,7 @@ class PromptFlow:
         return self._places == 0
 
     def extend_step(self) -> None:
-        """There is nothing to train on in the step's batch: it takes as many groups again."""
+        """The batch of the step holds nothing to train on, so the step takes `prompts_per_step` further groups."""
         self._places += self.options.prompts_per_step
         self._count_window()
 
@@ -427,7 +435,8 @@ class PromptFlow:
         self._count_must_wait_for()
 
     def _count_window(self) -> None:
-        """The window's last prompt. Assigning one of its prompts takes a place too, so it changes only when places are added."""
+        """Find the last prompt of the window. Assigning a prompt takes it out of the window and takes a place, so the end of the
+        window moves only when places are added."""
         window = self._places + self.options.over_issued
         self._window_room = max(0, window - len(self._unassigned))
         self._window_end = max((number for number, _ in self._window()), default=-1)
@@ -438,7 +447,8 @@ class PromptFlow:
     def start(self, training_step: int, finished: Collection[str] = ()) -> None:
         """Go on after `training_step`, whose weights every engine serves.
 
-        Open prompts are issued again, in their order, but for those of `finished`: their groups are at hand and will `arrive`.
+        Open prompts are issued again in the order of their first issue, except those of `finished`: their groups were saved and
+        will `arrive`.
         """
         self.version = training_step
         self.assembling = training_step + 1
