@@ -1,12 +1,12 @@
-"""The engines of a run: who serves, who died, who is being started again, and what became of the prompts of the dead.
+"""The engines of a run: which engines serve, which died, which are being started again, and what becomes of their prompts.
 
 check ── a future ended, an engine makes no progress ──► replace ─ prompts of the dead are issued again at once
                                                            │
                  other engines go on                       └──► a new engine in its place: starting ─► ready
                                                                  the synchronizer gives it the current weights ─► serve
 
-An engine that died with its node waits for a new place until Ray has noticed, too: it would put it on the dead node before. On
-shared devices it waits until the learners sleep.
+Until Ray has noticed that a node is gone it would place a replacement on the dead node, so the replacement waits for that. On
+shared devices a replacement waits until the learners have given their memory back.
 """
 
 import logging
@@ -34,41 +34,41 @@ ANSWER_S = 10.0
 """Deadline of a call to an engine that only asks something."""
 CONTROL_S = 60.0
 """Deadline of a call to the controller."""
-STOCK_EVERY_S = 5.0
-"""From one look at the engines' progress to the next."""
+INVENTORY_EVERY_S = 5.0
+"""Between two looks at the progress of the engines."""
 MOVE_S = 60.0
-"""How long Ray may take to notice that a node is gone (about 15 s); then an engine of it is started all the same."""
+"""How long Ray may take to notice a lost node (usually 15 s). After that an engine of the node is started all the same."""
 
 
 @dataclass
 class _Starting:
-    """An engine that is not there yet."""
+    """A replacement that is being loaded."""
 
     ready: Any
-    """Done when it is loaded, or has failed."""
+    """A reference that is done when the engine is loaded, or has failed to."""
     deadline: float
 
 
 @dataclass
 class _Waiting:
-    """An engine that cannot be started again yet: Ray takes its lost node for alive, or learners have its device."""
+    """An engine that cannot be started again yet, because Ray believes its lost node alive or learners have its device."""
 
     lost_node_id: str | None
     cause: str
     deadline: float
-    """Of Ray's noticing."""
+    """When it is started even if Ray has not noticed the loss of the node."""
 
 
 class EngineSupervisor:
     """Watches the engines and replaces those that die, while restarts are left (`--max_engine_restarts`).
 
     Args:
-        engines: all engines, by position; a replacement takes the place of the dead in this very list.
+        engines: all engines, by position. A replacement is put into this list in the place of the engine that died.
+        controller: is told which prompts were lost.
         start_engine: makes the actor for a position; None if there is no room for it any more.
-        controller: told of lost prompts.
-        lost_node: the node that an engine has died with, if it did. That is not counted as a restart: a node may hold more
-            engines than may be started again.
-        may_start: whether the devices are free for engines, which measure free memory when they start.
+        lost_node: the node with which an engine died, or None. An engine that died with its node does not count as a restart,
+            because a node may hold more engines than `--max_engine_restarts` allows.
+        may_start: whether the devices are free. An engine measures free memory when it starts.
     """
 
     def __init__(
@@ -88,19 +88,19 @@ class EngineSupervisor:
         self._lost_node = lost_node
         self._may_start = may_start
         self.has_begun = False
-        """Whether the engines are no longer those of the start alone: some serve, or one was replaced."""
+        """Whether an engine has served or was replaced."""
         self._futures: dict[int, Any] = {}
-        """Of `process_queue_continuously`, for each engine that serves: done means dead."""
+        """References to `process_queue_continuously` of the engines that serve. One that is done means that its engine died."""
         self._starting: dict[int, _Starting] = {}
         self._waiting: dict[int, _Waiting] = {}
         self._inventory: dict[int, tuple[Any, float]] = {}
-        """Unanswered questions for progress, and when they were asked."""
+        """Calls of `take_inventory` without an answer yet, and when they were made."""
         self._asked_at = 0.0
         self._updating_at: dict[int, float] = {}
-        """When an engine was last seen taking new weights: from then on it has the whole limit for its next step."""
+        """When an engine was last seen to receive weights. `--engine_stall_timeout_s` counts from then."""
         self._last_busy: dict[int, tuple[float, float, int]] = {}
         self.needs_weights: set[int] = set()
-        """Engines that dropped their weights in sleep and have prompts to wake up for."""
+        """Engines that have prompts to wake up for, but discarded their weights when they fell asleep (level 2)."""
         self.num_restarts = 0
         self.num_recovered_prompts = 0
 
@@ -110,7 +110,7 @@ class EngineSupervisor:
 
     @property
     def futures(self) -> list[Any]:
-        """One for each engine that serves; done when it has ended."""
+        """A reference for each engine that serves, which is done when the engine has ended."""
         return list(self._futures.values())
 
     @property
@@ -120,28 +120,28 @@ class EngineSupervisor:
         return {number: self._engines[number] for number in sorted(loaded)}
 
     def serve(self, numbers: list[int]) -> None:
-        """Have these engines, which have the current weights, take prompts from now on; except those being started again."""
+        """Let engines take prompts. They must have the current weights. Engines that are being started again are skipped."""
         self.has_begun |= bool(numbers)
         for number in numbers:
             if number not in self._starting and number not in self._waiting:
                 self._futures[number] = self._engines[number].process_queue_continuously.remote()
 
     def began(self, number: int) -> None:
-        """An engine is loaded before any serves: one that was replaced until then is like the others."""
+        """An engine is loaded, and no engine serves yet. If it is a replacement, it is no different from the others now."""
         if self._starting.pop(number, None) is not None:
             self.has_begun = False
 
     def admit_replacement(self, numbers: list[int]) -> None:
-        """Replacements have got the current weights: they serve from now on."""
+        """Let replacements take prompts. They must have received the current weights."""
         for number in numbers:
             del self._starting[number]
         self.serve(numbers)
 
     def check(self) -> None:
-        """Notice engines that died, stand still or do not come up, and replace them.
+        """Find engines that died, take no step or do not finish loading, and replace them.
 
         Raises:
-            ComponentDied: there is no restart left.
+            ComponentDied: `--max_engine_restarts` replacements have been made already.
         """
         causes = self._standing_still() | self._not_starting()
         if self._futures:
@@ -170,7 +170,7 @@ class EngineSupervisor:
         self._start_waiting()
 
     def _start_waiting(self) -> None:
-        """Start those that have to wait no longer."""
+        """Start the replacements that need not wait any longer."""
         for number, one in list(self._waiting.items()):
             may_be_placed = one.lost_node_id is None or not bundles.is_alive(one.lost_node_id)
             if (may_be_placed or time.monotonic() > one.deadline) and self._may_start():
@@ -186,7 +186,7 @@ class EngineSupervisor:
         self._starting[number] = _Starting(engine.ready.remote(), time.monotonic() + self._args.init_timeout_s)
 
     def _tell(self, number: int, cause: str, lost: LostNode | None) -> None:
-        """Log why an engine is replaced, and count it. Raises `ComponentDied` if there is no restart left."""
+        """Log why an engine is replaced, and count the restart. Raises `ComponentDied` if no restart is left."""
         if lost is not None:
             logger.error("engine %d %s; %s", number, cause, lost)
             return
@@ -219,7 +219,7 @@ class EngineSupervisor:
             try:
                 inventory = ray.get(ref, timeout=ANSWER_S)
             except ray.exceptions.RayError:
-                continue  # the next check tells of it
+                continue  # the engine has died; the next check says so
             inventories.append(inventory)
             asked_at, busy_s, num_tokens = self._last_busy.get(
                 number, (now, inventory["busy_s"], inventory["num_generated_tokens"])
@@ -240,7 +240,7 @@ class EngineSupervisor:
 
     @staticmethod
     def _cause(future: Any) -> str:
-        """What a future that is done failed with; "" if it did not."""
+        """The error of a reference that is done; "" if there was none."""
         try:
             ray.get(future, timeout=ANSWER_S)
         except ray.exceptions.RayError as error:
@@ -261,7 +261,7 @@ class EngineSupervisor:
     def _standing_still(self) -> dict[int, str]:
         """Engines that do not answer, or hold work and take no step. Questions are asked without waiting for the answers."""
         limit, now = self._args.engine_stall_timeout_s, time.monotonic()
-        if now - self._asked_at > min(STOCK_EVERY_S, limit / 2):
+        if now - self._asked_at > min(INVENTORY_EVERY_S, limit / 2):
             self._asked_at = now
             for number, engine in (self.serving | self.ready).items():
                 self._inventory.setdefault(number, (engine.take_inventory.remote(), now))
@@ -291,9 +291,11 @@ class EngineSupervisor:
         return ""
 
     def _recover_prompts(self) -> None:
-        """Take inventory: what is neither in the prompt queue nor with a live engine nor back is issued again."""
+        """Issue those prompts again that are neither in the prompt queue nor with a living engine nor back."""
         self._value(self._controller.take_back_prompts.remote(), "taking prompts back", CONTROL_S)
-        time.sleep(2 * POLL_S)  # the longest get: what an engine was pulling is with it now
+        time.sleep(
+            2 * POLL_S
+        )  # longer than an engine's `get` from the queue: what it was pulling is among its prompts now
         asked = [engine.take_inventory.remote() for engine in self.serving.values()]
         answered, _ = ray.wait(asked, num_returns=len(asked), timeout=ANSWER_S) if asked else ([], [])
         held: list[str] = []
@@ -301,8 +303,8 @@ class EngineSupervisor:
             try:
                 held += ray.get(ref, timeout=ANSWER_S)["held"]
             except ray.exceptions.RayError:
-                continue  # it has died too; the next check buries it
-        in_time = self._args.batch_timeout + CONTROL_S  # it waits for results on their way first
+                continue  # this engine has died too; the next check replaces it
+        in_time = self._args.batch_timeout + CONTROL_S  # the controller first waits for results that are on their way
         lost = self._value(self._controller.recover_lost.remote(held), "recovering lost prompts", in_time)
         self.num_recovered_prompts += lost
         logger.warning("%d prompts were lost with the engine and are issued again", lost)

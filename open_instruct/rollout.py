@@ -121,7 +121,7 @@ class RolloutController:
         self._verifiers = VerifierPool(
             args.verifier_workers, args.verifier_timeout_s, ready=sorted(datasets), modules=args.verifier_modules
         )
-        self._state = threading.Condition()
+        self._lock = threading.Condition()
         self._ledger = PromptLedger()
         self._flow = PromptFlow(flow_options(args), self._ledger)
         self._planner = RCPlanner(args.rc_plans) if args.uses_rc else None
@@ -176,15 +176,15 @@ class RolloutController:
 
     def watch(self) -> None:
         """Waits while all is well; raises what ended a background thread. Returns after `stop`."""
-        with self._state:
-            self._state.wait_for(lambda: self._error is not None or self._stopping.is_set())
+        with self._lock:
+            self._lock.wait_for(lambda: self._error is not None or self._stopping.is_set())
             self._raise_background_error()
 
     def stop(self) -> None:
         """End background threads and verifier processes."""
         self._stopping.set()
-        with self._state:
-            self._state.notify_all()
+        with self._lock:
+            self._lock.notify_all()
         self._verifiers.close()
         self._tracker.finish()
         self._notices.remove()
@@ -201,9 +201,9 @@ class RolloutController:
 
     def _end_with(self, error: BaseException) -> None:
         """The next call of the step loop raises it."""
-        with self._state:
+        with self._lock:
             self._error = error
-            self._state.notify_all()
+            self._lock.notify_all()
 
     def _raise_background_error(self) -> None:
         if self._error is not None:
@@ -213,27 +213,27 @@ class RolloutController:
 
     def set_version(self, version: int) -> None:
         """Every engine serves `version`: admit what the staleness bound now allows."""
-        with self._state:
+        with self._lock:
             self._raise_background_error()
             self._flow.set_version(version)
             self._counters["param_sync_requests"] += 1
-            self._state.notify_all()
+            self._lock.notify_all()
 
     def pause(self, reason: str = "asked for") -> None:
         """Issue no training prompts until `resume` is called for the same reason; what is out goes on."""
-        with self._state:
+        with self._lock:
             self._counters["pause_count"] += not self._pauses
             self._pauses.add(reason)
 
     def resume(self, reason: str = "asked for") -> None:
-        with self._state:
+        with self._lock:
             self._pauses.discard(reason)
             self._counters["resume_count"] += not self._pauses
-            self._state.notify_all()
+            self._lock.notify_all()
 
     def commit(self, training_step: int) -> list[dict[str, object]]:
         """The learners took the step: its prompts have their fates. Returns them in the order of issue."""
-        with self._state:
+        with self._lock:
             self._raise_background_error()
             self._taken.pop(training_step, None)
             return [
@@ -244,18 +244,18 @@ class RolloutController:
     def start_evaluation(self, version: int) -> None:
         """Issue the evaluation prompts, ahead of training prompts. The engines must keep `version` until it is collected."""
         assert self._eval is not None, "there is no evaluation dataset"
-        with self._state:
+        with self._lock:
             self._raise_background_error()
             assert self._evaluation is None, f"the evaluation of version {self._evaluation.version} is not collected"
             self._evaluation = Evaluation(version, len(self._eval), max_attempts=self._args.max_generation_attempts)
-            self._state.notify_all()
+            self._lock.notify_all()
 
     def get_evaluation(self, timeout_s: float) -> dict[str, float]:
         """`eval/*` metrics of the evaluation in flight; waits for its last result."""
         evaluation = self._evaluation
         assert evaluation is not None, "no evaluation was started"
-        with self._state:
-            done = self._state.wait_for(lambda: self._error is not None or evaluation.is_complete, timeout_s)
+        with self._lock:
+            done = self._lock.wait_for(lambda: self._error is not None or evaluation.is_complete, timeout_s)
             self._raise_background_error()
             if not done:
                 raise TimeoutError(
@@ -293,13 +293,13 @@ class RolloutController:
 
     def give_up_evaluation(self) -> None:
         """Nobody has the weights any more that were to be measured; `get_evaluation` calls under way end with `TimeoutError`."""
-        with self._state:
+        with self._lock:
             self._evaluation = None
 
     def status(self) -> dict[str, Any]:
         """Ledger counts, tokens of training results so far, what lies in the queues and buffers, warnings since the last call."""
         queues = {"prompts": self.param_prompt_Q.qsize(), "results": self.inference_results_Q.qsize()}
-        with self._state:
+        with self._lock:
             self._raise_background_error()
             queues |= {"waiting_results": len(self._groups)}
             return {
@@ -312,7 +312,7 @@ class RolloutController:
 
     def get_statistics(self) -> dict[str, Any]:
         """Counts since the start of this process, under the names of the fully async policy. Samples are responses."""
-        with self._state:
+        with self._lock:
             group_size = self._args.num_samples_per_prompt_rollout
             return {
                 "total_generated_samples": self._counters["total_generated_samples"],
@@ -329,7 +329,7 @@ class RolloutController:
     def describe_progress(self) -> str:
         """Who is waited for, for a message to the user, and warnings that nobody has taken."""
         notices = self._notices.take()
-        with self._state:
+        with self._lock:
             waiting = [p for p in self._ledger.open_prompts() if self._flow.is_waited_for(p)]
             names = ", ".join(f"{p.prompt_id} (version {p.version})" for p in waiting[:8])
             return (
@@ -342,7 +342,7 @@ class RolloutController:
 
     def close_ledger(self) -> dict[str, object]:
         """The run ends: open prompts are dropped for `run_ended`. Returns the final counts."""
-        with self._state:
+        with self._lock:
             self._ledger.close()
             return self._ledger.counts()
 
@@ -353,7 +353,7 @@ class RolloutController:
 
         By default under the directory of the checkpoints, one file for each `rollout_id`.
         """
-        with self._state:
+        with self._lock:
             state, finished = self.state_dict(), self._finished_groups()
         write_state(self._state_path(rollout_id, path), state, finished)
 
@@ -370,7 +370,7 @@ class RolloutController:
 
     def state_dict(self) -> dict[str, Any]:
         """Dataset position and ledger between two steps; plain values."""
-        with self._state:
+        with self._lock:
             self._raise_background_error()
             return {
                 "next_issue_number": self._flow.next_issue_number,
@@ -422,7 +422,7 @@ class RolloutController:
             self.set_version(rollout_id)
         deadline = time.monotonic() + self._args.progress_timeout_s
         while not (items := self.message_queue.get(timeout=POLL_S, max_batch_count=1)):
-            with self._state:
+            with self._lock:
                 self._raise_background_error()
             _raise_if_ended(engines)
             if time.monotonic() > deadline:
@@ -430,7 +430,7 @@ class RolloutController:
         return Box(ray.put(items[0]))
 
     def _begin(self, rollout_id: int) -> None:
-        with self._state:  # two calls may come at once
+        with self._lock:  # two calls may come at once
             if not self._threads:
                 self.start(rollout_id)
 
@@ -455,7 +455,7 @@ class RolloutController:
                 bundle = self.param_prompt_Q.get_nowait()
             except Empty:
                 return taken
-            with self._state:
+            with self._lock:
                 self._to_send.extend(bundle)
             taken += len(bundle)
 
@@ -468,7 +468,7 @@ class RolloutController:
         while not self.inference_results_Q.empty() and time.monotonic() < deadline:
             time.sleep(POLL_S / 10)
         time.sleep(POLL_S / 10)  # the last of them is being taken in
-        with self._state:
+        with self._lock:
             present = {*held, *self._verifying, *(request.prompt_id for request in self._to_send)}
             lost = self._flow.recover(present)
             num_lost_eval = self._evaluation.recover(present) if self._evaluation is not None else 0
@@ -480,10 +480,10 @@ class RolloutController:
     def _feed_prompts(self) -> None:
         """Consumes the dataset; waits for admission and for room in the queue; unblocked by `set_version` and `recover_lost`."""
         while not self._stopping.is_set():
-            with self._state:
+            with self._lock:
                 bundle = self._next_bundle()
                 if not bundle:
-                    self._state.wait(POLL_S)
+                    self._lock.wait(POLL_S)
                     continue
                 self._feeding.set()
             self._put(self._custom_generation_logic(bundle))
@@ -561,7 +561,7 @@ class RolloutController:
                 self._take(result)
 
     def _take(self, result: GenerationResult) -> None:
-        with self._state:
+        with self._lock:
             if result.is_eval and not (self._evaluation is not None and self._evaluation.measures(result)):
                 return
             if result.error:
@@ -593,7 +593,7 @@ class RolloutController:
             if self._planner is not None and not is_tried_again:
                 self._planner.dropped(result.prompt_id)
         self._failures.record(result, is_tried_again=is_tried_again)
-        self._state.notify_all()
+        self._lock.notify_all()
 
     def _verify(self, result: GenerationResult) -> None:
         row = self._row(result)
@@ -634,14 +634,14 @@ class RolloutController:
         """A verifier did not score every response of a group. Nothing is known of those that it did not, and without them the
         others have no baseline: a training prompt is issued again, an evaluation goes without its prompt."""
         failed = replace(result, error=cause)
-        with self._state:
+        with self._lock:
             if not result.is_eval:
                 self._verifying.pop(result.prompt_id, None)
                 self._give_up(failed)
             elif self._evaluation is not None and self._evaluation.measures(result):
                 self._evaluation.leave_out(result.index)
                 self._failures.record(failed, is_tried_again=False)
-                self._state.notify_all()
+                self._lock.notify_all()
 
     def _scores(self, result: GenerationResult, judged: list[float]) -> np.ndarray:
         """(G,) float32, of all responses."""
@@ -660,10 +660,10 @@ class RolloutController:
         return ScoredGroup(result, row.prompt, row.dataset, scores, num_failures, reward_weight=reward_weight)
 
     def _take_into_evaluation(self, group: ScoredGroup) -> None:
-        with self._state:
+        with self._lock:
             if self._evaluation is not None and self._evaluation.measures(group.result):
                 self._evaluation.add(group)
-                self._state.notify_all()
+                self._lock.notify_all()
 
     def packing_thread(self) -> None:
         """Consumes scored groups; hands the training data of each step to `message_queue`, and waits for room there."""
@@ -678,7 +678,7 @@ class RolloutController:
 
     def _take_into_flow(self, group: ScoredGroup) -> None:
         result = group.result
-        with self._state:
+        with self._lock:
             self._verifying.pop(result.prompt_id, None)
             if self._planner is not None:
                 self._planner.arrived(result.prompt_id, result.states)
@@ -689,7 +689,7 @@ class RolloutController:
     def _assemble(self) -> None:
         """Fill steps with the groups that are here, and send what is ready of them."""
         while True:
-            with self._state:
+            with self._lock:
                 if self._flow.assembling > self._args.num_training_steps:
                     return
                 assembly = self._assembly or StepAssembly(self._flow.assembling, self._args, self._options.collation)
@@ -705,7 +705,7 @@ class RolloutController:
                 if complete:
                     self._flow.close_step()
                     self._assembly = None
-                self._state.notify_all()
+                self._lock.notify_all()
             self._send(assembly, complete=complete)
             if not complete and not taken:
                 return

@@ -98,7 +98,7 @@ class LLMRayActor:
         self._inbox: deque[_Held] = deque()
         self._outbox: queue.SimpleQueue[GenerationResult] = queue.SimpleQueue()
         self._commands: deque[tuple[Callable[[], object], Future]] = deque()
-        self._state = threading.Condition()
+        self._lock = threading.Condition()
         self._stopping = threading.Event()
         self._running = False
         self._inflight_updates = options.inflight_updates
@@ -193,12 +193,12 @@ class LLMRayActor:
         self._last_step_at = time.monotonic()
 
     def _wait_for_work(self) -> None:
-        with self._state:
-            self._state.notify_all()  # an update may wait for the engine to be empty
+        with self._lock:
+            self._lock.notify_all()  # an update may wait for the engine to be empty
             if not self._commands and (
                 self._receiver.is_paused or self._closed_until or not self._sleep.may_admit or not self._inbox
             ):
-                self._state.wait(IDLE_S)
+                self._lock.wait(IDLE_S)
 
     def _admit(self) -> None:
         if self._inbox:
@@ -218,11 +218,11 @@ class LLMRayActor:
             self._hand_over(held, _to_result(output, held, self.engine_id))
 
     def _hand_over(self, held: _Held, result: GenerationResult) -> None:
-        with self._state:
+        with self._lock:
             del self._held[result.prompt_id]
             if held.reply is None:
                 self._outgoing.add(result.prompt_id)
-            self._state.notify_all()
+            self._lock.notify_all()
         self._num_generated_tokens += result.token_statistics.num_response_tokens
         if held.reply is not None:
             if held.reply.set_running_or_notify_cancel():  # else the rollout that it is a turn of was broken off
@@ -234,7 +234,7 @@ class LLMRayActor:
         """Groups over `generation_timeout` come back with an error; the others are not touched."""
         if self._generation_timeout is None:
             return
-        with self._state:  # other threads take prompts in meanwhile
+        with self._lock:  # other threads take prompts in meanwhile
             begun = [(held, held.admitted) for held in self._held.values() if held.admitted is not None]
         for held, admitted in begun:
             if admitted.elapsed_s() <= self._generation_timeout:
@@ -244,12 +244,12 @@ class LLMRayActor:
             self._hand_over(held, GenerationResult.given_up(held.request, self.engine_id, cause, admitted))
 
     def _accept(self, held: _Held) -> None:
-        with self._state:
+        with self._lock:
             if not self._held:
                 self._last_step_at = time.monotonic()
             self._held[held.request.prompt_id] = held
             self._inbox.append(held)
-            self._state.notify_all()
+            self._lock.notify_all()
 
     # --- rollouts of several turns ------------------------------------------------------------------------------------
 
@@ -261,7 +261,7 @@ class LLMRayActor:
 
     def _begin_rollout(self, request: PromptRequest) -> None:
         assert self._runner is not None, f"{request.prompt_id} has a plan, and this engine was started without"
-        with self._state:
+        with self._lock:
             self._rollouts.add(request.prompt_id)
         self._runner.start(request)
 
@@ -271,10 +271,10 @@ class LLMRayActor:
         return reply
 
     def _hand_over_rollout(self, result: GenerationResult) -> None:
-        with self._state:
+        with self._lock:
             self._rollouts.discard(result.prompt_id)
             self._outgoing.add(result.prompt_id)
-            self._state.notify_all()
+            self._lock.notify_all()
         self._outbox.put(result)
 
     def _fail(self, error: BaseException) -> None:
@@ -300,8 +300,8 @@ class LLMRayActor:
 
     def _pull_prompts(self) -> None:
         while not self._stopping.is_set():
-            with self._state:
-                if not self._state.wait_for(self._has_room, timeout=POLL_S):
+            with self._lock:
+                if not self._lock.wait_for(self._has_room, timeout=POLL_S):
                     continue
             try:
                 bundle = self.param_prompt_Q.get(timeout=POLL_S)
@@ -330,9 +330,9 @@ class LLMRayActor:
         while not self._stopping.is_set():
             try:
                 self.inference_results_Q.put(results, timeout=POLL_S)
-                with self._state:
+                with self._lock:
                     self._outgoing.difference_update(result.prompt_id for result in results)
-                    self._state.notify_all()
+                    self._lock.notify_all()
                 return
             except Full:
                 continue
@@ -352,8 +352,8 @@ class LLMRayActor:
     def stop(self) -> None:
         """End `process_queue_continuously` after the engine step it is in."""
         self._stopping.set()
-        with self._state:
-            self._state.notify_all()
+        with self._lock:
+            self._lock.notify_all()
 
     def shutdown(self) -> None:
         """After `stop`: end the engine, and the processes that it may have."""
@@ -374,7 +374,7 @@ class LLMRayActor:
         the last engine step, while there is something to generate and no update, which has a limit of its own; `state`;
         `needs_weights`: prompts wait, and the weights were dropped in sleep.
         """
-        with self._state:
+        with self._lock:
             held = [*self._held, *self._rollouts, *self._outgoing]
             num_tokens = sum(one.num_tokens for one in self._held.values())
             is_busy = bool(self._held) and self._sleep.may_admit and not self._receiver.is_under_way
@@ -443,8 +443,8 @@ class LLMRayActor:
     def _drain(self) -> None:
         """Wait until nothing is being generated; new prompts wait. The engine stays closed until somebody opens it again."""
         self._on_engine_thread(self._close)
-        with self._state:
-            if not self._state.wait_for(lambda: not self._engine.has_unfinished_requests(), self._timeout_s):
+        with self._lock:
+            if not self._lock.wait_for(lambda: not self._engine.has_unfinished_requests(), self._timeout_s):
                 self._closed_until = 0.0
                 raise TimeoutError(f"engine {self.engine_id}: responses went on for {self._timeout_s:g} s")
 
@@ -477,9 +477,9 @@ class LLMRayActor:
         if not self._running:
             return command()
         done: Future = Future()
-        with self._state:
+        with self._lock:
             self._commands.append((command, done))
-            self._state.notify_all()
+            self._lock.notify_all()
         try:
             return done.result(timeout=self._timeout_s)
         except TimeoutError as error:

@@ -140,7 +140,7 @@ def test_advantages_of_a_group_add_up_to_nothing(scores: list[list[float]], norm
 def test_the_weight_of_a_verifier_scales_rewards_and_advantages_and_no_rate() -> None:
     light = dataclasses.replace(make_group([1.0, 0.0], dataset="light/x"), reward_weight=0.25, cost=0.5)
     plain = dataclasses.replace(make_group([1.0, 0.0], dataset="plain"), cost=0.25)
-    assert [sample.advantage for sample in samples_of(light, plain)] == [0.125, -0.125, 0.5, -0.5]
+    assert [sample.advantage for sample in samples_of(light, plain)] == [1.25, -1.25, 5.0, -5.0]
     metrics = response_metrics([light, plain], verification_reward=8.0)
     assert (metrics["objective/light_reward"], metrics["objective/plain_reward"]) == (1.0, 4.0)
     assert metrics["scores"] == metrics["objective/verifiable_reward"] == 2.5
