@@ -1,10 +1,10 @@
-"""Brings the learners' weights to the engines, whatever happens to an engine meanwhile.
+"""Brings the learners' weights to the engines, even while engines die and are replaced.
 
-    sync(version) ─► learners send to every engine ─► each confirms the version
-                        some failed: try those again, after a delay, `--max_sync_retries` times
-                        some still behind: they are taken out, started again, and get the weights before they serve
+    sync(version) ─► learners send to every engine ─► each engine confirms the version
+                        engines that failed: sent to again, after a delay, up to `--max_sync_retries` times
+                        engines that still lack the version: replaced, and the replacements get it before they serve
 
-An engine has the old weights or the new ones, never a mixture: it swaps when all have come (see `weight_sync.py`).
+An engine has the old weights or the new ones, never a mixture: it swaps when all tensors have come (see `weight_sync.py`).
 """
 
 import statistics
@@ -22,7 +22,7 @@ from open_instruct.failures import DO_NOT_FIT, WeightsDiffer
 from open_instruct.weight_agreement import WeightAgreement
 
 CONNECTING_S = 60.0
-"""What making the group may take beside the engines' own limit (`--init_timeout_s`), which an error then names."""
+"""Added to `--init_timeout_s` for making the communication group, so that the limit of the engines is the one that is hit."""
 
 
 @dataclass(frozen=True)
@@ -37,10 +37,10 @@ class SyncReport:
 
 
 class ParameterSynchronizer:
-    """Keeps every engine that serves at the version that the learners have reached. Used by the driver's step loop alone."""
+    """Brings every engine that serves to the version that the learners have reached. Only the driver's step loop uses it."""
 
     def __init__(self, args: GRPOConfig, parts: Any, agreement: WeightAgreement | None = None) -> None:
-        """`agreement` compares each new engine with the learners before it serves; None trusts them."""
+        """`agreement` compares each new engine with the learners before the engine serves. None: engines are not compared."""
         self._args = args
         self._agreement = agreement
         self._parts = parts
@@ -48,12 +48,13 @@ class ParameterSynchronizer:
         self._group: dict[int, Any] = {}
         """The engines that the learners are connected with, by position."""
         self._versions: dict[Any, int] = {}
-        """What each engine (not its place: a replacement has nothing yet) has confirmed."""
+        """The version that each engine has confirmed. The key is the engine and not its position, because a replacement takes
+        over the position and has confirmed nothing."""
         self.current_param_version = 0
         self.param_sync_count = 0
         self.sync_failures = 0
         self.last_sync_time = 0.0
-        """Unix time of the end of the last one."""
+        """Unix time at which the last sync ended."""
         self._reports: list[SyncReport] = []
 
     @property
@@ -67,11 +68,14 @@ class ParameterSynchronizer:
         return {n: self._versions[engine] for n, engine in self._members().items() if engine in self._versions}
 
     def sync(self, version: int) -> SyncReport:
-        """Bring `version`, which the learners hold now, to every engine; replacements that are ready begin to serve with it.
+        """Bring `version`, which the learners hold now, to every engine. Replacements that are loaded get it and begin to serve.
 
-        When it returns, every engine that serves has confirmed `version`. Raises `ComponentDied` when an engine stays behind and
-        no restart is left, and `Interrupted` when a signal came: before an attempt or after it, since learners that are in the
-        middle of one could not save their state.
+        When `sync` returns, every engine that serves has confirmed `version`.
+
+        Raises:
+            ComponentDied: an engine does not take the version and no restart is left.
+            Interrupted: a signal came. It is looked for before and after an attempt, never within one, because learners that are
+                sending weights could not save their state.
         """
         self._parts.signals.raise_if_received()
         started = time.perf_counter()
@@ -93,11 +97,11 @@ class ParameterSynchronizer:
         return report
 
     def give_weights_to_newcomers(self) -> int | None:
-        """Replacements that became ready begin to serve, and an engine that dropped its weights in sleep gets them again.
+        """Send weights to replacements that are loaded, which then begin to serve, and to engines that discarded theirs in sleep.
 
-        They get what the learners hold, under its own version: with `trigger_parameter_sync_step` 2 the learners may hold version
-        5 while the last `sync` sent version 4. Then the other engines get version 5 too. Returns the version that every engine
-        serves now, or None if nobody needed weights.
+        They get the weights that the learners hold, under the version of these. Example: with `trigger_parameter_sync_step` 2 the
+        learners may hold version 5 while the last `sync` sent version 4; then all engines get version 5. Returns the version that
+        every engine serves now, or None if no engine needed weights.
         """
         if not self._supervisor.ready and not self._supervisor.needs_weights:
             return None
@@ -109,7 +113,8 @@ class ParameterSynchronizer:
         return self.sync(self._held_version()).version
 
     def _held_version(self) -> int:
-        """The version that the learners hold; a piece of a step that they are at work on is waited for, and is not in it."""
+        """The version that the learners hold. They answer once they have trained the piece that they are at work on; the version
+        counts whole steps only."""
         versions = self._parts.wait(
             self._parts.group.async_held_version(),
             what="the version of the learners' weights",
@@ -130,7 +135,8 @@ class ParameterSynchronizer:
         return [number for number, engine in self._members().items() if self._versions.get(engine) != version]
 
     def _update(self, version: int) -> tuple[list[float], int]:
-        """Send until nobody is behind, or replace who stays so; pauses of engines in seconds, and attempts that failed."""
+        """Send until every engine has `version`, and replace the engines that never get it. Returns the seconds for which engines
+        stood still, and the number of attempts that failed."""
         pauses_s: list[float] = []
         causes: dict[int, str] = {}
         for attempt in range(1, self._args.max_sync_retries + 2):
@@ -143,7 +149,7 @@ class ParameterSynchronizer:
             raise_if_weights_do_not_fit(report.failures)
             components.warning(component_log.sync_attempt_failed(attempt, report.failures))
             self._parts.signals.raise_if_received()
-            self._parts.check_health()  # a dead engine is replaced, not tried again
+            self._parts.check_health()  # a dead engine is replaced and not sent to again
             if not self._behind(version):
                 return pauses_s, attempt
             if attempt <= self._args.max_sync_retries:
@@ -153,7 +159,8 @@ class ParameterSynchronizer:
         return pauses_s + self._replace_those_behind(version, causes), self._args.max_sync_retries + 1
 
     def _replace_those_behind(self, version: int, causes: dict[int, str]) -> list[float]:
-        """Engines that only waited for another of their collective are sent to again, without it; pauses in seconds."""
+        """Replace the engines that lack `version`. Engines that failed only because another engine of the collective did are sent
+        to once more, without that one. Returns the seconds for which engines stood still."""
         held_up = [number for number in self._behind(version) if causes.get(number) == HELD_UP]
         for number in self._behind(version):
             if number not in held_up:
@@ -162,12 +169,12 @@ class ParameterSynchronizer:
                 )
         if held_up and held_up == self._behind(version):
             return self._update(version)[0]
-        for number in held_up:  # before the first engine serves there is no group without the others
+        for number in held_up:  # no engine serves yet, so there is no collective without the engines that failed
             self._supervisor.replace(number, f"did not take version {version}: {HELD_UP}")
         return []
 
     def _compare(self, version: int) -> None:
-        """Have engines that are new, and took the weights, compared with the learners. Raises `WeightsDiffer`."""
+        """Compare the engines that are new and took the weights with the learners. Raises `WeightsDiffer`."""
         if self._agreement is None:
             return
 
@@ -179,7 +186,8 @@ class ParameterSynchronizer:
         self._agreement.check(confirmed, send_again=send_again)
 
     def _attempt(self, version: int) -> UpdateReport:
-        """Send once to all that are behind. The group is made anew when its members have changed, and after a failure."""
+        """Send once to all engines that lack `version`. The communication group is made anew when its members have changed, and
+        after a failure."""
         members, behind = self._members(), self._behind(version)
         if not behind:
             return UpdateReport()
@@ -197,7 +205,7 @@ class ParameterSynchronizer:
         return reports[0]
 
     def _connect(self, members: dict[int, Any]) -> dict[int, str]:
-        """Make the communication group of learners and `members`; who could not be reached, with the cause."""
+        """Make the communication group of learners and `members`. Returns the engines that were not reached, with the cause."""
         self._group = {}
         [unreachable, *_] = self._parts.wait(
             self._parts.group.async_init_weight_update_connections(self._parts.manager, members),
@@ -210,7 +218,7 @@ class ParameterSynchronizer:
         return unreachable
 
     def take_metrics(self) -> dict[str, float]:
-        """Of the syncs since the last call: seconds of the whole (`time/weight_sync`), and how long engines stood still."""
+        """Of the syncs since the last call: their seconds (`time/weight_sync`), and the seconds for which engines stood still."""
         reports, self._reports = self._reports, []
         if not reports:
             return {}
@@ -234,7 +242,7 @@ class ParameterSynchronizer:
 
 
 def raise_if_weights_do_not_fit(failures: Mapping[int, str]) -> None:
-    """Another attempt, or another engine, would fail alike."""
+    """Raise `WeightsDiffer` for an engine that has no place for a tensor: every attempt and every engine would fail alike."""
     for number, failure in failures.items():
         if DO_NOT_FIT in failure:
             raise WeightsDiffer(f"engine {number}: {failure}")

@@ -1,4 +1,4 @@
-"""The batch of one training step while it grows: groups come in, pieces for the learners go out.
+"""Builds the batch of one training step: groups come in, pieces for the learners go out.
 
 add(group) … add(group) ─► next_piece()         with --streaming, as soon as every rank's share is a full micro-batch
                            next_piece(last)     the rest, with the metrics of the whole step
@@ -32,7 +32,7 @@ class CollationOptions:
 
 @dataclass(frozen=True)
 class Piece:
-    """What the learners get at once. `rank_batches` has a list of mini-batches for each rank."""
+    """What the learners get in one message. `rank_batches` has a list of mini-batches for each rank."""
 
     number: int
     rank_batches: list[list[MiniBatch]]
@@ -53,7 +53,7 @@ class _Kept:
 
 
 class StepAssembly:
-    """The groups of one training step. Pure: the controller says which groups, and carries the pieces."""
+    """The groups of one training step. Pure: the controller decides which groups are added, and sends the pieces."""
 
     def __init__(self, training_step: int, args: GRPOConfig, options: CollationOptions) -> None:
         self.training_step = training_step
@@ -63,21 +63,21 @@ class StepAssembly:
         self._options = options
         self._turn_weights = parse_turn_weights(args.rc_turn_weights)
         self._rollouts: list[ScoredGroup] = []
-        """With the reasoning cache: whole results, of which `_groups` are the parts."""
+        """With the reasoning cache: the whole rollouts, whose parts are in `_groups`."""
         self._groups: list[ScoredGroup] = []
         self._kept: list[_Kept] = []
         self._num_masked = 0
         self._unsent: list[_Kept] = []
         self._num_unsent_tokens = 0
-        """Prompt and response tokens of their samples."""
+        """Prompt and response tokens of the samples in it."""
         self._num_pieces = 0
         self._num_computed = 0
         self._packing_s = 0.0
 
     @property
     def has_gradient(self) -> bool:
-        """Whether there is a token to train on. A step without one must not reach the learners: an optimizer with momentum would
-        move the weights all the same."""
+        """Whether there is a token to train on. A step without one must not reach the learners, because an optimizer with momentum
+        would move the weights nevertheless."""
         return self.num_tokens > 0
 
     @property
@@ -150,7 +150,7 @@ class StepAssembly:
         )
 
     def next_piece(self, *, last: bool) -> Piece | None:
-        """What the learners can have now; None while a share is not full. The last piece may be empty, and always comes."""
+        """The next piece, or None while not every rank has a full share. The last piece is always made, and may be empty."""
         started = time.perf_counter()
         if not last and not (self._args.streaming and self._num_unsent_tokens >= self._full_share):
             return None
@@ -160,7 +160,7 @@ class StepAssembly:
 
     @property
     def _full_share(self) -> int:
-        """Tokens that give every rank `--min_batch_count` full micro-batches."""
+        """The number of tokens that fills `--min_batch_count` micro-batches on every rank."""
         args = self._args
         return self._options.num_ranks * args.per_device_train_batch_size * args.pack_length * args.min_batch_count
 
