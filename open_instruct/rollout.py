@@ -8,9 +8,9 @@
                                                                                       a group is for ─► advantages ─► collate
                                        learners ◄── MessageQueue ◄── pieces of the step ◄──────┘
 
-`PromptFlow` (staleness.py) holds the rules: how many prompts may be out, which groups a step takes, what becomes of a straggler.
-A group whose samples all scored alike is left out (`zero_std`), and so is one whose responses were all cut off and are masked
-(`masked`); if that leaves no token to train on, the step takes as many groups again.
+`PromptFlow` (staleness.py) holds the rules: how many prompts may be issued, which groups a step takes, what becomes of a
+straggler. A group whose responses all have the same score is left out (`zero_std`), and so is a group whose responses were all
+cut off and are masked (`masked`). If a step of 8 groups is left without a token to train on, it takes 8 further groups.
 """
 
 import logging
@@ -54,7 +54,7 @@ POLL_S = 0.5
 BUNDLES_PER_STEP = 2
 """An item of the prompt queue holds about half of each engine's share of a step, and at least one group."""
 TAKING_INVENTORY = "taking inventory"
-"""Reason of a pause in which nothing at all is issued, evaluation neither."""
+"""Reason of a pause in which no prompt is issued, not even one of an evaluation."""
 EVAL_STREAM = 1
 """Keeps the seeds of evaluation prompts apart from those of training prompts."""
 RETRY_STREAM = 2
@@ -130,19 +130,19 @@ class RolloutController:
         self._scored: queue.SimpleQueue[ScoredGroup] = queue.SimpleQueue()
         """Groups of training on their way to `packing_thread`."""
         self._groups: dict[str, ScoredGroup] = {}
-        """Complete groups that no step has taken yet."""
+        """Complete groups that no step has taken."""
         self._num_forgotten = 0
-        """`num_stale_discarded` when `_groups` was last cleared of them."""
+        """`num_stale_discarded` when discarded groups were last removed from `_groups`."""
         self._taken: dict[int, list[ScoredGroup]] = {}
-        """Those of steps that are not trained yet."""
+        """The groups of each step that is not trained yet, by its number."""
         self._loaded: list[FinishedGroup] = []
-        """Of a saved state, until `start`."""
+        """The groups of a saved state, until `start`."""
         self._assembly: StepAssembly | None = None
         self._evaluation: Evaluation | None = None
         self._evaluated: dict[str, float] = {}
         self._tracker = make_tracker(options.wandb_run_id is not None, _tracker_options(args, options), {})
         self._to_send: deque[PromptRequest] = deque()
-        """Taken back from the prompt queue while inventory was taken."""
+        """Prompts that were taken back from the prompt queue while inventory was taken."""
         self._pauses: set[str] = set()
         self._feeding = threading.Event()
         """Set while a bundle is on its way into the prompt queue."""
@@ -232,7 +232,7 @@ class RolloutController:
             self._lock.notify_all()
 
     def commit(self, training_step: int) -> list[dict[str, object]]:
-        """The learners took the step: its prompts have their fates. Returns them in the order of issue."""
+        """The learners have trained the step: its prompts have their fates. Returns these in the order of issue."""
         with self._lock:
             self._raise_background_error()
             self._taken.pop(training_step, None)
@@ -251,7 +251,7 @@ class RolloutController:
             self._lock.notify_all()
 
     def get_evaluation(self, timeout_s: float) -> dict[str, float]:
-        """`eval/*` metrics of the evaluation in flight; waits for its last result."""
+        """`eval/*` metrics of the evaluation under way. Waits for its last result, at most `timeout_s`."""
         evaluation = self._evaluation
         assert evaluation is not None, "no evaluation was started"
         with self._lock:
@@ -276,9 +276,10 @@ class RolloutController:
         return metrics | ({} if self._planner is None else rc_groups.evaluation_metrics(groups))
 
     def eval(self, rollout_id: int) -> None:
-        """Evaluate the weights that `rollout_id` steps have made, unless that is under way; returns with the last result.
+        """Evaluate the weights of version `rollout_id`, and return when the last result has come.
 
-        The metrics are logged, and `take_evaluation` hands them over. The engines must keep those weights meanwhile.
+        An evaluation that is under way is waited for. The metrics are logged, and `take_evaluation` hands them over. The engines
+        must keep these weights meanwhile.
         """
         self._begin(rollout_id)
         if self._evaluation is None:
@@ -292,12 +293,12 @@ class RolloutController:
         return self._evaluated
 
     def give_up_evaluation(self) -> None:
-        """Nobody has the weights any more that were to be measured; `get_evaluation` calls under way end with `TimeoutError`."""
+        """No engine has the weights any more that were to be measured. Calls of `get_evaluation` end with `TimeoutError`."""
         with self._lock:
             self._evaluation = None
 
     def status(self) -> dict[str, Any]:
-        """Ledger counts, tokens of training results so far, what lies in the queues and buffers, warnings since the last call."""
+        """Counts of the ledger, tokens generated for training so far, lengths of the queues, and warnings since the last call."""
         queues = {"prompts": self.param_prompt_Q.qsize(), "results": self.inference_results_Q.qsize()}
         with self._lock:
             self._raise_background_error()
@@ -379,7 +380,7 @@ class RolloutController:
             }
 
     def load_state_dict(self, state: dict[str, Any], finished: Sequence[FinishedGroup] = ()) -> None:
-        """Before `start`: go on from there."""
+        """Read a saved state. Called before `start`."""
         assert not self._threads, "the controller has started"
         self._flow.next_issue_number = state["next_issue_number"]
         self._ledger.load_state_dict(state["ledger"])
@@ -388,14 +389,14 @@ class RolloutController:
         self._loaded = list(finished)
 
     def _finished_groups(self) -> list[FinishedGroup]:
-        """Generated, and not trained on: waiting, taken by a step that is not trained, or being scored."""
+        """Groups that were generated and not trained on: waiting, being scored, or taken by a step that is not trained yet."""
         scored = [*self._groups.values(), *(group for groups in self._taken.values() for group in groups)]
         return [FinishedGroup(group.result, group.scores, group.num_failures) for group in scored] + [
             FinishedGroup(result) for result in self._verifying.values()
         ]
 
     def _take_back(self, group: FinishedGroup) -> None:
-        """A group of a saved state is here again, as if it had just arrived."""
+        """Take in a group of a saved state, as if it had just arrived."""
         if group.scores is None:
             self._take(group.result)
         else:
@@ -437,7 +438,7 @@ class RolloutController:
     # --- after the death of an engine ---------------------------------------------------------------------------------
 
     def take_back_prompts(self) -> int:
-        """First half of taking inventory: issuing stops and the prompt queue is emptied, so that what is out is with the engines.
+        """First half of taking inventory: stop issuing and empty the prompt queue, so that the engines have every open prompt.
 
         Returns how many prompts were taken back; `recover_lost` lets them go again.
         """
@@ -460,7 +461,7 @@ class RolloutController:
             taken += len(bundle)
 
     def recover_lost(self, held: list[str]) -> int:
-        """Issue again what was lost with an engine; how many prompts. `held` are the ids inside live engines.
+        """Issue the prompts again that were lost with an engine; how many. `held` are the ids of prompts inside living engines.
 
         lost = issued - in the prompt queue (taken back) - held - arrived. Results on their way are waited for.
         """
@@ -478,7 +479,8 @@ class RolloutController:
     # --- issuing ------------------------------------------------------------------------------------------------------
 
     def _feed_prompts(self) -> None:
-        """Consumes the dataset; waits for admission and for room in the queue; unblocked by `set_version` and `recover_lost`."""
+        """A thread that issues prompts. It waits until `PromptFlow` admits one and the queue has room; `set_version` and
+        `recover_lost` wake it."""
         while not self._stopping.is_set():
             with self._lock:
                 bundle = self._next_bundle()
@@ -492,11 +494,12 @@ class RolloutController:
                 self._stopping.wait(self._args.batch_generation_interval)
 
     def _custom_generation_logic(self, batch: list[PromptRequest]) -> list[PromptRequest]:
-        """For subclasses: change how prompts are generated (sampling, the prompt itself). Ids have to stay, each once."""
+        """For subclasses: change prompts or their sampling before they are issued. Every prompt id must be there exactly once."""
         return batch
 
     def _next_bundle(self) -> list[PromptRequest]:
-        """What may be issued now, up to `_bundle_samples` responses: a queue call costs as much as sampling a few tokens."""
+        """The prompts that may be issued now, for up to `_bundle_samples` responses. Several travel in one call of the queue,
+        because a call costs as much as sampling a few tokens."""
         bundle: list[PromptRequest] = []
         num_samples = 0
         while (not bundle or num_samples < self._bundle_samples) and (request := self._next_request()) is not None:
@@ -513,7 +516,8 @@ class RolloutController:
                 continue
 
     def _next_request(self) -> PromptRequest | None:
-        """Evaluation first, then what was taken back, then what `PromptFlow` admits; None while nothing may be issued."""
+        """The next prompt: of the evaluation first, then one that was taken back, then what `PromptFlow` admits. None while no
+        prompt may be issued."""
         if TAKING_INVENTORY in self._pauses:
             return None
         if self._evaluation is not None and (row := self._evaluation.next_row()) is not None:
@@ -526,7 +530,7 @@ class RolloutController:
         return None if prompt is None else self._train_request(prompt)
 
     def _train_request(self, prompt: IssuedPrompt) -> PromptRequest:
-        """A prompt that was broken off is sampled with another seed: with the same one it would take too long again."""
+        """A prompt that was broken off gets another seed, because with the same seed it would take too long again."""
         number, failures = prompt.issue_number, prompt.num_failures
         first_seed = request_seed(self._args.seed, number)
         seed = request_seed(self._args.seed, number, RETRY_STREAM, failures) if failures else first_seed
@@ -541,7 +545,7 @@ class RolloutController:
         return PromptRequest(row.prompt, config, row_number, prompt.prompt_id, prompt.version + 1, plan=plan)
 
     def _eval_request(self, evaluation: Evaluation, row: int) -> PromptRequest:
-        """The same seed for the same row at every version: two evaluations differ by their weights alone."""
+        """The seed of a row is the same at every version, so that two evaluations differ by their weights alone."""
         assert self._eval is not None
         config = replace(self._args.eval_sampling, seed=request_seed(self._args.seed, row, EVAL_STREAM))
         plan = None if self._planner is None else self._planner.evaluation_plan(self._eval[row].raw_query)
@@ -551,7 +555,8 @@ class RolloutController:
     # --- data preparation ---------------------------------------------------------------------------------------------
 
     def data_preparation_thread(self) -> None:
-        """Consumes `inference_results_Q` and has every result verified; scored groups of training go to `packing_thread`."""
+        """A thread that takes results from `inference_results_Q` and has them scored. Scored training groups go to
+        `packing_thread`."""
         while not self._stopping.is_set():
             try:
                 results = self.inference_results_Q.get(timeout=POLL_S)
@@ -582,7 +587,7 @@ class RolloutController:
         return self._flow.waits_for(result.prompt_id, self._verifying)
 
     def _give_up(self, result: GenerationResult) -> None:
-        """An engine gave a group up: its prompt is issued again, or after `max_generation_attempts` failures no more."""
+        """An engine gave a group up: issue its prompt again, or drop it after `max_generation_attempts` failures."""
         is_tried_again = None
         if result.is_eval:
             assert self._evaluation is not None
@@ -631,8 +636,8 @@ class RolloutController:
             self._end_with(failure)
 
     def _leave_out(self, result: GenerationResult, cause: str) -> None:
-        """A verifier did not score every response of a group. Nothing is known of those that it did not, and without them the
-        others have no baseline: a training prompt is issued again, an evaluation goes without its prompt."""
+        """Responses of this group were not scored. Nothing is known of them, and without them the other responses have no
+        baseline. So a training prompt is issued again, and an evaluation goes without the prompt."""
         failed = replace(result, error=cause)
         with self._lock:
             if not result.is_eval:
@@ -644,7 +649,7 @@ class RolloutController:
                 self._lock.notify_all()
 
     def _scores(self, result: GenerationResult, judged: list[float]) -> np.ndarray:
-        """(G,) float32, of all responses."""
+        """(G,) float32: the scores of all responses."""
         if result.turns:
             return rc_groups.scores_of_turns(result.turns, judged, self._args.rc_summary_reward)
         return np.array(judged, dtype=np.float32)
@@ -666,7 +671,7 @@ class RolloutController:
                 self._lock.notify_all()
 
     def packing_thread(self) -> None:
-        """Consumes scored groups; hands the training data of each step to `message_queue`, and waits for room there."""
+        """A thread that takes scored groups and puts the training data of each step into `message_queue`, waiting for room."""
         self._assemble()  # what a saved state brought along
         while not self._stopping.is_set():
             try:
@@ -687,7 +692,7 @@ class RolloutController:
                 self._groups[result.prompt_id] = group
 
     def _assemble(self) -> None:
-        """Fill steps with the groups that are here, and send what is ready of them."""
+        """Fill steps with the groups that have arrived, and send the pieces that are ready."""
         while True:
             with self._lock:
                 if self._flow.assembling > self._args.num_training_steps:
@@ -718,7 +723,7 @@ class RolloutController:
         self._over_issue.record(group, was_left_behind=assignment.was_left_behind)
 
     def _forget_discarded(self) -> None:
-        """Groups that were too old: their prompts are issued again."""
+        """Forget groups that were too old. Their prompts are issued again."""
         if self._num_forgotten == self._flow.num_stale_discarded:
             return  # looking at all groups for every result would cost more than the ledger does
         self._num_forgotten = self._flow.num_stale_discarded
@@ -749,7 +754,8 @@ class RolloutController:
         self._put_into_message_queue(batch)
 
     def _put_into_message_queue(self, batch: RolloutBatch) -> None:
-        """Wait for room. A piece that the queue took without an answer is put again under the same id: it comes once."""
+        """Put a piece, waiting for room. If the queue did not answer, the piece is put again under the same id; the queue takes
+        it only once."""
         while not self._stopping.is_set():
             try:
                 self.message_queue.put(
@@ -778,7 +784,7 @@ def _tracker_options(args: GRPOConfig, options: ControllerOptions) -> TrackerOpt
 
 
 def request_seed(*key: int) -> int:
-    """A seed for one group; vLLM gives its samples this seed and those that follow."""
+    """The seed of one group. vLLM samples its n responses with this seed, the next one, and so on."""
     return int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0] >> np.uint64(2))
 
 

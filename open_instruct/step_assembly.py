@@ -76,8 +76,8 @@ class StepAssembly:
 
     @property
     def has_gradient(self) -> bool:
-        """Whether there is a token to train on. A step without one must not reach the learners, because an optimizer with momentum
-        would move the weights nevertheless."""
+        """Whether there is a token to train on. A step without one must not reach the learners, because momentum would move the
+        weights nevertheless."""
         return self.num_tokens > 0
 
     @property
@@ -191,8 +191,8 @@ class StepAssembly:
         return piece
 
     def metrics(self, now: float) -> dict[str, float]:
-        """Of the whole step, once its last piece was made at Unix time `now`. All groups count in rewards and lengths, those that
-        teach nothing too; ages are of what is trained on."""
+        """Metrics of the whole step, whose last piece was made at Unix time `now`. Rewards and lengths are means over all groups,
+        also those without a gradient; ages are those of the trained tokens."""
         args = self._args
         kept = sorted(self._kept, key=lambda one: one.issue_number)
         samples = [sample for one in kept for sample in one.samples]
