@@ -63,7 +63,7 @@ class _Held:
 
     request: PromptRequest
     reply: Future | None = None
-    """Set for a direct call and for a turn of a rollout: the result goes there and not to the queue."""
+    """Set for a direct call and for a turn of a rollout, whose result goes to this future and not to the queue."""
     admitted: Moment | None = None
 
     @property
@@ -94,7 +94,7 @@ class LLMRayActor:
         self._timeout_s = timeout_s
         self._held: dict[str, _Held] = {}
         self._rollouts: set[str] = set()
-        """Prompts with a plan; their turns are in `_held`."""
+        """Prompts with a plan. The turns of their rollouts are in `_held`."""
         self._inbox: deque[_Held] = deque()
         self._outbox: queue.SimpleQueue[GenerationResult] = queue.SimpleQueue()
         self._commands: deque[tuple[Callable[[], object], Future]] = deque()
@@ -103,10 +103,10 @@ class LLMRayActor:
         self._running = False
         self._inflight_updates = options.inflight_updates
         self._closed_until = 0.0
-        """Until then (monotonic time) nothing new is admitted: an update waits for what is being generated."""
+        """Monotonic time until which no group is admitted, because an update waits for the groups that are being generated."""
         self._generation_timeout = options.generation_timeout
         self._outgoing: set[str] = set()
-        """Finished groups that are not in the results queue yet."""
+        """Finished groups that were not put into the results queue yet."""
         self._helper_error: BaseException | None = None
         self._num_generated_tokens = 0
         self._busy_s = 0.0
@@ -124,7 +124,7 @@ class LLMRayActor:
 
     @property
     def version(self) -> int:
-        """Of the weights that this engine serves."""
+        """Version of the weights that this engine serves."""
         return self._receiver.version
 
     # --- generation ---------------------------------------------------------------------------------------------------
@@ -172,7 +172,7 @@ class LLMRayActor:
         return [reply.result(timeout=max(0.0, deadline - time.monotonic())) for reply in replies]
 
     def _tick(self) -> None:
-        """Once around: control calls, new prompts, one engine step, finished groups."""
+        """One round of the engine thread: control calls, new prompts, one engine step, finished groups."""
         self._run_commands()
         if self._receiver.is_paused:
             self._wait_for_work()
@@ -231,7 +231,7 @@ class LLMRayActor:
             self._outbox.put(result)
 
     def _break_off_late_groups(self) -> None:
-        """Groups over `generation_timeout` come back with an error; the others are not touched."""
+        """Send groups back with an error that have taken longer than `generation_timeout`. Other groups go on."""
         if self._generation_timeout is None:
             return
         with self._lock:  # other threads take prompts in meanwhile
@@ -283,7 +283,7 @@ class LLMRayActor:
     # --- room ---------------------------------------------------------------------------------------------------------
 
     def _has_room(self) -> bool:
-        """Whether one more group may come: always if there is none, else while sequences and tokens are under the limits.
+        """Whether one more group may be admitted: always if there is none, else while sequences and tokens are under the limits.
 
         Results that nobody takes close the door too. A rollout counts for the turns that it has here at the moment, but for one
         at least: between two turns it is about to come back.
@@ -356,18 +356,18 @@ class LLMRayActor:
             self._lock.notify_all()
 
     def shutdown(self) -> None:
-        """After `stop`: end the engine, and the processes that it may have."""
+        """After `stop`: end the engine and its processes, if it has any."""
         self._engine.shutdown()
 
     def ready(self) -> int:
-        """Answer once the engine is loaded: its id."""
+        """The id of the engine, as soon as the engine is loaded."""
         return self.engine_id
 
     def pid(self) -> int:
         return os.getpid()
 
     def take_inventory(self) -> dict[str, Any]:
-        """What is here and how it goes; answered at once, whatever the engine thread does.
+        """What this engine holds and how it is doing. Answered at once, whatever the engine thread is doing.
 
         `held`: ids of prompts inside, finished ones on their way out included; `num_outstanding_tokens` that they may still come
         to; `version`; `num_generated_tokens` of finished groups and `busy_s` inside engine steps since the start; `idle_s` since
@@ -422,7 +422,7 @@ class LLMRayActor:
         self._on_engine_thread(lambda: self._receiver.connect(init_info))
 
     def weight_fingerprints(self) -> dict[str, float]:
-        """By parameter, `name` or `name of worker 1`, a number that changes with its values."""
+        """A checksum of the values of each parameter, by `name` or `name of worker 1`."""
         of_workers = self._on_engine_thread(lambda: self._engine.collective_rpc("weight_fingerprints"))
         return {
             f"{name} of worker {rank}" if rank else name: value
@@ -431,7 +431,7 @@ class LLMRayActor:
         }
 
     def start_weight_update(self, update_id: int | None = None) -> None:
-        """Begin an update; one that was begun before and not finished is forgotten.
+        """Begin an update. An earlier update that was not finished is given up.
 
         With in-flight updates responses go on with the new weights afterwards. Without, the engine first finishes what it has
         begun. Updates are numbered upwards; None is the next, and in the calls below the one under way.
@@ -441,7 +441,7 @@ class LLMRayActor:
         self._on_engine_thread(lambda: self._receiver.begin(update_id))
 
     def _drain(self) -> None:
-        """Wait until nothing is being generated; new prompts wait. The engine stays closed until somebody opens it again."""
+        """Wait until no group is being generated. New prompts wait too, until the engine is opened again."""
         self._on_engine_thread(self._close)
         with self._lock:
             if not self._lock.wait_for(lambda: not self._engine.has_unfinished_requests(), self._timeout_s):
@@ -459,7 +459,8 @@ class LLMRayActor:
         self._on_engine_thread(lambda: self._receiver.receive(update_info, update_id))
 
     def finish_weight_update(self, version: int, update_id: int | None = None) -> dict[str, float]:
-        """Swap the weights between two engine steps; the `version` served from now on, and `pause_s`, how long that took."""
+        """Swap the weights between two engine steps. Returns the `version` that is served now, and `pause_s`, the seconds that it
+        took."""
 
         def finish() -> dict[str, float]:
             answer = self._receiver.finish(version, update_id)
@@ -469,7 +470,7 @@ class LLMRayActor:
         return self._on_engine_thread(finish)
 
     def abort_weight_update(self) -> None:
-        """Nobody will send the rest of the update under way: let workers that wait for it go. Answered at once."""
+        """The rest of the update under way will not come: stop the workers from waiting for it. Answered at once."""
         self._receiver.abort()
 
     def _on_engine_thread(self, command: Callable[[], Any]) -> Any:
