@@ -2,7 +2,7 @@
 
 with ray_cluster() as signals:
     parts = create_parts(...)     controller, engines and learners start side by side
-    parts.wait(refs, ...)         any wait: has a deadline, notices within a second that an actor died or a signal came
+    parts.wait(refs, ...)         every wait has a deadline, and notices within a second that an actor died or a signal came
     parts.shut_down()             nothing is left behind
 """
 
@@ -47,20 +47,20 @@ STORAGE_S = 60.0
 RAY_SHUTDOWN_S = 3.0
 """How long Ray may take to end its processes before they are killed."""
 FETCH_S = 10.0
-"""How long a value may take to come that is there."""
+"""How long it may take to fetch a value that has been computed."""
 SHUTDOWN_S = 5.0
 """How long parts may take to end by themselves before they are killed."""
 SHUTDOWN_AFTER_FAILURE_S = 2.0
-"""The same where something has failed: whatever is still in order then, nothing is lost by killing it."""
+"""How long parts may take to end by themselves after a failure. Shorter, because nothing is lost by killing them then."""
 
 
 class Signals:
-    """Remembers SIGTERM and SIGINT; a second one of them ends the process in the usual way."""
+    """Remembers the first SIGTERM or SIGINT. A second signal ends the process in the usual way."""
 
     def __init__(self) -> None:
         self.received: int | None = None
         self.is_told = False
-        """Whether the log says so."""
+        """Whether the log tells of the signal."""
         self._before: dict[int, Any] = {}
 
     def install(self) -> None:
@@ -83,12 +83,13 @@ class Signals:
 
 @contextmanager
 def ray_cluster(stopped_timeout_s: float = 12.0) -> Iterator[Signals]:
-    """Ray on this machine, or the cluster that RAY_ADDRESS names; shut down at the end, and all that it has started here with it.
+    """Ray on this machine, or the cluster that RAY_ADDRESS names. At the end Ray is shut down with all that it has started here.
 
-    Where Ray's own processes on this machine end, or are stopped for `stopped_timeout_s`, this process ends too (`RayWatch`).
+    If Ray's own processes on this machine end, or are stopped for `stopped_timeout_s`, this process ends too (`RayWatch`).
 
-    SIGTERM, SIGINT and SIGHUP are blocked while Ray starts its processes: they inherit that, so a signal to the whole process
-    group reaches the driver alone, which ends the others in order. Ray's own handler is replaced before they are let through.
+    SIGTERM, SIGINT and SIGHUP are blocked while Ray starts its processes. These inherit the block, so a signal to the whole
+    process group reaches the driver alone, which then ends the other processes in order. Ray's own signal handler is replaced
+    before the signals are unblocked.
     """
     blocked = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
     signals = Signals()
@@ -112,7 +113,8 @@ def ray_cluster(stopped_timeout_s: float = 12.0) -> Iterator[Signals]:
 
 
 def _enter_ray(mark: str, *, is_own: bool) -> None:
-    """Join the cluster that is there, or start one; a second time where this machine took more than Ray's 30 s for it."""
+    """Join the cluster that is there, or start one. Starting is tried twice, because Ray's limit of 30 s is short for a busy
+    machine."""
     for is_last in (False, True):
         try:
             with ray_access.this_machine_alone() if is_own else nullcontext():
@@ -132,7 +134,7 @@ def _enter_ray(mark: str, *, is_own: bool) -> None:
 
 
 def _leave_ray(mark: str) -> None:
-    """Shut Ray down, if need be by force: what is stopped does not end when it is asked to."""
+    """Shut Ray down, by force if need be: a process that is stopped (SIGSTOP) does not end when it is asked to."""
     force = threading.Timer(RAY_SHUTDOWN_S, kill_marked, [mark])
     force.daemon = True
     force.start()
@@ -143,7 +145,7 @@ def _leave_ray(mark: str) -> None:
 
 @dataclass
 class Parts:
-    """Every actor of a run, as the step loop sees them."""
+    """All actors of a run, as the step loop uses them."""
 
     manager: RolloutManager
     group: RayTrainGroup
@@ -152,14 +154,14 @@ class Parts:
     signals: Signals
     placement: PlacementGroup | None = None
     sharing: DeviceSharing = field(default_factory=DeviceSharing)
-    """Of learners and engines on their devices."""
+    """How learners and engines share devices."""
     watches: dict[str, Any] = field(default_factory=dict)
-    """References that are done only when something is wrong, by the name of the part."""
+    """References that become done only when something is wrong, by the name of the part."""
     heartbeats: "Heartbeats | None" = None
     nodes: NodeWatch | None = None
     processes: ProcessWatch | None = None
     is_ending: bool = False
-    """The run is being left: nobody will generate any more, so an engine that dies does not matter."""
+    """The run is ending and no engine will generate any more, so the death of an engine does not matter."""
 
     def wait(
         self,
@@ -204,13 +206,13 @@ class Parts:
         return ordered if isinstance(refs, list) else ordered[0]
 
     def _tell_of_signal(self, what: str) -> None:
-        """Once: a signal came, and what is waited for comes to its end before the run does."""
+        """Log once that a signal came, and that the run ends after what is being waited for."""
         if self.signals.received is not None and not self.signals.is_told:
             self.signals.is_told = True
             logger.warning("%s came: %s is finished first", signal.Signals(self.signals.received).name, what)
 
     def _value(self, ref: Any, what: str, *, without_dead: bool = False) -> Any:
-        """The value of a reference that is done. A lost node takes along who was on it: then it is the cause to tell."""
+        """The value of a reference that is done. If an actor died because its node was lost, the error names the node."""
         try:
             return _value(ref, what)
         except ComponentDied as error:
@@ -223,7 +225,7 @@ class Parts:
             raise
 
     def _name_of_dead(self, error: BaseException | None) -> str:
-        """The part of whose death an error tells, which is not always the part that was asked; nothing if it tells of none."""
+        """The part whose death an error reports, or "". It is not always the part that was called."""
         while isinstance(error, ray.exceptions.RayTaskError):
             error = error.cause
         dead = getattr(error, "actor_id", None)
@@ -232,7 +234,7 @@ class Parts:
         )
 
     def wait_until_ready(self, args: GRPOConfig) -> None:
-        """Learners with their model, engines with theirs, the line between them, and the controller."""
+        """Wait until the controller, the engines and the learners have started, and the engines and learners their models."""
         for doubt in args.device.doubts:
             logger.warning("%s", doubt)
 
@@ -251,8 +253,8 @@ class Parts:
         ready(learners or start_learners(), "the start of the learners")
 
     def _start_engine(self, number: int, ready: Callable[[Any, str], Any]) -> None:
-        """Until the engine is loaded. One that is killed meanwhile is started again, while restarts are left; one that raises is
-        not, for it would raise again."""
+        """Wait until an engine is loaded. An engine that is killed meanwhile is started again while restarts are left. An engine
+        that raises an error is not started again, because it would raise the same error."""
         while True:
             engine = self.manager.rollout_engines[number]
             try:
@@ -267,12 +269,12 @@ class Parts:
                     self.supervisor.replace(number, "died while it started")
 
     def watch(self) -> None:
-        """From now on notice when the controller or a queue fails or hangs."""
+        """Begin to watch the controller and the queues for failing and hanging."""
         self.watches["the controller"] = self.manager.controller.watch.remote()
         self.heartbeats = Heartbeats.of_queues(self.manager.queues, self.message_queue)
 
     def check_health(self) -> None:
-        """Raise `ComponentDied` if a part has ended that the run cannot go on without; replace engines that have ended."""
+        """Replace engines that have ended. Raises `ComponentDied` if another part has ended."""
         for lost in self.nodes.lost() if self.nodes is not None else []:
             self._reap(lost)
         self._look_for_stopped()
@@ -292,7 +294,7 @@ class Parts:
             raise
 
     def _look_for_stopped(self) -> None:
-        """Replace engines whose processes are stopped. Raises `ComponentDied` for any other part of which one is."""
+        """Replace engines whose process is stopped. Raises `ComponentDied` if a process of another part is stopped."""
         engines = {engine_name(number): number for number in range(len(self.manager.rollout_engines))}
         for stopped in self.processes.stopped() if self.processes is not None else []:
             if stopped.name not in engines:
@@ -301,7 +303,7 @@ class Parts:
                 self.supervisor.replace(engines[stopped.name], str(stopped).removeprefix(f"{stopped.name} "))
 
     def _raise_if_dead(self) -> None:
-        """For a part that nobody waits for just now: a learner while prompts are generated, the keeper of the lock."""
+        """Find the death of a part that no call waits for: a learner while prompts are generated, the keeper of the lock."""
         engines = {engine_name(number) for number in range(len(self.manager.rollout_engines))}
         dead = [name for name in self.processes.dead if name not in engines] if self.processes is not None else []
         if dead:
@@ -309,7 +311,7 @@ class Parts:
             raise ComponentDied("; ".join(map(str, lost)) or f"{' and '.join(dead)} died: the process is gone")
 
     def actors(self) -> dict[str, Any]:
-        """Every actor of the run by name."""
+        """All actors of the run, by name."""
         prompts, results = self.manager.queues
         return {
             "the controller": self.manager.controller,
@@ -329,7 +331,7 @@ class Parts:
             self.supervisor.replace(number, "is gone")
 
     def shut_down(self, timeout_s: float = SHUTDOWN_S) -> None:
-        """End all parts: asked first, killed when they do not answer. Never raises: it runs while an error is on its way."""
+        """End all parts. They are asked to end, and killed if they do not. Never raises, because an error may be on its way."""
         self.manager.shut_down(timeout_s=timeout_s, expected=self.supervisor.futures)
         self.group.shut_down()
         if self.placement is not None:
@@ -337,7 +339,7 @@ class Parts:
 
 
 class Heartbeats:
-    """Asks parts for a sign of life without waiting for the answer; one that fails or stays silent ends the run."""
+    """Asks parts for a sign of life without waiting for the answer. A part that fails or stays silent ends the run."""
 
     EVERY_S = 1.0
     LIMIT_S = 60.0
@@ -373,7 +375,7 @@ class Heartbeats:
                 raise ComponentDied(f"{name} did not answer for {self.LIMIT_S:g} s")
 
     def name_the_dead(self) -> None:
-        """Raise `ComponentDied` for a part that is dead right now; one that only stays silent is not blamed."""
+        """Raise `ComponentDied` for a part that is dead now. A part that is only silent is left alone."""
         asked = {ask(): name for name, ask in self._ask.items()}
         answered, _ = ray.wait(list(asked), num_returns=len(asked), timeout=self.ANSWER_S)
         for ref in answered:
@@ -385,7 +387,7 @@ def engine_name(number: int) -> str:
 
 
 def was_killed(error: ComponentDied) -> bool:
-    """Whether an actor's process ended without having raised anything: by a signal, or for want of memory."""
+    """Whether an actor's process ended without raising an error: by a signal, or because memory was short."""
     cause = error.__cause__
     return isinstance(cause, ray.exceptions.ActorDiedError) and not cause.actor_init_failed
 
@@ -406,7 +408,7 @@ def create_parts(
     *,
     rollouter_cls: type[RolloutController] = RolloutController,
 ) -> Parts:
-    """All actors of a run; they start side by side, `Parts.wait_until_ready` waits for them.
+    """Create all actors of a run. They start side by side; `Parts.wait_until_ready` waits for them.
 
     Raises `CannotPlace` when the cluster has no room for them, and `StorageNotShared` when they could not save together.
     """

@@ -84,7 +84,7 @@ class Roles:
 
 @dataclass
 class Run:
-    """What the step loop works with."""
+    """All that the step loop works with."""
 
     args: GRPOConfig
     parts: Parts
@@ -104,7 +104,7 @@ class Run:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run GRPO; the exit code: 0 done, 1 failed, 85 ended by SIGTERM with a checkpoint, 130 by Ctrl-C."""
+    """Run GRPO. Returns the exit code: 0 done, 1 failed, 85 ended by SIGTERM with a checkpoint, 130 ended by Ctrl-C."""
     mask_tracebacks()
     with ends_by_signals():
         args, inputs = read_options_and_data(sys.argv[1:] if argv is None else argv)
@@ -112,7 +112,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(args: GRPOConfig, inputs: "RunInputs", roles: Roles = Roles()) -> int:
-    """A whole run, or the rest of one; the exit code. Both doors come here once options and data are checked."""
+    """A whole run, or the rest of a run that was interrupted. Returns the exit code. `grpo_fast.py` and `fully_async_main.py`
+    both come here once options and data are checked."""
     directories = [Path(args.output_dir), *([args.state_dir] if args.checkpoint_state_dir is not None else [])]
     try:
         with held(directories, "--output_dir"):
@@ -157,7 +158,7 @@ def _run_alone(args: GRPOConfig, inputs: "RunInputs", roles: Roles) -> int:
 
 
 def tell_of_failure(log: RunLog, error: Exception) -> None:
-    """In one line what a run ends with, where a user can do something about it; anything else is raised again."""
+    """One line that says why a run failed, for errors that a user can do something about. Other errors are raised again."""
     if is_of_storage(error):
         log.failed(RuntimeError(f"{describe(error)}{log.room_left()}. Make room and start the same command again."))
     elif isinstance(error, ComponentDied | NonfiniteSteps | StorageNotShared | TimeoutError | WeightsDiffer):
@@ -192,7 +193,7 @@ def read_options_and_data(argv: Sequence[str]) -> tuple[GRPOConfig, RunInputs]:
 
 
 def validators(inputs: list[RunInputs]) -> list[Callable[[GRPOConfig], list[str]]]:
-    """All that has to be right before anything starts. The last of them puts what it loads into `inputs`."""
+    """The checks before anything starts. The last check puts the data that it loads into `inputs`."""
 
     def data_is_that_of_the_run(args: GRPOConfig) -> list[str]:
         loaded, mistakes = load_inputs(args)
@@ -203,7 +204,7 @@ def validators(inputs: list[RunInputs]) -> list[Callable[[GRPOConfig], list[str]
 
 
 def weights_are_whole(args: GRPOConfig) -> list[str]:
-    """Of a model that lies in a directory; the hub's files are checked as they are fetched."""
+    """What is wrong with the weights of a model in a directory. Files of the hub are checked when they are fetched."""
     directory = Path(args.model_name_or_path)
     problem = problem_with_weights(directory) if os.path.isfile(directory / "config.json") else ""
     return [f"{shown(args, 'model_name_or_path')}: {problem}"] if problem else []
@@ -213,7 +214,7 @@ def weights_are_whole(args: GRPOConfig) -> list[str]:
 
 
 def set_up(args: GRPOConfig, inputs: RunInputs, roles: Roles, log: RunLog, signals: coordinator.Signals) -> Run:
-    """Queues, actors, and those who work with them."""
+    """Create the queues, the actors, and the objects of the driver that work with them."""
     param_prompt_Q, inference_results_Q = create_queues(args)
     message_queue = create_message_queue(args)
     parts = start_parts(args, inputs, (param_prompt_Q, inference_results_Q), message_queue, roles, signals)
@@ -291,13 +292,13 @@ def resume(run: Run) -> None:
 
 
 def start_queue_processing_on_actors(run: Run) -> None:
-    """Have every engine serve the queues from now on; their futures are how the driver sees one die."""
+    """Let every engine serve the queues. The driver sees that an engine died by the reference that this call gives."""
     run.parts.supervisor.serve(list(range(len(run.parts.manager.rollout_engines))))
     run.parts.watch()
 
 
 def stop_early(run: Run, interruption: Interrupted) -> int:
-    """A signal came: save where the run stands, so that the same command goes on from here."""
+    """A signal came: write a checkpoint, so that the same command goes on from here."""
     logger.warning("%s: saving a checkpoint, then leaving", interruption)
     run.parts.is_ending = True
     save_checkpoint(run, is_last=True)
@@ -330,7 +331,7 @@ def train(run: Run) -> None:
 
 
 def commit_step(run: Run, training_step: int) -> None:
-    """The learners took the step: its prompts have their fates, and a checkpoint from here on is one of this step."""
+    """The learners have trained the step: commit the fates of its prompts. A checkpoint from here on is one of this step."""
     run.progress.training_step = training_step
     commit = run.parts.manager.controller.commit.remote(training_step)
     fates = run.parts.wait(commit, what="the ledger", timeout_s=CONTROL_S)
@@ -339,7 +340,7 @@ def commit_step(run: Run, training_step: int) -> None:
 
 @contextmanager
 def recorded(run: Run, step: TrainedStep, *, since: float) -> Iterator[None]:
-    """The step gets its row of metrics after what is done inside, also when a signal ends that: the step was made."""
+    """Write the row of metrics of the step after the block, also if a signal ends the block, because the step was trained."""
     try:
         yield
     except Interrupted:
@@ -349,7 +350,7 @@ def recorded(run: Run, step: TrainedStep, *, since: float) -> Iterator[None]:
 
 
 def give_weights_to_newcomers(run: Run) -> None:
-    """Replaced engines begin to serve. All engines may have become newer by it, of which the controller hears."""
+    """Let replacements begin to serve. If all engines have a newer version after that, the controller is told."""
     version = run.synchronizer.give_weights_to_newcomers()
     if version is not None:
         told = run.parts.manager.controller.set_version.remote(version)
@@ -357,7 +358,7 @@ def give_weights_to_newcomers(run: Run) -> None:
 
 
 def let_learners_compute(run: Run) -> None:
-    """With `--colocate` the engines give way, once they have nothing left to do."""
+    """With `--colocate`: once the engines have nothing left to do, hand the devices to the learners."""
     if run.parts.sharing.is_exclusive:
         maybe_evaluate(run)
     run.parts.sharing.learners_compute()
@@ -370,7 +371,7 @@ def describe_progress(run: Run) -> str:
 
 
 def sync_weights_and_prepare_prompts(run: Run, training_step: int) -> None:
-    """The step is done: its weights go to every engine, and new prompts are admitted."""
+    """The step is trained: send its weights to every engine, and admit new prompts."""
     controller = run.parts.manager.controller
     sends = training_step % run.args.trigger_parameter_sync_step == 0 or evaluation_is_due(run)
     if sends:
@@ -402,7 +403,7 @@ def evaluation_is_missing(run: Run, *, was_under_way: bool) -> bool:
 
 
 def start_evaluation(run: Run) -> None:
-    """Issue the evaluation prompts; the engines keep their weights until `maybe_evaluate` has the results."""
+    """Issue the evaluation prompts. The engines keep their weights until `maybe_evaluate` has the results."""
     version = run.progress.training_step
     run.parts.wait(
         run.parts.manager.controller.start_evaluation.remote(version),
@@ -489,7 +490,7 @@ def record_step(run: Run, step: TrainedStep, *, seconds: float) -> None:
 
 
 def component_status(run: Run) -> ComponentStatus:
-    """What each component counts, asked for all at once."""
+    """The statistics of each component, asked for side by side."""
     controller, queue = run.parts.wait(
         [run.parts.manager.controller.status.remote(), run.message_queue.get_statistics_ref()],
         what="the controller and the message queue",
@@ -510,7 +511,7 @@ def component_status(run: Run) -> ComponentStatus:
 
 
 def finish(run: Run) -> None:
-    """The end: a last checkpoint, the model, the plot, the table."""
+    """End the run: write a last checkpoint, the model, the plot and the table."""
     if run.args.checkpoint_state_freq > 0:
         save_checkpoint(run)
     model = save_model(run, Path(run.args.output_dir) / "model")
