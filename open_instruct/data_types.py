@@ -33,9 +33,9 @@ class SamplingConfig:
     stop: tuple[str, ...] = ()
     """Strings that end a response, beside the model's own end token."""
     ignore_eos: bool = False
-    """Go on to `max_tokens` whatever the model says: forces a length, for benchmarks."""
+    """Sample `max_tokens` tokens even if the model ends its response. For benchmarks, which need responses of one length."""
     seed: int | None = None
-    """With a seed, the samples of this group do not depend on which engine draws them, nor on what else it is doing."""
+    """With a seed, the samples of the group depend neither on the engine that draws them nor on what else the engine is doing."""
 
 
 @dataclass(frozen=True)
@@ -47,13 +47,13 @@ class PromptRequest:
     index: int
     """Row of the dataset."""
     prompt_id: str
-    """Unique within a run and its resumptions; the ledger's key."""
+    """Unique within a run and its resumptions. The ledger's key."""
     training_step: int
-    """The step that was being trained when the prompt was issued: one more than the version of the weights then served. For an
-    evaluation, the weight version that it measures."""
+    """For training: one more than the version that the engines served when the prompt was issued. A prompt that is issued while
+    they serve version 4 has 5. For an evaluation: the version that it measures."""
     marker: str = TRAIN
     plan: RCPlan | None = None
-    """With the reasoning cache: the turns that this prompt becomes. `prompt` is that of the first."""
+    """With the reasoning cache: the turns that this prompt becomes. `prompt` is the prompt of the first turn."""
 
     @property
     def is_eval(self) -> bool:
@@ -62,7 +62,7 @@ class PromptRequest:
 
 @dataclass(frozen=True)
 class Moment:
-    """Now: for people to read, and for measuring what passes from here on, whatever is done to the calendar meanwhile."""
+    """A point in time: as Unix time for people, and on a clock that nobody sets for measuring the seconds since then."""
 
     unix: float = field(default_factory=time.time)
     _clock: float = field(default_factory=time.monotonic)
@@ -77,16 +77,16 @@ class TokenStatistics:
     """What generating one group cost."""
 
     num_prompt_tokens: int
-    """Of the prompt, counted once."""
+    """Tokens of the prompt, counted once."""
     num_response_tokens: int
-    """Of all G responses together, and of turns on the way to them."""
+    """Tokens of all G responses together, and of the turns on the way to them."""
     generation_time: float
-    """Seconds from the engine's admission of the prompt to its last token."""
+    """Seconds from the moment when the engine admitted the prompt to the last token of the group."""
     start_time: float
-    """Unix time of the admission."""
+    """Unix time at which the engine admitted the prompt."""
     num_preempted: int | None = None
-    """Times that the engine put samples of the group back to make room for others; None: not known, because vLLM counts them only
-    with its statistics on, which our engines leave off."""
+    """How often the engine put samples of the group back to make room for others. None: not known, because vLLM counts this only
+    with its statistics on, and our engines leave them off."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,8 @@ class GenerationResult:
     logprobs: list[np.ndarray]  # G x (R,) float32, as sampled
     finish_reasons: list[str]  # G x "stop" | "length" | "abort"
     version_spans: list[list[tuple[int, int]]]
-    """Per response, `(weight version, number of tokens)` in order; the counts add up to R."""
+    """Per response, pairs `(weight version, number of tokens)` in order. `[(3, 10), (4, 2)]`: version 3 sampled the first ten
+    tokens, version 4 the last two. The numbers add up to R."""
     index: int
     prompt_id: str
     training_step: int
@@ -105,11 +106,11 @@ class GenerationResult:
     token_statistics: TokenStatistics
     marker: str = TRAIN
     error: str = ""
-    """Why the engine gave the group up; then there are no responses."""
+    """Why the engine gave the group up. Then there are no responses. "": it did not."""
     turns: tuple[Turn, ...] = ()
-    """With the reasoning cache: G of them, one for each response."""
+    """With the reasoning cache: G turns, one for each response."""
     states: tuple[ReachedState, ...] = ()
-    """States that were reached on the way."""
+    """With the reasoning cache: the states that were reached on the way."""
 
     @classmethod
     def given_up(cls, request: PromptRequest, engine_id: int, error: str, began: Moment) -> "GenerationResult":
@@ -134,12 +135,12 @@ class GenerationResult:
 
     @property
     def oldest_version(self) -> int:
-        """Version of the oldest weights that sampled a token of the group; without a token, of those at its issue."""
+        """The oldest version that sampled a token of the group. Without a token: the version that was served at its issue."""
         return min((version for spans in self.version_spans for version, _ in spans), default=self.training_step - 1)
 
     @property
     def newest_version(self) -> int:
-        """Version of the newest weights that sampled a token of the group."""
+        """The newest version that sampled a token of the group. Without a token: the version that was served at its issue."""
         return max((version for spans in self.version_spans for version, _ in spans), default=self.training_step - 1)
 
 
@@ -158,7 +159,7 @@ class TrainingSample:
     logprobs: np.ndarray  # (R,) float32, the engine's
     advantage: float
     weight: float = 1.0
-    """Of its tokens in the loss."""
+    """Weight of its tokens in the loss."""
 
     def __len__(self) -> int:
         return len(self.query) + len(self.response)
@@ -166,10 +167,11 @@ class TrainingSample:
 
 @dataclass(frozen=True)
 class CollatedBatchData:
-    """One micro-batch: B rows of T tokens, right-padded or packed; both kinds look the same to the learner.
+    """One micro-batch: B rows of T tokens, right-padded or packed. The learner treats both kinds alike.
 
-    A sequence is causal within itself alone: padding stands right of it, and in a packed row `position_ids` start again at 0
-    with each sequence. All arrays are aligned with `query_responses`: entry `t` speaks of token `t`.
+    A token attends to the earlier tokens of its own sequence and to no others: padding stands to the right of a sequence, and in
+    a packed row `position_ids` start again at 0 with each sequence. Entry `t` of every array belongs to token `t` of
+    `query_responses`.
     """
 
     query_responses: np.ndarray  # (B, T) int32
@@ -190,27 +192,27 @@ class MiniBatch:
     """One rank's share of one optimizer step."""
 
     micro_batches: list[CollatedBatchData]
-    """The same number on every rank; rows without a trained token fill up."""
+    """As many as on every other rank. Micro-batches without a trained token make up for missing ones."""
     num_global_tokens: int
     """Trained tokens of this optimizer step over all ranks: the denominator of the loss."""
 
 
 @dataclass(frozen=True)
 class RolloutBatch:
-    """The data of one training step, or one piece of it, on its way to the learners. The loop sees references, no samples."""
+    """The data of one training step, or a piece of it, on its way to the learners. The step loop sees references, no samples."""
 
     training_step: int
     rank_data: list[object]
     """One Ray object reference per learner rank, each to a `list[MiniBatch]`."""
     metrics: dict[str, float] = field(default_factory=dict)
-    """Of the whole step; with its last piece."""
+    """Metrics of the whole step. Only the last piece has them."""
     number: int = 0
-    """Of this piece within the step, from 0."""
+    """Number of this piece within the step, from 0."""
     is_last: bool = True
-    """Whether the step is complete with this piece: the learners make their optimizer step."""
+    """Whether the step is complete with this piece, so that the learners make their optimizer step."""
     num_global_tokens: int = 0
-    """Trained tokens of the whole step over all ranks; with its last piece. The controller sends no step without one; for 0
-    the learners make no optimizer step, because momentum alone would move the weights."""
+    """Trained tokens of the whole step over all ranks. Only the last piece has the number. The controller sends no step without a
+    token; if the number is 0 the learners make no optimizer step, because momentum alone would move the weights."""
     num_samples: int = 0
     """Responses in this piece."""
     min_version: int = 0
@@ -219,7 +221,7 @@ class RolloutBatch:
 
 @dataclass(frozen=True)
 class Box:
-    """Carries a Ray object reference as it is: a bare one is waited for and unpacked on its way into a call or out of one."""
+    """Carries a Ray object reference unchanged. Ray replaces a bare reference by its value when it is an argument of a call."""
 
     inner: object
     """Reference to a `RolloutBatch`."""
