@@ -1,5 +1,6 @@
 """The document of the Ray integration: its examples as they stand there, but for the import path; and room that is not there."""
 
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -129,7 +130,9 @@ def test_a_group_without_a_placement_group_makes_its_own(ray_session: Any) -> No
     from open_instruct.actor_group import RayTrainGroup
 
     group = RayTrainGroup(num_nodes=2, num_gpus_per_node=[2, 1])
-    pids = ray_session.get([worker.pid.remote() for worker in group.workers], timeout=TIMEOUT_S)
+    pids = ray_session.get(
+        [worker.__ray_call__.remote(lambda _: os.getpid()) for worker in group.workers], timeout=TIMEOUT_S
+    )
     assert len(set(pids)) == 3
     group.shut_down()
 
