@@ -1,14 +1,13 @@
 """From scored groups to training samples, and the numbers that describe them. Pure: arrays in, arrays and floats out."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from open_instruct.data_types import GenerationResult, MiniBatch, TrainingSample
-from open_instruct.rl_utils import calculate_group_advantages
 from open_instruct.staleness import sample_age
 
 
@@ -51,11 +50,13 @@ def training_samples(
     groups: Sequence[ScoredGroup],
     *,
     verification_reward: float,
-    advantage_normalization_type: str,
+    advantages: Callable[[np.ndarray], np.ndarray],
     mask_truncated_completions: bool,
     masks: Sequence[Sequence[np.ndarray]] | None = None,
 ) -> list[TrainingSample]:
     """One sample per response, with the advantage of its reward within its group, in the order of `groups`.
+
+    `advantages` gives (G,) advantages for the (G,) rewards of a group.
 
     With `mask_truncated_completions` responses that did not end by themselves count in their group's baseline, but no token of
     theirs is trained on; they are left out. So are responses of whose tokens `masks` (per group and response, (R,) bool; by
@@ -63,8 +64,7 @@ def training_samples(
     """
     if masks is None:
         masks = [[np.ones(len(response), dtype=bool) for response in group.result.responses] for group in groups]
-    rewards_PG = verification_reward * np.stack([group.weighted_scores for group in groups])
-    advantages_PG = calculate_group_advantages(rewards_PG, advantage_normalization_type)
+    advantages_PG = [advantages(verification_reward * group.weighted_scores) for group in groups]
     return [
         TrainingSample(
             query=query,
@@ -74,13 +74,13 @@ def training_samples(
             advantage=float(advantage),
             weight=group.weight,
         )
-        for group, advantages, group_masks in zip(groups, advantages_PG, masks, strict=True)
+        for group, advantages_G, group_masks in zip(groups, advantages_PG, masks, strict=True)
         for query, response, logprobs, reason, advantage, mask in zip(
-            group.queries or [group.query] * len(advantages),
+            group.queries or [group.query] * len(advantages_G),
             group.result.responses,
             group.result.logprobs,
             group.result.finish_reasons,
-            advantages,
+            advantages_G,
             group_masks,
             strict=True,
         )

@@ -22,11 +22,12 @@ import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import NoneType
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, get_args, get_origin
 
 import yaml
 
 from open_instruct.masking import without_secrets
+from open_instruct.registry import option_fields, option_kinds
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -73,13 +74,23 @@ def parse_args(
         UsageError: with all mistakes, of writing and of meaning.
         SystemExit: with code 0, after `--help`.
     """
-    hints = get_type_hints(config_cls)
-    kinds = {field.name: hints[field.name] for field in dataclasses.fields(config_cls)}
+    kinds = option_kinds(config_cls)
     on_command_line, mistakes = _read_command_line(argv, kinds, _make_parser(config_cls, kinds, program))
     in_file, mistakes_of_file = _read_yaml(on_command_line.pop("config", None), kinds)
     return make_config(
         config_cls, in_file | on_command_line, validators=validators, mistakes=[*mistakes, *mistakes_of_file]
     )
+
+
+def read_lists(argv: Sequence[str], names: Sequence[str]) -> dict[str, list[str]]:
+    """The values of options that hold lists of texts, before the other options are known. Mistakes are passed over."""
+    kinds = dict.fromkeys(names, list[str])
+    parser = _Parser(add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
+    for name in (*names, "config"):
+        parser.add_argument(f"--{name}", nargs="*")
+    given, _ = _read_command_line(argv, kinds, parser)
+    in_file, _ = _read_yaml(given.pop("config", None), kinds)
+    return _convert_all(in_file | given, kinds)[0]
 
 
 def make_config(
@@ -94,8 +105,7 @@ def make_config(
     Raises:
         UsageError: with `mistakes`, which were found before, and all of writing and meaning that are found here.
     """
-    hints = get_type_hints(config_cls)
-    kinds = {field.name: hints[field.name] for field in dataclasses.fields(config_cls)}
+    kinds = option_kinds(config_cls)
     values, unreadable = _convert_all(written, kinds)
     mistakes = [*mistakes, *unreadable.values()]
     for name in _required(config_cls):
@@ -114,9 +124,12 @@ def make_config(
 def field_help(config_cls: type) -> dict[str, tuple[str, str]]:
     """Title of the group and help text of every field: the docstring of its class, and the string under the field."""
     found = {}
+    names = {field.name for field in option_fields(config_cls)}
     for cls in config_cls.__mro__[:-1]:
+        if not dataclasses.is_dataclass(cls):
+            continue
         for node, below in itertools.pairwise([*_class_bodies(cls.__module__)[cls.__name__], None]):
-            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id in names:
                 text = ast.literal_eval(below.value) if isinstance(below, ast.Expr) else ""
                 found[node.target.id] = (inspect.getdoc(cls) or "", text)
     return found
@@ -171,7 +184,7 @@ def _make_parser(config_cls: "type[DataclassInstance]", kinds: Mapping[str, Any]
         argument_default=argparse.SUPPRESS,
     )
     parser.add_argument("--config", nargs="*", metavar="FILE", help="YAML file with options; the command line wins.")
-    fields = {field.name: field for field in dataclasses.fields(config_cls)}
+    fields = {field.name: field for field in option_fields(config_cls)}
     help_by_field = field_help(config_cls)
     groups = {title: parser.add_argument_group(title) for title, _ in help_by_field.values()}
     for name, (title, text) in help_by_field.items():

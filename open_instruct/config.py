@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from open_instruct.algorithms.advantages import ADVANTAGES
+from open_instruct.algorithms.losses import LOSSES, ClipOptions
 from open_instruct.data_types import SamplingConfig
 from open_instruct.device import Device, current_device
 from open_instruct.rc_plans import PlanOptions
@@ -19,6 +21,7 @@ from open_instruct.rc_prompts import (
 )
 from open_instruct.rc_state import RCSettings
 from open_instruct.rc_types import SummaryReward
+from open_instruct.registry import NO_FLAG, chosen_from
 
 NEVER = -1
 """Value of an interval in steps that switches the thing off."""
@@ -238,11 +241,13 @@ class AsyncOptions:
 
 
 @dataclass(kw_only=True)
-class AlgorithmOptions:
+class AlgorithmOptions(ClipOptions):
     """Algorithm"""
 
-    loss_fn: Literal["dapo"] = "dapo"
+    loss_fn: str = chosen_from(LOSSES, "dapo")
     """Policy loss. dapo: the clipped ratio, with a lower and a higher bound of its own."""
+    algorithm_modules: list[str] = field(default_factory=list)
+    """Files (my_loss.py) or modules that define further losses or advantages. See docs/algorithms.md."""
     num_epochs: int = 1
     """Passes over the data of one step."""
     num_mini_batches: int = 1
@@ -253,13 +258,9 @@ class AlgorithmOptions:
     """Keep the model as it was at the start, as reference policy. False needs beta 0."""
     kl_estimator: Literal[0, 1, 2, 3] = 2
     """Estimator of the KL: 0 linear (k1), 1 quadratic (k2), 2 exponential (k3), 3 weighted by the ratio."""
-    clip_lower: float = 0.2
-    """The ratio is clipped at 1 - clip_lower."""
-    clip_higher: float = 0.272
-    """The ratio is clipped at 1 + clip_higher."""
     loss_denominator: float | str = "token"
     """What the summed loss is divided by: token (the trained tokens of the optimizer step) or a positive number."""
-    advantage_normalization_type: Literal["centered", "standard"] = "centered"
+    advantage_normalization_type: str = chosen_from(ADVANTAGES, "centered")
     """Advantage of a response: score - mean of its group (centered), or that over the standard deviation (standard)."""
     use_vllm_logprobs: bool = False
     """Take the engine's log-probs for those of the old policy; else they are computed before the first update of a step."""
@@ -464,6 +465,9 @@ class GRPOConfig(
     TrackingOptions,
 ):
     """All options of a GRPO run."""
+
+    own_options: dict[str, Any] = field(default_factory=dict, metadata=NO_FLAG)
+    """Values of options that losses, advantages and workflows of the user's bring; `extensions.options_of` reads them."""
 
     @property
     def staleness_target(self) -> int:

@@ -10,9 +10,9 @@ import os
 import re
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin
 
 from open_instruct.config import NEVER, GRPOConfig
 from open_instruct.device import flash_attention_can_run
@@ -26,6 +26,7 @@ from open_instruct.rc_prompts import (
 )
 from open_instruct.rc_types import SUMMARIZATION
 from open_instruct.rc_weights import parse_turn_weights
+from open_instruct.registry import chosen_entries, option_kinds
 from open_instruct.weight_transports import IPC, NCCL, NEEDS_GPU, WITHOUT_GPU
 
 HUB_TIMEOUT_S = 5.0
@@ -166,7 +167,7 @@ def every_node_has_learners(args: GRPOConfig) -> Iterator[str]:
 
 
 def choices_are_known(args: GRPOConfig) -> Iterator[str]:
-    for name, hint in get_type_hints(type(args)).items():
+    for name, hint in option_kinds(type(args)).items():
         if get_origin(hint) is Literal and getattr(args, name) not in get_args(hint):
             yield f"{shown(args, name)}: unknown. Choose one of {', '.join(map(str, get_args(hint)))}."
 
@@ -377,12 +378,25 @@ def colocated_engines_fit(args: GRPOConfig) -> Iterator[str]:
         yield f"{options}: engines take {needed} places, learners have {args.num_learners}. Ask for fewer or smaller engines."
 
 
+def options_have_their_entry(args: GRPOConfig) -> Iterator[str]:
+    """Options of a loss, an advantage or a workflow that is not chosen are as they are by default."""
+    default = type(args)(model_name_or_path=args.model_name_or_path)
+    for registry, name in chosen_entries(args):
+        chosen = {one.name for entry in registry if entry.name == name for one in fields(entry.options)}
+        owners = {one.name: entry.name for entry in registry for one in fields(entry.options)}
+        for option, owner in owners.items():
+            if option not in chosen and getattr(args, option) != getattr(default, option):
+                yield (
+                    f"{shown(args, registry.flag, option)}: the {registry.what} {name} has no such option. Leave it out, or set "
+                    f"{registry.flag} to {owner}."
+                )
+
+
 def rc_options_have_their_workflow(args: GRPOConfig) -> Iterator[str]:
     if args.uses_rc:
         return
-    fields = GRPOConfig.__dataclass_fields__.values()
     default = GRPOConfig(model_name_or_path=args.model_name_or_path)
-    for one in fields:
+    for one in fields(GRPOConfig):
         if one.name.startswith("rc_") and getattr(args, one.name) != getattr(default, one.name):
             yield f"{shown(args, 'rollout_workflow', one.name)}: single turns have no such thing. Set rollout_workflow to rc."
 
@@ -518,6 +532,7 @@ RULES: tuple[Callable[[GRPOConfig], Iterator[str]], ...] = (
     groups_have_something_to_compare,
     episodes_fill_a_step,
     mini_batches_are_not_empty,
+    options_have_their_entry,
     rc_options_have_their_workflow,
     rc_states_are_there,
     rc_templates_have_their_fields,

@@ -14,7 +14,6 @@ from pathlib import Path
 if sys.path and Path(sys.path[0]).resolve() == Path(__file__).resolve().parent:
     del sys.path[0]  # run as a script, this folder would shadow top-level modules of the same names
 
-import dataclasses
 import importlib
 import os
 from collections.abc import Mapping, Sequence
@@ -25,10 +24,12 @@ from open_instruct import grpo_fast, yaml_door
 from open_instruct.cli import UsageError, convert, fail_with, make_config
 from open_instruct.component_log import LOG_FILE
 from open_instruct.config import GRPOConfig
+from open_instruct.extensions import MODULE_OPTIONS, config_class_with, plain_config
 from open_instruct.fully_async_trainer import FullyAsyncTrainer
 from open_instruct.grpo_fast import Roles, RunInputs
 from open_instruct.interruption import ends_by_signals
 from open_instruct.masking import mask_tracebacks
+from open_instruct.registry import option_fields
 from open_instruct.rollout import Rollouter
 from open_instruct.yaml_door import Door, in_terms_of_the_file, unknown_key
 
@@ -85,7 +86,7 @@ def _may_be_new(key: str) -> bool:
 
 def _option_names() -> list[str]:
     special = [key for keys in SPECIAL_KEYS.values() for key in keys]
-    return [*(field.name for field in dataclasses.fields(GRPOConfig)), *special]
+    return [*(field.name for field in option_fields(GRPOConfig)), *special]
 
 
 def read(config: Mapping[str, Any]) -> FullyAsyncMain:
@@ -94,19 +95,20 @@ def read(config: Mapping[str, Any]) -> FullyAsyncMain:
     Raises:
         UsageError: with all mistakes; options are named by section and key.
     """
-    written, where, mistakes = _flatten(config)
+    config_cls, mistakes_of_modules = config_class_with(_modules(config))
+    written, where, mistakes = _flatten(config, config_cls)
     roles, mistakes_of_roles = _roles(config)
-    mistakes = [*mistakes, *mistakes_of_roles, *_device_mistakes(_section(config, "trainer"))]
+    mistakes = [*mistakes, *mistakes_of_modules, *mistakes_of_roles, *_device_mistakes(_section(config, "trainer"))]
     inputs: list[RunInputs] = []
 
     def place(option: str) -> str:
         return where.get(option, f"(section).{option}")
 
     try:
-        args = make_config(GRPOConfig, written, validators=grpo_fast.validators(inputs), mistakes=mistakes)
+        args = make_config(config_cls, written, validators=grpo_fast.validators(inputs), mistakes=mistakes)
     except UsageError as error:
         raise UsageError([in_terms_of_the_file(mistake, place) for mistake in error.mistakes]) from None
-    return FullyAsyncMain(args, inputs[0], roles)
+    return FullyAsyncMain(plain_config(args), inputs[0], roles)
 
 
 def _section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -114,9 +116,23 @@ def _section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return section if isinstance(section, Mapping) else {}
 
 
-def _flatten(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str], list[str]]:
-    """Options of `GRPOConfig` as they were written, where each stands, and mistakes. A null leaves the default."""
-    options = [field.name for field in dataclasses.fields(GRPOConfig)]
+def _modules(config: Mapping[str, Any]) -> dict[str, list[str]]:
+    """What the file gives for `MODULE_OPTIONS`, in whichever section. What is no list of texts is told of later."""
+    found: dict[str, list[str]] = {}
+    for section in config.values():
+        for option in MODULE_OPTIONS if isinstance(section, Mapping) else ():
+            try:
+                found.setdefault(option, []).extend(convert(section.get(option) or [], list[str]))
+            except ValueError:
+                continue
+    return found
+
+
+def _flatten(
+    config: Mapping[str, Any], config_cls: type[GRPOConfig]
+) -> tuple[dict[str, Any], dict[str, str], list[str]]:
+    """Options as they were written, where each stands, and mistakes. A null leaves the default."""
+    options = [field.name for field in option_fields(config_cls)]
     written: dict[str, Any] = {}
     where: dict[str, str] = {}
     mistakes = []

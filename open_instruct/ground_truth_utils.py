@@ -6,18 +6,13 @@ file: `--verifier_modules my_rewards.py`. Nothing has to be registered; the file
 """
 
 import functools
-import importlib.util
 import inspect
 import json
 import math
-import sys
-import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from open_instruct.answer_reading import (
@@ -31,6 +26,7 @@ from open_instruct.answer_reading import (
 from open_instruct.reasoning_gym_data import PARAMETERS, PREFIX, decode_item, make_dataset
 from open_instruct.reasoning_gym_scorers import EXECUTING_TASKS, Scorer, mend
 from open_instruct.sandbox import missing
+from open_instruct.user_modules import UserModuleError, import_user_module
 
 
 @dataclass(frozen=True)
@@ -227,8 +223,8 @@ def _single(label: object) -> str:
     return str(label)
 
 
-class VerifierModuleError(ValueError):
-    """A module of `--verifier_modules` cannot be used; the text says which one and why."""
+class VerifierModuleError(UserModuleError):
+    """A verifier of a module of `--verifier_modules` cannot be used."""
 
 
 def import_verifiers(modules: Sequence[str]) -> None:
@@ -238,37 +234,15 @@ def import_verifiers(modules: Sequence[str]) -> None:
         modules: paths of files (`my_rewards.py`), or dotted names of modules that Python finds (`my_package.rewards`).
 
     Raises:
-        VerifierModuleError: a module cannot be imported or defines no verifier, or a verifier of it cannot be used.
+        UserModuleError: a module cannot be imported or defines no verifier, or a verifier of it cannot be used.
     """
     for name in modules:
-        try:
-            module = _import_file(Path(name)) if name.endswith(".py") else importlib.import_module(name)
-        except FileNotFoundError as error:
-            raise VerifierModuleError(f"{name}: there is no file {error.filename}") from error
-        except Exception as error:  # whatever a user's file raises while it is imported
-            raise VerifierModuleError(f"{name} cannot be imported: {type(error).__name__}: {error}") from error
+        module = import_user_module(name)
         known = {cls for cls in _verifier_classes() if not cls.__module__.startswith(f"{__package__}.")}
         if not any(isinstance(value, type) and value in known for value in vars(module).values()):
             raise VerifierModuleError(f"{name} defines no verifier: it holds no subclass of VerifierFunction")
     _verifiers.cache_clear()
     _verifiers()
-
-
-def _import_file(path: Path) -> ModuleType:
-    path = path.resolve()
-    name = f"verifiers_in_{path.stem}_{zlib.crc32(bytes(path)):08x}"  # never the name of an installed module
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None, path  # a name that ends in .py has one, and a loader
-    assert spec.loader is not None, path
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
-    return module
 
 
 def _verifier_classes(base: type[VerifierFunction] = VerifierFunction) -> list[type[VerifierFunction]]:

@@ -31,10 +31,11 @@ from ray.util.queue import Queue
 
 from open_instruct import coordinator
 from open_instruct.checkpoints import CheckpointStore, StorageNotShared
-from open_instruct.cli import UsageError, fail_with, parse_args
+from open_instruct.cli import UsageError, fail_with, parse_args, read_lists
 from open_instruct.config import GRPOConfig
 from open_instruct.config_checks import collect_mistakes, shown
 from open_instruct.coordinator import ComponentDied, Parts, Timer
+from open_instruct.extensions import MODULE_OPTIONS, config_class_with, plain_config
 from open_instruct.failures import WeightsDiffer
 from open_instruct.fully_async_trainer import FullyAsyncTrainer, TrainedStep
 from open_instruct.interruption import Interrupted, ends_by_signals
@@ -186,10 +187,11 @@ def read_options_and_data(argv: Sequence[str]) -> tuple[GRPOConfig, RunInputs]:
     """Options, tokenizer and datasets, all checked; every mistake in one message and exit code 2."""
     inputs: list[RunInputs] = []
     try:
-        args = parse_args(argv, GRPOConfig, validators=validators(inputs))
+        config_cls, mistakes = config_class_with(read_lists(argv, MODULE_OPTIONS))
+        args = parse_args(argv, config_cls, validators=[lambda _: mistakes, *validators(inputs)])
     except UsageError as error:
         fail_with(error.mistakes)
-    return args, inputs[0]
+    return plain_config(args), inputs[0]
 
 
 def validators(inputs: list[RunInputs]) -> list[Callable[[GRPOConfig], list[str]]]:

@@ -23,12 +23,16 @@ import ray
 import torch
 
 from open_instruct import process_group
+from open_instruct.algorithms.corrections import RhoOptions, compute_rho_correction
+from open_instruct.algorithms.losses import LOSSES
+from open_instruct.algorithms.mismatch import logprob_difference_sums
+from open_instruct.algorithms.objective import compute_objective, make_loss_inputs
 from open_instruct.checkpoints import LEARNER_DIRECTORY, sync_files_of_rank, sync_to_disk
 from open_instruct.config import GRPOConfig
 from open_instruct.data_types import Box, CollatedBatchData, MiniBatch, RolloutBatch
 from open_instruct.device import Device
 from open_instruct.engine_client import UpdateReport
-from open_instruct.grpo_utils import RhoOptions, compute_grpo_loss, compute_rho_correction, logprob_difference_sums
+from open_instruct.extensions import import_extensions, options_of
 from open_instruct.learner_models import build_engine, build_reference, hf_model
 from open_instruct.optimizer_step import apply_gradient, discard_gradient
 from open_instruct.output_directory import names_a_full_disk
@@ -82,6 +86,9 @@ class PolicyTrainerRayProcess(TrainRayActor):
         if args.beta > 0 and not with_ref:
             raise ValueError(f"with_ref=False, beta {args.beta:g}: a KL penalty needs the reference model. Ask for it.")
         self._args, self._device = args, device
+        import_extensions(args.algorithm_modules)
+        self._loss_fn = LOSSES[args.loss_fn]
+        self._loss_options = options_of(args, self._loss_fn.options)
         if device.threads_per_worker:
             torch.set_num_threads(device.threads_per_worker)
         timeout = timedelta(minutes=args.backend_timeout)
@@ -223,19 +230,22 @@ class PolicyTrainerRayProcess(TrainRayActor):
             old_logprobs = vllm_logprobs
         elif old_logprobs is None:
             old_logprobs = new_logprobs.detach()
+        positions = tensors["position_ids"][:, 1:]
         weights, rho_sums = None, {}
         if args.corrects_off_policy:
-            positions = tensors["position_ids"][:, 1:]
             weights, rho_sums = compute_rho_correction(old_logprobs, vllm_logprobs, mask, positions, rho_options(args))
-        loss, sums = compute_grpo_loss(
-            new_logprobs,
-            old_logprobs,
-            self._ref_logprobs(tensors),
-            tensors["advantages"][:, 1:],
-            mask,
-            loss_fn=args.loss_fn,
-            clip_lower=args.clip_lower,
-            clip_higher=args.clip_higher,
+        inputs = make_loss_inputs(
+            new_logprobs=new_logprobs,
+            old_logprobs=old_logprobs,
+            behaviour_logprobs=vllm_logprobs,
+            ref_logprobs=self._ref_logprobs(tensors),
+            advantages=tensors["advantages"][:, 1:],
+            mask=mask,
+            position_ids=positions,
+        )
+        loss, sums = compute_objective(
+            inputs,
+            lambda inputs: self._loss_fn.value(inputs, self._loss_options),
             beta=args.beta,
             kl_estimator=args.kl_estimator,
             weights=weights,

@@ -6,7 +6,7 @@ import torch
 
 from open_instruct.config import GRPOConfig
 from open_instruct.device import Device
-from open_instruct.model_utils import LogProbModel
+from open_instruct.logprobs import LogProbModel
 
 
 def build_engine(args: GRPOConfig, device: Device, *, world_size: int) -> Any:

@@ -1,4 +1,4 @@
-"""From scored samples to the arrays that learners train on: advantages, collation, packing, shares per rank.
+"""From scored samples to the arrays that learners train on: collation, packing, shares per rank.
 
     samples ─► mini-batches (one optimizer step each) ─► micro-batches (one forward/backward each) ─► ranks
 
@@ -19,41 +19,6 @@ from open_instruct.data_types import CollatedBatchData, MiniBatch, TrainingSampl
 Bin = list[int]
 """Indices of the samples that share a micro-batch."""
 Layout = Literal["padded", "packed"]
-
-
-def calculate_group_advantages(scores_PG: np.ndarray, normalization: str) -> np.ndarray:
-    """Advantage of each sample over the other samples of its prompt.
-
-    Args:
-        scores_PG: (P, G) scores.
-        normalization: `"standard"` is `(score - mean) / (std + 1e-8)`, as in GRPO (arXiv:2402.03300); `"centered"`
-            leaves out the division, which would favour prompts that are nearly solved or nearly hopeless (Dr. GRPO,
-            arXiv:2503.20783).
-
-    Returns:
-        (P, G) float32. The standard deviation is that of the population of G.
-    """
-    scores_PG = np.asarray(scores_PG, dtype=np.float64)
-    centered_PG = scores_PG - scores_PG.mean(axis=1, keepdims=True)
-    if normalization == "centered":
-        return centered_PG.astype(np.float32)
-    if normalization == "standard":
-        return (centered_PG / (scores_PG.std(axis=1, keepdims=True) + 1e-8)).astype(np.float32)
-    raise ValueError(f"--advantage_normalization_type {normalization}: unknown. Use 'centered' or 'standard'.")
-
-
-def masked_mean(
-    values: np.ndarray, mask: np.ndarray, axis: int | None = None, denominator: float | None = None
-) -> np.ndarray:
-    """Mean of `values` where `mask` is True, 0 where it is True nowhere.
-
-    Args:
-        axis: as in `np.sum`; `None` is over everything.
-        denominator: divide by this instead of by the number of True entries.
-    """
-    mask = np.broadcast_to(np.asarray(mask, dtype=bool), np.shape(values))
-    count = mask.sum(axis=axis) if denominator is None else denominator
-    return np.where(mask, values, 0).sum(axis=axis) / np.where(count == 0, 1, count)
 
 
 def reset_position_ids(attention_mask: np.ndarray) -> np.ndarray:

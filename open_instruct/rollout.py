@@ -33,6 +33,7 @@ from open_instruct.batch_building import ScoredGroup
 from open_instruct.config import GRPOConfig
 from open_instruct.data_types import EVAL, Box, GenerationResult, PromptRequest, RolloutBatch
 from open_instruct.evaluation import Evaluation
+from open_instruct.extensions import import_extensions
 from open_instruct.generation_failures import NOT_SCORED, GenerationFailures
 from open_instruct.ground_truth_utils import import_verifiers, verifier_weight
 from open_instruct.logger_utils import TrackerOptions, make_tracker
@@ -117,6 +118,7 @@ class RolloutController:
         self.message_queue = message_queue
         self._tokenizer = read_tokenizer(options.tokenizer_name_or_path, args.tokenizer_revision)
         datasets = {*train_dataset.dataset_names, *(eval_dataset.dataset_names if eval_dataset is not None else ())}
+        import_extensions(args.algorithm_modules)
         import_verifiers(args.verifier_modules)  # for their weights; they score in processes of their own
         self._verifiers = VerifierPool(
             args.verifier_workers, args.verifier_timeout_s, ready=sorted(datasets), modules=args.verifier_modules

@@ -7,9 +7,10 @@ from typing import Any
 from open_instruct.config import GRPOConfig
 from open_instruct.config_checks import load_tokenizer, shown
 from open_instruct.dataset_transformation import DatasetError, LoadReport, load_prompts
-from open_instruct.ground_truth_utils import VerifierModuleError, import_verifiers, verifier_names
+from open_instruct.ground_truth_utils import import_verifiers, verifier_names
 from open_instruct.prompt_dataset import PromptDataset
 from open_instruct.run_identity import tokenizer_identity
+from open_instruct.user_modules import UserModuleError
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ def load_inputs(args: GRPOConfig) -> tuple[RunInputs | None, list[str]]:
     """Tokenizer and datasets, or what is wrong with them. Training prompts that the evaluation holds are left out of training."""
     try:
         import_verifiers(args.verifier_modules)
-    except VerifierModuleError as error:
+    except UserModuleError as error:
         return None, [f"{shown(args, 'verifier_modules')}: {error}."]
     tokenizer, mistakes = load_tokenizer(args)
     if tokenizer is None:

@@ -4,6 +4,7 @@ add(group) … add(group) ─► next_piece()         with --streaming, as soon 
                            next_piece(last)     the rest, with the metrics of the whole step
 """
 
+import functools
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,9 +13,11 @@ from typing import Literal
 import numpy as np
 
 from open_instruct import batch_building, rc_groups
+from open_instruct.algorithms.advantages import ADVANTAGES, group_advantages
 from open_instruct.batch_building import ScoredGroup
 from open_instruct.config import GRPOConfig
 from open_instruct.data_types import MiniBatch, TrainingSample
+from open_instruct.extensions import options_of
 from open_instruct.rc_types import SUMMARIZATION
 from open_instruct.rc_weights import parse_turn_weights
 from open_instruct.rl_utils import prepare_collated_data_for_workers
@@ -61,6 +64,9 @@ class StepAssembly:
         """Trained tokens so far."""
         self._args = args
         self._options = options
+        name = args.advantage_normalization_type
+        own_options = options_of(args, ADVANTAGES[name].options)
+        self._advantages = functools.partial(group_advantages, name=name, options=own_options)
         self._turn_weights = parse_turn_weights(args.rc_turn_weights)
         self._rollouts: list[ScoredGroup] = []
         """With the reasoning cache: the whole rollouts, whose parts are in `_groups`."""
@@ -144,7 +150,7 @@ class StepAssembly:
         return batch_building.training_samples(
             [group],
             verification_reward=args.verification_reward,
-            advantage_normalization_type=args.advantage_normalization_type,
+            advantages=self._advantages,
             mask_truncated_completions=args.mask_truncated_completions,
             masks=masks,
         )

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from open_instruct.grpo_utils import finish_logprob_difference, finish_ratio_variance
+from open_instruct.algorithms.mismatch import finish_logprob_difference
+from open_instruct.algorithms.objective import finish_ratio_variance
 
 logger = logging.getLogger(__name__)
 

@@ -190,8 +190,8 @@ def last_line(name: str) -> Callable[[Surroundings], Outcome]:
 
 
 def tests_command(here: Surroundings) -> list[str]:
-    names = ["test_device", "test_model_utils", "test_grpo_utils"]
-    return [sys.executable, "-m", "pytest", "-q", "-m", "gpu or not slow", *(f"tests/{name}.py" for name in names)]
+    names = ["test_device.py", "test_logprobs.py", "algorithms"]
+    return [sys.executable, "-m", "pytest", "-q", "-m", "gpu or not slow", *(f"tests/{name}" for name in names)]
 
 
 def wait_for_rows(here: Surroundings, name: str, num: int, process: "subprocess.Popen[bytes]", deadline: float) -> None:

@@ -183,7 +183,7 @@ def _serve_learner(pipe: Any, other_end: Any, directory: str, dtype: str) -> Non
     import torch
     from transformers import AutoModelForCausalLM
 
-    from open_instruct.model_utils import LogProbModel
+    from open_instruct.logprobs import LogProbModel
     from open_instruct.weight_sync import DeepSpeedWeightSource, pack_buckets
 
     module = AutoModelForCausalLM.from_pretrained(directory, dtype=getattr(torch, dtype))

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from open_instruct.algorithms.advantages import group_advantages
 from open_instruct.batch_building import (
     OverIssueBias,
     ScoredGroup,
@@ -59,7 +61,7 @@ def samples_of(*groups: ScoredGroup, normalization: str = "centered", mask: bool
     return training_samples(
         groups,
         verification_reward=10.0,
-        advantage_normalization_type=normalization,
+        advantages=partial(group_advantages, name=normalization),
         mask_truncated_completions=mask,
     )
 
@@ -334,7 +336,7 @@ def truncated_samples(group: ScoredGroup, masks: Sequence[np.ndarray]) -> list[T
     return training_samples(
         [group],
         verification_reward=1.0,
-        advantage_normalization_type="centered",
+        advantages=partial(group_advantages, name="centered"),
         mask_truncated_completions=False,
         masks=[masks],
     )

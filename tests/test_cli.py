@@ -1,6 +1,5 @@
 """From the command line and YAML to options: how things are written, and what is said when they are written wrong."""
 
-import dataclasses
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +11,7 @@ from hypothesis import strategies as st
 
 from open_instruct.cli import UsageError, convert, fail_with, field_help, parse_args
 from open_instruct.config import GRPOConfig
+from open_instruct.registry import option_fields
 
 MODEL = ["--model_name_or_path", "org/name"]
 
@@ -257,7 +257,7 @@ def test_help_tells_every_option_with_its_default(capsys: pytest.CaptureFixture[
     assert max(map(len, text.splitlines())) <= 100
     in_one_line = " ".join(text.split())
     help_by_field = field_help(GRPOConfig)
-    for field in dataclasses.fields(GRPOConfig):
+    for field in option_fields(GRPOConfig):
         _, help_text = help_by_field[field.name]
         assert help_text.endswith("."), f"{field.name} has no help"
         assert f"--{field.name} " in text

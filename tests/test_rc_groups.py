@@ -6,12 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from open_instruct import rc_groups
 from open_instruct.batch_building import ScoredGroup
 from open_instruct.data_types import GenerationResult, TokenStatistics, TrainingSample
-from open_instruct.grpo_utils import compute_grpo_loss
 from open_instruct.rc_types import REASONING, SUMMARIZATION, ReachedState, Turn
 from open_instruct.rc_weights import parse_turn_weights, turn_weight
 from open_instruct.rl_utils import collate_packed, collate_padded
@@ -198,20 +196,6 @@ def test_weights_lie_on_trained_tokens(collate: Any) -> None:
     weights = collate([sample(2.0), sample(0.5)], 0).loss_weights
     assert weights.reshape(2, 5).tolist() == [[0, 0, 2, 0, 2], [0, 0, 0.5, 0, 0.5]]
     assert weights.dtype == np.float32
-
-
-def test_a_weight_multiplies_both_parts_of_the_loss() -> None:
-    torch.manual_seed(0)
-    new, old, ref, advantage = (torch.randn(1, 6) for _ in range(4))
-    mask = torch.ones(1, 6, dtype=torch.bool)
-
-    def loss(which: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:
-        options = {"loss_fn": "dapo", "clip_lower": 0.2, "clip_higher": 0.3, "beta": 0.1, "kl_estimator": 2}
-        return compute_grpo_loss(new, old, ref, advantage, which, **options, loss_weights=weights)[0]  # type: ignore[arg-type]
-
-    first = torch.tensor([[True] * 3 + [False] * 3])
-    weights = torch.where(first, 2.0, 0.5)
-    torch.testing.assert_close(loss(mask, weights), 2.0 * loss(first) + 0.5 * loss(~first))
 
 
 # --- evaluation -------------------------------------------------------------------------------------------------------

@@ -9,10 +9,8 @@ from hypothesis import strategies as st
 
 from open_instruct.data_types import MiniBatch, TrainingSample
 from open_instruct.rl_utils import (
-    calculate_group_advantages,
     collate_packed,
     collate_padded,
-    masked_mean,
     prepare_collated_data_for_workers,
     reset_position_ids,
 )
@@ -61,30 +59,6 @@ def tokens_in(mini_batches: list[MiniBatch]) -> list[int]:
 
 
 # ------------------------------------------------------------------------------------------------ small formulas
-
-
-def test_group_advantages_centered_and_standard() -> None:
-    scores = np.array([[0.0, 1.0, 1.0, 2.0], [5.0, 5.0, 5.0, 5.0]])
-    centered = calculate_group_advantages(scores, "centered")
-    assert centered.dtype == np.float32
-    np.testing.assert_array_equal(centered, [[-1, 0, 0, 1], [0, 0, 0, 0]])
-    standard = calculate_group_advantages(scores, "standard")
-    np.testing.assert_allclose(standard[0], np.array([-1, 0, 0, 1]) / np.sqrt(0.5), rtol=1e-6)
-    np.testing.assert_array_equal(standard[1], 0)
-
-
-def test_group_advantages_reject_an_unknown_normalization() -> None:
-    with pytest.raises(ValueError, match="--advantage_normalization_type zscore"):
-        calculate_group_advantages(np.zeros((1, 2)), "zscore")
-
-
-def test_masked_mean() -> None:
-    values = np.array([[1.0, 2.0, np.nan], [4.0, np.inf, 6.0]])
-    mask = np.array([[1, 1, 0], [0, 0, 0]])
-    assert masked_mean(values, mask) == 1.5
-    np.testing.assert_array_equal(masked_mean(values, mask, axis=1), [1.5, 0.0])
-    assert masked_mean(values, mask, denominator=4) == 0.75
-    assert masked_mean(values, np.zeros_like(mask)) == 0.0
 
 
 def test_reset_position_ids_starts_again_with_each_segment() -> None:

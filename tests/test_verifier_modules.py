@@ -108,7 +108,7 @@ def test_a_module_that_cannot_be_used_is_named(text: str | None, words: str, tmp
     code = """
 try:
     utils.import_verifiers(["mine.py"])
-except utils.VerifierModuleError as error:
+except utils.UserModuleError as error:
     print(error)
 """
     said = in_a_process_of_its_own(code, tmp_path)

@@ -28,7 +28,7 @@ def pair(request: pytest.FixtureRequest, ray_session: Any) -> Iterator[SimpleNam
     from transformers import AutoModelForCausalLM
 
     from open_instruct import rollout_manager
-    from open_instruct.model_utils import LogProbModel
+    from open_instruct.logprobs import LogProbModel
 
     path = request.getfixturevalue(f"{request.param}_model")
     args = make_args(model_name_or_path=path)

@@ -1,4 +1,4 @@
-"""Log-probs of sampled tokens, their entropy and KL estimates; `[tokens, vocabulary]` logits never exist at once.
+"""Log-probs of sampled tokens and their entropy; `[tokens, vocabulary]` logits never exist at once.
 
 Shapes: B rows, T tokens, N tokens of all rows, H hidden units, V vocabulary.
 """
@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
 CHUNK_ELEMENTS = 2**24
 """Logits that exist at once: 64 MiB in float32, of which a step needs about three copies."""
-MAX_LOG_RATIO = 40.0
-"""Log-prob differences are clamped to this size before they are exponentiated: e^40 still squares in float32."""
 
 # ------------------------------------------------------------------------------------------- log-probs in chunks
 
@@ -194,18 +192,3 @@ def log_softmax_and_gather(logits: torch.Tensor, index: torch.Tensor) -> torch.T
 def entropy_from_logits(logits: torch.Tensor) -> torch.Tensor:
     """Entropy in nats, (...), of softmax(logits), (..., V)."""
     return torch.logsumexp(logits, dim=-1) - torch.linalg.vecdot(logits.softmax(dim=-1), logits)
-
-
-def estimate_kl(ref_logprobs_diff: torch.Tensor, ratio: torch.Tensor) -> torch.Tensor:
-    """Four estimates per token of KL(policy ‖ reference), from tokens that the policy sampled.
-
-    Args:
-        ref_logprobs_diff: (B, T) `d = logprob - ref_logprob`, clamped to ±40.
-        ratio: (B, T) policy over the policy that sampled.
-
-    Returns:
-        (4, B, T): 0 `d` (k1); 1 `d² / 2` (k2); 2 `exp(-d) - 1 + d` (k3), unbiased and never negative; 3 `ratio * d`.
-        The first three are those of http://joschu.net/blog/kl-approx.html.
-    """
-    d = ref_logprobs_diff.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-    return torch.stack([d, d.square() / 2, torch.expm1(-d) + d, ratio * d])

@@ -1,0 +1,1 @@
+"""Losses, advantages, KL estimates, off-policy corrections: pure functions, found by name."""

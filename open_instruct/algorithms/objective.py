@@ -1,0 +1,92 @@
+"""The objective of a micro-batch: a policy loss, its weights, and the KL to the reference policy.
+
+Everything comes out as sums over trained tokens: sums of micro-batches and ranks add up, and whoever adds them up divides by the
+number of tokens once. Shapes: B rows, T tokens.
+"""
+
+from collections.abc import Callable
+
+import torch
+
+from open_instruct.algorithms.kl import estimate_kl
+from open_instruct.algorithms.losses import LossInputs
+
+RATIO_SPREAD = "val/ratio_spread"
+"""Sum of (ratio - 1)^2, that `finish_ratio_variance` turns into a variance. About 1, because a ratio strays from it by 1e-4 or
+less where the learning rate is small: as a difference of mean squares nothing would be left of that in float32."""
+
+
+def make_loss_inputs(
+    *,
+    new_logprobs: torch.Tensor,
+    old_logprobs: torch.Tensor,
+    behaviour_logprobs: torch.Tensor,
+    ref_logprobs: torch.Tensor | None,
+    advantages: torch.Tensor,
+    mask: torch.Tensor,
+    position_ids: torch.Tensor,
+) -> LossInputs:
+    """Inputs of a loss from tensors, (B, T), that may hold anything outside the mask, inf and NaN too. Only `new_logprobs` keeps
+    its gradient."""
+
+    def masked(values: torch.Tensor) -> torch.Tensor:
+        return torch.where(mask, values, 0)  # before exp, not after: the gradient of exp(inf) * 0 is NaN
+
+    return LossInputs(
+        new_logprobs=masked(new_logprobs),
+        old_logprobs=masked(old_logprobs.detach()),
+        behaviour_logprobs=masked(behaviour_logprobs.detach()),
+        ref_logprobs=None if ref_logprobs is None else masked(ref_logprobs.detach()),
+        advantages=masked(advantages),
+        mask=mask,
+        position_ids=position_ids,
+    )
+
+
+def compute_objective(
+    inputs: LossInputs,
+    loss: Callable[[LossInputs], tuple[torch.Tensor, dict[str, torch.Tensor]]],
+    *,
+    beta: float,
+    kl_estimator: int,
+    weights: torch.Tensor | None = None,
+    loss_weights: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Policy loss plus `beta` times the KL to the reference policy, summed over trained tokens.
+
+    Args:
+        loss: a `losses.Loss` with its options.
+        kl_estimator: which of the four of `estimate_kl` enters the objective.
+        weights: (B, T), of the policy loss alone (see `compute_rho_correction`), without a gradient; None is 1 everywhere.
+        loss_weights: (B, T), of both parts of the objective; None is 1 everywhere.
+
+    Returns:
+        The scalar objective, and by metric name the detached float32 sums to divide by the token count for a mean: the parts of
+        the objective (`loss/kl_avg` includes `beta`), the metrics of the loss, `val/ratio` and its spread, and with a reference
+        the four estimates `objective/kl0_avg` to `kl3_avg`.
+    """
+    mask, ratio = inputs.mask, inputs.ratio
+    policy_loss, per_token = loss(inputs)
+    if weights is not None:
+        policy_loss = policy_loss * torch.where(mask, weights.detach(), 0)
+    per_token = per_token | {"val/ratio": ratio, RATIO_SPREAD: (ratio - 1).square()}
+    kl_loss = torch.zeros_like(policy_loss)
+    if inputs.ref_logprobs is not None:
+        kls = estimate_kl(inputs.new_logprobs - inputs.ref_logprobs, ratio)
+        kl_loss = beta * kls[kl_estimator]
+        per_token |= {f"objective/kl{i}_avg": kl for i, kl in enumerate(kls)}
+    if loss_weights is not None:
+        policy_loss, kl_loss = policy_loss * loss_weights, kl_loss * loss_weights
+    total_loss = policy_loss + kl_loss
+    per_token |= {"loss/policy_avg": policy_loss, "loss/kl_avg": kl_loss, "loss/total_avg": total_loss}
+    sums = {name: (values.detach() * mask).sum(dtype=torch.float32) for name, values in per_token.items()}
+    return (total_loss * mask).sum(), sums
+
+
+def finish_ratio_variance(metrics: dict[str, float]) -> dict[str, float]:
+    """`val/ratio_var`, the variance over all trained tokens, in place of `RATIO_SPREAD`. Takes the means of a whole step."""
+    metrics = dict(metrics)
+    spread = metrics.pop(RATIO_SPREAD, None)
+    if spread is not None:
+        metrics["val/ratio_var"] = max(spread - (metrics["val/ratio"] - 1) ** 2, 0.0)
+    return metrics

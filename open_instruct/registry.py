@@ -1,0 +1,141 @@
+"""Things that a run chooses by name and that a file of the user's may add to: losses, advantages, workflows.
+
+    LOSSES: Registry[Loss] = Registry("loss", flag="loss_fn")
+
+    @LOSSES.register("dapo", options=ClipOptions)
+    def dapo_loss(inputs, options): ...
+
+An entry may bring options of its own: a dataclass whose fields become flags of the command line, with the string under a field as
+its help. `option_groups` collects those of all entries that are registered.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import Field, dataclass, field, fields
+from typing import Any, Generic, Literal, TypeVar, get_type_hints
+
+T = TypeVar("T")
+
+
+@dataclass(kw_only=True)
+class NoOptions:
+    """Of an entry that has no options of its own"""
+
+
+@dataclass(frozen=True)
+class Entry(Generic[T]):
+    """What is registered under a name."""
+
+    name: str
+    value: T
+    options: type[Any] = NoOptions
+
+
+class UnknownName(ValueError):
+    """Nothing is registered under the name; the message lists the names that there are."""
+
+
+class Registry(Generic[T]):
+    """Entries by name, in the order in which they were registered.
+
+    Args:
+        what: a noun for messages, such as `loss`.
+        flag: the option that chooses an entry by name.
+    """
+
+    def __init__(self, what: str, *, flag: str) -> None:
+        self.what = what
+        self.flag = flag
+        self._entries: dict[str, Entry[T]] = {}
+        _REGISTRIES.append(self)
+
+    def register(self, name: str, *, options: type[Any] = NoOptions) -> Callable[[T], T]:
+        """A decorator that registers a function or class under `name`.
+
+        Registering the same definition again replaces it, because a module that is loaded twice in one process must not fail.
+
+        Raises:
+            ValueError: the name is taken by another definition, or an option by the options of another entry.
+        """
+
+        def register(value: T) -> T:
+            other = self._entries.get(name)
+            if other is not None and _where(other.value) != _where(value):
+                raise ValueError(f"{_where(value)}: the {self.what} {name!r} exists already ({_where(other.value)})")
+            _check_flags(options, _where(value))
+            self._entries[name] = Entry(name, value, options)
+            return value
+
+        return register
+
+    def __getitem__(self, name: str) -> Entry[T]:
+        if name not in self._entries:
+            raise UnknownName(f"there is no {self.what} called {name!r}; there are: {', '.join(self._entries)}")
+        return self._entries[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries
+
+    def __iter__(self) -> Iterator[Entry[T]]:
+        return iter(self._entries.values())
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._entries)
+
+
+_REGISTRIES: list[Registry[Any]] = []
+
+
+def option_groups() -> list[type[Any]]:
+    """The option dataclasses of all entries that are registered, each once."""
+    groups = {entry.options: None for registry in _REGISTRIES for entry in registry if fields(entry.options)}
+    return list(groups)
+
+
+def _check_flags(options: type[Any], where: str) -> None:
+    new = {field.name for field in fields(options)}
+    for group in option_groups():
+        taken = new & {field.name for field in fields(group)}
+        if taken and _where(group) != _where(options):
+            raise ValueError(f"{where}: the option {sorted(taken)[0]!r} exists already ({_where(group)})")
+
+
+def _where(value: Any) -> str:
+    return f"{value.__module__}.{value.__qualname__}"
+
+
+# --- options that choose an entry -------------------------------------------------------------------------------------
+
+_CHOICES = "choices"
+NO_FLAG: Mapping[str, Any] = {"is_flag": False}
+"""Metadata of a field of an option class that is no option."""
+
+
+def chosen_from(registry: Registry[Any], default: str) -> Any:
+    """A field of an option class whose value is the name of an entry."""
+    return field(default=default, metadata={_CHOICES: registry})
+
+
+def option_fields(config_cls: type[Any]) -> "list[Field[Any]]":
+    """The fields of an option class that are options."""
+    return [one for one in fields(config_cls) if one.metadata.get("is_flag", True)]
+
+
+def option_kinds(config_cls: type[Any]) -> dict[str, Any]:
+    """The annotation of each option. That of an option that chooses an entry is a `Literal` of the names that there are now."""
+    hints = get_type_hints(config_cls)
+    kinds = {}
+    for one in option_fields(config_cls):
+        registry = one.metadata.get(_CHOICES)
+        if registry is None:
+            kinds[one.name] = hints[one.name]
+        else:
+            kinds[one.name] = Literal[tuple(registry.names)]  # pyrefly: ignore[invalid-literal]
+    return kinds
+
+
+def chosen_entries(options: Any) -> Iterator[tuple[Registry[Any], str]]:
+    """Each registry that an option chooses from, with the name that is chosen."""
+    for one in fields(options):
+        if _CHOICES in one.metadata:
+            yield one.metadata[_CHOICES], getattr(options, one.name)
