@@ -17,7 +17,14 @@ from ray.util.queue import Empty, Queue
 from open_instruct import coordinator, grpo_fast, rollout_manager
 from open_instruct.actor_group import RayTrainGroup
 from open_instruct.config import GRPOConfig
-from open_instruct.data_types import GenerationResult, PromptRequest, RolloutBatch, ShutdownSentinel, TokenStatistics
+from open_instruct.data_types import (
+    GenerationResult,
+    PromptRequest,
+    RolloutBatch,
+    Sample,
+    ShutdownSentinel,
+    TokenStatistics,
+)
 from open_instruct.engine_client import UpdateReport
 from open_instruct.placement_group import create_placement_groups
 from open_instruct.train_actor import TrainRayActor
@@ -77,14 +84,12 @@ def answer(request: PromptRequest, version: int) -> GenerationResult:
     config = request.generation_config
     tokens = np.arange(5, 5 + config.max_tokens, dtype=np.int32) % 200
     logprobs = np.full(config.max_tokens, -1.0, dtype=np.float32)
+    prompt, spans = np.asarray(request.prompt, np.int32), [(version, config.max_tokens)]
     return GenerationResult(
-        responses=[tokens.copy() for _ in range(config.n)],
-        logprobs=[logprobs.copy() for _ in range(config.n)],
-        finish_reasons=["stop"] * config.n,
-        version_spans=[[(version, config.max_tokens)] for _ in range(config.n)],
+        samples=[Sample(prompt, tokens.copy(), logprobs.copy(), "stop", spans) for _ in range(config.n)],
         index=request.index,
         prompt_id=request.prompt_id,
-        training_step=request.training_step,
+        issue_version=request.issue_version,
         engine_id=0,
         token_statistics=TokenStatistics(len(request.prompt), config.n * config.max_tokens, 0.0, time.time()),
     )

@@ -2,48 +2,13 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from open_instruct.data_types import GenerationResult, MiniBatch, TrainingSample
+from open_instruct.scored_groups import ScoredGroup
 from open_instruct.staleness import sample_age
-
-
-@dataclass(frozen=True)
-class ScoredGroup:
-    """The G responses to one prompt with what the verifier said of them."""
-
-    result: GenerationResult
-    query: np.ndarray  # (Q,) int32
-    dataset: str
-    scores: np.ndarray  # (G,) float32 in [0, 1]
-    num_failures: int
-    """Responses on which the verifier raised; they score 0."""
-    score_s: float = 0.0
-    """Seconds from the arrival of the group to its last score."""
-    cost: float = 0.0
-    """US dollars that scoring the group cost."""
-    reward_weight: float = 1.0
-    """Of its verifier: what multiplies the scores on their way into the reward."""
-    queries: list[np.ndarray] | None = None
-    """Where each response has a prompt of its own; else `query` is that of all."""
-    turn_type: str = ""
-    """With the reasoning cache, what its responses are; they have `turn_number` in common too."""
-    turn_number: int = 0
-    weight: float = 1.0
-    """Of its responses in the loss; 0 leaves them out."""
-
-    @property
-    def weighted_scores(self) -> np.ndarray:
-        """(G,) float32, times `reward_weight`: rewards but for `--verification_reward`."""
-        return self.reward_weight * self.scores
-
-    @property
-    def has_zero_std(self) -> bool:
-        """Whether all responses scored alike: their advantages are all 0 and teach nothing."""
-        return bool(np.all(self.scores == self.scores[0]))
 
 
 def training_samples(
@@ -60,31 +25,25 @@ def training_samples(
 
     With `mask_truncated_completions` responses that did not end by themselves count in their group's baseline, but no token of
     theirs is trained on; they are left out. So are responses of whose tokens `masks` (per group and response, (R,) bool; by
-    default all True) lets none be trained on.
+    default all True) lets none be trained on, and those of weight 0. Tokens outside a `loss_mask` are never trained on.
     """
     if masks is None:
-        masks = [[np.ones(len(response), dtype=bool) for response in group.result.responses] for group in groups]
+        masks = [[np.ones(len(sample.response_ids), dtype=bool) for sample in group.samples] for group in groups]
     advantages_PG = [advantages(verification_reward * group.weighted_scores) for group in groups]
     return [
         TrainingSample(
-            query=query,
-            response=response,
-            mask=mask,
-            logprobs=logprobs,
+            query=sample.prompt_ids,
+            response=sample.response_ids,
+            mask=trained,
+            logprobs=sample.logprobs,
             advantage=float(advantage),
-            weight=group.weight,
+            weight=sample.weight,
         )
         for group, advantages_G, group_masks in zip(groups, advantages_PG, masks, strict=True)
-        for query, response, logprobs, reason, advantage, mask in zip(
-            group.queries or [group.query] * len(advantages_G),
-            group.result.responses,
-            group.result.logprobs,
-            group.result.finish_reasons,
-            advantages_G,
-            group_masks,
-            strict=True,
-        )
-        if mask.any() and (reason == "stop" or not mask_truncated_completions)
+        for sample, advantage, mask in zip(group.samples, advantages_G, group_masks, strict=True)
+        if (trained := mask if sample.loss_mask is None else mask & sample.loss_mask).any()
+        and sample.weight > 0
+        and (sample.finish_reason == "stop" or not mask_truncated_completions)
     ]
 
 
@@ -94,7 +53,7 @@ def fresh_masks(result: GenerationResult, oldest_allowed_version: int) -> list[n
         np.repeat([version >= oldest_allowed_version for version, _ in spans], [length for _, length in spans]).astype(
             bool
         )
-        for spans in result.version_spans
+        for spans in (sample.version_spans for sample in result.samples)
     ]
 
 
@@ -112,7 +71,8 @@ def response_metrics(groups: Sequence[ScoredGroup], *, verification_reward: floa
         "objective/verifiable_reward": reward,
         "objective/verifiable_correct_rate": float(correct.mean()),
         "objective/verifier_failures": float(sum(group.num_failures for group in groups)),
-        **_length_metrics([group for group in groups if group.result.responses]),
+        "objective/not_scored": float(sum(group.num_not_scored for group in groups)),
+        **_length_metrics([group for group in groups if group.samples]),
     }
     if (cost := sum(group.cost for group in groups)) > 0:
         metrics["objective/verifier_cost"] = cost
@@ -132,8 +92,8 @@ def _length_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
     if not groups:
         return {}
     correct = np.concatenate([group.scores for group in groups]) >= 1.0 - 1e-6
-    lengths = np.array([len(response) for group in groups for response in group.result.responses])
-    stopped = [reason == "stop" for group in groups for reason in group.result.finish_reasons]
+    lengths = np.array([len(sample.response_ids) for group in groups for sample in group.samples])
+    stopped = [sample.finish_reason == "stop" for group in groups for sample in group.samples]
     metrics = {
         "val/stop_rate": float(np.mean(stopped)),
         "val/sequence_lengths": float(lengths.mean()),
@@ -166,13 +126,13 @@ def step_metrics(groups: Sequence[ScoredGroup], kept: Sequence[ScoredGroup], *, 
         "batch/filtered_prompts_solved": sum(score >= 1.0 - 1e-6 for score in alike),
         "batch/filtered_prompts_pct": len(dropped) / len(groups),
         "batch/percent_solved_mean": float(np.mean([(g.scores >= 1.0 - 1e-6).mean() for g in groups])),
-        "batch/prompt_lengths": float(np.mean([len(group.query) for group in groups])),
-        "batch/response_lengths": float(np.mean([len(r) for group in groups for r in group.result.responses])),
+        "batch/prompt_lengths": float(np.mean([len(group.first.prompt_ids) for group in groups])),
+        "batch/response_lengths": float(np.mean([len(one.response_ids) for group in groups for one in group.samples])),
         "real_batch_size_ratio": len(kept) / num_prompts,
         "unsolved_batch_size_ratio": len(unsolved) / len(kept),
         "val/num_step_tokens": sum(group.result.token_statistics.num_response_tokens for group in kept),
         "model_step_max": max(
-            (span[0] for group in kept for spans in group.result.version_spans for span in spans),
+            (version for group in kept for sample in group.samples for version, _ in sample.version_spans),
             default=max(group.result.oldest_version for group in kept),
         ),
         "stale_results_dropped": 0,
@@ -236,26 +196,26 @@ def _trained_spans(
 ) -> list[list[tuple[int, int]]]:
     """Per response that is trained on, `(weight version, number of tokens)` of its trained tokens."""
     fresh = [
-        [(version, num_tokens) for version, num_tokens in spans if version >= oldest_trained_version and num_tokens]
-        for spans in result.version_spans
+        [(version, num) for version, num in sample.version_spans if version >= oldest_trained_version and num]
+        for sample in result.samples
     ]
     return [
         spans
-        for spans, reason in zip(fresh, result.finish_reasons, strict=True)
-        if spans and (reason == "stop" or not mask_truncated_completions)
+        for spans, sample in zip(fresh, result.samples, strict=True)
+        if spans and (sample.finish_reason == "stop" or not mask_truncated_completions)
     ]
 
 
 def straggler_metrics(groups: Sequence[ScoredGroup]) -> dict[str, Any]:
     """Who was slow: seconds per group in each phase, and the slowest of all phases together with its identity.
 
-    Single turns call no tools. `agent_loop/slowest/response_length` is that of its longest response. `agent_loop/num_preempted/*`
-    is of the groups whose engine told it, and absent where none did.
+    `agent_loop/tool_calls/*` are seconds spent on tools. `agent_loop/slowest/response_length` is that of its longest response.
+    `agent_loop/num_preempted/*` is of the groups whose engine told it, and absent where none did.
     """
     statistics = [group.result.token_statistics for group in groups]
     phases = {
-        "generate_sequences": np.array([one.generation_time for one in statistics]),
-        "tool_calls": np.zeros(len(groups)),
+        "generate_sequences": np.array([one.generation_time - one.tool_time for one in statistics]),
+        "tool_calls": np.array([one.tool_time for one in statistics]),
         "compute_score": np.array([group.score_s for group in groups]),
     }
     slowest = int(np.argmax(sum(phases.values())))
@@ -269,7 +229,7 @@ def straggler_metrics(groups: Sequence[ScoredGroup]) -> dict[str, Any]:
         metrics["agent_loop/slowest/num_preempted"] = of_slowest
     result = groups[slowest].result
     return metrics | {
-        "agent_loop/slowest/prompt_length": len(groups[slowest].query),
+        "agent_loop/slowest/prompt_length": len(groups[slowest].first.prompt_ids),
         "agent_loop/slowest/response_length": max(len(response) for response in result.responses),
         "agent_loop/slowest/prompt_id": result.prompt_id,
         "agent_loop/slowest/engine_id": result.engine_id,
@@ -294,8 +254,8 @@ class OverIssueBias:
 
     def record(self, group: ScoredGroup, *, was_left_behind: bool) -> None:
         total = self._lengths[was_left_behind]
-        total[0] += sum(len(response) for response in group.result.responses)
-        total[1] += len(group.result.responses)
+        total[0] += sum(map(len, group.result.responses))
+        total[1] += len(group.samples)
         self._num_left_behind += was_left_behind
 
     def metrics(self) -> dict[str, float]:
@@ -339,7 +299,7 @@ def evaluation_metrics(groups: Sequence[ScoredGroup], *, verification_reward: fl
     metrics = response_metrics(groups, verification_reward=verification_reward)
     renamed = {f"eval/{key.removeprefix('val/')}": value for key, value in metrics.items()}
     renamed["eval/pass_at_1"] = metrics["objective/verifiable_correct_rate"]
-    statistics = [group.result.token_statistics for group in groups if group.result.responses]
+    statistics = [group.result.token_statistics for group in groups if group.samples]
     renamed["eval/num_given_up"] = len(groups) - len(statistics)
     if statistics:
         started = min(one.start_time for one in statistics)

@@ -8,20 +8,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from open_instruct import builtin_workflows  # noqa: F401 - `WORKFLOWS` knows them then
 from open_instruct.algorithms.advantages import ADVANTAGES
 from open_instruct.algorithms.losses import LOSSES, ClipOptions
 from open_instruct.data_types import SamplingConfig
 from open_instruct.device import Device, current_device
-from open_instruct.rc_plans import PlanOptions
-from open_instruct.rc_prompts import (
-    REASONING_TEMPLATE,
-    SUMMARIZATION_TEMPLATE,
-    ReasoningPart,
-    read_template,
-)
-from open_instruct.rc_state import RCSettings
-from open_instruct.rc_types import SummaryReward
-from open_instruct.registry import NO_FLAG, chosen_from
+from open_instruct.rc_training_options import ReasoningCacheOptions
+from open_instruct.registry import NO_FLAG, chosen_from, options_of
+from open_instruct.workflow import SINGLE_TURN, WORKFLOWS, Lengths, WorkflowSpec
 
 NEVER = -1
 """Value of an interval in steps that switches the thing off."""
@@ -108,6 +102,10 @@ class RolloutOptions:
     """Longest response, in tokens."""
     pack_length: int = 512
     """Most tokens of one row of a training batch; at least one prompt with its response fits in."""
+    rollout_workflow: str = chosen_from(WORKFLOWS, SINGLE_TURN)
+    """What becomes of a prompt. single_turn: answers; rc: cycles of a reasoning turn and its summary."""
+    workflow_modules: list[str] = field(default_factory=list)
+    """Files (my_workflow.py) or modules that define further workflows. See docs/workflows.md."""
     temperature: float = 1.0
     """Sampling temperature in training."""
     stop_strings: list[str] = field(default_factory=list)
@@ -141,58 +139,6 @@ class RolloutOptions:
             n=self.num_samples_per_prompt_rollout,
             stop=tuple(self.stop_strings),
         )
-
-
-@dataclass(kw_only=True)
-class ReasoningCacheOptions:
-    """Reasoning cache"""
-
-    rollout_workflow: Literal["single_turn", "rc"] = "single_turn"
-    """What becomes of a prompt. single_turn: answers; rc: cycles of a reasoning turn and its summary."""
-    rc_num_reasoning_steps: int = 3
-    """Cycles of a trajectory."""
-    rc_train_on: Literal["states", "turns"] = "states"
-    """states: at each drawn state (after 0, 1, … summaries) num_samples_per_prompt_rollout fresh reasoning turns are sampled and
-    compared. turns: those of num_samples_per_prompt_rollout trajectories, compared by type and number (their prompts differ)."""
-    rc_states_per_problem: int = 2
-    """States that are drawn for a prompt, each at most once."""
-    rc_reasoning_prompt_template: str = REASONING_TEMPLATE
-    """Prompt of a reasoning turn, with {problem} and {curr_summary}; file:PATH reads it from a file."""
-    rc_summarization_prompt_template: str = SUMMARIZATION_TEMPLATE
-    """Prompt of a summary, with {problem}, {existing_summary} and {reasoning}."""
-    rc_max_summary_tokens: int = 256
-    """Longest summary, in tokens. A reasoning turn has response_length."""
-    rc_use_think_tags: bool = False
-    """Begin reasoning turns with <think>; what counts then is what is said after the thought."""
-    rc_reasoning_for_summary: ReasoningPart = "thoughts"
-    """The part of a reasoning turn that its summary is made from, where it has think tags."""
-    rc_summarization_style: Literal["replace", "append"] = "replace"
-    """A summary takes the place of the one before, or is added to it."""
-    rc_truncated_summary: Literal["keep", "keep_previous"] = "keep"
-    """What to do with a summary that was cut off at its limit."""
-    rc_summary_reward: SummaryReward = "none"
-    """none: summaries are not trained. zero: with reward 0 (the KL alone acts on them; needs filter_zero_std_samples False).
-    downstream_mean: with the mean score of the reasoning that they led to."""
-    rc_summary_samples: int = 4
-    """With rc_train_on states and trained summaries: summaries that are compared, on the way to each drawn state."""
-    rc_turn_weights: list[str] = field(default_factory=list)
-    """Weights in the loss by turn, such as reasoning:3=2.0 summarization=0.5; 0 leaves out. By default 1."""
-    rc_buffer_size: int = 0
-    """States from earlier rollouts that are kept, so that others begin there. 0: none."""
-    rc_buffer_states_per_problem: int = 4
-    """Most of them for one prompt."""
-    rc_max_state_age: int | None = None
-    """Age, in weight versions, past which such a state is thrown away. By default no limit."""
-    rc_eval_num_reasoning_steps: int | None = None
-    """Cycles in evaluation. By default rc_num_reasoning_steps."""
-
-    @property
-    def uses_rc(self) -> bool:
-        return self.rollout_workflow == "rc"
-
-    @property
-    def rc_trains_summaries(self) -> bool:
-        return self.uses_rc and self.rc_summary_reward != "none"
 
 
 @dataclass(kw_only=True)
@@ -467,7 +413,7 @@ class GRPOConfig(
     """All options of a GRPO run."""
 
     own_options: dict[str, Any] = field(default_factory=dict, metadata=NO_FLAG)
-    """Values of options that losses, advantages and workflows of the user's bring; `extensions.options_of` reads them."""
+    """Values of options that losses, advantages and workflows of the user's bring; `registry.options_of` reads them."""
 
     @property
     def staleness_target(self) -> int:
@@ -518,68 +464,23 @@ class GRPOConfig(
         return self.engine_sleep_level or (2 if self.colocate else 1)
 
     @property
+    def lengths(self) -> Lengths:
+        """How long prompts, responses and sequences get, and how many samples a prompt comes to."""
+        return WORKFLOWS[self.rollout_workflow].value.lengths(self)
+
+    @property
     def max_sequence_length(self) -> int:
         """Tokens of the longest prompt with the longest response, evaluation included."""
-        return self.max_prompt_token_length + self.tokens_beside_prompt
+        return self.lengths.sequence
 
     @property
-    def tokens_beside_prompt(self) -> int:
-        """Most tokens of a sequence after a prompt of the data. A summary is written from reasoning and the summary before."""
-        longest = max(self.response_length, self.eval_sampling.max_tokens)
-        return longest + 2 * self.rc_max_summary_tokens if self.uses_rc else longest
+    def workflow(self) -> WorkflowSpec:
+        """The workflow of the run, for the processes that make it.
 
-    @property
-    def max_trained_length(self) -> int:
-        """Tokens of the longest sequence that is trained on."""
-        if self.rc_trains_summaries:
-            return self.max_prompt_token_length + self.response_length + 2 * self.rc_max_summary_tokens
-        summary = self.rc_max_summary_tokens if self.uses_rc else 0
-        return self.max_prompt_token_length + summary + self.response_length
-
-    @property
-    def max_responses_per_prompt(self) -> int:
-        """Samples that one prompt comes to, in as many groups as it has baselines."""
-        samples = self.num_samples_per_prompt_rollout
-        if not self.uses_rc:
-            return samples
-        ways = self.rc_summary_samples if self.rc_trains_summaries else 0
-        if self.rc_train_on == "states":
-            return self.rc_states_per_problem * (samples * max(ways, 1) + ways)
-        return samples * (2 * self.rc_num_reasoning_steps - 1 if ways else self.rc_num_reasoning_steps)
-
-    @property
-    def rc_settings(self) -> RCSettings | None:
-        """How turns are made; sampling, seed and cycles are those of each prompt. None without the reasoning cache.
-
-        Raises `OSError` for a template whose file cannot be read, which `config_checks` has told of.
+        Raises `OSError` or `UnicodeDecodeError` for a file that cannot be read, of which `config_checks` has told.
         """
-        if not self.uses_rc:
-            return None
-        return RCSettings(
-            num_reasoning_steps=self.rc_num_reasoning_steps,
-            reasoning_prompt_template=read_template(self.rc_reasoning_prompt_template),
-            summarization_prompt_template=read_template(self.rc_summarization_prompt_template),
-            max_reasoning_tokens=self.response_length,
-            max_summary_tokens=self.rc_max_summary_tokens,
-            use_think_tags=self.rc_use_think_tags,
-            reasoning_for_summary=self.rc_reasoning_for_summary,
-            summarization_style=self.rc_summarization_style,
-            truncated_summary=self.rc_truncated_summary,
-        )
-
-    @property
-    def rc_plans(self) -> PlanOptions:
-        """What is asked of the reasoning cache, prompt by prompt."""
-        is_fresh = self.rc_train_on == "states"
-        return PlanOptions(
-            num_cycles=self.rc_num_reasoning_steps,
-            states_per_problem=self.rc_states_per_problem if is_fresh else 0,
-            num_summaries=self.rc_summary_samples if self.rc_trains_summaries else 0,
-            eval_num_cycles=self.rc_eval_num_reasoning_steps or self.rc_num_reasoning_steps,
-            buffer_size=self.rc_buffer_size,
-            buffer_states_per_problem=self.rc_buffer_states_per_problem,
-            max_state_age=self.rc_max_state_age,
-        )
+        options = options_of(self, WORKFLOWS[self.rollout_workflow].options)
+        return WorkflowSpec.of(self.rollout_workflow, options, self.workflow_modules)
 
     @property
     def state_dir(self) -> Path:

@@ -17,17 +17,10 @@ from typing import Any, Literal, get_args, get_origin
 from open_instruct.config import NEVER, GRPOConfig
 from open_instruct.device import flash_attention_can_run
 from open_instruct.model_support import why_refused
-from open_instruct.rc_prompts import (
-    REASONING_FIELDS,
-    SUMMARIZATION_FIELDS,
-    read_template,
-    required_of_summaries,
-    template_mistakes,
-)
-from open_instruct.rc_types import SUMMARIZATION
-from open_instruct.rc_weights import parse_turn_weights
+from open_instruct.option_text import shown
 from open_instruct.registry import chosen_entries, option_kinds
 from open_instruct.weight_transports import IPC, NCCL, NEEDS_GPU, WITHOUT_GPU
+from open_instruct.workflow import WORKFLOWS
 
 HUB_TIMEOUT_S = 5.0
 """Seconds that the Hugging Face hub has to say whether it knows a name."""
@@ -36,17 +29,6 @@ HUB_TIMEOUT_S = 5.0
 def collect_mistakes(args: GRPOConfig) -> list[str]:
     """What is wrong with the options, apart from tokenizer (`load_tokenizer`) and data. Empty if nothing is."""
     return [mistake for rule in RULES for mistake in rule(args)]
-
-
-def shown(args: GRPOConfig, *names: str) -> str:
-    """Options as they would stand on the command line."""
-    return " ".join(f"--{name} {_as_text(getattr(args, name))}" for name in names)
-
-
-def _as_text(value: object) -> str:
-    if isinstance(value, list):
-        return " ".join(map(str, value)) or "(empty)"
-    return str(value) if str(value) else "(empty)"
 
 
 @dataclass(frozen=True)
@@ -222,7 +204,7 @@ def streaming_has_one_update_a_step(args: GRPOConfig) -> Iterator[str]:
 
 
 def queue_holds_a_step(args: GRPOConfig) -> Iterator[str]:
-    needed = args.num_unique_prompts_rollout * args.max_responses_per_prompt
+    needed = args.num_unique_prompts_rollout * args.lengths.samples
     if args.max_queue_size is not None and 0 < args.max_queue_size < needed:
         options = shown(args, "max_queue_size", "num_unique_prompts_rollout", "num_samples_per_prompt_rollout")
         yield f"{options}: smaller than one step. Give {needed} or more, or leave it out."
@@ -262,10 +244,10 @@ def stop_strings_are_not_empty(args: GRPOConfig) -> Iterator[str]:
 
 
 def pack_holds_a_sample(args: GRPOConfig) -> Iterator[str]:
-    needed = args.max_trained_length
+    needed = args.lengths.trained
     if args.pack_length < needed:
-        summaries = ["rc_max_summary_tokens"] if args.uses_rc else []
-        options = shown(args, "pack_length", "max_prompt_token_length", "response_length", *summaries)
+        further = WORKFLOWS[args.rollout_workflow].value.length_options
+        options = shown(args, "pack_length", "max_prompt_token_length", "response_length", *further)
         yield f"{options}: a prompt with its response does not fit into a row. Set pack_length to {needed} or more."
 
 
@@ -392,77 +374,6 @@ def options_have_their_entry(args: GRPOConfig) -> Iterator[str]:
                 )
 
 
-def rc_options_have_their_workflow(args: GRPOConfig) -> Iterator[str]:
-    if args.uses_rc:
-        return
-    default = GRPOConfig(model_name_or_path=args.model_name_or_path)
-    for one in fields(GRPOConfig):
-        if one.name.startswith("rc_") and getattr(args, one.name) != getattr(default, one.name):
-            yield f"{shown(args, 'rollout_workflow', one.name)}: single turns have no such thing. Set rollout_workflow to rc."
-
-
-def rc_states_are_there(args: GRPOConfig) -> Iterator[str]:
-    if args.uses_rc and args.rc_train_on == "states" and args.rc_states_per_problem > args.rc_num_reasoning_steps:
-        options = shown(args, "rc_states_per_problem", "rc_num_reasoning_steps")
-        yield f"{options}: a trajectory has a state before each of its cycles. Ask for {args.rc_num_reasoning_steps} or fewer."
-    if args.uses_rc and args.rc_train_on == "turns" and args.rc_buffer_size:
-        options = shown(args, "rc_train_on", "rc_buffer_size")
-        yield f"{options}: trajectories that are trained on begin at the beginning. Set rc_buffer_size to 0, or train on states."
-
-
-def rc_templates_have_their_fields(args: GRPOConfig) -> Iterator[str]:
-    if not args.uses_rc:
-        return
-    for name, known, required in (
-        ("rc_reasoning_prompt_template", REASONING_FIELDS, REASONING_FIELDS),
-        (
-            "rc_summarization_prompt_template",
-            SUMMARIZATION_FIELDS,
-            required_of_summaries(args.rc_summarization_style),
-        ),
-    ):
-        try:
-            template = read_template(getattr(args, name))
-        except (OSError, UnicodeDecodeError) as error:
-            yield f"--{name}: it cannot be read ({getattr(error, 'strerror', None) or error}). Check the path."
-            continue
-        for mistake in template_mistakes(template, known=known, required=required):
-            yield f"--{name}: {mistake}"
-
-
-def rc_weights_can_be_read(args: GRPOConfig) -> Iterator[str]:
-    try:
-        weights = parse_turn_weights(args.rc_turn_weights)
-    except ValueError as error:
-        yield f"{shown(args, 'rc_turn_weights')}: {error}."
-        return
-    if (
-        args.uses_rc
-        and not args.rc_trains_summaries
-        and any(kind == SUMMARIZATION and w for (kind, _), w in weights.items())
-    ):
-        options = shown(args, "rc_turn_weights", "rc_summary_reward")
-        yield f"{options}: summaries are not trained. Set rc_summary_reward, or leave out their weights."
-
-
-def rc_problems_are_one_message(args: GRPOConfig) -> Iterator[str]:
-    if args.uses_rc and args.system_prompt_override_file is not None:
-        options = shown(args, "rollout_workflow", "system_prompt_override_file")
-        yield f"{options}: the templates are all that turns say beside the problem. Put the system prompt's text into them."
-
-
-def rc_summaries_can_be_compared(args: GRPOConfig) -> Iterator[str]:
-    if args.rc_trains_summaries and args.rc_train_on == "states" and args.rc_summary_samples == 1:
-        options = shown(args, "rc_summary_reward", "rc_summary_samples")
-        yield f"{options}: a summary is compared with others, and there are none. Give 2 or more."
-    if args.uses_rc and args.rc_summary_reward == "zero" and (args.filter_zero_std_samples or args.beta == 0):
-        options = shown(args, "rc_summary_reward", "filter_zero_std_samples", "beta")
-        yield (
-            f"{options}: summaries that all score 0 are moved by the KL alone. Set filter_zero_std_samples to False and beta "
-            "above 0, or rc_summary_reward to none."
-        )
-
-
 def attention_can_run(args: GRPOConfig) -> Iterator[str]:
     if args.attn_implementation == "flash_attention_2" and not flash_attention_can_run(args.device.kind):
         options = shown(args, "attn_implementation")
@@ -508,8 +419,12 @@ def model_has_enough_positions(args: GRPOConfig) -> Iterator[str]:
     is_scaled = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default") != "default"
     if num_positions is not None and not is_scaled and args.max_sequence_length > num_positions:
         names = ["model_name_or_path", "max_prompt_token_length", "response_length", "eval_response_length"]
-        names += ["rc_max_summary_tokens"] if args.uses_rc else []
+        names += WORKFLOWS[args.rollout_workflow].value.length_options
         yield f"{shown(args, *names)}: the model reads {num_positions} tokens at most. Set shorter lengths."
+
+
+def workflow_can_use_the_options(args: GRPOConfig) -> Iterator[str]:
+    yield from WORKFLOWS[args.rollout_workflow].value.mistakes(args)
 
 
 RULES: tuple[Callable[[GRPOConfig], Iterator[str]], ...] = (
@@ -533,12 +448,7 @@ RULES: tuple[Callable[[GRPOConfig], Iterator[str]], ...] = (
     episodes_fill_a_step,
     mini_batches_are_not_empty,
     options_have_their_entry,
-    rc_options_have_their_workflow,
-    rc_states_are_there,
-    rc_templates_have_their_fields,
-    rc_weights_can_be_read,
-    rc_problems_are_one_message,
-    rc_summaries_can_be_compared,
+    workflow_can_use_the_options,
     evaluation_has_data_and_a_time,
     system_prompt_file_can_be_read,
     outputs_can_be_written,

@@ -7,11 +7,11 @@ Shapes: B rows, T tokens, Q prompt tokens, R response tokens, G samples of one p
 """
 
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
-
-from open_instruct.rc_types import RCPlan, ReachedState, Turn
 
 TRAIN = "TRAIN"
 """Marker of a prompt or result that belongs to training."""
@@ -48,12 +48,11 @@ class PromptRequest:
     """Row of the dataset."""
     prompt_id: str
     """Unique within a run and its resumptions. The ledger's key."""
-    training_step: int
-    """For training: one more than the version that the engines served when the prompt was issued. A prompt that is issued while
-    they serve version 4 has 5. For an evaluation: the version that it measures."""
+    issue_version: int
+    """Version that the engines served when the prompt was issued; for an evaluation the version that it measures."""
     marker: str = TRAIN
-    plan: RCPlan | None = None
-    """With the reasoning cache: the turns that this prompt becomes. `prompt` is the prompt of the first turn."""
+    task: Any = None
+    """What the rollout's workflow has to know beside prompt and sampling (`Workflow.task`)."""
 
     @property
     def is_eval(self) -> bool:
@@ -84,45 +83,79 @@ class TokenStatistics:
     """Seconds from the moment when the engine admitted the prompt to the last token of the group."""
     start_time: float
     """Unix time at which the engine admitted the prompt."""
+    tool_time: float = 0.0
+    """Seconds that the rollout waited for tools and environments."""
     num_preempted: int | None = None
     """How often the engine put samples of the group back to make room for others. None: not known, because vLLM counts this only
     with its statistics on, and our engines leave them off."""
 
 
 @dataclass(frozen=True)
-class GenerationResult:
-    """The G responses to one prompt, on their way back through `inference_results_Q`."""
+class Completion:
+    """One response as an engine sampled it."""
 
-    responses: list[np.ndarray]  # G x (R,) int32
-    logprobs: list[np.ndarray]  # G x (R,) float32, as sampled
-    finish_reasons: list[str]  # G x "stop" | "length" | "abort"
-    version_spans: list[list[tuple[int, int]]]
-    """Per response, pairs `(weight version, number of tokens)` in order. `[(3, 10), (4, 2)]`: version 3 sampled the first ten
-    tokens, version 4 the last two. The numbers add up to R."""
+    token_ids: np.ndarray  # (R,) int32
+    logprobs: np.ndarray  # (R,) float32, of the distribution that was sampled from
+    finish_reason: str
+    """`stop`, `length` or `abort`."""
+    version_spans: list[tuple[int, int]]
+    """Pairs `(weight version, number of tokens)` in order. `[(3, 10), (4, 2)]`: version 3 sampled the first ten tokens, version 4
+    the last two. The numbers add up to R."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One response to train on or to measure, with the prompt that the engine had."""
+
+    prompt_ids: np.ndarray  # (Q,) int32
+    response_ids: np.ndarray  # (R,) int32
+    logprobs: np.ndarray  # (R,) float32, as sampled; 0 where `loss_mask` is False
+    finish_reason: str
+    version_spans: list[tuple[int, int]]
+    """As in `Completion`. They cover all R tokens; those that the policy did not sample have the version of their neighbours."""
+    loss_mask: np.ndarray | None = None
+    """(R,) bool: True on tokens that the policy sampled, False on inserted text such as a tool's answer. None: it sampled all."""
+    group: int = 0
+    """Samples of one rollout with the same number are each other's baseline."""
+    kind: str = ""
+    """What kind of response it is, where a workflow has several."""
+    number: int = 0
+    """Of its kind within the rollout, from 1; 0 where there is no such order."""
+    weight: float = 1.0
+    """Weight of its tokens in the loss; 0 leaves the sample out."""
+    is_judged: bool = True
+    """Whether a verifier scores it. If not, `reward` or the workflow says what it is worth."""
+    reward: float | None = None
+    """In [0, 1], where the workflow knows it. None: not known yet; it never counts as 0."""
+    parent: int = -1
+    """Position, among the samples of the rollout, of the sample whose text stands in its prompt; -1: none of them."""
+
+
+@dataclass(frozen=True)
+class GenerationResult:
+    """What one prompt became, on its way back through `inference_results_Q`."""
+
+    samples: list[Sample]
+    """With single turns the G responses to the prompt."""
     index: int
     prompt_id: str
-    training_step: int
+    issue_version: int
     engine_id: int
     token_statistics: TokenStatistics
     marker: str = TRAIN
     error: str = ""
-    """Why the engine gave the group up. Then there are no responses. "": it did not."""
-    turns: tuple[Turn, ...] = ()
-    """With the reasoning cache: G turns, one for each response."""
-    states: tuple[ReachedState, ...] = ()
-    """With the reasoning cache: the states that were reached on the way."""
+    """Why the rollout was given up. Then there are no samples. "": it was not."""
+    notes: Any = None
+    """What the workflow tells its own side in the controller: JSON values."""
 
     @classmethod
     def given_up(cls, request: PromptRequest, engine_id: int, error: str, began: Moment) -> "GenerationResult":
         """A group without responses."""
         return cls(
-            responses=[],
-            logprobs=[],
-            finish_reasons=[],
-            version_spans=[],
+            samples=[],
             index=request.index,
             prompt_id=request.prompt_id,
-            training_step=request.training_step,
+            issue_version=request.issue_version,
             engine_id=engine_id,
             token_statistics=TokenStatistics(len(request.prompt), 0, began.elapsed_s(), began.unix),
             marker=request.marker,
@@ -134,14 +167,37 @@ class GenerationResult:
         return self.marker == EVAL
 
     @property
+    def responses(self) -> list[np.ndarray]:
+        """The token ids of each sample, (R,) int32."""
+        return [sample.response_ids for sample in self.samples]
+
+    @property
+    def logprobs(self) -> list[np.ndarray]:
+        """The log-probs of each sample, (R,) float32."""
+        return [sample.logprobs for sample in self.samples]
+
+    @property
+    def finish_reasons(self) -> list[str]:
+        """Of each sample."""
+        return [sample.finish_reason for sample in self.samples]
+
+    @property
+    def version_spans(self) -> list[list[tuple[int, int]]]:
+        """Of each sample."""
+        return [sample.version_spans for sample in self.samples]
+
+    @property
     def oldest_version(self) -> int:
         """The oldest version that sampled a token of the group. Without a token: the version that was served at its issue."""
-        return min((version for spans in self.version_spans for version, _ in spans), default=self.training_step - 1)
+        return min(self._versions(), default=self.issue_version)
 
     @property
     def newest_version(self) -> int:
         """The newest version that sampled a token of the group. Without a token: the version that was served at its issue."""
-        return max((version for spans in self.version_spans for version, _ in spans), default=self.training_step - 1)
+        return max(self._versions(), default=self.issue_version)
+
+    def _versions(self) -> Iterator[int]:
+        return (version for sample in self.samples for version, _ in sample.version_spans)
 
 
 @dataclass(frozen=True)

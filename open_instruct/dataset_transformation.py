@@ -15,15 +15,14 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
+from open_instruct.chat_codec import ChatCodec, special_tokens
 from open_instruct.data_sources import BATCH_ROWS, RawRow, SourceError, iter_rows
 from open_instruct.ground_truth_utils import check_label as check_label_of_verifier
 from open_instruct.ground_truth_utils import verifier_name
 from open_instruct.prompt_dataset import PromptDataset, PromptDatasetBuilder, prompt_key
-from open_instruct.rc_prompts import ChatCodec, special_tokens
-from open_instruct.rc_state import InferenceProblemState, RCSettings
-from open_instruct.rc_types import Problem
 from open_instruct.reasoning_gym_data import check_verifier_name
 from open_instruct.sample_record import has_proto_columns, prompt_fields
+from open_instruct.workflow import OwnPrompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -108,6 +107,10 @@ class LoadReport:
         ]
 
 
+OwnPromptMaker = Callable[[Sequence[dict[str, str]], ChatCodec], OwnPrompt]
+"""As `Workflow.own_prompt`."""
+
+
 @dataclass(frozen=True)
 class RowRules:
     """What a row must be like, and how it becomes a prompt."""
@@ -122,8 +125,8 @@ class RowRules:
     held_out: frozenset[bytes]
     special_tokens: tuple[str, ...] = ()
     """Spellings that become control tokens."""
-    rc: RCSettings | None = None
-    """With the reasoning cache: a prompt is one problem, in the template of the first turn."""
+    own_prompt: OwnPromptMaker | None = None
+    """How a workflow makes prompts of rows. None: the chat template around the messages."""
 
     @property
     def columns(self) -> tuple[str, str, str]:
@@ -205,7 +208,7 @@ def load_prompts(
     known_verifiers: Collection[str],
     exclude: PromptDataset | None = None,
     check_label: Callable[[str, object], None] | None = check_label_of_verifier,
-    rc: RCSettings | None = None,
+    own_prompt: OwnPromptMaker | None = None,
     cache_dir: str | None = None,
     flag: str = "--dataset_mixer_list",
 ) -> tuple[PromptDataset, LoadReport]:
@@ -215,8 +218,8 @@ def load_prompts(
     out), `ground_truths_key` (any JSON value) and `dataset` (a verifier's name, or a list with that one); or it is in the
     document's sample format (sample_record). `exclude` holds prompts that must not come out, an evaluation set for one.
     `check_label(dataset, ground_truth)` raises `ValueError` for a ground truth that the verifier cannot use; None skips
-    that. With `rc` a row is one user message, the problem: its prompt is that of a first reasoning turn, its `raw_query`
-    the problem. `flag` is what messages call the mixer list; `cache_dir` is for hub names.
+    that. `own_prompt` is `Workflow.own_prompt`, where a workflow makes prompts of its own; None is the chat template.
+    `flag` is what messages call the mixer list; `cache_dir` is for hub names.
 
     Raises:
         DatasetError: everything that is wrong, by source and row.
@@ -239,7 +242,7 @@ def load_prompts(
         overlong_prompts=overlong_prompts,
         held_out=frozenset(exclude.prompt_keys() if exclude is not None else ()),
         special_tokens=special_tokens(tokenizer),
-        rc=rc,
+        own_prompt=own_prompt,
     )
     builder = PromptDatasetBuilder()
     reports = []
@@ -275,7 +278,7 @@ class _Source:
         self.report = SourceReport(self.name)
 
     def load_into(self, builder: PromptDatasetBuilder, tokenizer: "PreTrainedTokenizerBase") -> None:
-        make_prompts = self._single_turns if self.rules.rc is None else self._first_turns
+        make_prompts = self._templated if self.rules.own_prompt is None else self._own
         waiting: Iterator[Prompt] = iter(())  # of the batch before
         try:
             rows = iter(self._checked(self._rows()))
@@ -358,7 +361,7 @@ class _Source:
                 self.report.num_kept += 1
                 builder.add(token_ids=token_ids, ground_truth=row.ground_truth, dataset=row.dataset, raw_query=text)
 
-    def _single_turns(
+    def _templated(
         self, rows: list[CheckedRow], tokenizer: "PreTrainedTokenizerBase", thread: Executor
     ) -> Iterator[Prompt]:
         """Each row with its prompt's text, token ids and length; `thread` tokenizes while the next batch is read."""
@@ -371,27 +374,19 @@ class _Source:
 
         return prompts()
 
-    def _first_turns(
-        self, rows: list[CheckedRow], tokenizer: "PreTrainedTokenizerBase", _thread: Executor
-    ) -> Iterator[Prompt]:
-        """Each row with its problem, the token ids of the first reasoning turn, and the problem's length in either template."""
-        assert self.rules.rc is not None
+    def _own(self, rows: list[CheckedRow], tokenizer: "PreTrainedTokenizerBase", _thread: Executor) -> Iterator[Prompt]:
+        """Each row with what the workflow makes of it."""
+        assert self.rules.own_prompt is not None
         codec = ChatCodec(tokenizer)
         for row in rows:
-            if [message["role"] for message in row.messages] != ["user"]:
-                self.mistakes.add(f"{self.name} {row.place}: the reasoning cache takes one user message, the problem")
-                continue
-            problem = row.messages[0]["content"]
-            state = InferenceProblemState(Problem("", problem, None, "", ""), self.rules.rc)
             try:
-                token_ids = codec.chat_prompt(
-                    state.get_filled_reasoning_prompt(), opens_think=self.rules.rc.use_think_tags
-                )
-                summarization = codec.chat_prompt(state.get_filled_summarization_prompt())
+                own = self.rules.own_prompt(row.messages, codec)
+            except ValueError as err:
+                self.mistakes.add(f"{self.name} {row.place}: {err}")
             except Exception as err:  # a chat template is a program and may raise anything
                 self.mistakes.add(f"{self.name} {row.place}: the chat template refuses it: {err}")
-                continue
-            yield row, problem, token_ids, max(len(token_ids), len(summarization))
+            else:
+                yield row, own.text, own.token_ids, own.num_tokens
 
     def _render(
         self, rows: list[CheckedRow], tokenizer: "PreTrainedTokenizerBase"

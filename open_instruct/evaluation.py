@@ -13,8 +13,8 @@ two evaluations would differ by more than their weights.
 from collections import Counter, deque
 from collections.abc import Collection, Sequence
 
-from open_instruct.batch_building import ScoredGroup
 from open_instruct.data_types import GenerationResult, Moment
+from open_instruct.scored_groups import ScoredGroup
 
 
 class Evaluation:
@@ -55,7 +55,7 @@ class Evaluation:
 
     def measures(self, result: GenerationResult) -> bool:
         """Whether the result is one of this evaluation's and not of another."""
-        return result.is_eval and result.training_step == self.version
+        return result.is_eval and result.issue_version == self.version
 
     def begin_scoring(self, result: GenerationResult) -> bool:
         """A result is here; whether it is waited for (a second copy is not)."""
@@ -146,5 +146,5 @@ class Evaluation:
 
 
 def _check_versions(result: GenerationResult, version: int) -> None:
-    seen = {span[0] for spans in result.version_spans for span in spans}
+    seen = {span[0] for sample in result.samples for span in sample.version_spans}
     assert seen <= {version}, f"{result.prompt_id} was to measure version {version} but was sampled by {sorted(seen)}"

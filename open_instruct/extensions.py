@@ -6,16 +6,13 @@
 
 import dataclasses
 from collections.abc import Iterable, Mapping
-from typing import Any, TypeVar
 
 from open_instruct.config import GRPOConfig
 from open_instruct.registry import option_groups
 from open_instruct.user_modules import UserModuleError, import_user_module
 
-MODULE_OPTIONS = ("algorithm_modules",)
+MODULE_OPTIONS = ("algorithm_modules", "workflow_modules")
 """The options that name such files. `verifier_modules` is another matter: verifiers bring no options."""
-
-Group = TypeVar("Group")
 
 
 def import_extensions(names: Iterable[str]) -> None:
@@ -67,15 +64,3 @@ def plain_config(args: GRPOConfig) -> GRPOConfig:
     values = {field.name: getattr(args, field.name) for field in dataclasses.fields(args)}
     own = {name: value for name, value in values.items() if name not in ours}
     return GRPOConfig(**{name: value for name, value in values.items() if name in ours} | {"own_options": own})
-
-
-def options_of(args: Any, group: type[Group]) -> Group:
-    """The part of a run's options that a group declares; what is not given has the group's default."""
-    own = getattr(args, "own_options", {})
-    values = {}
-    for field in dataclasses.fields(group):  # type: ignore[arg-type]
-        if field.name in own:
-            values[field.name] = own[field.name]
-        elif hasattr(args, field.name):
-            values[field.name] = getattr(args, field.name)
-    return group(**values)

@@ -32,11 +32,12 @@ from open_instruct.config import GRPOConfig
 from open_instruct.data_types import Box, CollatedBatchData, MiniBatch, RolloutBatch
 from open_instruct.device import Device
 from open_instruct.engine_client import UpdateReport
-from open_instruct.extensions import import_extensions, options_of
+from open_instruct.extensions import import_extensions
 from open_instruct.learner_models import build_engine, build_reference, hf_model
 from open_instruct.optimizer_step import apply_gradient, discard_gradient
 from open_instruct.output_directory import names_a_full_disk
 from open_instruct.random_state import random_state, seed_everything, set_random_state
+from open_instruct.registry import options_of
 from open_instruct.run_tokenizer import tokenizer_of_run
 from open_instruct.safe_load import data_only
 from open_instruct.state_offload import REFERENCE, TAGS, WEIGHTS, StateOffload

@@ -165,7 +165,7 @@ def default_queue_size(args: GRPOConfig) -> int:
     """Room for every sample that the staleness bound lets wait: one batch for each step ahead, and the one being trained."""
     if args.max_queue_size is not None:
         return args.max_queue_size
-    return (args.staleness_bound + 1) * args.num_unique_prompts_rollout * args.max_responses_per_prompt
+    return (args.staleness_bound + 1) * args.num_unique_prompts_rollout * args.lengths.samples
 
 
 # --- payloads ---------------------------------------------------------------------------------------------------------

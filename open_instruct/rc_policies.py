@@ -1,13 +1,13 @@
 """Rollout policies of reasoning-cache rollouts: how a finished turn becomes a training sample.
 
 `actor.solution_rollout_policy` and `actor.summarization_rollout_policy` name one each by dotted path; an own one has the
-signature of `workflows.RolloutPolicy`.
+signature of `rc_turns.RolloutPolicy`.
 """
 
 import numpy as np
 
+from open_instruct.rc_turns import FinishedTurn, Score
 from open_instruct.rc_types import REASONING, TrainingText
-from open_instruct.workflows import FinishedTurn, Score
 
 
 async def generate_math_rollout(turn: FinishedTurn, score: Score) -> TrainingText:

@@ -8,36 +8,31 @@
     n samples      n samples                   n samples          each group: the same turn of all trajectories
     at state 0     at state 1                  at state 2         (their prompts differ, so its baseline is approximate)
 
-Every sample is a turn that `RCWorkflow` took, with exactly the prompt that the engine had. Chosen states are the way of
+Every sample is a turn that `RCTurns` took, with exactly the prompt that the engine had. Chosen states are the way of
 arXiv:2602.03773: one trajectory, and at each state a group whose samples share their prompt.
 """
 
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
+from open_instruct.data_types import Sample
 from open_instruct.rc_policies import to_training_text
 from open_instruct.rc_state import InferenceProblemState, RCSettings
-from open_instruct.rc_types import Problem, RCPlan, ReachedState, TrainingText, Turn
-from open_instruct.workflows import FinishedTurn, RCWorkflow, Score
+from open_instruct.rc_turns import FinishedTurn, RCTurns, Score
+from open_instruct.rc_types import REASONING, Problem, RCPlan, ReachedState, TrainingText
+from open_instruct.rc_weights import TurnWeights, turn_weight
 
 VERSION_SPANS = "version_spans"
 """Where a turn's metadata hold the weight versions of its tokens."""
-
-
-@dataclass(frozen=True)
-class SampledTurn:
-    """A response to train on or to measure."""
-
-    turn: Turn
-    text: TrainingText
 
 
 @dataclass
 class RCRollout:
     """What came of a plan."""
 
-    samples: list[SampledTurn] = field(default_factory=list)
+    samples: list[Sample] = field(default_factory=list)
     states: list[ReachedState] = field(default_factory=list)
     num_tokens: int = 0
     """Of all turns that were taken, those on the way too."""
@@ -49,13 +44,21 @@ async def keep_versions(turn: FinishedTurn, score: Score) -> TrainingText:
     return to_training_text(turn, None, {VERSION_SPANS: turn.generation.version_spans})
 
 
-async def roll_out(workflow: RCWorkflow, plan: RCPlan, settings: RCSettings, num_samples: int, key: str) -> RCRollout:
+async def roll_out(
+    workflow: RCTurns,
+    plan: RCPlan,
+    settings: RCSettings,
+    num_samples: int,
+    key: str,
+    weights: TurnWeights = MappingProxyType({}),
+) -> RCRollout:
     """Take all turns that the plan asks for, side by side where they do not build on each other.
 
     Args:
         settings: the number of cycles is the plan's.
         num_samples: n of the plan.
         key: names the rollout; with the seed in `settings` it decides the seed of every turn.
+        weights: of the samples in the loss.
 
     Raises:
         EngineError, PromptTooLong: a turn could not be taken; those under way are cancelled.
@@ -65,7 +68,7 @@ async def roll_out(workflow: RCWorkflow, plan: RCPlan, settings: RCSettings, num
     try:
         async with asyncio.TaskGroup() as tasks:
             builder = _RolloutBuilder(
-                workflow, plan, problem, replace(settings, num_reasoning_steps=last_cycle), num_samples, tasks
+                workflow, plan, problem, replace(settings, num_reasoning_steps=last_cycle), num_samples, weights, tasks
             )
             await (builder.to_states() if plan.states else builder.of_trajectories())
     except ExceptionGroup as errors:
@@ -85,11 +88,12 @@ class _RolloutBuilder:
 
     def __init__(
         self,
-        workflow: RCWorkflow,
+        workflow: RCTurns,
         plan: RCPlan,
         problem: Problem,
         settings: RCSettings,
         num_samples: int,
+        weights: TurnWeights,
         tasks: asyncio.TaskGroup,
     ) -> None:
         self._workflow = workflow
@@ -97,6 +101,7 @@ class _RolloutBuilder:
         self._problem = problem
         self._settings = settings
         self._num_samples = num_samples
+        self._weights = weights
         self._tasks = tasks
         self._rollout = RCRollout()
         self._groups: dict[int, list[tuple[TrainingText, TrainingText | None]]] = {}
@@ -108,16 +113,25 @@ class _RolloutBuilder:
         for group in sorted(self._groups):
             for text, summary in sorted(self._groups[group], key=lambda one: one[0].metadata["sample_id"]):
                 positions[id(text)] = len(self._rollout.samples)
-                turn = Turn(
-                    query=text.prompt_ids,
-                    turn_type=text.metadata["turn_type"],
-                    turn_number=text.metadata["turn_number"],
-                    group=group,
-                    follows=-1 if summary is None else positions[id(summary)],
-                    sample_id=text.metadata["sample_id"],
-                )
-                self._rollout.samples.append(SampledTurn(turn, text))
+                parent = -1 if summary is None else positions[id(summary)]
+                self._rollout.samples.append(self._to_sample(text, group=group, parent=parent))
         return self._rollout
+
+    def _to_sample(self, text: TrainingText, *, group: int, parent: int) -> Sample:
+        kind, number = text.metadata["turn_type"], text.metadata["turn_number"]
+        return Sample(
+            prompt_ids=text.prompt_ids,
+            response_ids=text.response_ids,
+            logprobs=text.logprobs,
+            finish_reason="stop" if text.finished else "length",
+            version_spans=text.metadata[VERSION_SPANS],
+            group=group,
+            kind=kind,
+            number=number,
+            weight=turn_weight(self._weights, kind, number),
+            is_judged=kind == REASONING,  # an answer in a summary proves nothing of the summary
+            parent=parent,
+        )
 
     def _beginning_at(self, state: ReachedState, *, sample_id: int = 0) -> InferenceProblemState:
         return InferenceProblemState.beginning_at(state, self._problem, self._settings, sample_id=sample_id)

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from open_instruct.rc_state import InferenceProblemState
+from open_instruct.rc_turns import RCTurns
 from open_instruct.rc_types import EnginesDown, NotScored, PromptTooLong, RetriesExhausted, RolloutResult, TurnRejected
-from open_instruct.workflows import RCWorkflow
 
 POLL_S = 0.2
 """Longest wait in a queue call before it is looked whether to stop."""
@@ -48,7 +48,7 @@ class SchedulerOptions:
 async def schedule_rollouts(
     problem_queue: BoundedQueue,
     result_queue: BoundedQueue,
-    workflow: RCWorkflow,
+    workflow: RCTurns,
     options: SchedulerOptions,
     *,
     is_stopping: Callable[[], bool] = lambda: False,
@@ -72,7 +72,7 @@ class _Scheduler:
         self,
         problem_queue: BoundedQueue,
         result_queue: BoundedQueue,
-        workflow: RCWorkflow,
+        workflow: RCTurns,
         options: SchedulerOptions,
         is_stopping: Callable[[], bool],
     ) -> None:

@@ -1,6 +1,6 @@
 """Messages of reasoning-cache (RC) rollouts: a problem, what a turn asks of an engine, what comes back, what is kept of it.
 
-They travel between processes and, as lines of JSON, through the stream of results. Read with `workflows.py`, which makes them.
+They travel between processes and, as lines of JSON, through the stream of results. Read with `rc_turns.py`, which makes them.
 """
 
 import json
@@ -48,6 +48,8 @@ class TurnRequest:
     seed: int
     turn_type: str
     """Summaries may go to engines of their own."""
+    name: str = ""
+    """Tells the turn from the others of its rollout."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +135,7 @@ class ReachedState:
 
 @dataclass(frozen=True)
 class RCPlan:
-    """What a training or evaluation prompt asks of an engine beside its sampling (`data_types.PromptRequest`).
+    """What a training or evaluation prompt asks of an engine beside its sampling (`data_types.PromptRequest.task`).
 
     With `states` the samples are fresh reasoning turns at each of them, n (`SamplingConfig`) each. Without, they are the turns of
     n trajectories of `num_cycles` cycles, the last summary left out: nothing follows from it.
@@ -147,21 +149,6 @@ class RCPlan:
     num_cycles: int = 1
     num_summaries: int = 0
     """Summaries that are samples too: so many ways to each of `states`; without `states`, those of the trajectories if not 0."""
-
-
-@dataclass(frozen=True)
-class Turn:
-    """Which turn of its rollout a response is."""
-
-    query: np.ndarray  # (Q,) int32, the prompt as the engine had it
-    turn_type: str
-    turn_number: int
-    """Of that type, from 1."""
-    group: int
-    """Responses of the same number are each other's baseline."""
-    follows: int = -1
-    """Position, among the responses, of the summary in its prompt; -1 if that is none of them."""
-    sample_id: int = 0
 
 
 @dataclass(frozen=True)

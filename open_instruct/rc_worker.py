@@ -17,13 +17,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from open_instruct.chat_codec import ChatCodec
 from open_instruct.openai_client import OpenAIClient, Server, ServerPool, make_session
-from open_instruct.rc_prompts import ChatCodec
 from open_instruct.rc_scheduler import BoundedQueue, SchedulerOptions, schedule_rollouts
+from open_instruct.rc_turns import RCTurns, RolloutPolicy, Score
 from open_instruct.rc_types import REASONING, SUMMARIZATION, EnginesDown, NotScored, Problem, RetryOptions
 from open_instruct.server_keys import key_headers
 from open_instruct.verifier_pool import VerifierPool
-from open_instruct.workflows import RCWorkflow, RolloutPolicy, Score
 
 VERIFIER_TIMEOUT_S = 10.0
 
@@ -113,7 +113,7 @@ async def _work(
             client = OpenAIClient(session, {}, options.model, codec.encode, options.retry)
             pools = make_pools(options, client)
             client.pools = pools
-            workflow = RCWorkflow(client.generate, codec, policies, score_with(verifiers), options.max_model_len)
+            workflow = RCTurns(client.generate, codec, policies, score_with(verifiers), options.max_model_len)
             num_slots = sum(server.num_slots for pool in set(pools.values()) for server in pool.servers)
             scheduler = SchedulerOptions(max_in_flight(num_slots), options.max_requeues)
             await wait_until_ready(verifiers)

@@ -14,6 +14,7 @@ from dataclasses import Field, dataclass, field, fields
 from typing import Any, Generic, Literal, TypeVar, get_type_hints
 
 T = TypeVar("T")
+Group = TypeVar("Group")
 
 
 @dataclass(kw_only=True)
@@ -139,3 +140,15 @@ def chosen_entries(options: Any) -> Iterator[tuple[Registry[Any], str]]:
     for one in fields(options):
         if _CHOICES in one.metadata:
             yield one.metadata[_CHOICES], getattr(options, one.name)
+
+
+def options_of(args: Any, group: type[Group]) -> Group:
+    """The part of a run's options that a group declares; what is not given has the group's default."""
+    own = getattr(args, "own_options", {})
+    values = {}
+    for one in fields(group):  # type: ignore[arg-type]
+        if one.name in own:
+            values[one.name] = own[one.name]
+        elif hasattr(args, one.name):
+            values[one.name] = getattr(args, one.name)
+    return group(**values)

@@ -28,8 +28,7 @@ import numpy as np
 import ray
 from ray.util.queue import Empty, Full, Queue
 
-from open_instruct import batch_building, rc_groups
-from open_instruct.batch_building import ScoredGroup
+from open_instruct import batch_building
 from open_instruct.config import GRPOConfig
 from open_instruct.data_types import EVAL, Box, GenerationResult, PromptRequest, RolloutBatch
 from open_instruct.evaluation import Evaluation
@@ -40,9 +39,9 @@ from open_instruct.logger_utils import TrackerOptions, make_tracker
 from open_instruct.message_queue import MessageQueue, QueueFull
 from open_instruct.notices import Notices
 from open_instruct.prompt_dataset import PromptDataset, PromptOrder
-from open_instruct.rc_plans import RCPlanner
 from open_instruct.rollout_state import FinishedGroup, read_state, write_state
 from open_instruct.run_tokenizer import read_tokenizer
+from open_instruct.scored_groups import ScoredGroup, take
 from open_instruct.staleness import Assignment, FlowOptions, IssuedPrompt, PromptFlow, PromptLedger
 from open_instruct.step_assembly import CollationOptions, StepAssembly
 from open_instruct.step_record import write_step_record
@@ -126,7 +125,7 @@ class RolloutController:
         self._lock = threading.Condition()
         self._ledger = PromptLedger()
         self._flow = PromptFlow(flow_options(args), self._ledger)
-        self._planner = RCPlanner(args.rc_plans) if args.uses_rc else None
+        self._workflow = args.workflow.make()
         self._verifying: dict[str, GenerationResult] = {}
         """Results of training prompts that are being scored."""
         self._scored: queue.SimpleQueue[ScoredGroup] = queue.SimpleQueue()
@@ -273,9 +272,9 @@ class RolloutController:
         return metrics
 
     def _evaluation_metrics(self, groups: Sequence[ScoredGroup]) -> dict[str, float]:
-        answers = groups if self._planner is None else rc_groups.last_turns(groups)
+        answers = self._workflow.evaluated(groups)
         metrics = batch_building.evaluation_metrics(answers, verification_reward=self._args.verification_reward)
-        return metrics | ({} if self._planner is None else rc_groups.evaluation_metrics(groups))
+        return metrics | self._workflow.evaluation_metrics(groups)
 
     def eval(self, rollout_id: int) -> None:
         """Evaluate the weights of version `rollout_id`, and return when the last result has come.
@@ -378,7 +377,7 @@ class RolloutController:
             return {
                 "next_issue_number": self._flow.next_issue_number,
                 "ledger": self._ledger.state_dict(),
-                "rc_states": [] if self._planner is None else self._planner.state_dict(),
+                "workflow": self._workflow.state_dict(),
             }
 
     def load_state_dict(self, state: dict[str, Any], finished: Sequence[FinishedGroup] = ()) -> None:
@@ -386,14 +385,13 @@ class RolloutController:
         assert not self._threads, "the controller has started"
         self._flow.next_issue_number = state["next_issue_number"]
         self._ledger.load_state_dict(state["ledger"])
-        if self._planner is not None:
-            self._planner.load_state_dict(state.get("rc_states", []))
+        self._workflow.load_state_dict(state["workflow"])
         self._loaded = list(finished)
 
     def _finished_groups(self) -> list[FinishedGroup]:
         """Groups that were generated and not trained on: waiting, being scored, or taken by a step that is not trained yet."""
         scored = [*self._groups.values(), *(group for groups in self._taken.values() for group in groups)]
-        return [FinishedGroup(group.result, group.scores, group.num_failures) for group in scored] + [
+        return [FinishedGroup(one.result, one.scores, one.num_failures, one.num_not_scored) for one in scored] + [
             FinishedGroup(result) for result in self._verifying.values()
         ]
 
@@ -402,7 +400,8 @@ class RolloutController:
         if group.scores is None:
             self._take(group.result)
         else:
-            self._take_into_flow(self._group(group.result, group.scores, group.num_failures))
+            scored = self._group(group.result, group.scores, group.num_failures)
+            self._take_into_flow(replace(scored, num_not_scored=group.num_not_scored))
 
     # --- a training loop of one's own ---------------------------------------------------------------------------------
 
@@ -538,21 +537,21 @@ class RolloutController:
         seed = request_seed(self._args.seed, number, RETRY_STREAM, failures) if failures else first_seed
         _, row_number = self._order[number]
         row = self._train[row_number]
-        plan = None
-        if self._planner is not None:
-            plan = self._planner.training_plan(
-                prompt.prompt_id, row_number, row.raw_query, version=self._flow.version, seed=first_seed
-            )
+        version = self._flow.version
+        task = self._workflow.task(
+            row, row_number, prompt_id=prompt.prompt_id, version=version, seed=first_seed, is_eval=False
+        )
         config = replace(self._args.train_sampling, seed=seed)
-        return PromptRequest(row.prompt, config, row_number, prompt.prompt_id, prompt.version + 1, plan=plan)
+        return PromptRequest(row.prompt, config, row_number, prompt.prompt_id, prompt.version, task=task)
 
     def _eval_request(self, evaluation: Evaluation, row: int) -> PromptRequest:
         """The seed of a row is the same at every version, so that two evaluations differ by their weights alone."""
         assert self._eval is not None
-        config = replace(self._args.eval_sampling, seed=request_seed(self._args.seed, row, EVAL_STREAM))
-        plan = None if self._planner is None else self._planner.evaluation_plan(self._eval[row].raw_query)
-        prompt_id = evaluation.prompt_id(row)
-        return PromptRequest(self._eval[row].prompt, config, row, prompt_id, evaluation.version, marker=EVAL, plan=plan)
+        seed = request_seed(self._args.seed, row, EVAL_STREAM)
+        version, prompt_id = evaluation.version, evaluation.prompt_id(row)
+        task = self._workflow.task(self._eval[row], row, prompt_id=prompt_id, version=version, seed=seed, is_eval=True)
+        config = replace(self._args.eval_sampling, seed=seed)
+        return PromptRequest(self._eval[row].prompt, config, row, prompt_id, version, marker=EVAL, task=task)
 
     # --- data preparation ---------------------------------------------------------------------------------------------
 
@@ -578,7 +577,7 @@ class RolloutController:
                 return
             if not result.is_eval:
                 self._verifying[result.prompt_id] = result
-                self._counters["total_generated_samples"] += len(result.responses)
+                self._counters["total_generated_samples"] += len(result.samples)
                 self._num_generated_tokens += result.token_statistics.num_response_tokens
         self._verify(result)
 
@@ -597,18 +596,16 @@ class RolloutController:
             is_tried_again = not self._evaluation.fail(self._group(result, nothing))
         elif self._flow.waits_for(result.prompt_id, self._verifying):  # else another copy of it came
             is_tried_again = self._flow.give_up(result.prompt_id, max_attempts=self._args.max_generation_attempts)
-            if self._planner is not None and not is_tried_again:
-                self._planner.dropped(result.prompt_id)
+            if not is_tried_again:
+                self._workflow.dropped(result.prompt_id)
         self._failures.record(result, is_tried_again=is_tried_again)
         self._lock.notify_all()
 
     def _verify(self, result: GenerationResult) -> None:
         row = self._row(result)
-        judged = rc_groups.judged(result.turns) if result.turns else range(len(result.responses))
-        token_ids = [result.responses[position].tolist() for position in judged]
+        token_ids = [sample.response_ids.tolist() for sample in result.samples if sample.is_judged]
         texts = self._tokenizer.batch_decode(token_ids, skip_special_tokens=True)
-        if result.turns:
-            texts = [rc_groups.answer_to_judge(text, opens_think=self._args.rc_use_think_tags) for text in texts]
+        texts = [self._workflow.answer(text) for text in texts]
         started = time.perf_counter()
         future = self._verifiers.submit(row.dataset, row.ground_truth, token_ids, texts, row.raw_query)
         future.add_done_callback(lambda future: self._verified(result, future, time.perf_counter() - started))
@@ -619,15 +616,9 @@ class RolloutController:
         if self._stopping.is_set():
             return
         try:
-            scored = future.result()
-            causes = sorted({one.failure or "" for one in scored if one.score is None})
-            if causes:
-                self._leave_out(result, f"{NOT_SCORED}: {', '.join(causes)}")
+            group = self._scored_group(result, future.result(), score_s)
+            if group is None:
                 return
-            num_failures = sum(one.failure is not None for one in scored)
-            scores = self._scores(result, [one.score or 0.0 for one in scored])
-            cost = sum(one.cost for one in scored)
-            group = replace(self._group(result, scores, num_failures), score_s=score_s, cost=cost)
             if result.is_eval:
                 self._take_into_evaluation(group)
             else:
@@ -637,9 +628,29 @@ class RolloutController:
             failure.__cause__ = error
             self._end_with(failure)
 
+    def _scored_group(self, result: GenerationResult, scored: "list[Scored]", score_s: float) -> ScoredGroup | None:
+        """The rollout with its rewards, without samples that were not scored. None: too little of it was, and it was left out."""
+        said = iter(one.score for one in scored)
+        rewards = self._workflow.rewards(
+            result.samples, [next(said) if sample.is_judged else None for sample in result.samples]
+        )
+        known = _comparable(result, rewards)
+        if not known or (result.is_eval and len(known) < len(rewards)):
+            causes = sorted({one.failure or "" for one in scored if one.score is None})
+            self._leave_out(result, f"{NOT_SCORED}: {', '.join(causes)}")
+            return None
+        scores = np.array([0.0 if reward is None else reward for reward in rewards], dtype=np.float32)
+        num_failures = sum(one.failure is not None and one.score is not None for one in scored)
+        group = self._group(result, scores, num_failures)
+        if len(known) < len(rewards):
+            group = take(group, known)
+        return replace(
+            group, num_not_scored=len(rewards) - len(known), score_s=score_s, cost=sum(one.cost for one in scored)
+        )
+
     def _leave_out(self, result: GenerationResult, cause: str) -> None:
-        """Responses of this group were not scored. Nothing is known of them, and without them the other responses have no
-        baseline. So a training prompt is issued again, and an evaluation goes without the prompt."""
+        """Too few responses of this group were scored. So a training prompt is issued again, and an evaluation goes without the
+        prompt."""
         failed = replace(result, error=cause)
         with self._lock:
             if not result.is_eval:
@@ -650,21 +661,14 @@ class RolloutController:
                 self._failures.record(failed, is_tried_again=False)
                 self._lock.notify_all()
 
-    def _scores(self, result: GenerationResult, judged: list[float]) -> np.ndarray:
-        """(G,) float32: the scores of all responses."""
-        if result.turns:
-            return rc_groups.scores_of_turns(result.turns, judged, self._args.rc_summary_reward)
-        return np.array(judged, dtype=np.float32)
-
     def _row(self, result: GenerationResult) -> Any:
         dataset = self._eval if result.is_eval else self._train
         assert dataset is not None
         return dataset[result.index]
 
     def _group(self, result: GenerationResult, scores: np.ndarray, num_failures: int = 0) -> ScoredGroup:
-        row = self._row(result)
-        reward_weight = verifier_weight(row.dataset)
-        return ScoredGroup(result, row.prompt, row.dataset, scores, num_failures, reward_weight=reward_weight)
+        dataset = self._row(result).dataset
+        return ScoredGroup(result, dataset, scores, num_failures, reward_weight=verifier_weight(dataset))
 
     def _take_into_evaluation(self, group: ScoredGroup) -> None:
         with self._lock:
@@ -687,8 +691,7 @@ class RolloutController:
         result = group.result
         with self._lock:
             self._verifying.pop(result.prompt_id, None)
-            if self._planner is not None:
-                self._planner.arrived(result.prompt_id, result.states)
+            self._workflow.arrived(result.prompt_id, result.notes)
             versions = {"oldest_version": result.oldest_version, "newest_version": result.newest_version}
             if self._flow.arrive(result.prompt_id, **versions):
                 self._groups[result.prompt_id] = group
@@ -739,7 +742,7 @@ class RolloutController:
         metrics: dict[str, Any] = {}
         if complete:
             metrics = assembly.metrics(time.time()) | self._over_issue.metrics()
-            metrics |= {} if self._planner is None else self._planner.metrics()
+            metrics |= self._workflow.metrics(assembly.rollouts, assembly.groups)
             metrics["stale_results_dropped"] = self._flow.num_stale_discarded
         batch = RolloutBatch(
             training_step=assembly.training_step,
@@ -772,6 +775,15 @@ class RolloutController:
                 continue
             except TimeoutError as error:
                 logger.warning("piece %d of step %d: %s; it is put again", batch.number, batch.training_step, error)
+
+
+def _comparable(result: GenerationResult, rewards: Sequence[float | None]) -> list[int]:
+    """Positions of the samples whose reward is known, but for those that have nobody left to be compared with."""
+    known = [position for position, reward in enumerate(rewards) if reward is not None]
+    sizes = Counter(sample.group for sample in result.samples)
+    left = Counter(result.samples[position].group for position in known)
+    groups = {group for group, size in sizes.items() if left[group] >= min(2, size)}
+    return [position for position in known if result.samples[position].group in groups]
 
 
 def _tracker_options(args: GRPOConfig, options: ControllerOptions) -> TrackerOptions:

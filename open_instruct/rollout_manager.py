@@ -32,6 +32,7 @@ from open_instruct.rollout import ControllerOptions, RolloutController
 from open_instruct.run_inputs import RunInputs, load_inputs
 from open_instruct.vllm_engine import EngineOptions
 from open_instruct.vllm_utils3 import LLMRayActor
+from open_instruct.workflow import WORKFLOWS
 
 if TYPE_CHECKING:
     from ray.actor import ActorHandle
@@ -160,7 +161,7 @@ def engine_options(args: GRPOConfig, device: Device, *, seed: int, max_model_len
         enable_prefix_caching=args.vllm_enable_prefix_caching,
         inflight_updates=args.inflight_updates,
         generation_timeout=args.generation_timeout,
-        rc=args.rc_settings,
+        workflow=args.workflow,
         sleep=SleepOptions(
             after_s=args.engine_sleep_after_s,
             level=args.sleep_level,
@@ -203,9 +204,9 @@ class RolloutManager:
         inputs = inputs or _read_inputs(args)
         self.queues = queues or create_queues(args)
         self.message_queue = message_queue or create_message_queue(args)
-        # With the reasoning cache the longest prompt is known for one of two templates alone.
-        longest_prompt = args.max_prompt_token_length if args.uses_rc else inputs.longest_prompt
-        self.max_model_len = longest_prompt + args.tokens_beside_prompt
+        shorter_by = args.max_prompt_token_length - inputs.longest_prompt
+        is_of_the_data = WORKFLOWS[args.rollout_workflow].value.prompts_are_of_the_data
+        self.max_model_len = args.lengths.sequence - (shorter_by if is_of_the_data else 0)
         self.controller = create_controller(
             args, inputs, self.queues, self.message_queue, wandb_run_id=wandb_run_id, rollouter_cls=rollouter_cls
         )

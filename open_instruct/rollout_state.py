@@ -7,18 +7,18 @@ all groups end to end, in NumPy's `.npz`. No pickle: reading it runs no code.
 import json
 import os
 import zipfile
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from open_instruct.data_types import GenerationResult, TokenStatistics
-from open_instruct.rc_types import ReachedState, Turn
+from open_instruct.data_types import GenerationResult, Sample, TokenStatistics
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 FILE = "rollout_state.npz"
+ARRAYS = "prompts", "tokens", "logprobs", "masks", "scores"
 
 
 @dataclass(frozen=True)
@@ -30,13 +30,16 @@ class FinishedGroup:
     """None: its verification was under way."""
     num_failures: int = 0
     """Responses whose verifier failed."""
+    num_not_scored: int = 0
+    """Responses that are not among the samples, because nothing is known of them."""
 
 
 def write_state(path: Path, state: dict[str, Any], finished: Sequence[FinishedGroup]) -> None:
     """Write beside `path`, then rename. `state` holds JSON values."""
     header = {"format_version": FORMAT_VERSION, "state": state, "groups": [_header(group) for group in finished]}
-    responses = [response for group in finished for response in group.result.responses]
-    logprobs = [one for group in finished for one in group.result.logprobs]
+    samples = [sample for group in finished for sample in group.result.samples]
+    prompts = [prompt for group in finished for prompt in _prompts(group.result)]
+    masks = [sample.loss_mask for sample in samples if sample.loss_mask is not None]
     scores = [group.scores for group in finished if group.scores is not None]
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.partial")
@@ -44,8 +47,10 @@ def write_state(path: Path, state: dict[str, Any], finished: Sequence[FinishedGr
         np.savez(
             file,
             header=np.frombuffer(json.dumps(header).encode(), dtype=np.uint8),
-            tokens=_joined(responses, np.int32),
-            logprobs=_joined(logprobs, np.float32),
+            prompts=_joined(prompts, np.int32),
+            tokens=_joined([sample.response_ids for sample in samples], np.int32),
+            logprobs=_joined([sample.logprobs for sample in samples], np.float32),
+            masks=_joined(masks, np.bool_),
             scores=_joined(scores, np.float32),
         )
         file.flush()
@@ -62,61 +67,88 @@ def read_state(path: Path) -> tuple[dict[str, Any], list[FinishedGroup]]:
     try:
         with np.load(path, allow_pickle=False) as arrays:
             header = json.loads(arrays["header"].tobytes())
-            tokens, logprobs, scores = arrays["tokens"], arrays["logprobs"], arrays["scores"]
+            version = header["format_version"]
+            flat = {} if version != FORMAT_VERSION else {name: arrays[name] for name in ARRAYS}
     except FileNotFoundError as error:
         raise ValueError(f"{path}: there is no such rollout state. Load one that was saved.") from error
     except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
         raise ValueError(f"{path} is no rollout state: {error}. Load an older one.") from error
-    if header["format_version"] != FORMAT_VERSION:
-        raise ValueError(f"{path} has format {header['format_version']}, this program reads {FORMAT_VERSION}.")
-    return header["state"], list(_groups(header["groups"], tokens, logprobs, scores))
+    if version != FORMAT_VERSION:
+        raise ValueError(f"{path} has format {version}, this program reads {FORMAT_VERSION}.")
+    parts = {name: _Reader(array) for name, array in flat.items()}
+    return header["state"], [_group(group, parts) for group in header["groups"]]
+
+
+def _prompts(result: GenerationResult) -> list[np.ndarray]:
+    """The different prompts of a group's samples, each once."""
+    return list({sample.prompt_ids.tobytes(): sample.prompt_ids for sample in result.samples}.values())
 
 
 def _header(group: FinishedGroup) -> dict[str, Any]:
+    """All but the arrays."""
     result = group.result
+    prompts = {prompt.tobytes(): number for number, prompt in enumerate(_prompts(result))}
+    own = {one.name for one in fields(Sample)} - {"prompt_ids", "response_ids", "logprobs", "loss_mask"}
     return {
-        "lengths": [len(response) for response in result.responses],
+        "prompt_lengths": [len(prompt) for prompt in _prompts(result)],
+        "samples": [
+            {name: getattr(sample, name) for name in own}
+            | {
+                "prompt": prompts[sample.prompt_ids.tobytes()],
+                "length": len(sample.response_ids),
+                "has_mask": sample.loss_mask is not None,
+            }
+            for sample in result.samples
+        ],
         "is_scored": group.scores is not None,
         "num_failures": group.num_failures,
-        "finish_reasons": result.finish_reasons,
-        "version_spans": result.version_spans,
+        "num_not_scored": group.num_not_scored,
         "index": result.index,
         "prompt_id": result.prompt_id,
-        "training_step": result.training_step,
+        "issue_version": result.issue_version,
         "engine_id": result.engine_id,
         "token_statistics": asdict(result.token_statistics),
-        "turns": [vars(turn) | {"query": turn.query.tolist()} for turn in result.turns],
-        "states": [asdict(state) for state in result.states],
+        "notes": result.notes,
     }
 
 
-def _groups(
-    headers: Sequence[dict[str, Any]], tokens: np.ndarray, logprobs: np.ndarray, scores: np.ndarray
-) -> Iterator[FinishedGroup]:
-    at = at_score = 0
-    for header in headers:
-        lengths = header["lengths"]
-        ends = at + np.cumsum(lengths, dtype=int)
-        responses, chosen = (np.split(flat[at : at + sum(lengths)], ends[:-1] - at) for flat in (tokens, logprobs))
-        at += sum(lengths)
-        own_scores = scores[at_score : at_score + len(lengths)] if header["is_scored"] else None
-        at_score += len(lengths) if header["is_scored"] else 0
-        result = GenerationResult(
-            responses=responses,
-            logprobs=chosen,
-            finish_reasons=header["finish_reasons"],
-            version_spans=[[(version, n) for version, n in spans] for spans in header["version_spans"]],
-            index=header["index"],
-            prompt_id=header["prompt_id"],
-            training_step=header["training_step"],
-            engine_id=header["engine_id"],
-            token_statistics=TokenStatistics(**header["token_statistics"]),
-            turns=tuple(
-                Turn(**turn | {"query": np.asarray(turn["query"], np.int32)}) for turn in header.get("turns", ())
-            ),
-            states=tuple(ReachedState(**state) for state in header.get("states", ())),
-        )
-        yield FinishedGroup(result, own_scores, header["num_failures"])
+class _Reader:
+    """Gives the next entries of a flat array."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self._array = array
+        self._at = 0
+
+    def take(self, number: int) -> np.ndarray:
+        self._at += number
+        return self._array[self._at - number : self._at]
+
+
+def _group(header: dict[str, Any], parts: Mapping[str, _Reader]) -> FinishedGroup:
+    prompts = [parts["prompts"].take(length) for length in header["prompt_lengths"]]
+    result = GenerationResult(
+        samples=[_sample(sample, prompts, parts) for sample in header["samples"]],
+        index=header["index"],
+        prompt_id=header["prompt_id"],
+        issue_version=header["issue_version"],
+        engine_id=header["engine_id"],
+        token_statistics=TokenStatistics(**header["token_statistics"]),
+        notes=header["notes"],
+    )
+    scores = parts["scores"].take(len(result.samples)) if header["is_scored"] else None
+    return FinishedGroup(result, scores, header["num_failures"], header["num_not_scored"])
+
+
+def _sample(header: dict[str, Any], prompts: Sequence[np.ndarray], parts: Mapping[str, _Reader]) -> Sample:
+    own = {name: value for name, value in header.items() if name not in ("prompt", "length", "has_mask")}
+    length = header["length"]
+    return Sample(
+        prompt_ids=prompts[header["prompt"]],
+        response_ids=parts["tokens"].take(length),
+        logprobs=parts["logprobs"].take(length),
+        loss_mask=parts["masks"].take(length) if header["has_mask"] else None,
+        **own | {"version_spans": [(version, num) for version, num in header["version_spans"]]},
+    )
 
 
 def _joined(arrays: Sequence[np.ndarray], dtype: type) -> np.ndarray:

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from open_instruct.config import GRPOConfig
-from open_instruct.rc_prompts import read_template
+from open_instruct.registry import options_of
+from open_instruct.workflow import WORKFLOWS, identity_options
 
 if TYPE_CHECKING:
     from open_instruct.run_inputs import RunInputs
@@ -38,20 +39,6 @@ OPTIONS = (
     "deepspeed_stage",
 )
 """Options that must stay as they are. Others, such as the learning rate or the number of engines, may change on the way."""
-RC_OPTIONS = (
-    "rc_num_reasoning_steps",
-    "rc_train_on",
-    "rc_states_per_problem",
-    "rc_max_summary_tokens",
-    "rc_use_think_tags",
-    "rc_reasoning_for_summary",
-    "rc_summarization_style",
-    "rc_truncated_summary",
-    "rc_summary_reward",
-    "rc_summary_samples",
-)
-"""The same with the reasoning cache."""
-RC_TEMPLATES = "rc_reasoning_prompt_template", "rc_summarization_prompt_template"
 _CHANGE_PROMPTS = "sft_messages_key", "rollout_workflow"
 _DATA = {"train": "training", "eval": "evaluation"}
 _CONTENTS = {"prompts": "prompts", "ground_truths": "ground truths", "verifiers": "verifiers"}
@@ -60,15 +47,18 @@ _TOKENIZER_PARTS = {"words": "other words", "chat_template": "another chat templ
 
 def run_identity(args: GRPOConfig, inputs: "RunInputs | None" = None) -> dict[str, Any]:
     """The identity of a run, as JSON values. Without `inputs` (the data could not be read) it holds the options alone."""
-    names = OPTIONS + (RC_OPTIONS if args.uses_rc else ())
-    identity: dict[str, Any] = {"options": {name: getattr(args, name) for name in names}}
+    workflow = WORKFLOWS[args.rollout_workflow]
+    own = options_of(args, workflow.options)
+    identity: dict[str, Any] = {
+        "options": {name: getattr(args, name) for name in OPTIONS}
+        | {name: getattr(own, name) for name in identity_options(args.rollout_workflow)}
+    }
     if inputs is None:
         return identity
-    templates = RC_TEMPLATES if args.uses_rc else ()
     system_prompt = args.system_prompt_override_file
     return identity | {
         "texts": {
-            **{name: short_hash(read_template(getattr(args, name)).encode()) for name in templates},
+            **{name: short_hash(text.encode()) for name, text in workflow.value.identity_texts(own).items()},
             "system_prompt_override_file": system_prompt and short_hash(Path(system_prompt).read_bytes()),
         },
         "tokenizer": inputs.tokenizer,
@@ -138,7 +128,7 @@ def _different_texts(saved: dict[str, Any], now: dict[str, Any]) -> list[str]:
     }
     return [
         told[saved[name] is not None, now[name] is not None].format(name=name)
-        for name in sorted(saved.keys() & now.keys())  # templates are there with the reasoning cache alone
+        for name in sorted(saved.keys() & now.keys())  # a workflow may have texts of its own
         if saved[name] != now[name]
     ]
 

@@ -56,7 +56,7 @@ def _load(
 ) -> tuple[PromptDataset | None, list[LoadReport]]:
     try:
         system_prompt = Path(args.system_prompt_override_file).read_text() if args.system_prompt_override_file else None
-        rc = args.rc_settings
+        workflow = args.workflow.make()
     except (OSError, UnicodeDecodeError):
         return None, []  # `collect_mistakes` has told of it
     try:
@@ -71,7 +71,7 @@ def _load(
             system_prompt_override=system_prompt,
             known_verifiers=verifier_names(),
             exclude=exclude,
-            rc=rc,
+            own_prompt=workflow.own_prompt if workflow.has_own_prompts else None,
             flag=f"--{flag}",
         )
     except DatasetError as error:

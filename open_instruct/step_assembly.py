@@ -12,15 +12,13 @@ from typing import Literal
 
 import numpy as np
 
-from open_instruct import batch_building, rc_groups
+from open_instruct import batch_building
 from open_instruct.algorithms.advantages import ADVANTAGES, group_advantages
-from open_instruct.batch_building import ScoredGroup
 from open_instruct.config import GRPOConfig
 from open_instruct.data_types import MiniBatch, TrainingSample
-from open_instruct.extensions import options_of
-from open_instruct.rc_types import SUMMARIZATION
-from open_instruct.rc_weights import parse_turn_weights
+from open_instruct.registry import options_of
 from open_instruct.rl_utils import prepare_collated_data_for_workers
+from open_instruct.scored_groups import ScoredGroup, split
 from open_instruct.staleness import CONSUMED, MASKED, ZERO_STD, Assignment, sample_age
 
 
@@ -67,10 +65,10 @@ class StepAssembly:
         name = args.advantage_normalization_type
         own_options = options_of(args, ADVANTAGES[name].options)
         self._advantages = functools.partial(group_advantages, name=name, options=own_options)
-        self._turn_weights = parse_turn_weights(args.rc_turn_weights)
-        self._rollouts: list[ScoredGroup] = []
-        """With the reasoning cache: the whole rollouts, whose parts are in `_groups`."""
-        self._groups: list[ScoredGroup] = []
+        self.rollouts: list[ScoredGroup] = []
+        """All that were added, whole."""
+        self.groups: list[ScoredGroup] = []
+        """The same, divided into groups whose samples are compared with each other."""
         self._kept: list[_Kept] = []
         self._num_masked = 0
         self._unsent: list[_Kept] = []
@@ -89,9 +87,9 @@ class StepAssembly:
     @property
     def why_no_gradient(self) -> str:
         """For the log, while `has_gradient` is False and the step is full."""
-        num_groups, num_masked = len(self._groups), self._num_masked
+        num_groups, num_masked = len(self.groups), self._num_masked
         if not num_masked:
-            scores = np.concatenate([group.scores for group in self._groups])
+            scores = np.concatenate([group.scores for group in self.groups])
             return (
                 f"step {self.training_step}: in each of {num_groups} groups all responses scored alike (mean score "
                 f"{scores.mean():.3g}), so there is nothing to train on; it takes more prompts. Easier or harder data, or "
@@ -114,18 +112,16 @@ class StepAssembly:
         """Take a group into the step. Returns its fate: `CONSUMED`; `ZERO_STD` where all samples scored alike, so that there is
         nothing to learn; `MASKED` where none of its tokens may be trained on.
 
-        A reasoning-cache rollout is several groups, one for each baseline; it is consumed if one of them is.
+        A rollout may be several groups; it is consumed if one of them is.
         """
-        if not group.result.turns:
-            return self._add(group, assignment)
-        self._rollouts.append(group)
-        fates = {self._add(part, assignment) for part in rc_groups.by_baseline(group, self._turn_weights)}
+        self.rollouts.append(group)
+        fates = {self._add(part, assignment) for part in split(group)}
         return next(fate for fate in (CONSUMED, MASKED, ZERO_STD) if fate in fates)
 
     def _add(self, group: ScoredGroup, assignment: Assignment) -> str:
         args = self._args
-        self._groups.append(group)
-        if group.weight == 0 or (args.filter_zero_std_samples and group.has_zero_std):
+        self.groups.append(group)
+        if group.first.weight == 0 or (args.filter_zero_std_samples and group.has_zero_std):
             return ZERO_STD
         age = sample_age(self.training_step, assignment.oldest_trained_version)
         assert age <= args.staleness_bound, (
@@ -203,11 +199,11 @@ class StepAssembly:
         kept = sorted(self._kept, key=lambda one: one.issue_number)
         samples = [sample for one in kept for sample in one.samples]
         groups = [one.group for one in kept]
-        answers = [group for group in self._groups if group.turn_type != SUMMARIZATION]
+        answers = [group for group in self.groups if group.first.is_judged or group.first.reward is not None]
         metrics = {
-            **batch_building.response_metrics(answers, verification_reward=args.verification_reward),
-            **batch_building.step_metrics(self._groups, groups, num_prompts=args.num_unique_prompts_rollout),
-            **batch_building.straggler_metrics(self._groups),
+            **batch_building.response_metrics(answers or self.groups, verification_reward=args.verification_reward),
+            **batch_building.step_metrics(self.groups, groups, num_prompts=args.num_unique_prompts_rollout),
+            **batch_building.straggler_metrics(self.groups),
             **batch_building.freshness_metrics(
                 self.training_step,
                 groups,
@@ -218,8 +214,6 @@ class StepAssembly:
             "packed_ratio": sum(len(sample) for sample in samples) / max(self._num_computed, 1),
             "batch/num_pieces": self._num_pieces,
             "time/packing": self._packing_s,
-            "time/verification": self._groups[-1].score_s,  # of the last to come: the others were scored meanwhile
+            "time/verification": self.groups[-1].score_s,  # of the last to come: the others were scored meanwhile
         }
-        if self._rollouts:
-            metrics |= rc_groups.rollout_metrics(self._rollouts, self._groups)
         return metrics | (batch_building.advantage_metrics(samples) if samples else {})

@@ -3,10 +3,10 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from open_instruct.batch_building import ScoredGroup
 from open_instruct.config import GRPOConfig
 from open_instruct.prompt_dataset import PromptDataset
 from open_instruct.sample_record import ItemShape, append_record, non_tensor_fields, to_proto_item
+from open_instruct.scored_groups import ScoredGroup
 from open_instruct.step_assembly import StepAssembly
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def write_step_record(
         fields = non_tensor_fields(
             data_source=row.dataset,
             ground_truth=row.ground_truth,
-            rendered_prompt=str(tokenizer.decode(group.query)),
+            rendered_prompt=str(tokenizer.decode(group.first.prompt_ids)),
             uid=group.result.prompt_id,
             index=group.result.index,
         )
@@ -46,13 +46,12 @@ def write_step_record(
 
 
 def _shape(args: GRPOConfig, pad_token_id: int) -> ItemShape:
-    if not args.uses_rc:
-        return ItemShape(args.max_prompt_token_length, args.response_length, pad_token_id)
-    return ItemShape(args.max_sequence_length, max(args.response_length, args.rc_max_summary_tokens), pad_token_id)
+    return ItemShape(args.lengths.prompt, args.lengths.response, pad_token_id)
 
 
 def _meta(training_step: int, group: ScoredGroup) -> dict[str, Any]:
     meta = {"training_step": training_step, "engine_id": group.result.engine_id}
-    if group.turn_type:
-        meta |= {"turn_type": group.turn_type, "turn_number": group.turn_number, "weight": group.weight}
+    sample = group.first
+    if sample.kind:
+        meta |= {"turn_type": sample.kind, "turn_number": sample.number, "weight": sample.weight}
     return meta

@@ -21,11 +21,11 @@ from typing import Any
 
 import numpy as np
 
-from open_instruct.data_types import SamplingConfig
+from open_instruct.data_types import Completion, SamplingConfig
 from open_instruct.engine_sleep import SleepOptions
 from open_instruct.process_group import OF_NCCL, network_interface
-from open_instruct.rc_state import RCSettings
 from open_instruct.weight_transports import NCCL
+from open_instruct.workflow import SINGLE_TURN, WorkflowSpec
 
 POLL_S = 0.2
 """How often somebody who waits for the engine core looks whether its process is still there."""
@@ -59,8 +59,8 @@ class EngineOptions:
     generation_timeout: float | None = None
     """Seconds after which a group is broken off and reported as failed."""
     sleep: SleepOptions = field(default_factory=SleepOptions)
-    rc: RCSettings | None = None
-    """How prompts with a plan are rolled out; None: there are none."""
+    workflow: WorkflowSpec = field(default_factory=lambda: WorkflowSpec(SINGLE_TURN))
+    """What becomes of a prompt."""
     extra: dict[str, Any] = field(default_factory=dict)
     """Further vLLM engine arguments that follow from the device (see `device.py`)."""
     env: dict[str, str] = field(default_factory=dict)
@@ -234,17 +234,6 @@ def sampling_params(config: SamplingConfig) -> Any:
         detokenize=bool(config.stop),
         output_kind=RequestOutputKind.FINAL_ONLY,
     )
-
-
-@dataclass(frozen=True)
-class Completion:
-    """One sample of a finished group."""
-
-    token_ids: np.ndarray  # (R,) int32
-    logprobs: np.ndarray  # (R,) float32
-    finish_reason: str
-    version_spans: list[tuple[int, int]]
-    """Weight version and number of tokens, in order."""
 
 
 def completions_of(output: Any) -> list[Completion]:

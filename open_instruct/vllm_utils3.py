@@ -6,13 +6,14 @@
     learners, driver ── control calls (weights, stop) ─────────┘       inference_results_Q ◄──put── pusher thread
 
 An item of `param_prompt_Q` is a `list[PromptRequest]`, one of `inference_results_Q` a `list[GenerationResult]` (lists, because a
-queue call costs more than what it carries). A prompt with a plan becomes several requests, one after another (engine_workflows).
+queue call costs more than what it carries). The run's workflow makes requests to the engine of a prompt (workflow_runner).
 
 One thread owns the engine and steps it. Everybody else posts a command that it runs between two steps (a lock around `step()`
 would starve them). The puller asks for a prompt only while the tokens outstanding here are under the engine's limit, so several
 engines on the same queues share the work by themselves.
 """
 
+import functools
 import os
 import queue
 import threading
@@ -27,18 +28,18 @@ import numpy as np
 import ray
 from ray.util.queue import Empty, Full, Queue
 
+from open_instruct import builtin_workflows  # noqa: F401 - a `WorkflowSpec` names them
+from open_instruct.chat_codec import ChatCodec
 from open_instruct.data_types import (
-    TRAIN,
     GenerationResult,
     Moment,
     PromptRequest,
+    Sample,
     SamplingConfig,
     ShutdownSentinel,
     TokenStatistics,
 )
 from open_instruct.engine_sleep import EngineSleep
-from open_instruct.engine_workflows import EngineFacts, RolloutRunner
-from open_instruct.rc_prompts import ChatCodec
 from open_instruct.run_tokenizer import read_tokenizer
 from open_instruct.vllm_engine import (
     EngineCoreLost,
@@ -50,6 +51,7 @@ from open_instruct.vllm_engine import (
 )
 from open_instruct.weight_receiver import WeightReceiver, new_abort_file
 from open_instruct.worker_memory import cleaned_up_when_this_process_ends
+from open_instruct.workflow_runner import Answer, EngineFacts, RolloutRunner
 
 POLL_S = 0.5
 """Longest wait of a helper thread before it looks whether it should stop."""
@@ -59,17 +61,18 @@ IDLE_S = 0.05
 
 @dataclass
 class _Held:
-    """A group inside this actor."""
+    """A request inside this actor."""
 
-    request: PromptRequest
-    reply: Future | None = None
-    """Set for a direct call and for a turn of a rollout, whose result goes to this future and not to the queue."""
+    request_id: str
+    prompt: np.ndarray  # (Q,) int32
+    sampling: SamplingConfig
+    reply: "Future[Answer]"
     admitted: Moment | None = None
 
     @property
     def num_tokens(self) -> int:
-        config = self.request.generation_config
-        return config.n * (len(self.request.prompt) + config.max_tokens)
+        """Most tokens that the request comes to."""
+        return self.sampling.n * (len(self.prompt) + self.sampling.max_tokens)
 
 
 class LLMRayActor:
@@ -93,8 +96,9 @@ class LLMRayActor:
         self.inference_results_Q = inference_results_Q
         self._timeout_s = timeout_s
         self._held: dict[str, _Held] = {}
-        self._rollouts: set[str] = set()
-        """Prompts with a plan. The turns of their rollouts are in `_held`."""
+        """Requests to the engine: those of rollouts, and direct calls."""
+        self._rollouts: dict[str, PromptRequest | None] = {}
+        """Prompts that are being rolled out, as long as a rollout has not asked the engine for anything."""
         self._inbox: deque[_Held] = deque()
         self._outbox: queue.SimpleQueue[GenerationResult] = queue.SimpleQueue()
         self._commands: deque[tuple[Callable[[], object], Future]] = deque()
@@ -118,7 +122,7 @@ class LLMRayActor:
         self._receiver = WeightReceiver(
             self._engine, self._sleep, transport=options.weight_transport, version=version, abort_file=abort_file
         )
-        self._runner = self._make_runner(options) if options.rc is not None else None
+        self._runner = self._make_runner(options)
         self._max_num_seqs = options.max_num_seqs
         self._max_tokens = self._engine.kv_cache_tokens
 
@@ -149,8 +153,7 @@ class LLMRayActor:
             self._running = False
             self._stopping.set()
             self._fail_pending_commands()
-            if self._runner is not None:
-                self._runner.close()
+            self._runner.close()
             for helper in helpers:
                 helper.join(timeout=2 * POLL_S + 1.0)
 
@@ -158,18 +161,29 @@ class LLMRayActor:
         self, prompts: Sequence[np.ndarray], generation_config: SamplingConfig, *, timeout_s: float | None = None
     ) -> list[GenerationResult]:
         """Responses to `prompts` (each (Q,) int32) straight from this engine, past the queues; in the order of `prompts`."""
-        replies: list[Future] = []
-        for number, prompt in enumerate(prompts):
-            request_id = f"direct-{time.monotonic_ns()}-{number}"
-            request = PromptRequest(prompt, generation_config, number, request_id, self.version, marker=TRAIN)
-            replies.append(Future())
-            self._accept(_Held(request, replies[-1]))
+        ids = [f"direct-{time.monotonic_ns()}-{number}" for number in range(len(prompts))]
+        replies = [self._submit(*request, generation_config) for request in zip(ids, prompts, strict=True)]
         deadline = time.monotonic() + (timeout_s or self._timeout_s)
         while not self._running and not all(reply.done() for reply in replies):
             if time.monotonic() > deadline:
                 raise TimeoutError(f"engine {self.engine_id}: {len(prompts)} prompts not done in time")
             self._tick()
-        return [reply.result(timeout=max(0.0, deadline - time.monotonic())) for reply in replies]
+        answers = [reply.result(timeout=max(0.0, deadline - time.monotonic())) for reply in replies]
+        return [
+            GenerationResult(
+                samples=[
+                    Sample(prompt, one.token_ids, one.logprobs, one.finish_reason, one.version_spans)
+                    for one in answer.completions
+                ],
+                index=number,
+                prompt_id=ids[number],
+                issue_version=self.version,
+                engine_id=self.engine_id,
+                token_statistics=answer.statistics,
+                error=answer.error,
+            )
+            for number, (prompt, answer) in enumerate(zip(prompts, answers, strict=True))
+        ]
 
     def _tick(self) -> None:
         """One round of the engine thread: control calls, new prompts, one engine step, finished groups."""
@@ -207,28 +221,21 @@ class LLMRayActor:
             held = self._inbox.popleft()
             held.admitted = Moment()
             self._engine.add_request(
-                held.request.prompt_id,
-                {"prompt_token_ids": held.request.prompt.tolist()},
-                sampling_params(held.request.generation_config),
+                held.request_id, {"prompt_token_ids": held.prompt.tolist()}, sampling_params(held.sampling)
             )
 
     def _finish(self, output: Any) -> None:
         if output.request_id in self._held:  # else it was broken off
             held = self._held[output.request_id]
-            self._hand_over(held, _to_result(output, held, self.engine_id))
+            self._hand_over(held, _to_answer(output, held))
 
-    def _hand_over(self, held: _Held, result: GenerationResult) -> None:
+    def _hand_over(self, held: _Held, answer: Answer) -> None:
         with self._lock:
-            del self._held[result.prompt_id]
-            if held.reply is None:
-                self._outgoing.add(result.prompt_id)
+            del self._held[held.request_id]
             self._lock.notify_all()
-        self._num_generated_tokens += result.token_statistics.num_response_tokens
-        if held.reply is not None:
-            if held.reply.set_running_or_notify_cancel():  # else the rollout that it is a turn of was broken off
-                held.reply.set_result(result)
-        else:
-            self._outbox.put(result)
+        self._num_generated_tokens += answer.statistics.num_response_tokens
+        if held.reply.set_running_or_notify_cancel():  # else the rollout that asked was broken off
+            held.reply.set_result(answer)
 
     def _break_off_late_groups(self) -> None:
         """Send groups back with an error that have taken longer than `generation_timeout`. Other groups go on."""
@@ -239,40 +246,46 @@ class LLMRayActor:
         for held, admitted in begun:
             if admitted.elapsed_s() <= self._generation_timeout:
                 continue
-            self._engine.abort_request([held.request.prompt_id])
-            cause = f"generation_timeout: over {self._generation_timeout:g} s"
-            self._hand_over(held, GenerationResult.given_up(held.request, self.engine_id, cause, admitted))
+            self._engine.abort_request([held.request_id])
+            statistics = TokenStatistics(len(held.prompt), 0, admitted.elapsed_s(), admitted.unix)
+            self._hand_over(held, Answer([], statistics, f"generation_timeout: over {self._generation_timeout:g} s"))
 
     def _accept(self, held: _Held) -> None:
         with self._lock:
             if not self._held:
                 self._last_step_at = time.monotonic()
-            self._held[held.request.prompt_id] = held
+            self._held[held.request_id] = held
             self._inbox.append(held)
             self._lock.notify_all()
 
-    # --- rollouts of several turns ------------------------------------------------------------------------------------
+    # --- rollouts -----------------------------------------------------------------------------------------------------
 
     def _make_runner(self, options: EngineOptions) -> RolloutRunner:
-        assert options.rc is not None
-        tokenizer = read_tokenizer(options.tokenizer or options.model, options.tokenizer_revision or options.revision)
-        facts = EngineFacts(self.engine_id, options.max_model_len, ChatCodec(tokenizer), options.rc)
-        return RolloutRunner(facts, self._submit_turn, self._hand_over_rollout, self._fail)
+        @functools.cache
+        def read_codec() -> ChatCodec:
+            name = options.tokenizer or options.model
+            return ChatCodec(read_tokenizer(name, options.tokenizer_revision or options.revision))
+
+        facts = EngineFacts(self.engine_id, options.max_model_len, read_codec)
+        return RolloutRunner(options.workflow.make(), facts, self._submit, self._hand_over_rollout, self._fail)
 
     def _begin_rollout(self, request: PromptRequest) -> None:
-        assert self._runner is not None, f"{request.prompt_id} has a plan, and this engine was started without"
         with self._lock:
-            self._rollouts.add(request.prompt_id)
+            self._rollouts[request.prompt_id] = request
         self._runner.start(request)
 
-    def _submit_turn(self, request: PromptRequest) -> "Future[GenerationResult]":
-        reply: Future[GenerationResult] = Future()
-        self._accept(_Held(request, reply))
+    def _submit(self, request_id: str, prompt: np.ndarray, sampling: SamplingConfig) -> "Future[Answer]":
+        reply: Future[Answer] = Future()
+        prompt_id = request_id.partition("/")[0]
+        with self._lock:
+            if prompt_id in self._rollouts:
+                self._rollouts[prompt_id] = None
+        self._accept(_Held(request_id, prompt, sampling, reply))
         return reply
 
     def _hand_over_rollout(self, result: GenerationResult) -> None:
         with self._lock:
-            self._rollouts.discard(result.prompt_id)
+            self._rollouts.pop(result.prompt_id, None)
             self._outgoing.add(result.prompt_id)
             self._lock.notify_all()
         self._outbox.put(result)
@@ -285,15 +298,18 @@ class LLMRayActor:
     def _has_room(self) -> bool:
         """Whether one more group may be admitted: always if there is none, else while sequences and tokens are under the limits.
 
-        Results that nobody takes close the door too. A rollout counts for the turns that it has here at the moment, but for one
-        at least: between two turns it is about to come back.
+        Results that nobody takes close the door too. A rollout counts for the requests that it has here at the moment, but for
+        one sequence at least: between two requests it is about to come back. Before its first request it counts for all samples.
         """
         if len(self._outgoing) > self._max_num_seqs:
             return False
         if not self._held and not self._rollouts:
             return True
-        num_seqs = max(sum(held.request.generation_config.n for held in self._held.values()), len(self._rollouts))
+        begun = [request.generation_config for request in self._rollouts.values() if request is not None]
+        held = [held.sampling for held in self._held.values()]
+        num_seqs = max(sum(config.n for config in [*held, *begun]), len(self._rollouts))
         num_tokens = sum(held.num_tokens for held in self._held.values())
+        num_tokens += sum(config.n * config.max_tokens for config in begun)
         return num_seqs < self._max_num_seqs and num_tokens < self._max_tokens
 
     # --- helper threads -----------------------------------------------------------------------------------------------
@@ -311,10 +327,7 @@ class LLMRayActor:
                 self.stop()
                 return
             for request in bundle:
-                if request.plan is None:
-                    self._accept(_Held(request))
-                else:
-                    self._begin_rollout(request)
+                self._begin_rollout(request)
 
     def _push_results(self) -> None:
         while not self._stopping.is_set():
@@ -375,7 +388,7 @@ class LLMRayActor:
         `needs_weights`: prompts wait, and the weights were dropped in sleep.
         """
         with self._lock:
-            held = [*self._held, *self._rollouts, *self._outgoing]
+            held = [*self._rollouts, *self._outgoing]
             num_tokens = sum(one.num_tokens for one in self._held.values())
             is_busy = bool(self._held) and self._sleep.may_admit and not self._receiver.is_under_way
         return {
@@ -383,7 +396,7 @@ class LLMRayActor:
             "held": held,
             "num_outstanding_tokens": num_tokens,
             "state": self._state_name,
-            "needs_weights": self._sleep.needs_weights and bool(held),
+            "needs_weights": self._sleep.needs_weights and bool(self._held or held),
             "num_sleeps": self._sleep.num_sleeps,
             "asleep_s": self._sleep.asleep_s,
             "memory_released_bytes": self._sleep.memory_released_bytes,
@@ -506,23 +519,12 @@ class LLMRayActor:
             done.set_exception(RuntimeError(f"engine {self.engine_id} has stopped"))
 
 
-def _to_result(output: Any, held: _Held, engine_id: int) -> GenerationResult:
-    request, admitted = held.request, held.admitted or Moment()
-    completions = completions_of(output)
-    return GenerationResult(
-        responses=[completion.token_ids for completion in completions],
-        logprobs=[completion.logprobs for completion in completions],
-        finish_reasons=[completion.finish_reason for completion in completions],
-        version_spans=[completion.version_spans for completion in completions],
-        index=request.index,
-        prompt_id=request.prompt_id,
-        training_step=request.training_step,
-        engine_id=engine_id,
-        token_statistics=TokenStatistics(
-            num_prompt_tokens=len(request.prompt),
-            num_response_tokens=sum(len(completion.token_ids) for completion in completions),
-            generation_time=admitted.elapsed_s(),
-            start_time=admitted.unix,
-        ),
-        marker=request.marker,
+def _to_answer(output: Any, held: _Held) -> Answer:
+    admitted, completions = held.admitted or Moment(), completions_of(output)
+    statistics = TokenStatistics(
+        num_prompt_tokens=len(held.prompt),
+        num_response_tokens=sum(len(completion.token_ids) for completion in completions),
+        generation_time=admitted.elapsed_s(),
+        start_time=admitted.unix,
     )
+    return Answer(completions, statistics)

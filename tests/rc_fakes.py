@@ -12,13 +12,13 @@ from typing import Any
 from aiohttp import web
 from conftest import TINY_MODEL
 
+from open_instruct.chat_codec import ChatCodec
 from open_instruct.openai_client import OpenAIClient, Server, ServerPool, make_session
 from open_instruct.rc_policies import generate_math_rollout
-from open_instruct.rc_prompts import ChatCodec
 from open_instruct.rc_scheduler import SchedulerOptions, schedule_rollouts
 from open_instruct.rc_state import InferenceProblemState, RCSettings
+from open_instruct.rc_turns import RCTurns
 from open_instruct.rc_types import REASONING, SUMMARIZATION, Problem, RetryOptions, RolloutResult
-from open_instruct.workflows import RCWorkflow
 
 THINK_MARK, SUMMARY_MARK = "THINK ABOUT", "SUM UP"
 MAX_MODEL_LEN = 4096
@@ -215,7 +215,7 @@ class Rig:
         async with make_session() as session:
             client = OpenAIClient(session, self.pools, "tiny", codec().encode, self.retry, sleep=self.sleep)
             self._make_pools(client)
-            workflow = RCWorkflow(client.generate, codec(), self.policies, self.score, self.max_model_len)
+            workflow = RCTurns(client.generate, codec(), self.policies, self.score, self.max_model_len)
             options = SchedulerOptions(self.max_in_flight, self.max_requeues)
             try:
                 await schedule_rollouts(problems, results, workflow, options)

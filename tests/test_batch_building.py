@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from group_fakes import make_result
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from open_instruct.algorithms.advantages import group_advantages
 from open_instruct.batch_building import (
     OverIssueBias,
-    ScoredGroup,
     advantage_metrics,
     evaluation_metrics,
     fresh_masks,
@@ -24,8 +24,9 @@ from open_instruct.batch_building import (
     straggler_metrics,
     training_samples,
 )
-from open_instruct.data_types import GenerationResult, TokenStatistics, TrainingSample
+from open_instruct.data_types import TokenStatistics, TrainingSample
 from open_instruct.rl_utils import Layout, prepare_collated_data_for_workers
+from open_instruct.scored_groups import ScoredGroup
 
 
 def make_group(
@@ -42,19 +43,18 @@ def make_group(
 ) -> ScoredGroup:
     """Response `i` has `lengths[i]` tokens `10 * i, 10 * i + 1, …`; the query is `[7, 8, 9]`."""
     lengths = lengths or [2] * len(scores)
-    result = GenerationResult(
+    result = make_result(
         responses=[np.arange(10 * i, 10 * i + n, dtype=np.int32) for i, n in enumerate(lengths)],
         logprobs=[np.full(n, -0.5 - i, dtype=np.float32) for i, n in enumerate(lengths)],
         finish_reasons=list(reasons or ["stop"] * len(scores)),
         version_spans=[list(spans) for _ in scores],
         index=0,
         prompt_id=prompt_id,
-        training_step=1,
+        issue_version=0,
         engine_id=0,
         token_statistics=TokenStatistics(3, sum(lengths), seconds, start_time),
     )
-    query = np.array([7, 8, 9], dtype=np.int32)
-    return ScoredGroup(result, query, dataset, np.array(scores, dtype=np.float32), num_failures)
+    return ScoredGroup(result, dataset, np.array(scores, dtype=np.float32), num_failures)
 
 
 def samples_of(*groups: ScoredGroup, normalization: str = "centered", mask: bool = False) -> list[TrainingSample]:
@@ -161,6 +161,7 @@ def test_response_metrics() -> None:
         "objective/verifiable_reward": 3.75,
         "objective/verifiable_correct_rate": 0.25,
         "objective/verifier_failures": 1.0,
+        "objective/not_scored": 0.0,
         "val/stop_rate": 0.75,
         "val/sequence_lengths": 5.0,
         "val/sequence_lengths_min": 2.0,
@@ -286,14 +287,7 @@ def test_evaluation_metrics() -> None:
 
 
 def given_up(group: ScoredGroup) -> ScoredGroup:
-    nothing = dataclasses.replace(
-        group.result,
-        responses=[],
-        logprobs=[],
-        finish_reasons=[],
-        version_spans=[],
-        error="generation_timeout: over 1 s",
-    )
+    nothing = dataclasses.replace(group.result, samples=[], error="generation_timeout: over 1 s")
     return dataclasses.replace(group, result=nothing, scores=np.zeros_like(group.scores))
 
 
@@ -328,8 +322,11 @@ def make_spanned_group(spans_G: Sequence[Sequence[tuple[int, int]]], **options: 
     """A group whose responses were sampled across updates of the weights, each with spans of its own."""
     lengths = [sum(num for _, num in spans) for spans in spans_G]
     group = make_group([i % 2 for i in range(len(spans_G))], lengths=lengths, **options)
-    result = dataclasses.replace(group.result, version_spans=[list(spans) for spans in spans_G])
-    return dataclasses.replace(group, result=result)
+    samples = [
+        dataclasses.replace(sample, version_spans=list(spans))
+        for sample, spans in zip(group.samples, spans_G, strict=True)
+    ]
+    return dataclasses.replace(group, result=dataclasses.replace(group.result, samples=samples))
 
 
 def truncated_samples(group: ScoredGroup, masks: Sequence[np.ndarray]) -> list[TrainingSample]:

@@ -15,6 +15,7 @@ from open_instruct import config, config_checks, rc_prompts
 from open_instruct.config import GRPOConfig
 from open_instruct.config_checks import collect_mistakes, load_tokenizer
 from open_instruct.device import Device
+from open_instruct.rc_workflow import ReasoningCache
 
 CPU = Device("cpu", "float32", "sdpa")
 
@@ -129,7 +130,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"rc_buffer_size": 5},
-        "--rollout_workflow single_turn --rc_buffer_size 5: single turns have no such thing. Set rollout_workflow to rc.",
+        "--rollout_workflow single_turn --rc_buffer_size 5: the workflow single_turn has no such option. Leave it out, or set",
     ),
     (
         {**RC, "rc_states_per_problem": 4},
@@ -418,12 +419,12 @@ def test_rules_speak_of_what_their_message_begins_with(make_args: MakeArgs) -> N
 def test_lengths_with_the_reasoning_cache(make_args: MakeArgs) -> None:
     lengths = {"response_length": 100, "max_prompt_token_length": 50, "rc_max_summary_tokens": 20}
     args = make_args(**RC | lengths)
-    assert args.max_trained_length == 50 + 20 + 100
+    assert args.lengths.trained == 50 + 20 + 100
     assert (
         args.max_sequence_length == 50 + 100 + 2 * 20
     )  # the prompt of a summary holds reasoning and the summary before
     trained = make_args(**RC | lengths, rc_summary_reward="downstream_mean")
-    assert trained.max_trained_length == trained.max_sequence_length
+    assert trained.lengths.trained == trained.max_sequence_length
 
 
 @pytest.mark.parametrize(
@@ -436,8 +437,8 @@ def test_lengths_with_the_reasoning_cache(make_args: MakeArgs) -> None:
     ],
 )
 def test_responses_of_a_prompt(make_args: MakeArgs, options: dict[str, Any], responses: int) -> None:
-    assert make_args(**RC, **options).max_responses_per_prompt == responses
-    assert make_args().max_responses_per_prompt == 4
+    assert make_args(**RC, **options).lengths.samples == responses
+    assert make_args().lengths.samples == 4
 
 
 def test_templates_are_those_of_the_other_door() -> None:
@@ -453,5 +454,7 @@ def test_a_template_can_be_a_file(make_args: MakeArgs, tmp_path: Path) -> None:
     path.write_text("{problem} then {curr_summary}")
     args = make_args(**RC, rc_reasoning_prompt_template=f"file:{path}")
     assert collect_mistakes(args) == []
-    assert args.rc_settings is not None
-    assert args.rc_settings.reasoning_prompt_template == "{problem} then {curr_summary}"
+    path_is_read_by_the_driver = args.workflow
+    path.unlink()
+    assert path_is_read_by_the_driver.options["rc_reasoning_prompt_template"] == "{problem} then {curr_summary}"
+    assert isinstance(path_is_read_by_the_driver.make(), ReasoningCache)

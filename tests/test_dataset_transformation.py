@@ -6,7 +6,6 @@ import subprocess
 import sys
 import time
 import urllib.request
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,8 @@ from conftest import TINY_MODEL
 from open_instruct.dataset_transformation import DatasetError, load_prompts, parse_mixer_list, splits_of_names
 from open_instruct.ground_truth_utils import verifier_names
 from open_instruct.prompt_dataset import PromptDataset
-from open_instruct.rc_state import RCSettings
+from open_instruct.rc_training_options import ReasoningCacheOptions
+from open_instruct.rc_workflow import ReasoningCache
 from open_instruct.reasoning_gym_data import reasoning_gym_rows
 from open_instruct.sample_record import ItemShape, append_record, non_tensor_fields, to_proto_item
 
@@ -487,7 +487,13 @@ def test_no_system_prompt_gets_into_finished_text(tmp_path: Path) -> None:
 # Reasoning cache
 
 
-RC = RCSettings(3, "Think: {problem}{curr_summary}", "Sum up: {problem}{existing_summary}{reasoning}", 8, 8)
+def as_rc(**options: Any) -> Any:
+    """How the reasoning cache makes prompts."""
+    templates = {
+        "rc_reasoning_prompt_template": "Think: {problem}{curr_summary}",
+        "rc_summarization_prompt_template": "Sum up: {problem}{existing_summary}{reasoning}",
+    }
+    return ReasoningCache(ReasoningCacheOptions(**templates, **options)).own_prompt
 
 
 @pytest.fixture(scope="module")
@@ -499,17 +505,17 @@ def tiny_tokenizer() -> Any:
 
 def test_a_problem_becomes_the_prompt_of_the_first_turn(tmp_path: Path, tiny_tokenizer: Any) -> None:
     name = write_lines(tmp_path / "d.jsonl", [make_row("1 + 1?")])
-    (row,) = load(name, "1.0", tokenizer=tiny_tokenizer, rc=RC)
+    (row,) = load(name, "1.0", tokenizer=tiny_tokenizer, own_prompt=as_rc())
     assert tiny_tokenizer.decode(row.prompt) == "<|user|>Think: 1 + 1?<|assistant|>"
     assert row.raw_query == "1 + 1?"
-    (opened,) = load(name, "1.0", tokenizer=tiny_tokenizer, rc=replace(RC, use_think_tags=True))
+    (opened,) = load(name, "1.0", tokenizer=tiny_tokenizer, own_prompt=as_rc(rc_use_think_tags=True))
     assert tiny_tokenizer.decode(opened.prompt).endswith("<|assistant|><think>\n")
 
 
 def test_a_problem_has_to_fit_into_both_templates(tmp_path: Path, tiny_tokenizer: Any) -> None:
     name = write_lines(tmp_path / "d.jsonl", [make_row("1 + 1?")])
     length = len(tiny_tokenizer.encode("<|user|>Sum up: 1 + 1?<|assistant|>"))
-    options: dict[str, Any] = {"tokenizer": tiny_tokenizer, "rc": RC}
+    options: dict[str, Any] = {"tokenizer": tiny_tokenizer, "own_prompt": as_rc()}
     assert len(load(name, "1.0", **options, max_prompt_token_length=length)) == 1
     (mistake,) = mistakes_of(name, "1.0", **options, max_prompt_token_length=length - 1)
     assert f"the longest {length}" in mistake
@@ -518,7 +524,7 @@ def test_a_problem_has_to_fit_into_both_templates(tmp_path: Path, tiny_tokenizer
 def test_a_problem_is_one_message(tmp_path: Path, tiny_tokenizer: Any) -> None:
     messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "q"}]
     name = write_lines(tmp_path / "d.jsonl", [make_row(messages=messages), make_row()])
-    assert mistakes_of(name, "1.0", tokenizer=tiny_tokenizer, rc=RC) == [
+    assert mistakes_of(name, "1.0", tokenizer=tiny_tokenizer, own_prompt=as_rc()) == [
         f"{name} line 1: the reasoning cache takes one user message, the problem"
     ]
 

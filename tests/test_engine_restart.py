@@ -588,7 +588,7 @@ def wait_until_one_serves(real: SimpleNamespace) -> None:
 
 def assert_it_samples_with(real: SimpleNamespace, prompt: np.ndarray, version: int) -> None:
     """The engine's log-probs are those of `real.model`, under the name `version`."""
-    request = PromptRequest(prompt, SamplingConfig(max_tokens=24, seed=5), 1, "train-1", version + 1)
+    request = PromptRequest(prompt, SamplingConfig(max_tokens=24, seed=5), 1, "train-1", version)
     real.queues[0].put([request], timeout=TIMEOUT_S)
     [result] = real.queues[1].get(timeout=TIMEOUT_S)
     assert result.prompt_id == "train-1"
@@ -611,7 +611,7 @@ def test_an_engine_killed_while_it_samples_serves_again_with_the_current_weights
     supervisor = real.parts.supervisor
     pid = ray_session.get(real.engines[0].pid.remote(), timeout=TIMEOUT_S)
     long = SamplingConfig(max_tokens=100, n=8, ignore_eos=True)
-    real.queues[0].put([PromptRequest(prompts[0], long, 0, "train-0", 1)], timeout=TIMEOUT_S)
+    real.queues[0].put([PromptRequest(prompts[0], long, 0, "train-0", 0)], timeout=TIMEOUT_S)
     while not ray_session.get(real.engines[0].take_inventory.remote(), timeout=TIMEOUT_S)["busy_s"]:
         time.sleep(0.01)
     os.kill(pid, signal.SIGKILL)

@@ -119,7 +119,7 @@ def test_a_real_engine_wakes_for_prompts_and_weights_and_loses_nothing(
             time.sleep(0.05)
 
     wait_for("asleep")
-    requests = [PromptRequest(prompts[i], SamplingConfig(max_tokens=4, seed=i), i, f"train-{i}", 1) for i in range(3)]
+    requests = [PromptRequest(prompts[i], SamplingConfig(max_tokens=4, seed=i), i, f"train-{i}", 0) for i in range(3)]
     queues[0].put(requests, timeout=TIMEOUT_S)
     if level == 2:
         time.sleep(0.5)

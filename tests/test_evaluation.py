@@ -4,25 +4,26 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from group_fakes import make_result
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from open_instruct.batch_building import ScoredGroup
 from open_instruct.data_types import EVAL, GenerationResult, TokenStatistics
 from open_instruct.evaluation import Evaluation
+from open_instruct.scored_groups import ScoredGroup
 
 TIMEOUT = "generation_timeout: over 1 s"
 
 
 def result(row: int, *, version: int = 7, sampled_by: int = 7, error: str = "") -> GenerationResult:
-    return GenerationResult(
+    return make_result(
         responses=[] if error else [np.arange(3, dtype=np.int32)],
         logprobs=[] if error else [np.zeros(3, dtype=np.float32)],
         finish_reasons=[] if error else ["stop"],
         version_spans=[] if error else [[(sampled_by, 3)]],
         index=row,
         prompt_id=f"eval-{version}-{row}",
-        training_step=version,
+        issue_version=version,
         engine_id=0,
         token_statistics=TokenStatistics(3, 3, 0.5, 0.0),
         marker=EVAL,
@@ -31,7 +32,7 @@ def result(row: int, *, version: int = 7, sampled_by: int = 7, error: str = "") 
 
 
 def group(row: int, score: float = 1.0, **options: str) -> ScoredGroup:
-    return ScoredGroup(result(row, **options), np.arange(3), "sums", np.array([score], dtype=np.float32), 0)  # type: ignore[arg-type]
+    return ScoredGroup(result(row, **options), "sums", np.array([score], dtype=np.float32))  # type: ignore[arg-type]
 
 
 def issue_all(evaluation: Evaluation) -> list[int]:

@@ -16,8 +16,8 @@ from open_instruct.algorithms.losses import LOSSES, ClipOptions
 from open_instruct.cli import UsageError, parse_args, read_lists
 from open_instruct.config import GRPOConfig
 from open_instruct.config_checks import options_have_their_entry
-from open_instruct.extensions import MODULE_OPTIONS, config_class_with, options_of, plain_config
-from open_instruct.registry import NoOptions, Registry, UnknownName
+from open_instruct.extensions import MODULE_OPTIONS, config_class_with, plain_config
+from open_instruct.registry import NoOptions, Registry, UnknownName, options_of
 
 LOSS = '''
     """A loss with the ratio of whole sequences (GSPO, arXiv:2507.18071), in one file."""

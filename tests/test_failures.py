@@ -185,7 +185,7 @@ def test_results_that_nobody_takes_for_30_s_are_not_lost(
     ray_session: Any, own_engine: SimpleNamespace, prompts: list[np.ndarray]
 ) -> None:
     requests = [
-        PromptRequest(prompts[i % len(prompts)], SamplingConfig(max_tokens=8, n=2, seed=i), i, f"train-{i}", 1)
+        PromptRequest(prompts[i % len(prompts)], SamplingConfig(max_tokens=8, n=2, seed=i), i, f"train-{i}", 0)
         for i in range(40)
     ]
     for request in requests:
@@ -212,8 +212,8 @@ def test_a_group_that_takes_too_long_comes_back_with_its_cause(ray_session: Any,
     engine.process_queue_continuously.remote()
     slow = SamplingConfig(max_tokens=100, n=4, seed=1, ignore_eos=True)
     requests = [
-        PromptRequest(prompts[0], slow, 0, "train-0", 1),
-        PromptRequest(prompts[1], SamplingConfig(max_tokens=1, seed=2), 1, "train-1", 1),
+        PromptRequest(prompts[0], slow, 0, "train-0", 0),
+        PromptRequest(prompts[1], SamplingConfig(max_tokens=1, seed=2), 1, "train-1", 0),
     ]
     queues[0].put(requests, timeout=TIMEOUT_S)
     results: dict[str, Any] = {}
@@ -221,7 +221,7 @@ def test_a_group_that_takes_too_long_comes_back_with_its_cause(ray_session: Any,
         results |= {result.prompt_id: result for result in queues[1].get(timeout=TIMEOUT_S)}
     assert results["train-0"].error.startswith("generation_timeout: over 0.05 s")
     assert results["train-0"].responses == []
-    queues[0].put([PromptRequest(prompts[1], SamplingConfig(max_tokens=1, seed=2), 2, "train-2", 1)], timeout=TIMEOUT_S)
+    queues[0].put([PromptRequest(prompts[1], SamplingConfig(max_tokens=1, seed=2), 2, "train-2", 0)], timeout=TIMEOUT_S)
     [after] = queues[1].get(timeout=TIMEOUT_S)  # the engine goes on
     assert (after.prompt_id, after.error, len(after.responses)) == ("train-2", "", 1)
     ray_session.kill(engine)
@@ -247,7 +247,7 @@ def test_weights_change_while_64_responses_are_sampled(
     ray_session.get(engine.ready.remote(), timeout=TIMEOUT_S)
     engine.process_queue_continuously.remote()
     config = SamplingConfig(max_tokens=90, n=8, ignore_eos=True)
-    queues[0].put([PromptRequest(prompts[i], config, i, f"train-{i}", 1) for i in range(8)], timeout=TIMEOUT_S)
+    queues[0].put([PromptRequest(prompts[i], config, i, f"train-{i}", 0) for i in range(8)], timeout=TIMEOUT_S)
     model = AutoModelForCausalLM.from_pretrained(tied_model, dtype=torch.float32)
     client = EngineClient([engine], workers_per_engine=1, timeout_s=60.0)
     sender = RayObjectSender(client=client, source=DeepSpeedWeightSource(model, zero_stage=0), is_sender=True)

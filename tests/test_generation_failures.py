@@ -9,7 +9,7 @@ import pytest
 from open_instruct.data_types import EVAL, GenerationResult, Moment, PromptRequest, SamplingConfig
 from open_instruct.generation_failures import LOG_INTERVAL_S, NOT_SCORED, GenerationFailures
 
-REQUEST = PromptRequest(np.arange(3, dtype=np.int32), SamplingConfig(), 0, "train-0", 1)
+REQUEST = PromptRequest(np.arange(3, dtype=np.int32), SamplingConfig(), 0, "train-0", 0)
 TIMEOUT = GenerationResult.given_up(REQUEST, 2, "generation_timeout: over 30 s", Moment())
 TURN_TIMEOUT = GenerationResult.given_up(REQUEST, 2, "EngineError: generation_timeout: over 30 s", Moment())
 TOO_LONG = GenerationResult.given_up(REQUEST, 1, "PromptTooLong: 600 tokens of 512", Moment())

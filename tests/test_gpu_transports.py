@@ -92,7 +92,7 @@ class Cluster:
 
     def begin(self, prompt: np.ndarray, prompt_id: str, config: SamplingConfig = LONG) -> None:
         """Have some engine generate."""
-        self.queues[0].put([PromptRequest(prompt, config, 0, prompt_id, 1)])
+        self.queues[0].put([PromptRequest(prompt, config, 0, prompt_id, 0)])
 
     def results(self, number: int) -> list[GenerationResult]:
         results: list[GenerationResult] = []

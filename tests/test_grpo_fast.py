@@ -264,7 +264,7 @@ def test_a_run_whose_actor_dies_ends_at_once_and_says_so(tmp_path: Path, actor: 
     assert code == 1, output
     assert "ERROR" in output
     assert "Traceback" not in output
-    named = {"LLMRayActor": "engine 0", "PolicyTrainerRayProcess": "step", "RolloutController": "the controller"}
+    named = {"LLMRayActor": "engine 0", "PolicyTrainerRayProcess": "learner 0", "RolloutController": "the controller"}
     assert named[actor] in output.splitlines()[-1], output
     process.assert_nothing_is_left(before)
 

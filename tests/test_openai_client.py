@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 from rc_fakes import Call, Rig, ScriptedServer, completion, polite, states, table
-from test_workflows import DOCUMENTED
+from test_rc_turns import DOCUMENTED
 
 from open_instruct.openai_client import MalformedReply, ServerProblem, find_model, parse_choice
 from open_instruct.rc_types import REASONING, SUMMARIZATION, EnginesDown, NotScored, RetryOptions

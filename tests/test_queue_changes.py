@@ -14,7 +14,7 @@ CONFIG = SamplingConfig(max_tokens=24, n=4, seed=5)
 
 
 def request(prompt: np.ndarray, number: int, *, marker: str = TRAIN, config: SamplingConfig = CONFIG) -> PromptRequest:
-    return PromptRequest(prompt, config, number, f"{marker}-{number}-{time.monotonic_ns()}", 1, marker=marker)
+    return PromptRequest(prompt, config, number, f"{marker}-{number}-{time.monotonic_ns()}", 0, marker=marker)
 
 
 def round_trip(engines: SimpleNamespace, requests: list[PromptRequest]) -> dict[str, GenerationResult]:

@@ -14,7 +14,7 @@ from aiohttp import web
 from conftest import TINY_MODEL
 from rc_fakes import Call, ScriptedServer, completion, polite
 from rc_runs import ROOT, TIMEOUT_S, run, start, summary_of, table
-from test_workflows import DOCUMENTED
+from test_rc_turns import DOCUMENTED
 
 from open_instruct import rc_actor
 from open_instruct.rc_options import read_options

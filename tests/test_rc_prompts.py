@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rc_fakes import codec
 
+from open_instruct.chat_codec import special_tokens
 from open_instruct.rc_prompts import (
     REASONING_FIELDS,
     answer_of,
     fill_template,
     reasoning_for_summary,
-    special_tokens,
     summary_of,
     template_mistakes,
     thoughts_of,

@@ -8,6 +8,7 @@ import pytest
 from rc_fakes import MAX_MODEL_LEN, SUMMARY_MARK, THINK_MARK, codec, settings
 
 from open_instruct.rc_rollouts import RCRollout, keep_versions, roll_out
+from open_instruct.rc_turns import RCTurns
 from open_instruct.rc_types import (
     REASONING,
     SUMMARIZATION,
@@ -17,7 +18,6 @@ from open_instruct.rc_types import (
     ReachedState,
     TurnRequest,
 )
-from open_instruct.workflows import RCWorkflow
 
 PROBLEM = "How many?"
 
@@ -56,7 +56,7 @@ async def rolling_out(
     plan: RCPlan, generate: Callable[[TurnRequest], Awaitable[Generation]], num_samples: int
 ) -> RCRollout:
     policies = {REASONING: keep_versions, SUMMARIZATION: keep_versions}
-    workflow = RCWorkflow(generate, codec(), policies, _not_asked, MAX_MODEL_LEN)
+    workflow = RCTurns(generate, codec(), policies, _not_asked, MAX_MODEL_LEN)
     return await roll_out(workflow, plan, settings(1), num_samples, "train-0")
 
 
@@ -65,11 +65,11 @@ def run(plan: RCPlan, engine: PlayedEngine, num_samples: int = 3) -> RCRollout:
 
 
 def groups(rollout: RCRollout) -> list[tuple[int, str, int]]:
-    return [(one.turn.group, one.turn.turn_type, one.turn.turn_number) for one in rollout.samples]
+    return [(one.group, one.kind, one.number) for one in rollout.samples]
 
 
 def query(rollout: RCRollout, position: int) -> str:
-    return codec().decode(rollout.samples[position].turn.query.tolist())
+    return codec().decode(rollout.samples[position].prompt_ids.tolist())
 
 
 # --- fresh samples at states ------------------------------------------------------------------------------------------
@@ -80,7 +80,7 @@ def test_each_drawn_state_is_a_group_with_one_prompt() -> None:
     rollout = run(RCPlan(PROBLEM, states=(0, 2), num_cycles=3), engine)
     assert groups(rollout) == [(0, REASONING, 1)] * 3 + [(1, REASONING, 3)] * 3
     for group in (0, 1):
-        assert len({one.turn.query.tobytes() for one in rollout.samples if one.turn.group == group}) == 1
+        assert len({one.prompt_ids.tobytes() for one in rollout.samples if one.group == group}) == 1
     assert [state.number for state in rollout.states] == [1, 2]
     assert query(rollout, 0) == f"{THINK_MARK} {PROBLEM} KNOWING  GO"
     assert query(rollout, 5) == f"{THINK_MARK} {PROBLEM} KNOWING {rollout.states[1].summary} GO"
@@ -91,10 +91,10 @@ def test_samples_are_what_the_engine_was_asked_and_said() -> None:
     engine = PlayedEngine(weights=lambda number: number)
     rollout = run(RCPlan(PROBLEM, states=(1,), num_cycles=2), engine)
     for one in rollout.samples:
-        number = int(codec().decode(one.text.response_ids.tolist()).split()[1].rstrip("."))
-        assert one.turn.query.tolist() == engine.requests[number].prompt_ids
-        assert one.text.metadata["version_spans"] == [(number, len(one.text.response_ids))]
-        assert len(one.text.logprobs) == len(one.text.response_ids) > 0
+        number = int(codec().decode(one.response_ids.tolist()).split()[1].rstrip("."))
+        assert one.prompt_ids.tolist() == engine.requests[number].prompt_ids
+        assert one.version_spans == [(number, len(one.response_ids))]
+        assert len(one.logprobs) == len(one.response_ids) > 0
 
 
 def test_all_turns_have_seeds_of_their_own() -> None:
@@ -142,10 +142,10 @@ def test_trained_summaries_are_a_group_and_lead_to_one_each() -> None:
     engine = PlayedEngine()
     rollout = run(RCPlan(PROBLEM, states=(1,), num_cycles=2, num_summaries=2), engine)
     assert groups(rollout) == [(0, SUMMARIZATION, 1)] * 2 + [(1, REASONING, 2)] * 3 + [(2, REASONING, 2)] * 3
-    assert [one.turn.follows for one in rollout.samples] == [-1, -1, 0, 0, 0, 1, 1, 1]
+    assert [one.parent for one in rollout.samples] == [-1, -1, 0, 0, 0, 1, 1, 1]
     for one in rollout.samples[2:]:
-        summary = codec().decode(rollout.samples[one.turn.follows].text.response_ids.tolist())
-        assert f"KNOWING {summary} GO" in codec().decode(one.turn.query.tolist())
+        summary = codec().decode(rollout.samples[one.parent].response_ids.tolist())
+        assert f"KNOWING {summary} GO" in codec().decode(one.prompt_ids.tolist())
 
 
 # --- the turns themselves ---------------------------------------------------------------------------------------------
@@ -155,14 +155,14 @@ def test_turns_are_compared_by_type_and_number() -> None:
     engine = PlayedEngine()
     rollout = run(RCPlan(PROBLEM, num_cycles=2, num_summaries=1), engine)
     assert groups(rollout) == [(0, REASONING, 1)] * 3 + [(1, SUMMARIZATION, 1)] * 3 + [(2, REASONING, 2)] * 3
-    assert [one.turn.sample_id for one in rollout.samples] == [0, 1, 2] * 3
-    assert [one.turn.follows for one in rollout.samples] == [-1] * 6 + [3, 4, 5]
+    assert [one.is_judged for one in rollout.samples] == [True] * 3 + [False] * 3 + [True] * 3
+    assert [one.parent for one in rollout.samples] == [-1] * 6 + [3, 4, 5]
 
 
 def test_untrained_summaries_are_no_samples() -> None:
     rollout = run(RCPlan(PROBLEM, num_cycles=3), PlayedEngine())
     assert groups(rollout) == [(step, REASONING, step // 2 + 1) for step in (0, 2, 4) for _ in range(3)]
-    assert {one.turn.follows for one in rollout.samples} == {-1}
+    assert {one.parent for one in rollout.samples} == {-1}
     assert len(rollout.states) == 3 * 2
 
 

@@ -17,7 +17,7 @@ import pytest
 from conftest import TINY_MODEL
 from rc_fakes import free_port
 from rc_runs import ROOT, run, summary_of, table
-from test_workflows import DOCUMENTED
+from test_rc_turns import DOCUMENTED
 
 from open_instruct.device import current_device
 from open_instruct.rc_stream import read_stream, read_trajectories

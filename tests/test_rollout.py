@@ -15,6 +15,7 @@ from typing import Any, ClassVar, cast
 import numpy as np
 import pytest
 from conftest import TINY_MODEL, make_args
+from group_fakes import ended_by, make_result
 from ray.util.queue import Empty, Full
 
 from open_instruct import rollout
@@ -23,6 +24,7 @@ from open_instruct.dataset_transformation import load_prompts
 from open_instruct.ground_truth_utils import score_response, verifier_names
 from open_instruct.message_queue import QueueFull
 from open_instruct.prompt_dataset import PromptDataset
+from open_instruct.rc_workflow import ReasoningCache
 from open_instruct.rollout import ControllerOptions, RolloutController, request_seed
 from open_instruct.sample_record import DataProtoItem
 from open_instruct.staleness import CONSUMED, MASKED, ZERO_STD
@@ -190,14 +192,15 @@ class Play:
         responses = [np.array(self.tokenizer.encode(text), dtype=np.int32) for text in texts]
         num_tokens = [len(response) for response in responses]
         version = self.version if version is None else version
-        return GenerationResult(
+        return make_result(
             responses=responses,
             logprobs=[np.full(n, -1.0, dtype=np.float32) for n in num_tokens],
             finish_reasons=["stop"] * len(texts),
             version_spans=[[(version, n)] for n in num_tokens],
+            prompt=np.asarray(request.prompt),
             index=request.index,
             prompt_id=request.prompt_id,
-            training_step=request.training_step,
+            issue_version=request.issue_version,
             engine_id=0,
             token_statistics=TokenStatistics(len(request.prompt), sum(num_tokens), 0.5, time.time()),
             marker=request.marker,
@@ -359,7 +362,7 @@ def test_exactly_what_the_bound_allows_is_issued(make_play: MakePlay, async_step
     for training_step in range(1, NUM_STEPS + 1):
         requests = play.receive_admitted()
         assert play.no_more_comes()
-        assert {request.training_step for request in requests} <= {play.version + 1}
+        assert {request.issue_version for request in requests} <= {play.version}
         issued_at += [(play.version, step_of(request)) for request in requests]
         assert max(step for _, step in issued_at) == min(play.version + 1 + async_steps, NUM_STEPS)
         play.deliver(*(play.answer(request) for request in requests))
@@ -556,7 +559,7 @@ def test_prompts_that_an_engine_took_with_it_are_issued_again(make_play: MakePla
 
 
 def broken_off(result: GenerationResult, error: str = "generation_timeout: over 1 s") -> GenerationResult:
-    return replace(result, error=error, responses=[], logprobs=[], finish_reasons=[], version_spans=[])
+    return replace(result, error=error, samples=[])
 
 
 def test_a_prompt_that_the_engine_gave_up_is_issued_again_and_then_dropped(make_play: MakePlay) -> None:
@@ -598,10 +601,11 @@ def test_retry_of_a_reasoning_cache_prompt_has_the_plan_of_before_and_one_that_i
     requests = play.receive(NUM_PROMPTS)
     play.deliver(broken_off(play.answer(requests[0])))
     [retry] = play.receive(1)
-    assert retry.plan == requests[0].plan
+    assert retry.task == requests[0].task
     assert retry.generation_config.seed != requests[0].generation_config.seed
-    planner = play.controller._planner
-    assert planner is not None
+    workflow = play.controller._workflow
+    assert isinstance(workflow, ReasoningCache)
+    planner = workflow._planner
     assert set(planner._out) == set(ids(requests))
     play.deliver(broken_off(play.answer(retry)))
     [instead] = play.receive(1)
@@ -664,25 +668,45 @@ def test_warnings_reach_the_driver_with_the_status_or_while_it_waits_for_data(ma
     assert "; warnings: step 1: in each of 4 groups all responses scored alike" in play.controller.describe_progress()
 
 
+def say(play: Play, monkeypatch: pytest.MonkeyPatch, *scored: Scored) -> None:
+    """The verifiers say this of the next group, and of those after it."""
+    said: Future[list[Scored]] = Future()
+    said.set_result(list(scored))
+    monkeypatch.setattr(play.controller._verifiers, "submit", lambda *_args: said)
+
+
 def test_group_that_was_not_scored_is_sampled_again_and_not_trained_on(
     make_play: MakePlay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A verifier that hangs says nothing of a response: neither is it wrong, nor have the others a baseline without it."""
+    """A verifier that hangs says nothing of a response; the one response that is left has nobody to be compared with."""
     play = make_play(max_generation_attempts=2).start()
     requests = play.receive(NUM_PROMPTS)
-    submit = play.controller._verifiers.submit
-    hanging: Future[list[Scored]] = Future()
-    hanging.set_result([Scored(None, "timeout"), *(Scored(float(score)) for score in MIXED[1:])])
-    monkeypatch.setattr(play.controller._verifiers, "submit", lambda *_args: hanging)
-    play.deliver(play.answer(requests[0]))
-    [again] = play.receive(1)
+    with monkeypatch.context() as patch:
+        say(play, patch, Scored(1.0), *[Scored(None, "timeout")] * 3)
+        play.deliver(play.answer(requests[0]))
+        [again] = play.receive(1)
     assert again.index == requests[0].index
     assert again.generation_config.seed != requests[0].generation_config.seed
-    monkeypatch.setattr(play.controller._verifiers, "submit", submit)
     play.deliver(*(play.answer(request) for request in (*requests[1:], again)))
     assert play.prompts_in(play.batch(1)) == all_samples_of(*requests[1:], again)
     statistics = play.controller.get_statistics()
     assert (statistics["unscored_groups"], statistics["generation_errors"]) == (1, 0)
+
+
+def test_response_that_was_not_scored_is_left_out_of_baseline_and_loss(
+    make_play: MakePlay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    play = make_play(advantage_normalization_type="centered").start()
+    requests = play.receive(NUM_PROMPTS)
+    with monkeypatch.context() as patch:
+        say(play, patch, Scored(None, "timeout"), *[Scored(score) for score in (1.0, 0.0, 0.5)])
+        play.deliver(play.answer(requests[0]))
+        play.wait_for(lambda: play.controller._ledger[requests[0].prompt_id].arrived)
+    play.deliver(*(play.answer(request) for request in requests[1:]))
+    batch = play.batch(1)
+    assert play.prompts_in(batch) == all_samples_of(*requests)[1:]
+    assert batch.metrics["objective/not_scored"] == 1
+    assert play.controller.get_statistics()["unscored_groups"] == 0
 
 
 def test_evaluation_leaves_out_what_was_not_scored(make_play: MakePlay, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -743,7 +767,7 @@ def test_a_step_without_a_useful_group_gets_new_prompts(
     for _ in range(2):
         play.deliver(*(play.answer(request, SOLVED) for request in play.receive(num_prompts)))
     last = play.receive(num_prompts)
-    assert {request.training_step for request in last} == {1}
+    assert {request.issue_version for request in last} == {0}
     play.deliver(*(play.answer(request) for request in last))
     assert play.prompts_in(play.batch(1)) == all_samples_of(*last)
     assert f"in each of {2 * num_prompts} groups all responses scored alike (mean score 1)" in caplog.text
@@ -760,7 +784,7 @@ def test_a_step_without_a_useful_group_gets_new_prompts(
 
 def cut_off(result: GenerationResult) -> GenerationResult:
     """The result with every response at its length limit."""
-    return replace(result, finish_reasons=["length"] * len(result.responses))
+    return ended_by(result, *["length"] * len(result.samples))
 
 
 @pytest.mark.parametrize("streaming", [False, True])

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from group_fakes import make_result
 from hypothesis import given
 from hypothesis import strategies as st
 
-from open_instruct.data_types import GenerationResult, TokenStatistics
-from open_instruct.rc_types import REASONING, ReachedState, Turn
+from open_instruct.data_types import TokenStatistics
 from open_instruct.rollout_state import FinishedGroup, read_state, write_state
 
 LENGTHS = st.lists(st.integers(0, 5), min_size=1, max_size=3)
@@ -17,20 +17,34 @@ LENGTHS = st.lists(st.integers(0, 5), min_size=1, max_size=3)
 
 def make_group(number: int, lengths: list[int], *, scored: bool) -> FinishedGroup:
     rng = np.random.default_rng(number)
-    result = GenerationResult(
+    result = make_result(
         responses=[rng.integers(0, 99, n).astype(np.int32) for n in lengths],
         logprobs=[rng.normal(size=n).astype(np.float32) for n in lengths],
         finish_reasons=["stop"] * len(lengths),
         version_spans=[[(3, n)] if n else [] for n in lengths],
         index=number,
         prompt_id=f"train-{number}",
-        training_step=4,
+        issue_version=3,
         engine_id=1,
         token_statistics=TokenStatistics(7, sum(lengths), 0.25, 1e9, num_preempted=1),
     )
     if number % 3 == 2:
-        turns = [Turn(rng.integers(0, 99, 4).astype(np.int32), REASONING, i + 1, i, -1, i) for i in range(len(lengths))]
-        result = replace(result, turns=tuple(turns), states=(ReachedState(1, "so far 12 {x}", 3),))
+        samples = [
+            replace(
+                sample,
+                prompt_ids=rng.integers(0, 99, 4).astype(np.int32),
+                loss_mask=rng.random(len(sample.response_ids)) < 0.5 if i % 2 else None,
+                group=i,
+                kind="reasoning",
+                number=i + 1,
+                weight=0.5,
+                is_judged=False,
+                reward=0.25,
+                parent=i - 1,
+            )
+            for i, sample in enumerate(result.samples)
+        ]
+        result = replace(result, samples=samples, notes=[{"number": 1, "summary": "so far 12 {x}", "version": 3}])
     return FinishedGroup(
         result, rng.random(len(lengths)).astype(np.float32) if scored else None, num_failures=number % 2
     )
@@ -38,16 +52,15 @@ def make_group(number: int, lengths: list[int], *, scored: bool) -> FinishedGrou
 
 def assert_same(one: FinishedGroup, other: FinishedGroup) -> None:
     for name, value in vars(one.result).items():
-        if name in ("responses", "logprobs"):
-            for mine, theirs in zip(value, getattr(other.result, name), strict=True):
-                assert mine.dtype == theirs.dtype
-                np.testing.assert_array_equal(mine, theirs)
-        elif name == "turns":
-            for mine, theirs in zip(value, other.result.turns, strict=True):
-                assert mine.query.dtype == theirs.query.dtype
-                assert vars(mine) | {"query": mine.query.tolist()} == vars(theirs) | {"query": theirs.query.tolist()}
-        else:
+        if name != "samples":
             assert getattr(other.result, name) == value, name
+    for mine, theirs in zip(one.result.samples, other.result.samples, strict=True):
+        for name, value in vars(mine).items():
+            if isinstance(value, np.ndarray):
+                assert getattr(theirs, name).dtype == value.dtype
+                np.testing.assert_array_equal(getattr(theirs, name), value)
+            else:
+                assert getattr(theirs, name) == value, name
     assert (one.scores is None) == (other.scores is None)
     if one.scores is not None and other.scores is not None:
         np.testing.assert_array_equal(one.scores, other.scores)

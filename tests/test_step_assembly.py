@@ -5,9 +5,10 @@ import dataclasses
 import numpy as np
 import pytest
 from conftest import make_args
+from group_fakes import ended_by, make_result
 
-from open_instruct.batch_building import ScoredGroup
-from open_instruct.data_types import GenerationResult, TokenStatistics, TrainingSample
+from open_instruct.data_types import TokenStatistics, TrainingSample
+from open_instruct.scored_groups import ScoredGroup
 from open_instruct.staleness import CONSUMED, MASKED, ZERO_STD, Assignment, IssuedPrompt
 from open_instruct.step_assembly import CollationOptions, StepAssembly
 
@@ -16,19 +17,19 @@ NUM_SAMPLES = 4
 
 
 def group(number: int) -> ScoredGroup:
-    result = GenerationResult(
+    result = make_result(
         responses=[np.arange(5, dtype=np.int32)] * NUM_SAMPLES,
         logprobs=[np.zeros(5, dtype=np.float32)] * NUM_SAMPLES,
         finish_reasons=["stop"] * NUM_SAMPLES,
         version_spans=[[(0, 5)]] * NUM_SAMPLES,
         index=0,
         prompt_id=f"train-{number}",
-        training_step=1,
+        issue_version=0,
         engine_id=0,
         token_statistics=TokenStatistics(3, 5 * NUM_SAMPLES, 0.0, 0.0),
     )
     scores = np.array([1, 0, 0, 1], dtype=np.float32)
-    return ScoredGroup(result, query=np.arange(3, dtype=np.int32), dataset="sums", scores=scores, num_failures=0)
+    return ScoredGroup(result, dataset="sums", scores=scores, num_failures=0)
 
 
 @pytest.mark.parametrize("streaming", [False, True])
@@ -61,8 +62,9 @@ def test_a_result_is_looked_at_a_few_times_whatever_is_here_already(
 def finished(number: int, *reasons: str, scores: list[float] | None = None) -> ScoredGroup:
     """A group whose responses ended for `reasons`."""
     one = group(number)
-    result = dataclasses.replace(one.result, finish_reasons=list(reasons))
-    return dataclasses.replace(one, result=result, scores=np.array(scores or [1, 0, 0, 1], dtype=np.float32))
+    return dataclasses.replace(
+        one, result=ended_by(one.result, *reasons), scores=np.array(scores or [1, 0, 0, 1], dtype=np.float32)
+    )
 
 
 def test_group_without_a_token_to_train_on_is_masked_and_gives_no_gradient() -> None:

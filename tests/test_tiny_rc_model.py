@@ -13,7 +13,7 @@ import torch
 from build_tiny_model import RECORD, Task, load_tasks, score, sha256_of
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from open_instruct.rc_prompts import ChatCodec
+from open_instruct.chat_codec import ChatCodec
 
 ROOT = Path(__file__).parents[1]
 DIRECTORY = ROOT / "assets" / "tiny_rc_model"

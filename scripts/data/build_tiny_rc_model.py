@@ -52,11 +52,12 @@ from build_tiny_model import (
 )
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
+from open_instruct.chat_codec import ChatCodec
 from open_instruct.rc_policies import generate_math_rollout
-from open_instruct.rc_prompts import ChatCodec, fill_template
+from open_instruct.rc_prompts import fill_template
 from open_instruct.rc_state import InferenceProblemState, RCSettings
+from open_instruct.rc_turns import RCTurns
 from open_instruct.rc_types import REASONING, SUMMARIZATION, Generation, Problem, TurnRequest
-from open_instruct.workflows import RCWorkflow
 
 LIMITS = "min_terms=3&max_terms=6&min_digits=1&max_digits=1"
 EVAL_ENTRY = f"reasoning_gym/{TASK}?{LIMITS}&size=512&seed=20240"
@@ -262,7 +263,7 @@ def run_trajectories(
     async def run_all() -> None:
         policies = {REASONING: generate_math_rollout, SUMMARIZATION: generate_math_rollout}
         lockstep = Lockstep(model, tokenizer, len(states))
-        workflow = RCWorkflow(lockstep.generate, ChatCodec(tokenizer), policies, score_text, MAX_MODEL_LEN)
+        workflow = RCTurns(lockstep.generate, ChatCodec(tokenizer), policies, score_text, MAX_MODEL_LEN)
         await asyncio.gather(*(workflow.run(state) for state in states))
 
     model.eval()

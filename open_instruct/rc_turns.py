@@ -1,10 +1,10 @@
-"""Reasoning-cache (RC) rollouts as a workflow: think, summarise, think again. Pure: no server and no engine in it.
+"""The turns of a reasoning-cache (RC) rollout: think, summarise, think again. Pure: no server and no engine in it.
 
     problem, summary "" ─► reasoning 1 ─► summary 1 ─► reasoning 2 ─► summary 2 ─► … N times
                              sees the problem and the   sees the problem, the summary
                              latest summary alone       so far and this reasoning
 
-So thinking can go on far beyond one context window. A workflow asks for one turn at a time through `generate` and holds nothing
+So thinking can go on far beyond one context window. `RCTurns` asks for one turn at a time through `generate` and holds nothing
 of an engine between two turns. All that a trajectory is lies in its `InferenceProblemState`, which changes only when a turn has
 succeeded: `run` on a state that stopped half-way goes on with the turn that failed.
 """
@@ -13,7 +13,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from open_instruct.rc_prompts import ChatCodec, answer_of, reasoning_for_summary, summary_of, with_opening_tag
+from open_instruct.chat_codec import ChatCodec
+from open_instruct.rc_prompts import answer_of, reasoning_for_summary, summary_of, with_opening_tag
 from open_instruct.rc_state import InferenceProblemState
 from open_instruct.rc_types import (
     REASONING,
@@ -53,7 +54,7 @@ class RolloutPolicy(Protocol):
 
 
 @dataclass(frozen=True)
-class RCWorkflow:
+class RCTurns:
     """Runs the turns of a trajectory."""
 
     generate: Generate
@@ -116,6 +117,7 @@ class RCWorkflow:
             top_p=settings.top_p,
             seed=state.turn_seed,
             turn_type=turn_type,
+            name=f"sample-{state.sample_id}/turn-{state.overall_cycle_step}",
         )
         return request, was_shortened
 

@@ -8,25 +8,33 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
 from ray.util.queue import Empty
-from rc_fakes import codec, settings
+from rc_fakes import SUMMARY_MARK, THINK_MARK, codec
 from test_rollout import FakeQueue
 
 from open_instruct import vllm_utils3
 from open_instruct.data_types import GenerationResult, PromptRequest, SamplingConfig
+from open_instruct.rc_training_options import ReasoningCacheOptions
 from open_instruct.rc_types import REASONING, RCPlan
 from open_instruct.vllm_engine import EngineOptions
 from open_instruct.vllm_utils3 import LLMRayActor
 from open_instruct.worker_memory import standing_by
+from open_instruct.workflow import WorkflowSpec
+from open_instruct.workflow_runner import MOST_ERRORS_IN_A_ROW
 
 TIMEOUT_S = 20.0
 NUM_TOKENS = 6
 """Of each response."""
 MAX_MODEL_LEN = 512
+RC_OPTIONS = ReasoningCacheOptions(
+    rc_reasoning_prompt_template=THINK_MARK + " {problem} KNOWING {curr_summary} GO",
+    rc_summarization_prompt_template=SUMMARY_MARK + " {problem} OLD {existing_summary} NEW {reasoning} GO",
+    rc_max_summary_tokens=64,
+)
 
 
 class PlayedVLLM:
@@ -113,7 +121,7 @@ class Stage:
             "max_model_len": MAX_MODEL_LEN,
             "max_num_seqs": slots,
             "weight_transport": "ray_object",
-            "rc": settings(1, max_summary_tokens=64),
+            "workflow": WorkflowSpec.of("rc", RC_OPTIONS),
         }
         queues: Any = (self.prompts, self.results)
         self.actor = LLMRayActor(0, EngineOptions(**(engine | options)), *queues, timeout_s=TIMEOUT_S)
@@ -131,7 +139,7 @@ class Stage:
         config = SamplingConfig(max_tokens=64, n=n, seed=1)
         prompt = np.arange(8, dtype=np.int32)
         self.prompts.put(
-            [PromptRequest(prompt, config, i, f"train-{i}", 1, plan=plan, **fields) for i, plan in enumerate(plans)],
+            [PromptRequest(prompt, config, i, f"train-{i}", 0, task=plan, **fields) for i, plan in enumerate(plans)],
             timeout=1.0,
         )
 
@@ -178,14 +186,10 @@ def make_stage(monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeStage]:
         made.put(engine)
         return engine
 
-    def runner(self: LLMRayActor, options: EngineOptions) -> Any:
-        facts = vllm_utils3.EngineFacts(self.engine_id, options.max_model_len, codec(), cast("Any", options.rc))
-        return vllm_utils3.RolloutRunner(facts, self._submit_turn, self._hand_over_rollout, self._fail)
-
     monkeypatch.setattr(vllm_utils3, "POLL_S", 0.02)
     monkeypatch.setattr(vllm_utils3, "IDLE_S", 0.005)
     monkeypatch.setattr(vllm_utils3, "sampling_params", lambda config: config)
-    monkeypatch.setattr(LLMRayActor, "_make_runner", runner)
+    monkeypatch.setattr(vllm_utils3, "read_tokenizer", lambda *_: codec()._tokenizer)
     yield make
     for stage in stages:
         stage.close()
@@ -209,14 +213,14 @@ def test_a_result_is_whole(make_stage: MakeStage) -> None:
     stage = make_stage()
     stage.put(RCPlan("1 + 1", states=(0, 1), num_cycles=2), n=3)
     [result] = stage.get()
-    assert [(turn.turn_type, turn.turn_number, turn.group) for turn in result.turns] == [
+    assert [(sample.kind, sample.number, sample.group) for sample in result.samples] == [
         *[(REASONING, 1, 0)] * 3,
         *[(REASONING, 2, 1)] * 3,
     ]
     assert [len(one) for one in result.responses] == [len(one) for one in result.logprobs] == [NUM_TOKENS] * 6
-    assert [state.number for state in result.states] == [1]
+    assert [state["number"] for state in result.notes] == [1]
     assert result.token_statistics.num_response_tokens == 8 * NUM_TOKENS
-    assert (result.index, result.prompt_id, result.training_step, result.error) == (0, "train-0", 1, "")
+    assert (result.index, result.prompt_id, result.issue_version, result.error) == (0, "train-0", 0, "")
 
 
 def test_each_turn_has_the_versions_that_sampled_it(make_stage: MakeStage) -> None:
@@ -250,7 +254,7 @@ def test_turns_on_the_way_do_not_age_a_sample(make_stage: MakeStage) -> None:
     stage.put(RCPlan("1 + 1", states=(1,), num_cycles=2), n=2)
     [result] = stage.get()
     assert (result.oldest_version, result.newest_version) == (1, 1)
-    assert [state.version for state in result.states] == [0]
+    assert [state["version"] for state in result.notes] == [0]
 
 
 def test_weights_can_come_between_two_turns(make_stage: MakeStage) -> None:
@@ -300,12 +304,18 @@ def test_a_problem_that_fills_the_context_is_given_up(make_stage: MakeStage) -> 
     assert len(fine.responses) == 2
 
 
-def test_an_error_of_the_program_ends_the_engine(make_stage: MakeStage) -> None:
-    stage = make_stage(rc=settings(1, reasoning_for_summary=None, summarization_prompt_template=None))
-    stage.put(RCPlan("1 + 1", num_cycles=2))
+def test_an_error_of_a_workflow_gives_the_prompt_up_and_many_in_a_row_end_the_engine(make_stage: MakeStage) -> None:
+    stage = make_stage()
+    broken: Any = "a task that is no plan"
+    stage.put(*[broken] * (MOST_ERRORS_IN_A_ROW - 1))
+    given_up = stage.get(MOST_ERRORS_IN_A_ROW - 1)
+    assert {result.error for result in given_up} == {"AttributeError: 'str' object has no attribute 'problem'"}
+    stage.put(RCPlan("1 + 1", num_cycles=1))
+    assert stage.get()[0].error == ""
+    stage.put(*[broken] * MOST_ERRORS_IN_A_ROW)
     error = stage.ended()
     assert isinstance(error, RuntimeError)
-    assert isinstance(error.__cause__, TypeError | AttributeError)
+    assert isinstance(error.__cause__, AttributeError)
 
 
 def test_engine_without_processes_of_its_own_leaves_nobody_to_kill_others(make_stage: MakeStage) -> None:

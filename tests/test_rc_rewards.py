@@ -2,17 +2,18 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import pytest
 
-from open_instruct import rc_groups
-from open_instruct.batch_building import ScoredGroup
-from open_instruct.data_types import GenerationResult, TokenStatistics, TrainingSample
-from open_instruct.rc_types import REASONING, SUMMARIZATION, ReachedState, Turn
-from open_instruct.rc_weights import parse_turn_weights, turn_weight
+from open_instruct import rc_rewards
+from open_instruct.data_types import GenerationResult, Sample, TokenStatistics, TrainingSample
+from open_instruct.rc_types import REASONING, SUMMARIZATION
+from open_instruct.rc_weights import TurnWeights, parse_turn_weights, turn_weight
 from open_instruct.rl_utils import collate_packed, collate_padded
+from open_instruct.scored_groups import ScoredGroup, split
 from open_instruct.staleness import Assignment, IssuedPrompt
 from open_instruct.step_assembly import CollationOptions, StepAssembly
 
@@ -27,29 +28,39 @@ WITH_SUMMARIES: Sequence[Entry] = [(SUMMARIZATION, 1, 0, -1)] * 2 + [
 ]
 
 
-def turns(entries: Sequence[Entry]) -> tuple[Turn, ...]:
-    return tuple(
-        Turn(np.array([5, 6, group], np.int32), kind, number, group, follows, sample_id)
-        for sample_id, (kind, number, group, follows) in enumerate(entries)
-    )
-
-
-def scored(entries: Sequence[Entry], scores: Sequence[float], num_failures: int = 0) -> ScoredGroup:
+def samples(entries: Sequence[Entry], weights: TurnWeights = MappingProxyType({})) -> list[Sample]:
     """Response i is of length i + 2."""
+    return [
+        Sample(
+            prompt_ids=np.array([5, 6, group], np.int32),
+            response_ids=np.full(i + 2, i, np.int32),
+            logprobs=np.full(i + 2, -0.5, np.float32),
+            finish_reason="stop",
+            version_spans=[(0, i + 2)],
+            group=group,
+            kind=kind,
+            number=number,
+            weight=turn_weight(weights, kind, number),
+            is_judged=kind == REASONING,
+            parent=parent,
+        )
+        for i, (kind, number, group, parent) in enumerate(entries)
+    ]
+
+
+def scored(
+    entries: Sequence[Entry], scores: Sequence[float], num_failures: int = 0, weights: Sequence[str] = ()
+) -> ScoredGroup:
     result = GenerationResult(
-        responses=[np.full(i + 2, i, np.int32) for i in range(len(entries))],
-        logprobs=[np.full(i + 2, -0.5, np.float32) for i in range(len(entries))],
-        finish_reasons=["stop"] * len(entries),
-        version_spans=[[(0, i + 2)] for i in range(len(entries))],
+        samples=samples(entries, parse_turn_weights(weights)),
         index=0,
         prompt_id="train-0",
-        training_step=1,
+        issue_version=0,
         engine_id=0,
         token_statistics=TokenStatistics(3, 100, 0.5, 0.0),
-        turns=turns(entries),
-        states=(ReachedState(1), ReachedState(2)),
+        notes=[{}, {}],
     )
-    return ScoredGroup(result, np.arange(3, dtype=np.int32), "sums", np.array(scores, np.float32), num_failures)
+    return ScoredGroup(result, "sums", np.array(scores, np.float32), num_failures)
 
 
 def assembled(
@@ -66,23 +77,24 @@ def assembled(
 def advantages(group: ScoredGroup, **options: Any) -> dict[int, list[float]]:
     """By baseline."""
     _, trained = assembled(group, filter_zero_std_samples=False, **options)
-    return {part.result.turns[0].group: [sample.advantage for sample in samples] for part, samples in trained}
+    return {part.first.group: [sample.advantage for sample in samples] for part, samples in trained}
 
 
 # --- rewards ----------------------------------------------------------------------------------------------------------
-
-
-def test_verifiers_see_reasoning_alone() -> None:
-    assert rc_groups.judged(turns(WITH_SUMMARIES)) == [2, 3, 4, 5]
 
 
 @pytest.mark.parametrize(
     ("kind", "expected"), [("zero", [0, 0]), ("downstream_mean", [0.5, 1.0])], ids=["zero", "downstream_mean"]
 )
 def test_reward_of_a_summary(kind: Any, expected: list[float]) -> None:
-    scores = rc_groups.scores_of_turns(turns(WITH_SUMMARIES), [0, 1, 1, 1], kind)
-    assert scores.tolist() == [*expected, 0, 1, 1, 1]
-    assert scores.dtype == np.float32
+    rewards = rc_rewards.rewards_of_turns(samples(WITH_SUMMARIES), [None, None, 0, 1, 1, 1], kind)
+    assert rewards == [*expected, 0, 1, 1, 1]
+
+
+def test_reward_of_a_summary_leaves_out_turns_that_were_not_scored() -> None:
+    scores = [None, None, None, 1, None, None]
+    rewards = rc_rewards.rewards_of_turns(samples(WITH_SUMMARIES), scores, "downstream_mean")
+    assert rewards == [1, None, None, 1, None, None]
 
 
 @pytest.mark.parametrize(
@@ -90,7 +102,7 @@ def test_reward_of_a_summary(kind: Any, expected: list[float]) -> None:
     [("12", False, "12"), ("so</think>12", True, "12"), ("so 12", True, ""), ("<think>so</think>12", False, "12")],
 )
 def test_what_is_judged(text: str, opens_think: bool, answer: str) -> None:
-    assert rc_groups.answer_to_judge(text, opens_think=opens_think) == answer
+    assert rc_rewards.answer_to_judge(text, opens_think=opens_think) == answer
 
 
 # --- baselines --------------------------------------------------------------------------------------------------------
@@ -114,14 +126,14 @@ def test_rewards_of_summaries_never_touch_reasoning() -> None:
 
 def test_parts_keep_what_belongs_to_them() -> None:
     group = scored(WITH_SUMMARIES, [0, 0, 0, 1, 1, 1], num_failures=2)
-    parts = rc_groups.by_baseline(group, {})
-    assert [(part.turn_type, part.turn_number, len(part.scores)) for part in parts] == [
+    parts = split(group)
+    assert [(part.first.kind, part.first.number, len(part.scores)) for part in parts] == [
         (SUMMARIZATION, 1, 2),
         (REASONING, 2, 2),
         (REASONING, 2, 2),
     ]
     assert [len(response) for part in parts for response in part.result.responses] == [2, 3, 4, 5, 6, 7]
-    assert [part.query.tolist() for part in parts] == [[5, 6, 0], [5, 6, 1], [5, 6, 2]]
+    assert [part.first.prompt_ids.tolist() for part in parts] == [[5, 6, 0], [5, 6, 1], [5, 6, 2]]
     assert sum(part.num_failures for part in parts) == 2
     assert [part.result.token_statistics.num_response_tokens for part in parts] == [5, 9, 13]
 
@@ -138,9 +150,9 @@ def test_a_group_of_one_or_of_equals_teaches_nothing() -> None:
 
 def test_one_baseline_of_a_prompt_can_teach_where_another_does_not() -> None:
     assembly, trained = assembled(scored(STATES, [1, 1, 1, 0]))
-    assert [part.turn_number for part, _ in trained] == [3]
+    assert [part.first.number for part, _ in trained] == [3]
     assembly.next_piece(last=True)
-    metrics = assembly.metrics(now=1.0)
+    metrics = assembly.metrics(now=1.0) | rc_rewards.rollout_metrics(assembly.rollouts, assembly.groups)
     assert metrics["batch/filtered_prompts"] == 1
     assert metrics["rc/score_reasoning_1"] == 1.0
     assert metrics["rc/score_reasoning_3"] == 0.5
@@ -153,7 +165,7 @@ def test_summaries_count_in_no_accuracy() -> None:
         scored(WITH_SUMMARIES, [1, 0, 0, 1, 0, 0]), rc_summary_reward="downstream_mean", filter_zero_std_samples=False
     )
     assembly.next_piece(last=True)
-    metrics = assembly.metrics(now=1.0)
+    metrics = assembly.metrics(now=1.0) | rc_rewards.rollout_metrics(assembly.rollouts, assembly.groups)
     assert metrics["objective/verifiable_correct_rate"] == 0.25
     assert metrics["rc/score_summarization_1"] == 0.5
 
@@ -176,12 +188,12 @@ def test_weights_that_cannot_be_read(entry: str) -> None:
 
 
 def test_a_weight_of_zero_leaves_out() -> None:
-    group = scored(STATES, [1, 0, 1, 0])
-    assembly, trained = assembled(group, rc_turn_weights=["reasoning:1=0", "reasoning:3=2"])
-    assert [(part.turn_number, part.weight) for part, _ in trained] == [(3, 2.0)]
+    group = scored(STATES, [1, 0, 1, 0], weights=["reasoning:1=0", "reasoning:3=2"])
+    assembly, trained = assembled(group)
+    assert [(part.first.number, part.first.weight) for part, _ in trained] == [(3, 2.0)]
     assert [sample.weight for _, samples in trained for sample in samples] == [2.0, 2.0]
     assembly.next_piece(last=True)
-    assert assembly.metrics(now=1.0)["rc/groups_left_out"] == 1
+    assert rc_rewards.rollout_metrics(assembly.rollouts, assembly.groups)["rc/groups_left_out"] == 1
 
 
 @pytest.mark.parametrize("collate", [collate_padded, collate_packed])
@@ -204,11 +216,11 @@ def test_weights_lie_on_trained_tokens(collate: Any) -> None:
 def test_accuracy_by_cycle() -> None:
     entries = [(REASONING, number, 2 * (number - 1), -1) for number in (1, 2, 3)]
     rollouts = [scored(entries, scores) for scores in ([0, 1, 1], [0, 0, 1], [1, 0, 0], [0, 0, 0])]
-    metrics = rc_groups.evaluation_metrics(rollouts)
+    metrics = rc_rewards.evaluation_metrics(rollouts)
     assert [metrics[f"eval/rc/accuracy_cycle_{number}"] for number in (1, 2, 3)] == [0.25, 0.25, 0.5]
     assert metrics["eval/rc/accuracy_any_cycle"] == 0.75
     assert metrics["eval/rc/tokens_cycle_3"] == 4
-    assert [part.scores.tolist() for part in rc_groups.last_turns(rollouts)] == [[1], [1], [0], [0]]
+    assert [part.scores.tolist() for part in rc_rewards.last_turns(rollouts)] == [[1], [1], [0], [0]]
 
 
 # --- evaluation -------------------------------------------------------------------------------------------------------
@@ -217,15 +229,13 @@ def test_accuracy_by_cycle() -> None:
 def test_trajectory_that_was_given_up_is_right_in_no_cycle() -> None:
     entries = [(REASONING, 1, 0, -1), (REASONING, 2, 1, -1)]
     finished = scored(entries, [0, 1])
-    nothing = replace(
-        finished.result, responses=[], logprobs=[], finish_reasons=[], turns=(), error="generation_timeout"
-    )
+    nothing = replace(finished.result, samples=[], error="generation_timeout")
     lost = replace(finished, result=nothing, scores=np.zeros(1, dtype=np.float32))
-    [last, stands_for_itself] = rc_groups.last_turns([finished, lost])
-    assert last.turn_number == 2
+    [last, stands_for_itself] = rc_rewards.last_turns([finished, lost])
+    assert last.first.number == 2
     assert stands_for_itself is lost
-    metrics = rc_groups.evaluation_metrics([finished, lost])
+    metrics = rc_rewards.evaluation_metrics([finished, lost])
     assert metrics["eval/rc/accuracy_cycle_1"] == 0.0
     assert metrics["eval/rc/accuracy_cycle_2"] == metrics["eval/rc/accuracy_any_cycle"] == 0.5
     assert metrics["eval/rc/tokens_per_problem"] == 100
-    assert rc_groups.evaluation_metrics([lost]) == {}
+    assert rc_rewards.evaluation_metrics([lost]) == {}

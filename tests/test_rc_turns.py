@@ -9,8 +9,8 @@ from rc_fakes import Call, Rig, ScriptedServer, codec, completion, polite, probl
 
 from open_instruct.rc_policies import generate_math_rollout
 from open_instruct.rc_state import InferenceProblemState
+from open_instruct.rc_turns import FinishedTurn, Score
 from open_instruct.rc_types import REASONING, SUMMARIZATION, TrainingText
-from open_instruct.workflows import FinishedTurn, Score
 
 DOCUMENTED = [
     (0, "reasoning", 1),
@@ -272,8 +272,8 @@ def test_each_turn_has_the_versions_that_sampled_it() -> None:
 
     from rc_fakes import MAX_MODEL_LEN, score
 
+    from open_instruct.rc_turns import RCTurns
     from open_instruct.rc_types import Generation, TurnRequest
-    from open_instruct.workflows import RCWorkflow
 
     spans = iter([[(3, 2)], [(3, 1), (4, 1)], [(4, 2)], [(5, 2)]])
 
@@ -282,6 +282,6 @@ def test_each_turn_has_the_versions_that_sampled_it() -> None:
 
     policies = {REASONING: generate_math_rollout, SUMMARIZATION: generate_math_rollout}
     (state,) = states(1, settings(2))
-    turns = asyncio.run(RCWorkflow(generate, codec(), policies, score, MAX_MODEL_LEN).run(state))
+    turns = asyncio.run(RCTurns(generate, codec(), policies, score, MAX_MODEL_LEN).run(state))
     versions = [(turn.metadata["model_version"], turn.metadata["model_version_end"]) for turn in turns]
     assert versions == [(3, 3), (3, 4), (4, 4), (5, 5)]

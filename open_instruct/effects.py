@@ -1,0 +1,149 @@
+"""Catches a rollout that reads a clock, draws a random number or opens a connection other than through its context.
+
+A rollout is to be a function of its recorded effects, so that it can be replayed and checked. While a step of a workflow's
+coroutine runs, a profile function sees each call of a builtin and refuses those of `FORBIDDEN`. Nothing of that is active inside
+the context's own methods, in tools, or between two steps.
+"""
+
+import asyncio
+import contextvars
+import datetime
+import os
+import random
+import socket
+import sys
+import time
+from collections.abc import Awaitable, Coroutine, Generator, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any, TypeVar
+
+import numpy as np
+
+Result = TypeVar("Result")
+
+CLOCKS = (
+    *(time.time, time.monotonic, time.perf_counter, time.process_time, time.time_ns, time.monotonic_ns),
+    *(time.perf_counter_ns, time.sleep, time.localtime, time.gmtime),
+)
+FORBIDDEN = {*CLOCKS, os.urandom, os.getrandom}
+NOW = {"now", "today", "utcnow"}
+MAY_READ_THE_CLOCK = {"logging", "importlib", "transformers", "jinja2"}
+"""Packages that put the time into a log line, or the date into a chat template."""
+
+OF_THE_COLLECTOR = {"__del__", "gc_callback"}
+"""Functions that the garbage collector calls, whatever is running: they are not the rollout's."""
+
+_in_rollout = contextvars.ContextVar("in_rollout", default=False)
+
+
+class EffectOutsideContext(RuntimeError):
+    """A workflow had an effect that its context does not know; the text says where and what to do."""
+
+
+def watched(rollout: Coroutine[Any, Any, Result]) -> Awaitable[Result]:
+    """The coroutine of a workflow, watched: also in the tasks that it creates, if the loop has `task_factory`.
+
+    Raises:
+        EffectOutsideContext: from the `await`.
+    """
+
+    async def run() -> Result:
+        outside = _in_rollout.set(True)
+        try:
+            return await _Watched(rollout)
+        finally:
+            _in_rollout.reset(outside)
+
+    return run()
+
+
+def task_factory(loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> "asyncio.Task[Any]":
+    """For `loop.set_task_factory`: tasks that a watched rollout creates are watched too."""
+    context = options.get("context")
+    if _in_rollout.get() if context is None else context.get(_in_rollout, False):
+        coroutine = _awaiting(_Watched(coroutine))
+    return asyncio.Task(coroutine, loop=loop, **options)
+
+
+@contextmanager
+def allowed() -> Iterator[None]:
+    """Effects inside are known to the context."""
+    profile = sys.getprofile()
+    sys.setprofile(None)
+    try:
+        yield
+    finally:
+        sys.setprofile(profile)
+
+
+async def _awaiting(awaitable: Awaitable[Result]) -> Result:
+    return await awaitable
+
+
+class _Watched(Awaitable[Result]):
+    """Steps a coroutine with the profile function on."""
+
+    def __init__(self, coroutine: Coroutine[Any, Any, Result]) -> None:
+        self._coroutine = coroutine
+
+    def __await__(self) -> Generator[Any, Any, Result]:
+        error: BaseException | None = None
+        while True:
+            try:
+                waited_for = self._step(error)
+            except StopIteration as done:
+                return done.value
+            try:
+                yield waited_for
+                error = None
+            except GeneratorExit:
+                self._coroutine.close()
+                raise
+            except BaseException as raised:  # a cancellation, or what the future ended with: it is the coroutine's
+                error = raised
+
+    def _step(self, error: BaseException | None) -> Any:
+        drawn = _numpy_position()
+        profile = sys.getprofile()
+        sys.setprofile(_refuse_effects)
+        try:
+            return self._coroutine.send(None) if error is None else self._coroutine.throw(error)
+        finally:
+            sys.setprofile(profile)
+            if drawn != _numpy_position():  # its generators are no builtins, so their calls are not seen
+                raise EffectOutsideContext(f"{self._coroutine.__qualname__} draws from numpy.random; {CURE}")
+
+
+CURE = "a rollout reads the clock through ctx.now(), random numbers through ctx.random(), and the network through ctx.call()"
+
+
+def _numpy_position() -> int:
+    return np.random.get_state(legacy=False)["state"]["pos"]  # type: ignore[call-overload,index]
+
+
+def _refuse_effects(frame: FrameType, event: str, called: Any) -> None:
+    if event != "c_call" or not _is_effect(called):
+        return
+    caller: FrameType | None = frame
+    while caller is not None:
+        package = caller.f_globals.get("__name__", "").partition(".")[0]
+        if package in MAY_READ_THE_CLOCK or caller.f_code.co_name in OF_THE_COLLECTOR:
+            return
+        caller = caller.f_back
+    where = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+    raise EffectOutsideContext(f"{where} calls {called.__qualname__}; {CURE}")
+
+
+def _is_effect(called: Any) -> bool:
+    owner = getattr(called, "__self__", None)
+    if owner is random._inst or isinstance(owner, random.SystemRandom):  # type: ignore[attr-defined]
+        return True
+    if isinstance(owner, type) and issubclass(owner, datetime.date):
+        return called.__name__ in NOW
+    if isinstance(owner, socket.socket):
+        return called.__name__ == "connect"
+    try:
+        return called in FORBIDDEN
+    except TypeError:  # a method of something that has no hash
+        return False

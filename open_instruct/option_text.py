@@ -1,0 +1,14 @@
+"""Options as text, for messages to the user."""
+
+from typing import Any
+
+
+def shown(args: Any, *names: str) -> str:
+    """Options as they would stand on the command line."""
+    return " ".join(f"--{name} {_as_text(getattr(args, name))}" for name in names)
+
+
+def _as_text(value: object) -> str:
+    if isinstance(value, list):
+        return " ".join(map(str, value)) or "(empty)"
+    return str(value) if str(value) else "(empty)"

@@ -1,0 +1,71 @@
+"""Groups of responses with their scores, on the way from the verifiers to a training step. Pure."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from open_instruct.data_types import GenerationResult, Sample
+
+
+@dataclass(frozen=True)
+class ScoredGroup:
+    """The responses to one prompt with what the verifier said of them."""
+
+    result: GenerationResult
+    dataset: str
+    scores: np.ndarray  # (G,) float32 in [0, 1]
+    num_failures: int = 0
+    """Responses on which the verifier raised; they score 0."""
+    num_not_scored: int = 0
+    """Responses of which nothing is known. They are not among the samples."""
+    score_s: float = 0.0
+    """Seconds from the arrival of the group to its last score."""
+    cost: float = 0.0
+    """US dollars that scoring the group cost."""
+    reward_weight: float = 1.0
+    """Of its verifier: what multiplies the scores on their way into the reward."""
+
+    @property
+    def samples(self) -> list[Sample]:
+        """G samples."""
+        return self.result.samples
+
+    @property
+    def first(self) -> Sample:
+        """The first sample. In a group that `split` made it stands for all in kind, number, weight and whether it is judged."""
+        return self.result.samples[0]
+
+    @property
+    def weighted_scores(self) -> np.ndarray:
+        """(G,) float32, times `reward_weight`: rewards but for `--verification_reward`."""
+        return self.reward_weight * self.scores
+
+    @property
+    def has_zero_std(self) -> bool:
+        """Whether all responses scored alike: their advantages are all 0 and teach nothing."""
+        return bool(np.all(self.scores == self.scores[0]))
+
+
+def split(rollout: ScoredGroup) -> list[ScoredGroup]:
+    """The rollout divided into groups whose samples are compared with each other (`Sample.group`).
+
+    What is counted once for the whole rollout (failures, cost) stays with the first group that a verifier saw.
+    """
+    members: defaultdict[int, list[int]] = defaultdict(list)
+    for position, sample in enumerate(rollout.samples):
+        members[sample.group].append(position)
+    groups = [take(rollout, positions) for positions in members.values()]
+    judged = next((number for number, group in enumerate(groups) if group.first.is_judged), 0)
+    nothing = {"num_failures": 0, "num_not_scored": 0, "cost": 0.0}
+    return [group if number == judged else replace(group, **nothing) for number, group in enumerate(groups)]
+
+
+def take(group: ScoredGroup, positions: Sequence[int]) -> ScoredGroup:
+    """The group with the samples at these positions alone."""
+    samples = [group.samples[position] for position in positions]
+    num_tokens = sum(len(sample.response_ids) for sample in samples)
+    statistics = replace(group.result.token_statistics, num_response_tokens=num_tokens)
+    result = replace(group.result, samples=samples, token_statistics=statistics)
+    return replace(group, result=result, scores=group.scores[list(positions)])
