@@ -84,7 +84,7 @@ class TokenStatistics:
     start_time: float
     """Unix time at which the engine admitted the prompt."""
     tool_time: float = 0.0
-    """Seconds that the rollout waited for tools and environments."""
+    """Seconds of the rollout in which a call of a tool or an environment was under way."""
     num_preempted: int | None = None
     """How often the engine put samples of the group back to make room for others. None: not known, because vLLM counts this only
     with its statistics on, and our engines leave them off."""

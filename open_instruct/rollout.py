@@ -107,6 +107,7 @@ class RolloutController:
         *,
         message_queue: MessageQueue,
     ) -> None:
+        import_extensions([*args.algorithm_modules, *args.workflow_modules])
         self._args = args
         self._options = options
         self._train = train_dataset
@@ -117,7 +118,6 @@ class RolloutController:
         self.message_queue = message_queue
         self._tokenizer = read_tokenizer(options.tokenizer_name_or_path, args.tokenizer_revision)
         datasets = {*train_dataset.dataset_names, *(eval_dataset.dataset_names if eval_dataset is not None else ())}
-        import_extensions(args.algorithm_modules)
         import_verifiers(args.verifier_modules)  # for their weights; they score in processes of their own
         self._verifiers = VerifierPool(
             args.verifier_workers, args.verifier_timeout_s, ready=sorted(datasets), modules=args.verifier_modules

@@ -89,6 +89,9 @@ class EngineContext(Context):
         self._read_codec = facts.read_codec
         self.answers: list[TokenStatistics] = []
         self.tool_s = 0.0
+        """Seconds in which at least one call was under way."""
+        self._num_calls = 0
+        self._calls_began = 0.0
 
     @property
     def codec(self) -> ChatCodec:
@@ -118,7 +121,9 @@ class EngineContext(Context):
         )
 
     async def _timed_call(self, effect: Effect, tool: str, arguments: Any, timeout_s: float) -> Any:
-        began = time.monotonic()
+        if not self._num_calls:
+            self._calls_began = time.monotonic()
+        self._num_calls += 1
         try:
             return await asyncio.wait_for(self._tools.call(tool, arguments), timeout_s)
         except TimeoutError as error:
@@ -126,7 +131,9 @@ class EngineContext(Context):
         except Exception as error:  # whatever a tool raises
             raise CallFailed(f"{effect}: {tool} failed: {type(error).__name__}: {error}") from error
         finally:
-            self.tool_s += time.monotonic() - began
+            self._num_calls -= 1
+            if not self._num_calls:
+                self.tool_s += time.monotonic() - self._calls_began
 
     def _now(self, effect: Effect) -> float:
         del effect
@@ -203,14 +210,8 @@ class RolloutRunner:
         try:
             rollout = self._workflow.run(request, ctx)
             trajectory = await (watched(rollout) if self._is_watched() else rollout)
-        except RolloutFailed as error:
-            return GenerationResult.given_up(request, self._facts.engine_id, str(error), began)
-        except EffectOutsideContext:
-            raise
-        except Exception as error:  # of a workflow that anybody may write: one rollout is lost, unless it goes on
-            self._count_error(error)
-            cause = f"{type(error).__name__}: {error}"
-            return GenerationResult.given_up(request, self._facts.engine_id, cause, began)
+        except Exception as error:
+            return GenerationResult.given_up(request, self._facts.engine_id, self._cause(first_of(error)), began)
         self._num_errors_in_a_row = 0
         return self._to_result(request, trajectory, ctx, began)
 
@@ -219,12 +220,17 @@ class RolloutRunner:
         self._num_rollouts += 1
         return number < WATCHED_FIRST or number % WATCHED_EVERY == 0
 
-    def _count_error(self, error: Exception) -> None:
+    def _cause(self, error: BaseException) -> str:
+        """Why a rollout is given up. Raises what shall end the engine: an effect outside the context, and the last of too many
+        errors of the workflow itself, which anybody may write. One such error costs one rollout."""
+        if isinstance(error, RolloutFailed):
+            return str(error)
         self._num_errors_in_a_row += 1
-        if self._num_errors_in_a_row >= MOST_ERRORS_IN_A_ROW:
+        if isinstance(error, EffectOutsideContext) or self._num_errors_in_a_row >= MOST_ERRORS_IN_A_ROW:
             raise error
         where = "".join(traceback.format_tb(error.__traceback__)[-1:]).strip()
         logger.warning("%s: %s: %s (%s)", type(self._workflow).__name__, type(error).__name__, error, where)
+        return f"{type(error).__name__}: {error}"
 
     def _to_result(
         self, request: PromptRequest, trajectory: Trajectory, ctx: EngineContext, began: Moment
@@ -247,6 +253,13 @@ class RolloutRunner:
             marker=request.marker,
             notes=trajectory.notes,
         )
+
+
+def first_of(error: BaseException) -> BaseException:
+    """What went wrong first, where several branches of a rollout failed; the others are about the same."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
 
 
 async def _cancel_all() -> None:

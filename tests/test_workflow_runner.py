@@ -50,6 +50,7 @@ class PlayedVLLM:
         self.most_running = 0
         self.version = 0
         self.is_paused = False
+        self.finish_reason = "stop"
         self.waits_for = 1
         """Steps give no token until so many requests have come."""
         self.before_step: Callable[[], None] = lambda: None
@@ -98,7 +99,7 @@ class PlayedVLLM:
         ]
         logprobs = SimpleNamespace(start_indices=list(range(NUM_TOKENS)), logprobs=[-0.5] * NUM_TOKENS)
         completion = SimpleNamespace(
-            index=0, token_ids=token_ids, logprobs=logprobs, finish_reason="stop", weight_versions=spans
+            index=0, token_ids=token_ids, logprobs=logprobs, finish_reason=self.finish_reason, weight_versions=spans
         )
         return SimpleNamespace(request_id=request_id, finished=True, outputs=[completion])
 
@@ -135,11 +136,11 @@ class Stage:
         except BaseException as error:
             self.error = error
 
-    def put(self, *plans: RCPlan, n: int = 1, **fields: Any) -> None:
+    def put(self, *tasks: Any, n: int = 1, prompt: np.ndarray | None = None) -> None:
         config = SamplingConfig(max_tokens=64, n=n, seed=1)
-        prompt = np.arange(8, dtype=np.int32)
+        prompt = np.arange(8, dtype=np.int32) if prompt is None else prompt
         self.prompts.put(
-            [PromptRequest(prompt, config, i, f"train-{i}", 0, task=plan, **fields) for i, plan in enumerate(plans)],
+            [PromptRequest(prompt, config, i, f"train-{i}", 0, task=task) for i, task in enumerate(tasks)],
             timeout=1.0,
         )
 
