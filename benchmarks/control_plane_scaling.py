@@ -30,7 +30,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.report import print_table, write_json
-from open_instruct.staleness import CONSUMED, FlowOptions, PromptFlow, PromptLedger
+from open_instruct.rollouts.staleness import CONSUMED, FlowOptions, PromptFlow, PromptLedger
 
 ROOT = Path(__file__).resolve().parents[1]
 NUM_WARM_UP = 2

@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 import ray
 
-from open_instruct.fully_async_trainer import FullyAsyncTrainer, TrainedStep
+from open_instruct.run.fully_async_trainer import FullyAsyncTrainer, TrainedStep
 
 
 def accounting_trainer(first: int, num_steps: int, report: Path) -> type[FullyAsyncTrainer]:

@@ -14,9 +14,8 @@ import numpy as np
 import ray
 from ray.util.queue import Empty, Queue
 
-from open_instruct import coordinator, grpo_fast, rollout_manager
-from open_instruct.actor_group import RayTrainGroup
-from open_instruct.config import GRPOConfig
+from open_instruct import grpo_fast
+from open_instruct.config.options import GRPOConfig
 from open_instruct.data_types import (
     GenerationResult,
     PromptRequest,
@@ -25,9 +24,11 @@ from open_instruct.data_types import (
     ShutdownSentinel,
     TokenStatistics,
 )
-from open_instruct.engine_client import UpdateReport
-from open_instruct.placement_group import create_placement_groups
-from open_instruct.train_actor import TrainRayActor
+from open_instruct.engines.engine_client import UpdateReport
+from open_instruct.learners.actor_group import RayTrainGroup
+from open_instruct.learners.train_actor import TrainRayActor
+from open_instruct.run import coordinator, rollout_manager
+from open_instruct.run.placement_group import create_placement_groups
 
 ENGINES_PER_PROCESS = 64
 TIMEOUT_S = 60.0

@@ -9,8 +9,8 @@ import numpy as np
 import ray
 
 from open_instruct.data_types import PromptRequest
-from open_instruct.fully_async_trainer import FullyAsyncTrainer
-from open_instruct.rollout import Rollouter
+from open_instruct.rollouts.controller import Rollouter
+from open_instruct.run.fully_async_trainer import FullyAsyncTrainer
 
 SIGMA = 1.0
 MEAN_SHARE = 1 / 8

@@ -26,7 +26,7 @@ import ray
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.report import print_table, write_json
-from open_instruct.message_queue import MessageQueue
+from open_instruct.rollouts.message_queue import MessageQueue
 
 FIELDS = {
     "attention_mask": 3072,

@@ -33,14 +33,15 @@ import aiohttp
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.report import print_table, write_json
-from open_instruct import rc_actor, yaml_door
+from open_instruct import rc_actor
+from open_instruct.config import yaml_files as yaml_door
 from open_instruct.device import current_device
-from open_instruct.openai_client import ServedModel
-from open_instruct.rc_options import RCOptions, read_options
-from open_instruct.rc_stream import read_stream
-from open_instruct.rc_types import TrainingText
-from open_instruct.server_keys import VLLM_KEY_VARIABLE, key_headers
-from open_instruct.vllm_server import ServerOptions, VllmServer
+from open_instruct.engines.openai_client import ServedModel
+from open_instruct.engines.server_keys import VLLM_KEY_VARIABLE, key_headers
+from open_instruct.engines.vllm_server import ServerOptions, VllmServer
+from open_instruct.rc.options import RCOptions, read_options
+from open_instruct.rc.stream import read_stream
+from open_instruct.workflows.rc.types import TrainingText
 
 ROOT = Path(__file__).parents[1]
 SUMS = "reasoning_gym/chain_sum?min_terms=2&max_terms=2&min_digits=2&max_digits=2&seed=7"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from open_instruct.staleness import FlowOptions
+from open_instruct.rollouts.staleness import FlowOptions
 
 Draw = Callable[[np.random.Generator], float]
 

@@ -21,8 +21,8 @@ import numpy as np
 
 from benchmarks.simulated_engine import Group, SimulatedEngine, Spans
 from benchmarks.simulated_world import Mark, Outcome, World
-from open_instruct.message_queue import QueueItem, SampleBuffer
-from open_instruct.staleness import (
+from open_instruct.rollouts.message_queue import QueueItem, SampleBuffer
+from open_instruct.rollouts.staleness import (
     CONSUMED,
     FAILED,
     RUN_ENDED,

@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.report import print_table, write_json
 from benchmarks.simulated_world import World, log_normal
 from benchmarks.simulator import Simulation
-from open_instruct.staleness import FlowOptions
+from open_instruct.rollouts.staleness import FlowOptions
 
 GROUPS_AT_ONCE = 8
 MEAN_LENGTH = 200.0

@@ -84,10 +84,10 @@ def measure_bare(options: list[str]) -> list[dict[str, float]]:
 
 def bare_steps(options: list[str]) -> list[dict[str, float]]:
     """Sample each step's prompts with vLLM's engine alone, then train on them with torch alone."""
-    from open_instruct.cli import parse_args
-    from open_instruct.config import GRPOConfig
+    from open_instruct.config.cli import parse_args
+    from open_instruct.config.options import GRPOConfig
+    from open_instruct.data.prompt_dataset import PromptOrder
     from open_instruct.grpo_fast import load_inputs
-    from open_instruct.prompt_dataset import PromptOrder
 
     args = parse_args(options, GRPOConfig)
     inputs, mistakes = load_inputs(args)
@@ -114,8 +114,8 @@ class BareSampler:
     """vLLM's engine as the pipeline starts it, and nothing around it."""
 
     def __init__(self, args: Any) -> None:
-        from open_instruct import rollout_manager
-        from open_instruct.vllm_engine import make_engine
+        from open_instruct.engines.vllm_engine import make_engine
+        from open_instruct.run import rollout_manager
 
         self._args = args
         options = rollout_manager.engine_options(
@@ -124,8 +124,8 @@ class BareSampler:
         self._engine = make_engine(options, 0)
 
     def sample(self, prompts: list[Any], numbers: list[int]) -> list[list[list[int]]]:
-        from open_instruct.rollout import request_seed
-        from open_instruct.vllm_engine import sampling_params
+        from open_instruct.engines.vllm_engine import sampling_params
+        from open_instruct.rollouts.controller import request_seed
 
         for prompt, number in zip(prompts, numbers, strict=True):
             config = replace(self._args.train_sampling, seed=request_seed(self._args.seed, number))
@@ -155,7 +155,7 @@ class BareTrainer:
         import numpy as np
 
         from open_instruct.data_types import TrainingSample
-        from open_instruct.rl_utils import prepare_collated_data_for_workers
+        from open_instruct.rollouts.packing import prepare_collated_data_for_workers
 
         samples = [
             TrainingSample(prompt, np.array(r, np.int32), np.ones(len(r), bool), np.zeros(len(r), np.float32), 1.0)

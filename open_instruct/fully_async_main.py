@@ -20,18 +20,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from open_instruct import grpo_fast, yaml_door
-from open_instruct.cli import UsageError, convert, fail_with, make_config
-from open_instruct.component_log import LOG_FILE
-from open_instruct.config import GRPOConfig
-from open_instruct.extensions import MODULE_OPTIONS, config_class_with, plain_config
-from open_instruct.fully_async_trainer import FullyAsyncTrainer
+from open_instruct import grpo_fast
+from open_instruct.config import yaml_files as yaml_door
+from open_instruct.config.cli import UsageError, convert, fail_with, make_config
+from open_instruct.config.extensions import MODULE_OPTIONS, config_class_with, plain_config
+from open_instruct.config.options import GRPOConfig
+from open_instruct.config.yaml_files import Door, in_terms_of_the_file, unknown_key
 from open_instruct.grpo_fast import Roles, RunInputs
-from open_instruct.interruption import ends_by_signals
-from open_instruct.masking import mask_tracebacks
 from open_instruct.registry import option_fields
-from open_instruct.rollout import Rollouter
-from open_instruct.yaml_door import Door, in_terms_of_the_file, unknown_key
+from open_instruct.report.component_log import LOG_FILE
+from open_instruct.rollouts.controller import Rollouter
+from open_instruct.run.fully_async_trainer import FullyAsyncTrainer
+from open_instruct.system.interruption import ends_by_signals
+from open_instruct.system.masking import mask_tracebacks
 
 PROGRAM = "fully_async_main.py"
 MOST_NODES = 100_000

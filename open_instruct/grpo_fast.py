@@ -29,29 +29,27 @@ from typing import Any
 
 from ray.util.queue import Queue
 
-from open_instruct import coordinator
-from open_instruct.checkpoints import CheckpointStore, StorageNotShared
-from open_instruct.cli import UsageError, fail_with, parse_args, read_lists
-from open_instruct.config import GRPOConfig
-from open_instruct.config_checks import collect_mistakes, shown
-from open_instruct.coordinator import ComponentDied, Parts, Timer
-from open_instruct.extensions import MODULE_OPTIONS, config_class_with, plain_config
-from open_instruct.failures import WeightsDiffer
-from open_instruct.fully_async_trainer import FullyAsyncTrainer, TrainedStep
-from open_instruct.interruption import Interrupted, ends_by_signals
-from open_instruct.masking import mask_tracebacks
-from open_instruct.message_queue import MessageQueue
-from open_instruct.model_support import problem_with_weights
-from open_instruct.output_directory import UnusableDirectory, describe, held, is_of_storage
-from open_instruct.parameter_synchronizer import ParameterSynchronizer
-from open_instruct.placement_plan import CannotPlace
-from open_instruct.rollout import RolloutController
-from open_instruct.rollout_manager import create_message_queue, create_queues
-from open_instruct.rollout_state import FILE as ROLLOUT_STATE
-from open_instruct.run_identity import run_identity, says_which_data
-from open_instruct.run_inputs import RunInputs, load_inputs
-from open_instruct.run_log import ComponentStatus, Monitor, RunLog
-from open_instruct.run_saving import (
+from open_instruct.cluster.failures import WeightsDiffer
+from open_instruct.cluster.placement_plan import CannotPlace
+from open_instruct.config.checks import collect_mistakes, shown
+from open_instruct.config.cli import UsageError, fail_with, parse_args, read_lists
+from open_instruct.config.extensions import MODULE_OPTIONS, config_class_with, plain_config
+from open_instruct.config.model_support import problem_with_weights
+from open_instruct.config.options import GRPOConfig
+from open_instruct.data.run_identity import run_identity, says_which_data
+from open_instruct.data.run_inputs import RunInputs, load_inputs
+from open_instruct.learners.step_sums import NonfiniteSteps
+from open_instruct.report.run_log import ComponentStatus, Monitor, RunLog
+from open_instruct.report.run_summary import PromptCounts, RunSummary
+from open_instruct.rollouts.controller import RolloutController
+from open_instruct.rollouts.message_queue import MessageQueue
+from open_instruct.rollouts.rollout_state import FILE as ROLLOUT_STATE
+from open_instruct.run import coordinator
+from open_instruct.run.coordinator import ComponentDied, Parts, Timer
+from open_instruct.run.fully_async_trainer import FullyAsyncTrainer, TrainedStep
+from open_instruct.run.parameter_synchronizer import ParameterSynchronizer
+from open_instruct.run.rollout_manager import create_message_queue, create_queues
+from open_instruct.run.run_saving import (
     checkpoint_store,
     is_complete,
     resumes_the_same_run,
@@ -60,10 +58,12 @@ from open_instruct.run_saving import (
     save_model,
     tell_that_it_is_complete,
 )
-from open_instruct.run_state import Progress
-from open_instruct.run_summary import PromptCounts, RunSummary
-from open_instruct.step_sums import NonfiniteSteps
-from open_instruct.weight_agreement import MismatchWatch, WeightAgreement
+from open_instruct.run.run_state import Progress
+from open_instruct.run.weight_agreement import MismatchWatch, WeightAgreement
+from open_instruct.storage.checkpoints import CheckpointStore, StorageNotShared
+from open_instruct.storage.output_directory import UnusableDirectory, describe, held, is_of_storage
+from open_instruct.system.interruption import Interrupted, ends_by_signals
+from open_instruct.system.masking import mask_tracebacks
 
 logger = logging.getLogger(__name__)
 

@@ -24,27 +24,27 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from open_instruct import yaml_door
-from open_instruct.cli import UsageError, fail_with
-from open_instruct.interruption import Interrupted, ends_by_signals, tell
-from open_instruct.logger_utils import (
+from open_instruct.config import yaml_files as yaml_door
+from open_instruct.config.cli import UsageError, fail_with
+from open_instruct.config.yaml_files import Door
+from open_instruct.engines.openai_client import ServedModel, ServerProblem, find_model
+from open_instruct.engines.server_keys import key_headers
+from open_instruct.rc.actor_loop import Phase, RCActorLoop, RunFailed
+from open_instruct.rc.evaluation import evaluate, format_comparison
+from open_instruct.rc.options import RCOptions, RunOptions, SamplingOptions, option_keys, read_options, split_urls
+from open_instruct.rc.statistics import RolloutStatistics, format_rollout_table
+from open_instruct.rc.stream import NotAStream, StreamWriter, read_trajectories, resume_stream
+from open_instruct.rc.worker import load_dotted
+from open_instruct.report.logger_utils import (
     setup_logging,
     write_atomically,
 )
-from open_instruct.masking import mask_tracebacks
-from open_instruct.openai_client import ServedModel, ServerProblem, find_model
-from open_instruct.output_directory import UnusableDirectory, describe, held, is_of_storage
-from open_instruct.plots import plot_accuracy_by_cycle
-from open_instruct.rc_actor_loop import Phase, RCActorLoop, RunFailed
-from open_instruct.rc_evaluation import evaluate, format_comparison
-from open_instruct.rc_options import RCOptions, RunOptions, SamplingOptions, option_keys, read_options, split_urls
-from open_instruct.rc_statistics import RolloutStatistics, format_rollout_table
-from open_instruct.rc_stream import NotAStream, StreamWriter, read_trajectories, resume_stream
-from open_instruct.rc_types import Problem
-from open_instruct.rc_worker import load_dotted
-from open_instruct.run_summary import write_summary
-from open_instruct.server_keys import key_headers
-from open_instruct.yaml_door import Door
+from open_instruct.report.plots import plot_accuracy_by_cycle
+from open_instruct.report.run_summary import write_summary
+from open_instruct.storage.output_directory import UnusableDirectory, describe, held, is_of_storage
+from open_instruct.system.interruption import Interrupted, ends_by_signals, tell
+from open_instruct.system.masking import mask_tracebacks
+from open_instruct.workflows.rc.types import Problem
 
 logger = logging.getLogger("open_instruct.rc_actor")
 

@@ -1,35 +1,5 @@
-"""Rollout policies of reasoning-cache rollouts: how a finished turn becomes a training sample.
+"""A door: run files name `open_instruct.rc_policies.generate_math_rollout`."""
 
-`actor.solution_rollout_policy` and `actor.summarization_rollout_policy` name one each by dotted path; an own one has the
-signature of `rc_turns.RolloutPolicy`.
-"""
+from open_instruct.workflows.rc.policies import generate_math_rollout, to_training_text
 
-import numpy as np
-
-from open_instruct.rc_turns import FinishedTurn, Score
-from open_instruct.rc_types import REASONING, TrainingText
-
-
-async def generate_math_rollout(turn: FinishedTurn, score: Score) -> TrainingText:
-    """Reasoning is rewarded for its answer by the problem's verifier; a summary has no reward, whatever it says."""
-    reward: float | None = None
-    metadata: dict[str, object] = {}
-    if turn.turn_type == REASONING:
-        has_answer = bool(turn.answer.strip())
-        reward = await score(turn.problem, turn.generation.token_ids, turn.answer) if has_answer else 0.0
-        if not has_answer:
-            metadata["no_answer"] = True
-    return to_training_text(turn, reward, metadata)
-
-
-def to_training_text(turn: FinishedTurn, reward: float | None, metadata: dict[str, object]) -> TrainingText:
-    """The turn as a sample with this reward; the state adds what it knows to `metadata`."""
-    return TrainingText(
-        text=turn.text,
-        prompt_ids=np.asarray(turn.request.prompt_ids, np.int32),
-        response_ids=np.asarray(turn.generation.token_ids, np.int32),
-        logprobs=np.asarray(turn.generation.logprobs, np.float32),
-        reward=reward,
-        finished=turn.generation.finished,
-        metadata=metadata,
-    )
+__all__ = ["generate_math_rollout", "to_training_text"]

@@ -28,8 +28,8 @@ import numpy as np
 import ray
 from ray.util.queue import Empty, Full, Queue
 
-from open_instruct import builtin_workflows  # noqa: F401 - a `WorkflowSpec` names them
 from open_instruct.chat_codec import ChatCodec
+from open_instruct.data.run_tokenizer import read_tokenizer
 from open_instruct.data_types import (
     GenerationResult,
     Moment,
@@ -39,9 +39,8 @@ from open_instruct.data_types import (
     ShutdownSentinel,
     TokenStatistics,
 )
-from open_instruct.engine_sleep import EngineSleep
-from open_instruct.run_tokenizer import read_tokenizer
-from open_instruct.vllm_engine import (
+from open_instruct.engines.engine_sleep import EngineSleep
+from open_instruct.engines.vllm_engine import (
     EngineCoreLost,
     EngineOptions,
     VLLMEngine,
@@ -49,9 +48,10 @@ from open_instruct.vllm_engine import (
     make_engine,
     sampling_params,
 )
-from open_instruct.weight_receiver import WeightReceiver, new_abort_file
-from open_instruct.worker_memory import cleaned_up_when_this_process_ends
-from open_instruct.workflow_runner import Answer, EngineFacts, RolloutRunner
+from open_instruct.engines.weight_receiver import WeightReceiver, new_abort_file
+from open_instruct.engines.worker_memory import cleaned_up_when_this_process_ends
+from open_instruct.workflows import builtin as builtin_workflows  # noqa: F401 - a `WorkflowSpec` names them
+from open_instruct.workflows.runner import Answer, EngineFacts, RolloutRunner
 
 POLL_S = 0.5
 """Longest wait of a helper thread before it looks whether it should stop."""

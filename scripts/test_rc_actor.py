@@ -18,12 +18,13 @@ import sys
 from pathlib import Path
 from types import FrameType
 
-from open_instruct import rc_actor, yaml_door
-from open_instruct.cli import UsageError, fail_with
+from open_instruct import rc_actor
+from open_instruct.config import yaml_files as yaml_door
+from open_instruct.config.cli import UsageError, fail_with
 from open_instruct.device import current_device
-from open_instruct.rc_options import RCOptions, read_options
-from open_instruct.server_keys import VLLM_KEY_VARIABLE
-from open_instruct.vllm_server import ServerFailed, ServerOptions, VllmServer
+from open_instruct.engines.server_keys import VLLM_KEY_VARIABLE
+from open_instruct.engines.vllm_server import ServerFailed, ServerOptions, VllmServer
+from open_instruct.rc.options import RCOptions, read_options
 
 FIRST_PORT = 8080
 HIGHEST_PORT = 65535

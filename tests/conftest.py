@@ -42,7 +42,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def make_args(**options: Any) -> Any:
     """Options of a small run."""
-    from open_instruct.config import GRPOConfig
+    from open_instruct.config.options import GRPOConfig
 
     small: dict[str, Any] = {
         "model_name_or_path": str(TINY_MODEL),
@@ -85,7 +85,7 @@ def untied_model(tmp_path_factory: pytest.TempPathFactory) -> str:
 def ray_session() -> Iterator[Any]:
     import ray
 
-    from open_instruct import coordinator
+    from open_instruct.run import coordinator
 
     with coordinator.ray_cluster() as signals:
         signals.remove()  # pytest keeps Ctrl-C
@@ -95,7 +95,7 @@ def ray_session() -> Iterator[Any]:
 @pytest.fixture(scope="session")
 def engines(ray_session: Any, tied_model: str) -> Iterator[SimpleNamespace]:
     """Two engines that share two queues and serve them."""
-    from open_instruct import rollout_manager
+    from open_instruct.run import rollout_manager
 
     args = make_args(vllm_num_engines=2, model_name_or_path=tied_model)
     queues = rollout_manager.create_queues(args)

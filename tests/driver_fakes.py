@@ -12,16 +12,16 @@ from typing import Any
 from conftest import make_args
 
 from open_instruct import grpo_fast
-from open_instruct.colocation import DeviceSharing
-from open_instruct.coordinator import Signals, Timer
+from open_instruct.cluster.failures import ComponentDied
 from open_instruct.data_types import RolloutBatch
-from open_instruct.engine_client import UpdateReport
-from open_instruct.failures import ComponentDied
-from open_instruct.fully_async_trainer import FullyAsyncTrainer
-from open_instruct.parameter_synchronizer import ParameterSynchronizer
-from open_instruct.run_log import RunLog
-from open_instruct.run_saving import checkpoint_store
-from open_instruct.weight_agreement import MismatchWatch
+from open_instruct.engines.engine_client import UpdateReport
+from open_instruct.report.run_log import RunLog
+from open_instruct.run.coordinator import Signals, Timer
+from open_instruct.run.device_sharing import DeviceSharing
+from open_instruct.run.fully_async_trainer import FullyAsyncTrainer
+from open_instruct.run.parameter_synchronizer import ParameterSynchronizer
+from open_instruct.run.run_saving import checkpoint_store
+from open_instruct.run.weight_agreement import MismatchWatch
 
 NUM_STEPS = 6
 PROMPTS_PER_STEP = 4

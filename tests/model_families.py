@@ -183,8 +183,8 @@ def _serve_learner(pipe: Any, other_end: Any, directory: str, dtype: str) -> Non
     import torch
     from transformers import AutoModelForCausalLM
 
-    from open_instruct.logprobs import LogProbModel
-    from open_instruct.weight_sync import DeepSpeedWeightSource, pack_buckets
+    from open_instruct.learners.logprobs import LogProbModel
+    from open_instruct.learners.weight_sync import DeepSpeedWeightSource, pack_buckets
 
     module = AutoModelForCausalLM.from_pretrained(directory, dtype=getattr(torch, dtype))
     model = LogProbModel(module)
@@ -249,7 +249,7 @@ def make_pair(directory: str, dtype: str) -> Pair:
     learner = LearnerSide(directory, dtype)  # before vLLM is imported: the process is forked
     from conftest import MAX_MODEL_LEN, make_args
 
-    from open_instruct.rollout_manager import engine_options
+    from open_instruct.run.rollout_manager import engine_options
     from open_instruct.vllm_utils3 import LLMRayActor
 
     args = make_args(model_name_or_path=directory, model_dtype=dtype)
@@ -262,7 +262,7 @@ def mistakes(directory: str) -> list[str]:
     sys.path.insert(0, str(HERE))
     from conftest import make_args
 
-    from open_instruct.config_checks import collect_mistakes
+    from open_instruct.config.checks import collect_mistakes
 
     return [mistake for mistake in collect_mistakes(make_args(model_name_or_path=directory)) if "model" in mistake]
 

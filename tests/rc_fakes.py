@@ -13,12 +13,12 @@ from aiohttp import web
 from conftest import TINY_MODEL
 
 from open_instruct.chat_codec import ChatCodec
-from open_instruct.openai_client import OpenAIClient, Server, ServerPool, make_session
-from open_instruct.rc_policies import generate_math_rollout
-from open_instruct.rc_scheduler import SchedulerOptions, schedule_rollouts
-from open_instruct.rc_state import InferenceProblemState, RCSettings
-from open_instruct.rc_turns import RCTurns
-from open_instruct.rc_types import REASONING, SUMMARIZATION, Problem, RetryOptions, RolloutResult
+from open_instruct.engines.openai_client import OpenAIClient, Server, ServerPool, make_session
+from open_instruct.rc.scheduler import SchedulerOptions, schedule_rollouts
+from open_instruct.workflows.rc.policies import generate_math_rollout
+from open_instruct.workflows.rc.state import InferenceProblemState, RCSettings
+from open_instruct.workflows.rc.turns import RCTurns
+from open_instruct.workflows.rc.types import REASONING, SUMMARIZATION, Problem, RetryOptions, RolloutResult
 
 THINK_MARK, SUMMARY_MARK = "THINK ABOUT", "SUM UP"
 MAX_MODEL_LEN = 4096

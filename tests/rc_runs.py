@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from open_instruct.rc_types import TrainingText
+from open_instruct.workflows.rc.types import TrainingText
 
 ROOT = Path(__file__).parents[1]
 TIMEOUT_S = 90.0

@@ -14,8 +14,8 @@ from runs import EVALUATION, SUMS, Process, assert_ledger_balances, command, row
 SCRIPT = Path(__file__).parents[1] / "open_instruct" / "fully_async_main.py"
 HOOKS = """
 import numpy as np, ray
-from open_instruct.fully_async_trainer import FullyAsyncTrainer
-from open_instruct.rollout import Rollouter
+from open_instruct.run.fully_async_trainer import FullyAsyncTrainer
+from open_instruct.rollouts.controller import Rollouter
 from dataclasses import replace
 
 class CustomFullyAsyncTrainer(FullyAsyncTrainer):

@@ -12,7 +12,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from open_instruct.algorithms.advantages import group_advantages
-from open_instruct.batch_building import (
+from open_instruct.data_types import TokenStatistics, TrainingSample
+from open_instruct.rollouts.batch_building import (
     OverIssueBias,
     advantage_metrics,
     evaluation_metrics,
@@ -24,8 +25,7 @@ from open_instruct.batch_building import (
     straggler_metrics,
     training_samples,
 )
-from open_instruct.data_types import TokenStatistics, TrainingSample
-from open_instruct.rl_utils import Layout, prepare_collated_data_for_workers
+from open_instruct.rollouts.packing import Layout, prepare_collated_data_for_workers
 from open_instruct.scored_groups import ScoredGroup
 
 

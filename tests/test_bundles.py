@@ -8,9 +8,9 @@ from typing import Any
 
 START = """
 import json, ray, time
-from open_instruct import bundles
+from open_instruct.cluster import bundles
 from open_instruct.device import Device
-from open_instruct.placement_plan import Asked
+from open_instruct.cluster.placement_plan import Asked
 
 ray.init(num_cpus=8, num_gpus=4, include_dashboard=False, log_to_driver=False)
 device = Device("cuda", "bfloat16", "sdpa")

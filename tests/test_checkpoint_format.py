@@ -8,8 +8,8 @@ import torch
 from model_families import build_model
 from safetensors.torch import load_file
 
-from open_instruct.checkpoint_format import CheckpointFormat, layer_groups
-from open_instruct.weight_sync import DeepSpeedWeightSource
+from open_instruct.learners.checkpoint_format import CheckpointFormat, layer_groups
+from open_instruct.learners.weight_sync import DeepSpeedWeightSource
 
 
 def in_checkpoint_form(model: torch.nn.Module) -> dict[str, torch.Tensor]:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from open_instruct import checkpoints
-from open_instruct.checkpoints import (
+from open_instruct.storage import checkpoints
+from open_instruct.storage.checkpoints import (
     STATE_FILE,
     Checkpoint,
     CheckpointStore,

@@ -8,9 +8,9 @@ import pytest
 from runs import Process, assert_ledger_balances, command, rows
 
 PACKAGE = Path(__file__).parents[1] / "open_instruct"
-TELLS_THE_TIME_OF_DAY = {"data_types.py", "parameter_synchronizer.py", "rollout.py", "run_summary.py"}
+TELLS_THE_TIME_OF_DAY = {"data_types.py", "parameter_synchronizer.py", "controller.py", "run_summary.py"}
 """They write it down for people; nothing is decided by it."""
-FOR_ROLLOUTS = {"effects.py", "workflow_runner.py"}
+FOR_ROLLOUTS = {"effects.py", "runner.py"}
 """They refuse a rollout the clock, and give it the time that it asks its context for."""
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from runs import EVALUATION, Process, assert_ledger_balances, command, rows
 
-from open_instruct.colocation import DeviceSharing, ExclusiveSharing
+from open_instruct.run.device_sharing import DeviceSharing, ExclusiveSharing
 
 
 class Play:

@@ -1,6 +1,6 @@
 """Lines of the log in the formats that the fully async policy documents."""
 
-from open_instruct.component_log import RolloutMilestones
+from open_instruct.report.component_log import RolloutMilestones
 
 
 def rollouter(generated: int, dropped: int = 0) -> dict[str, int]:

@@ -11,11 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from open_instruct import config, config_checks, rc_prompts
-from open_instruct.config import GRPOConfig
-from open_instruct.config_checks import collect_mistakes, load_tokenizer
+from open_instruct.config import checks as config_checks
+from open_instruct.config import options as config
+from open_instruct.config.checks import collect_mistakes, load_tokenizer
+from open_instruct.config.options import GRPOConfig
 from open_instruct.device import Device
-from open_instruct.rc_workflow import ReasoningCache
+from open_instruct.workflows.rc import prompts as rc_prompts
+from open_instruct.workflows.rc.workflow import ReasoningCache
 
 CPU = Device("cpu", "float32", "sdpa")
 

@@ -7,9 +7,9 @@ import pytest
 import ray.exceptions
 from conftest import make_args
 
-from open_instruct import coordinator
-from open_instruct.coordinator import Parts, Signals
-from open_instruct.failures import ComponentDied
+from open_instruct.cluster.failures import ComponentDied
+from open_instruct.run import coordinator
+from open_instruct.run.coordinator import Parts, Signals
 
 
 def parts_of(**fakes: Any) -> Parts:

@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 from conftest import TINY_MODEL
 
-from open_instruct.dataset_transformation import DatasetError, load_prompts, parse_mixer_list, splits_of_names
-from open_instruct.ground_truth_utils import verifier_names
-from open_instruct.prompt_dataset import PromptDataset
-from open_instruct.rc_training_options import ReasoningCacheOptions
-from open_instruct.rc_workflow import ReasoningCache
-from open_instruct.reasoning_gym_data import reasoning_gym_rows
-from open_instruct.sample_record import ItemShape, append_record, non_tensor_fields, to_proto_item
+from open_instruct.data.dataset_transformation import DatasetError, load_prompts, parse_mixer_list, splits_of_names
+from open_instruct.data.prompt_dataset import PromptDataset
+from open_instruct.data.sample_record import ItemShape, append_record, non_tensor_fields, to_proto_item
+from open_instruct.verifiers.reasoning_gym_data import reasoning_gym_rows
+from open_instruct.verifiers.verifiers import verifier_names
+from open_instruct.workflows.rc.options import ReasoningCacheOptions
+from open_instruct.workflows.rc.workflow import ReasoningCache
 
 Row = dict[str, Any]
 
@@ -594,7 +594,7 @@ def test_tokens_are_those_of_the_chat_template(tmp_path: Path) -> None:
 
 def test_importing_is_light() -> None:
     code = (
-        "import sys; import open_instruct.dataset_transformation;"
+        "import sys; import open_instruct.data.dataset_transformation;"
         "print([m for m in ('torch', 'ray', 'vllm', 'deepspeed', 'transformers', 'datasets', 'pyarrow', 'reasoning_gym'"
         ") if m in sys.modules])"
     )

@@ -13,17 +13,18 @@ import pytest
 import torch
 from conftest import MAX_MODEL_LEN, TIMEOUT_S, make_args
 
-from open_instruct import bundles, engine_supervisor, rollout_manager
-from open_instruct.colocation import ExclusiveSharing
-from open_instruct.coordinator import Heartbeats, Parts, Signals
+from open_instruct.cluster import bundles
+from open_instruct.cluster.failures import ComponentDied
+from open_instruct.cluster.node_watch import LostNode
 from open_instruct.data_types import PromptRequest, SamplingConfig
-from open_instruct.engine_client import HELD_UP, EngineClient, UpdateAbandoned
-from open_instruct.engine_supervisor import EngineSupervisor
-from open_instruct.failures import ComponentDied
-from open_instruct.interruption import Interrupted
-from open_instruct.node_watch import LostNode
-from open_instruct.parameter_synchronizer import ParameterSynchronizer
-from open_instruct.weight_sync import DeepSpeedWeightSource, RayObjectSender
+from open_instruct.engines.engine_client import HELD_UP, EngineClient, UpdateAbandoned
+from open_instruct.learners.weight_sync import DeepSpeedWeightSource, RayObjectSender
+from open_instruct.run import engine_supervisor, rollout_manager
+from open_instruct.run.coordinator import Heartbeats, Parts, Signals
+from open_instruct.run.device_sharing import ExclusiveSharing
+from open_instruct.run.engine_supervisor import EngineSupervisor
+from open_instruct.run.parameter_synchronizer import ParameterSynchronizer
+from open_instruct.system.interruption import Interrupted
 
 
 @pytest.fixture(autouse=True)
@@ -402,7 +403,7 @@ def queues_and_parts(stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatc
     """Real queues and a played rest, watched as in a run."""
     from ray.util.queue import Queue
 
-    from open_instruct.message_queue import MessageQueue
+    from open_instruct.rollouts.message_queue import MessageQueue
 
     monkeypatch.setattr(Heartbeats, "EVERY_S", 0.5)
     monkeypatch.setattr(Heartbeats, "LIMIT_S", 2.0)
@@ -545,7 +546,7 @@ def real(ray_session: Any, tied_model: str) -> Iterator[SimpleNamespace]:
     from ray.util.queue import Queue
     from transformers import AutoModelForCausalLM
 
-    from open_instruct.message_queue import MessageQueue
+    from open_instruct.rollouts.message_queue import MessageQueue
 
     args = make_args(vllm_num_engines=1, sync_retry_delay=0.1)
     queues = [Queue(actor_options={"num_cpus": 0}) for _ in range(2)]

@@ -8,7 +8,7 @@ import pytest
 from conftest import MAX_MODEL_LEN, TIMEOUT_S, make_args
 
 from open_instruct.data_types import PromptRequest, SamplingConfig
-from open_instruct.engine_sleep import EngineSleep, SleepOptions
+from open_instruct.engines.engine_sleep import EngineSleep, SleepOptions
 
 
 class Play:
@@ -99,9 +99,9 @@ def test_a_real_engine_wakes_for_prompts_and_weights_and_loses_nothing(
     from ray.util.queue import Queue
     from transformers import AutoModelForCausalLM
 
-    from open_instruct import rollout_manager
-    from open_instruct.engine_client import EngineClient
-    from open_instruct.weight_sync import DeepSpeedWeightSource, RayObjectSender
+    from open_instruct.engines.engine_client import EngineClient
+    from open_instruct.learners.weight_sync import DeepSpeedWeightSource, RayObjectSender
+    from open_instruct.run import rollout_manager
 
     args = make_args(engine_sleep_after_s=0.3, engine_sleep_level=level)
     queues = Queue(actor_options={"num_cpus": 0}), Queue(actor_options={"num_cpus": 0})

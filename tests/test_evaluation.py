@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from open_instruct.data_types import EVAL, GenerationResult, TokenStatistics
-from open_instruct.evaluation import Evaluation
+from open_instruct.rollouts.evaluation import Evaluation
 from open_instruct.scored_groups import ScoredGroup
 
 TIMEOUT = "generation_timeout: over 1 s"

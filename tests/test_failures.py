@@ -105,7 +105,7 @@ def own_engine(ray_session: Any, engines: SimpleNamespace) -> Iterator[SimpleNam
     """An engine with queues of its own, of which the results queue holds one item."""
     from ray.util.queue import Queue
 
-    from open_instruct import rollout_manager
+    from open_instruct.run import rollout_manager
 
     args = make_args()
     queues = Queue(actor_options={"num_cpus": 0}), Queue(maxsize=1, actor_options={"num_cpus": 0})
@@ -133,8 +133,8 @@ def test_an_engine_that_dies_in_the_middle_of_an_update_does_not_hinder_the_othe
 ) -> None:
     from transformers import AutoModelForCausalLM
 
-    from open_instruct.engine_client import EngineClient
-    from open_instruct.weight_sync import DeepSpeedWeightSource, RayObjectSender
+    from open_instruct.engines.engine_client import EngineClient
+    from open_instruct.learners.weight_sync import DeepSpeedWeightSource, RayObjectSender
 
     survivor, victim = engines.actors[0], own_engine.actor
     pid = ray_session.get(victim.pid.remote(), timeout=TIMEOUT_S)
@@ -204,7 +204,7 @@ def test_results_that_nobody_takes_for_30_s_are_not_lost(
 def test_a_group_that_takes_too_long_comes_back_with_its_cause(ray_session: Any, prompts: list[np.ndarray]) -> None:
     from ray.util.queue import Queue
 
-    from open_instruct import rollout_manager
+    from open_instruct.run import rollout_manager
 
     args = make_args(generation_timeout=0.05)
     queues = Queue(actor_options={"num_cpus": 0}), Queue(actor_options={"num_cpus": 0})
@@ -237,9 +237,9 @@ def test_weights_change_while_64_responses_are_sampled(
     from ray.util.queue import Queue
     from transformers import AutoModelForCausalLM
 
-    from open_instruct import rollout_manager
-    from open_instruct.engine_client import EngineClient
-    from open_instruct.weight_sync import DeepSpeedWeightSource, RayObjectSender
+    from open_instruct.engines.engine_client import EngineClient
+    from open_instruct.learners.weight_sync import DeepSpeedWeightSource, RayObjectSender
+    from open_instruct.run import rollout_manager
 
     args = make_args(inflight_updates=inflight_updates)
     queues = Queue(actor_options={"num_cpus": 0}), Queue(actor_options={"num_cpus": 0})

@@ -9,12 +9,12 @@ import pytest
 import yaml
 from conftest import TINY_MODEL
 
-from open_instruct import yaml_door
-from open_instruct.cli import UsageError
+from open_instruct.config import yaml_files as yaml_door
+from open_instruct.config.cli import UsageError
+from open_instruct.config.yaml_files import CONFIG_DIRECTORY
 from open_instruct.fully_async_main import compose, read
-from open_instruct.fully_async_trainer import FullyAsyncTrainer
-from open_instruct.rollout import RolloutController
-from open_instruct.yaml_door import CONFIG_DIRECTORY
+from open_instruct.rollouts.controller import RolloutController
+from open_instruct.run.fully_async_trainer import FullyAsyncTrainer
 
 ROOT = Path(__file__).parents[1]
 SUMS = "reasoning_gym/chain_sum?min_terms=2&max_terms=2&size=30&seed=7"
@@ -156,8 +156,8 @@ def test_mistakes_end_the_program_before_anything_starts(tmp_path: Path) -> None
 
 def test_a_user_s_classes_are_found_in_the_current_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "hooks_of_mine.py").write_text(
-        "from open_instruct.fully_async_trainer import FullyAsyncTrainer\n"
-        "from open_instruct.rollout import Rollouter\n"
+        "from open_instruct.run.fully_async_trainer import FullyAsyncTrainer\n"
+        "from open_instruct.rollouts.controller import Rollouter\n"
         "class CustomFullyAsyncTrainer(FullyAsyncTrainer):\n    pass\n"
         "class CustomRollouter(Rollouter):\n    pass\n"
         "def custom_monitor(trainer_stats, rollouter_stats):\n    return {}\n"

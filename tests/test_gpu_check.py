@@ -121,9 +121,9 @@ RUNS = [step for step in STEPS if "single_gpu.sh" in " ".join(step.command(Surro
 @pytest.mark.parametrize("kind", ["cpu", "cuda"])
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: run.name)
 def test_options_of_every_run_are_accepted(run: Step, kind: str, tmp_path: Path) -> None:
-    from open_instruct.cli import UsageError, parse_args
-    from open_instruct.config import GRPOConfig
-    from open_instruct.config_checks import collect_mistakes
+    from open_instruct.config.checks import collect_mistakes
+    from open_instruct.config.cli import UsageError, parse_args
+    from open_instruct.config.options import GRPOConfig
 
     # What single_gpu.sh is told, with an interpreter that prints what it is given.
     printer = tmp_path / "python"

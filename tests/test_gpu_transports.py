@@ -23,10 +23,10 @@ from conftest import MAX_MODEL_LEN, TIMEOUT_S, make_args
 from test_weight_sync import change, largest_difference
 
 from open_instruct.data_types import GenerationResult, PromptRequest, SamplingConfig
-from open_instruct.engine_client import UpdateReport
-from open_instruct.logprobs import LogProbModel
-from open_instruct.weight_link import LinkOptions, WeightLink
-from open_instruct.weight_sync import DeepSpeedWeightSource
+from open_instruct.engines.engine_client import UpdateReport
+from open_instruct.learners.logprobs import LogProbModel
+from open_instruct.learners.weight_link import LinkOptions, WeightLink
+from open_instruct.learners.weight_sync import DeepSpeedWeightSource
 
 CONFIG = SamplingConfig(max_tokens=24, n=4, seed=11)
 START_S = 400.0
@@ -40,7 +40,7 @@ class Learner:
     def __init__(self, ray: Any, engines: list[Any], args: Any) -> None:
         from transformers import AutoModelForCausalLM
 
-        from open_instruct import process_group
+        from open_instruct.cluster import process_group
 
         self.ray, self.engines = ray, dict(enumerate(engines))
         self.module = AutoModelForCausalLM.from_pretrained(args.model_name_or_path, dtype=torch.float32)
@@ -71,7 +71,7 @@ class Cluster:
     """Engines whose cores are processes of their own, and a learner."""
 
     def __init__(self, ray: Any, transport: str, num_engines: int, model: str) -> None:
-        from open_instruct import rollout_manager
+        from open_instruct.run import rollout_manager
 
         self.ray = ray
         args = make_args(model_name_or_path=model, vllm_num_engines=num_engines, weight_transport=transport)
@@ -307,7 +307,7 @@ def test_a_killed_actor_leaves_no_engine_core_behind(make_cluster: MakeCluster) 
 def test_an_actor_that_is_killed_while_it_starts_leaves_no_engine_core_behind(
     own_process: None, ray_session: Any, tied_model: str
 ) -> None:
-    from open_instruct import rollout_manager
+    from open_instruct.run import rollout_manager
 
     args = make_args(model_name_or_path=tied_model, vllm_num_engines=1, weight_transport="ray_object")
     queues = rollout_manager.create_queues(args)
@@ -382,7 +382,7 @@ def test_payloads_pass_through_msgpack(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("fails", ["error", "abort"])
 def test_watch_aborts_as_soon_as_the_file_is_there(tmp_path: Any, monkeypatch: pytest.MonkeyPatch, fails: str) -> None:
-    from open_instruct.vllm_weight_transfer import AbortWatch
+    from open_instruct.engines.vllm_weight_transfer import AbortWatch
     from open_instruct.weight_transports import ABORT_FILE
 
     path = tmp_path / "abort"
@@ -408,7 +408,7 @@ time.sleep(600)
 
 def test_a_buffer_of_the_learner_goes_though_a_reader_was_killed() -> None:
     """torch counts readers in the file itself, and one that was killed for ever."""
-    from open_instruct import cpu_transports
+    from open_instruct.engines import cpu_transports
 
     buffer = torch.full((1000,), 7, dtype=torch.uint8)
     *_, manager, handle, num_bytes = cpu_transports._share(buffer)[1]

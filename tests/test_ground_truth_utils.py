@@ -12,8 +12,9 @@ import reasoning_gym
 from hypothesis import given
 from hypothesis import strategies as st
 
-from open_instruct import ground_truth_utils
-from open_instruct.ground_truth_utils import (
+from open_instruct.verifiers import verifiers as ground_truth_utils
+from open_instruct.verifiers.reasoning_gym_data import encode_item, reasoning_gym_rows
+from open_instruct.verifiers.verifiers import (
     VerificationResult,
     VerifierFunction,
     build_all_verifiers,
@@ -26,7 +27,6 @@ from open_instruct.ground_truth_utils import (
     verifier_name,
     verifier_names,
 )
-from open_instruct.reasoning_gym_data import encode_item, reasoning_gym_rows
 
 
 def score(dataset: str, label: object, text: str) -> float:
@@ -254,7 +254,7 @@ def test_score_response_pickles() -> None:
 
 def test_importing_is_light() -> None:
     code = (
-        "import sys; import open_instruct.ground_truth_utils as g; g.verifier_names();"
+        "import sys; import open_instruct.verifiers.verifiers as g; g.verifier_names();"
         "print([m for m in ('torch', 'ray', 'vllm', 'deepspeed', 'transformers', 'datasets', 'reasoning_gym')"
         " if m in sys.modules])"
     )

@@ -22,7 +22,7 @@ from runs import (
     shared_memory,
 )
 
-from open_instruct.checkpoints import files_in, sync_files_of_rank
+from open_instruct.storage.checkpoints import files_in, sync_files_of_rank
 
 
 @pytest.fixture(scope="module")
@@ -82,8 +82,8 @@ def test_metrics_have_a_row_per_step_that_adds_up(finished: tuple[Path, str]) ->
 def test_the_saved_model_is_loaded_by_transformers_and_vllm(finished: tuple[Path, str], ray_session: Any) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from open_instruct import rollout_manager
     from open_instruct.data_types import SamplingConfig
+    from open_instruct.run import rollout_manager
 
     path = json.loads((finished[0] / "summary.json").read_text())["checkpoint"]
     assert (finished[0] / "step_000002" / "model.safetensors").is_file()

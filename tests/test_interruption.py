@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from open_instruct import coordinator, rc_actor
-from open_instruct.interruption import Interrupted
+from open_instruct import rc_actor
+from open_instruct.run import coordinator
+from open_instruct.system.interruption import Interrupted
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 85), (signal.SIGINT, 130)])
@@ -33,7 +34,8 @@ def test_both_ways_to_take_a_signal_end_in_the_same_exception() -> None:
 
 SLOW_START = """
 import os, signal, sys, time
-from open_instruct import grpo_fast, masking
+from open_instruct import grpo_fast
+from open_instruct.system import masking
 def read(argv):
     print("reading", flush=True)
     time.sleep(60)
@@ -57,7 +59,7 @@ def test_a_signal_while_options_and_data_are_read(number: int, code: int) -> Non
 
 TELLS = """
 import logging, os, signal, sys, time
-from open_instruct.interruption import ends_by_signals, tell
+from open_instruct.system.interruption import ends_by_signals, tell
 logging.basicConfig(filename=sys.argv[1])
 with ends_by_signals():
     print("ready", flush=True)
@@ -99,7 +101,7 @@ def test_a_terminal_that_is_closed_ends_nothing(tmp_path: Path) -> None:
 
 def test_what_a_process_ends_with_is_masked() -> None:
     program = (
-        "from open_instruct.masking import mask_tracebacks; mask_tracebacks(); "
+        "from open_instruct.system.masking import mask_tracebacks; mask_tracebacks(); "
         "raise ValueError('http://host/v1?apiKey=s3cr3ts3cr3t&X-Amz-Signature=f00f00f00&n=1')"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)

@@ -11,9 +11,9 @@ import pytest
 import torch
 from conftest import TIMEOUT_S, make_args
 
-from open_instruct.checkpoints import files_in
 from open_instruct.data_types import Box, RolloutBatch, TrainingSample
-from open_instruct.rl_utils import prepare_collated_data_for_workers
+from open_instruct.rollouts.packing import prepare_collated_data_for_workers
+from open_instruct.storage.checkpoints import files_in
 
 LEARNING_RATE = 1e-3
 
@@ -64,7 +64,7 @@ class Learners:
     """A group of real learner actors."""
 
     def __init__(self, ray: Any, **options: Any) -> None:
-        from open_instruct.placement_group import create_actor_group, create_placement_groups
+        from open_instruct.run.placement_group import create_actor_group, create_placement_groups
 
         # The engine's log-probs of `make_samples` are made up: by default they are not corrected for.
         options = {"use_rho_correction": False, **options}
@@ -77,7 +77,7 @@ class Learners:
         assert ray.get(started, timeout=TIMEOUT_S) == [0] * self.args.num_learners
 
     def train(self, samples: list[TrainingSample], *, pack_length: int = 512) -> dict[str, float]:
-        from open_instruct.step_sums import merge_step_metrics
+        from open_instruct.learners.step_sums import merge_step_metrics
 
         ranks = prepare_collated_data_for_workers(
             samples,
@@ -95,7 +95,7 @@ class Learners:
 
     def train_in_pieces(self, pieces: list[list[TrainingSample]], *, pack_length: int = 512) -> dict[str, float]:
         """One step whose data comes in pieces, as with `--streaming`; the last may be empty."""
-        from open_instruct.step_sums import merge_step_metrics
+        from open_instruct.learners.step_sums import merge_step_metrics
 
         refs = []
         for number, samples in enumerate(pieces):
@@ -289,7 +289,7 @@ def test_mini_batches_clip_and_kl_show_up_in_the_metrics(ray_session: Any) -> No
 
 
 def test_weights_are_not_sent_under_the_name_of_another_version() -> None:
-    from open_instruct.learner import PolicyTrainerRayProcess
+    from open_instruct.learners.learner import PolicyTrainerRayProcess
 
     learner = PolicyTrainerRayProcess(rank=0, world_size=1)
     learner.version = 5

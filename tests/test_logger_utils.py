@@ -23,9 +23,8 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from open_instruct import logger_utils
-from open_instruct.interruption import Interrupted
-from open_instruct.logger_utils import (
+from open_instruct.report import logger_utils
+from open_instruct.report.logger_utils import (
     Isolation,
     MetricsWriter,
     NullTracker,
@@ -41,6 +40,7 @@ from open_instruct.logger_utils import (
     to_json_value,
     write_atomically,
 )
+from open_instruct.system.interruption import Interrupted
 
 PROGRESS = Progress(step=1, reward=0.5, tokens_per_second=1234.5, prompt_queue=3, result_queue=2, age=1.0)
 
@@ -306,7 +306,7 @@ def test_a_broken_wandb_is_warned_of_once(
     for step in range(3):
         tracker.log({}, step)
     tracker.finish()
-    assert [record.getMessage() for record in caplog.records if record.name == "open_instruct.logger_utils"] == [
+    assert [record.getMessage() for record in caplog.records if record.name == "open_instruct.report.logger_utils"] == [
         "wandb failed; the run goes on without: RuntimeError: service died"
     ]
 
@@ -314,8 +314,8 @@ def test_a_broken_wandb_is_warned_of_once(
 HUNG = """
 import logging, sys, time
 import psutil
-from open_instruct import logger_utils
-from open_instruct.logger_utils import TrackerOptions, make_tracker
+from open_instruct.report import logger_utils
+from open_instruct.report.logger_utils import TrackerOptions, make_tracker
 
 logging.basicConfig()
 logger_utils.WANDB_FINISH_TIMEOUT_S, logger_utils.WANDB_GRACE_S, logger_utils.WANDB_MAX_ROWS_WAITING = 1.0, 2.0, 50

@@ -7,15 +7,15 @@ from model_families import change, family_config
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from open_instruct.config.model_support import logits_scale_and_cap
 from open_instruct.data_types import CollatedBatchData, TrainingSample
-from open_instruct.logprobs import (
+from open_instruct.learners.logprobs import (
     LogProbModel,
     chunked_log_probs,
     entropy_from_logits,
     log_softmax_and_gather,
 )
-from open_instruct.model_support import logits_scale_and_cap
-from open_instruct.rl_utils import collate_packed, collate_padded
+from open_instruct.rollouts.packing import collate_packed, collate_padded
 
 VOCAB = 50
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from open_instruct.cli import fail_with
-from open_instruct.logger_utils import setup_logging
-from open_instruct.masking import MASK, masked, without_secrets
+from open_instruct.config.cli import fail_with
+from open_instruct.report.logger_utils import setup_logging
+from open_instruct.system.masking import MASK, masked, without_secrets
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ from hypothesis.extra.numpy import array_shapes, arrays
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from ray.exceptions import GetTimeoutError
 
-from open_instruct import message_queue
-from open_instruct.message_queue import (
+from open_instruct.rollouts import message_queue
+from open_instruct.rollouts.message_queue import (
     HALF_BYTES,
     MessageQueue,
     QueueFull,
@@ -26,7 +26,7 @@ from open_instruct.message_queue import (
     default_queue_size,
     load,
 )
-from open_instruct.packed_arrays import num_array_bytes, pack, unpack, without_tensors
+from open_instruct.rollouts.packed_arrays import num_array_bytes, pack, unpack, without_tensors
 
 
 def item(

@@ -8,7 +8,7 @@ import pytest
 from model_families import EXACT, FAMILIES, build_model, check_in_process_of_its_own
 from runs import SCRIPT, Process, command, rows
 
-from open_instruct.failures import DO_NOT_FIT
+from open_instruct.cluster.failures import DO_NOT_FIT
 
 REFUSED = {"gpt_oss", "falcon_h1", "deepseek_v3"}
 CORE = ("qwen3_moe", "cohere2")

@@ -11,8 +11,8 @@ from conftest import TINY_MODEL, make_args
 from model_families import FAMILIES, build_model, family_config
 from safetensors.torch import load_file, save_file
 
-from open_instruct.config_checks import collect_mistakes
-from open_instruct.model_support import logits_scale_and_cap, problem_with_weights, why_refused
+from open_instruct.config.checks import collect_mistakes
+from open_instruct.config.model_support import logits_scale_and_cap, problem_with_weights, why_refused
 
 REASONS = [
     ("gpt_oss", "attention sinks"),

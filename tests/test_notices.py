@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from open_instruct.notices import MAX_HELD, Notices
+from open_instruct.rollouts.notices import MAX_HELD, Notices
 
 logger = logging.getLogger("open_instruct.somewhere")
 

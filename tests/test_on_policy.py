@@ -12,9 +12,9 @@ import pytest
 import torch
 from conftest import TIMEOUT_S, TINY_MODEL, make_args
 
-from open_instruct.config import GRPOConfig
+from open_instruct.config.options import GRPOConfig
+from open_instruct.data.prompt_dataset import PromptDataset, PromptOrder
 from open_instruct.data_types import GenerationResult
-from open_instruct.prompt_dataset import PromptDataset, PromptOrder
 
 SUMS = "reasoning_gym/chain_sum?min_terms=2&max_terms=2&min_digits=2&max_digits=2&size=100&seed=7"
 NUM_STEPS = 3
@@ -57,8 +57,8 @@ class PlainLoop:
     def __init__(self, ray: Any, engine: Any, args: GRPOConfig) -> None:
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
-        from open_instruct.engine_client import EngineClient
-        from open_instruct.weight_sync import DeepSpeedWeightSource, RayObjectSender
+        from open_instruct.engines.engine_client import EngineClient
+        from open_instruct.learners.weight_sync import DeepSpeedWeightSource, RayObjectSender
 
         self.ray, self.engine, self.args = ray, engine, args
         self.data = load_data(args)
@@ -79,7 +79,7 @@ class PlainLoop:
     def sample(self, issue_number: int) -> tuple[int, GenerationResult]:
         from dataclasses import replace
 
-        from open_instruct.rollout import request_seed
+        from open_instruct.rollouts.controller import request_seed
 
         row = self.order[issue_number][1]
         config = replace(self.args.train_sampling, seed=request_seed(self.args.seed, issue_number))
@@ -88,7 +88,7 @@ class PlainLoop:
         return row, result
 
     def scores(self, row: int, result: GenerationResult) -> np.ndarray:
-        from open_instruct.ground_truth_utils import score_response
+        from open_instruct.verifiers.verifiers import score_response
 
         truth = self.data[row]
         texts = self.tokenizer.batch_decode([r.tolist() for r in result.responses], skip_special_tokens=True)

@@ -12,8 +12,8 @@ from aiohttp import web
 from rc_fakes import Call, Rig, ScriptedServer, completion, polite, states, table
 from test_rc_turns import DOCUMENTED
 
-from open_instruct.openai_client import MalformedReply, ServerProblem, find_model, parse_choice
-from open_instruct.rc_types import REASONING, SUMMARIZATION, EnginesDown, NotScored, RetryOptions
+from open_instruct.engines.openai_client import MalformedReply, ServerProblem, find_model, parse_choice
+from open_instruct.workflows.rc.types import REASONING, SUMMARIZATION, EnginesDown, NotScored, RetryOptions
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ from conftest import TIMEOUT_S, make_args
 from ranks import Rank, started_ranks
 
 from open_instruct.device import current_device
-from open_instruct.learner_models import build_engine, engine_around
-from open_instruct.optimizer_step import apply_gradient, discard_gradient, torch_optimizer
+from open_instruct.learners.models import build_engine, engine_around
+from open_instruct.learners.optimizer_step import apply_gradient, discard_gradient, torch_optimizer
 
 WIDTH = 24
 STAGES = (0, 2, 3)

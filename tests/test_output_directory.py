@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from open_instruct.output_directory import LOCK_FILE, UnusableDirectory, held, is_of_storage
+from open_instruct.storage.output_directory import LOCK_FILE, UnusableDirectory, held, is_of_storage
 
 HOLDER = """
 import os, subprocess, sys, time
 from pathlib import Path
-from open_instruct.output_directory import held
+from open_instruct.storage.output_directory import held
 with held([Path(sys.argv[1])], "--output_dir"):
     child = subprocess.Popen(["sleep", "60"])
     forked = os.fork()

@@ -8,11 +8,11 @@ import pytest
 from conftest import make_args
 from driver_fakes import FakeSupervisor
 
-from open_instruct.colocation import DeviceSharing
-from open_instruct.coordinator import Signals
-from open_instruct.engine_client import UpdateReport
-from open_instruct.failures import DO_NOT_FIT, ComponentDied, WeightsDiffer
-from open_instruct.parameter_synchronizer import ParameterSynchronizer
+from open_instruct.cluster.failures import DO_NOT_FIT, ComponentDied, WeightsDiffer
+from open_instruct.engines.engine_client import UpdateReport
+from open_instruct.run.coordinator import Signals
+from open_instruct.run.device_sharing import DeviceSharing
+from open_instruct.run.parameter_synchronizer import ParameterSynchronizer
 
 
 class Play:

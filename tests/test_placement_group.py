@@ -34,7 +34,7 @@ def system(ray_session: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     args = make_namespace(tmp_path_factory.mktemp("run"), vllm_num_engines=2)
     wandb_run_id = "documents-loop"
 
-    from open_instruct.placement_group import create_actor_group, create_placement_groups, create_rollout_manager
+    from open_instruct.run.placement_group import create_actor_group, create_placement_groups, create_rollout_manager
 
     pgs = create_placement_groups(args)
     actor_model = create_actor_group(args, pgs["actor"], wandb_run_id)
@@ -116,7 +116,7 @@ def test_save_model_with_the_optimizer(ray_session: Any, system: Any, tmp_path: 
 
 def test_engines_without_a_manager_are_asked_directly(ray_session: Any, prompts: list[np.ndarray]) -> None:
     from open_instruct.data_types import SamplingConfig
-    from open_instruct.rollout_manager import create_rollout_engines
+    from open_instruct.run.rollout_manager import create_rollout_engines
 
     [engine] = create_rollout_engines(make_args(), None)
     [result] = ray_session.get(
@@ -127,7 +127,7 @@ def test_engines_without_a_manager_are_asked_directly(ray_session: Any, prompts:
 
 
 def test_a_group_without_a_placement_group_makes_its_own(ray_session: Any) -> None:
-    from open_instruct.actor_group import RayTrainGroup
+    from open_instruct.learners.actor_group import RayTrainGroup
 
     group = RayTrainGroup(num_nodes=2, num_gpus_per_node=[2, 1])
     pids = ray_session.get(
@@ -141,7 +141,7 @@ def test_a_group_without_a_placement_group_makes_its_own(ray_session: Any) -> No
     ("num_nodes", "per_node"), [(2, [1]), (1, 0), (1, [0])], ids=["too few entries", "none", "none in a list"]
 )
 def test_a_node_without_learners_is_a_mistake(num_nodes: int, per_node: int | list[int]) -> None:
-    from open_instruct.actor_group import RayTrainGroup
+    from open_instruct.learners.actor_group import RayTrainGroup
 
     with pytest.raises(ValueError, match="give 1 or more for each node"):
         RayTrainGroup(num_nodes, per_node)
@@ -150,8 +150,8 @@ def test_a_node_without_learners_is_a_mistake(num_nodes: int, per_node: int | li
 def test_too_much_is_told_at_once_with_the_numbers(ray_session: Any) -> None:
     import time
 
-    from open_instruct.placement_group import create_placement_groups
-    from open_instruct.placement_plan import CannotPlace
+    from open_instruct.cluster.placement_plan import CannotPlace
+    from open_instruct.run.placement_group import create_placement_groups
 
     started = time.monotonic()
     with pytest.raises(CannotPlace) as told:
@@ -168,8 +168,8 @@ def test_what_others_hold_is_waited_for_and_then_told(ray_session: Any) -> None:
 
     from ray.util.placement_group import placement_group, remove_placement_group
 
-    from open_instruct.placement_group import create_placement_groups
-    from open_instruct.placement_plan import CannotPlace
+    from open_instruct.cluster.placement_plan import CannotPlace
+    from open_instruct.run.placement_group import create_placement_groups
 
     time.sleep(2.0)  # what earlier tests held is given back meanwhile
     free = ray_session.available_resources()["CPU"]

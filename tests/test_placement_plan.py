@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from open_instruct.placement_plan import (
+from open_instruct.cluster.placement_plan import (
     Asked,
     BundlePlace,
     CannotPlace,

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from open_instruct import process_group
+from open_instruct.cluster import process_group
+from open_instruct.cluster.process_group import OF_GLOO, OF_NCCL, network_interface
 from open_instruct.device import Device
-from open_instruct.process_group import OF_GLOO, OF_NCCL, network_interface
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ import psutil
 import pytest
 from conftest import TIMEOUT_S
 
-from open_instruct import process_watch
-from open_instruct.process_watch import RUN_MARK, ProcessWatch, Stopped, find_stopped, kill_marked, marked
+from open_instruct.cluster import process_watch
+from open_instruct.cluster.process_watch import RUN_MARK, ProcessWatch, Stopped, find_stopped, kill_marked, marked
 
 LIMIT_S = 1.0
 
@@ -98,7 +98,7 @@ def test_a_stopped_verifier_is_not_its_actor(ray_session: Any) -> None:
 
     class Controller:
         def __init__(self) -> None:
-            from open_instruct.verifier_pool import VerifierPool
+            from open_instruct.verifiers.pool import VerifierPool
 
             self._pool = VerifierPool(1, 5.0)
             self._pool.score_group("string_matcher", "a", [[]], ["<answer>a</answer>"])
@@ -143,8 +143,8 @@ def test_marked_processes_end_even_if_they_are_stopped() -> None:
 DRIVER = """
 import os, subprocess, sys, time
 import ray
-from open_instruct.coordinator import ray_cluster
-from open_instruct.process_watch import ray_processes_here
+from open_instruct.run.coordinator import ray_cluster
+from open_instruct.cluster.process_watch import ray_processes_here
 class Actor:
     def __init__(self):
         self.child = subprocess.Popen(["sleep", "600"])

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from open_instruct.prompt_dataset import PromptDatasetBuilder, PromptOrder, prompt_index, prompt_key
+from open_instruct.data.prompt_dataset import PromptDatasetBuilder, PromptOrder, prompt_index, prompt_key
 
 json_values = st.recursive(
     st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text(max_size=5)),

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from open_instruct import ray_access
+from open_instruct.cluster import ray_access
 
 START_AND_LIST_DOORS = """
 import os, sys
 import psutil, ray
-from open_instruct import coordinator
-from open_instruct.ray_lock import Lock
-from open_instruct.process_group import open_store
+from open_instruct.run import coordinator
+from open_instruct.cluster.ray_lock import Lock
+from open_instruct.cluster.process_group import open_store
 
 @ray.remote
 class Actor:
@@ -91,7 +91,7 @@ def test_what_keeps_ray_on_this_machine_is_not_inherited_by_what_comes_later(
 
 ACTOR = """
 import ray
-from open_instruct import coordinator
+from open_instruct.run import coordinator
 
 class Actor:
     def __init__(self):

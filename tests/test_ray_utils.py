@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import ray
 
-from open_instruct.ray_lock import Lock as LockOfItsModule
-from open_instruct.ray_utils import (
+from open_instruct.cluster.ray_lock import Lock as LockOfItsModule
+from open_instruct.cluster.ray_utils import (
     NOSET_VISIBLE_DEVICES_ENV_VARS_LIST,
     Lock,
     get_physical_gpu_id,
@@ -267,7 +267,7 @@ OTHER_DRIVER = """
 import os, signal, sys
 import ray
 ray.init(address=sys.argv[1], namespace=sys.argv[2], log_to_driver=False)
-from open_instruct.ray_utils import Lock
+from open_instruct.cluster.ray_utils import Lock
 lock = Lock(ray.get_actor("shared lock"))
 assert ray.get(lock.acquire.remote(), timeout=30)
 if sys.argv[3] == "killed":

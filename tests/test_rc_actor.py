@@ -17,9 +17,9 @@ from rc_runs import ROOT, TIMEOUT_S, run, start, summary_of, table
 from test_rc_turns import DOCUMENTED
 
 from open_instruct import rc_actor
-from open_instruct.rc_options import read_options
-from open_instruct.rc_stream import read_stream, read_trajectories
-from open_instruct.rc_types import SUMMARIZATION, TrainingText
+from open_instruct.rc.options import read_options
+from open_instruct.rc.stream import read_stream, read_trajectories
+from open_instruct.workflows.rc.types import SUMMARIZATION, TrainingText
 
 MARKED_TEMPLATES = (
     'actor.reasoning_prompt_template="THINK ABOUT {problem} KNOWING {curr_summary}"',
@@ -269,8 +269,8 @@ def test_a_server_that_is_restarted_costs_no_trajectory(tmp_path: Path, problems
 # --- the user's own parts ---------------------------------------------------------------------------------------------
 
 USERS_PARTS = """
-from open_instruct.rc_policies import to_training_text
-from open_instruct.rc_types import Problem
+from open_instruct.workflows.rc.policies import to_training_text
+from open_instruct.workflows.rc.types import Problem
 
 def load_datasets(names, seed):
     return [Problem(f"{name}-{seed}", f"ABOUT {name}", "42", "gsm8k", name) for name in names]

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from open_instruct.ground_truth_utils import build_all_verifiers, check_label, find_verifier
-from open_instruct.rc_datasets import load_datasets
-from open_instruct.rc_types import Problem
+from open_instruct.rc.datasets import load_datasets
+from open_instruct.verifiers.verifiers import build_all_verifiers, check_label, find_verifier
+from open_instruct.workflows.rc.types import Problem
 
 
 def load(tmp_path: Path, *rows: Any) -> list[Problem]:

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from rc_fakes import settings
 
-from open_instruct.plots import plot_accuracy_by_cycle
-from open_instruct.rc_evaluation import evaluate, format_comparison, stated_answer
-from open_instruct.rc_types import CONTROL, ONE_LONG_TURN, REASONING, SUMMARIZATION, TrainingText
+from open_instruct.rc.evaluation import evaluate, format_comparison, stated_answer
+from open_instruct.report.plots import plot_accuracy_by_cycle
+from open_instruct.workflows.rc.types import CONTROL, ONE_LONG_TURN, REASONING, SUMMARIZATION, TrainingText
 
 BUDGETS = [100, 220, 340]
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from open_instruct.rc_plans import PlanOptions, RCPlanner, StateBuffer
-from open_instruct.rc_types import ReachedState
+from open_instruct.workflows.rc.plans import PlanOptions, RCPlanner, StateBuffer
+from open_instruct.workflows.rc.types import ReachedState
 
 
 def planner(**options: Any) -> RCPlanner:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from rc_fakes import codec
 
 from open_instruct.chat_codec import special_tokens
-from open_instruct.rc_prompts import (
+from open_instruct.workflows.rc.prompts import (
     REASONING_FIELDS,
     answer_of,
     fill_template,

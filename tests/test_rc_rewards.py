@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from open_instruct import rc_rewards
 from open_instruct.data_types import GenerationResult, Sample, TokenStatistics, TrainingSample
-from open_instruct.rc_types import REASONING, SUMMARIZATION
-from open_instruct.rc_weights import TurnWeights, parse_turn_weights, turn_weight
-from open_instruct.rl_utils import collate_packed, collate_padded
+from open_instruct.rollouts.packing import collate_packed, collate_padded
+from open_instruct.rollouts.staleness import Assignment, IssuedPrompt
+from open_instruct.rollouts.step_assembly import CollationOptions, StepAssembly
 from open_instruct.scored_groups import ScoredGroup, split
-from open_instruct.staleness import Assignment, IssuedPrompt
-from open_instruct.step_assembly import CollationOptions, StepAssembly
+from open_instruct.workflows.rc import rewards as rc_rewards
+from open_instruct.workflows.rc.types import REASONING, SUMMARIZATION
+from open_instruct.workflows.rc.weights import TurnWeights, parse_turn_weights, turn_weight
 
 Entry = tuple[str, int, int, int]
 """Turn type, turn number, group, position of the summary that it follows."""

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 import pytest
 from rc_fakes import MAX_MODEL_LEN, SUMMARY_MARK, THINK_MARK, codec, settings
 
-from open_instruct.rc_rollouts import RCRollout, keep_versions, roll_out
-from open_instruct.rc_turns import RCTurns
-from open_instruct.rc_types import (
+from open_instruct.workflows.rc.rollouts import RCRollout, keep_versions, roll_out
+from open_instruct.workflows.rc.turns import RCTurns
+from open_instruct.workflows.rc.types import (
     REASONING,
     SUMMARIZATION,
     EngineError,

@@ -3,8 +3,15 @@
 import numpy as np
 import pytest
 
-from open_instruct.rc_statistics import RolloutProgress, RolloutStatistics, Throughput, format_rollout_table
-from open_instruct.rc_types import CONTROL, ONE_LONG_TURN, REASONING, SUMMARIZATION, RolloutResult, TrainingText
+from open_instruct.rc.statistics import RolloutProgress, RolloutStatistics, Throughput, format_rollout_table
+from open_instruct.workflows.rc.types import (
+    CONTROL,
+    ONE_LONG_TURN,
+    REASONING,
+    SUMMARIZATION,
+    RolloutResult,
+    TrainingText,
+)
 
 
 def turn(turn_type: str, number: int, reward: float | None, num_tokens: int, *, finished: bool = True) -> TrainingText:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from open_instruct.rc_stream import (
+from open_instruct.rc.stream import (
     EntryTooLarge,
     NotAStream,
     StreamWriter,
@@ -15,7 +15,7 @@ from open_instruct.rc_stream import (
     read_trajectories,
     resume_stream,
 )
-from open_instruct.rc_types import TrainingText
+from open_instruct.workflows.rc.types import TrainingText
 
 LARGE = 1 << 20
 

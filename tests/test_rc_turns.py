@@ -7,10 +7,10 @@ import pytest
 from aiohttp import web
 from rc_fakes import Call, Rig, ScriptedServer, codec, completion, polite, problem, settings, states, table
 
-from open_instruct.rc_policies import generate_math_rollout
-from open_instruct.rc_state import InferenceProblemState
-from open_instruct.rc_turns import FinishedTurn, Score
-from open_instruct.rc_types import REASONING, SUMMARIZATION, TrainingText
+from open_instruct.workflows.rc.policies import generate_math_rollout
+from open_instruct.workflows.rc.state import InferenceProblemState
+from open_instruct.workflows.rc.turns import FinishedTurn, Score
+from open_instruct.workflows.rc.types import REASONING, SUMMARIZATION, TrainingText
 
 DOCUMENTED = [
     (0, "reasoning", 1),
@@ -272,8 +272,8 @@ def test_each_turn_has_the_versions_that_sampled_it() -> None:
 
     from rc_fakes import MAX_MODEL_LEN, score
 
-    from open_instruct.rc_turns import RCTurns
-    from open_instruct.rc_types import Generation, TurnRequest
+    from open_instruct.workflows.rc.turns import RCTurns
+    from open_instruct.workflows.rc.types import Generation, TurnRequest
 
     spans = iter([[(3, 2)], [(3, 1), (4, 1)], [(4, 2)], [(5, 2)]])
 

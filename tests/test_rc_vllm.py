@@ -20,10 +20,10 @@ from rc_runs import ROOT, run, summary_of, table
 from test_rc_turns import DOCUMENTED
 
 from open_instruct.device import current_device
-from open_instruct.rc_stream import read_stream, read_trajectories
-from open_instruct.rc_types import REASONING
-from open_instruct.server_keys import VLLM_KEY_VARIABLE
-from open_instruct.vllm_server import ServerFailed, ServerOptions, VllmServer
+from open_instruct.engines.server_keys import VLLM_KEY_VARIABLE
+from open_instruct.engines.vllm_server import ServerFailed, ServerOptions, VllmServer
+from open_instruct.rc.stream import read_stream, read_trajectories
+from open_instruct.workflows.rc.types import REASONING
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 READY_TIMEOUT_S = 240.0

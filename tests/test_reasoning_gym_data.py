@@ -14,9 +14,9 @@ import reasoning_gym
 from hypothesis import given
 from hypothesis import strategies as st
 
-from open_instruct import reasoning_gym_data
-from open_instruct.data_sources import SourceError, iter_rows
-from open_instruct.reasoning_gym_data import (
+from open_instruct.data.sources import SourceError, iter_rows
+from open_instruct.verifiers import reasoning_gym_data
+from open_instruct.verifiers.reasoning_gym_data import (
     INSTRUCTION,
     decode_item,
     encode_item,
@@ -147,7 +147,7 @@ def test_entries_that_follow_the_hash_seed_are_refused_without_one(monkeypatch: 
 
 
 def rows_under_hash_seed(entry: str, hash_seed: int) -> str:
-    code = f"from open_instruct.reasoning_gym_data import reasoning_gym_rows; print(reasoning_gym_rows({entry!r}))"
+    code = f"from open_instruct.verifiers.reasoning_gym_data import reasoning_gym_rows; print(reasoning_gym_rows({entry!r}))"
     env = os.environ | {"PYTHONHASHSEED": str(hash_seed)}
     return subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True).stdout
 

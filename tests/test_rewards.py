@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from open_instruct import ground_truth_utils
-from open_instruct.ground_truth_utils import check_label, prepare_verifier, score_response
-from open_instruct.reasoning_gym_data import iter_reasoning_gym_rows, reasoning_gym_rows
-from open_instruct.reasoning_gym_scorers import EXECUTING_TASKS, MAX_ANSWER
+from open_instruct.verifiers import verifiers as ground_truth_utils
+from open_instruct.verifiers.reasoning_gym_data import iter_reasoning_gym_rows, reasoning_gym_rows
+from open_instruct.verifiers.reasoning_gym_scorers import EXECUTING_TASKS, MAX_ANSWER
+from open_instruct.verifiers.verifiers import check_label, prepare_verifier, score_response
 
 RIGHT, WRONG = 1.0, 0.0
 

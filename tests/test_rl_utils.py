@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from open_instruct.data_types import MiniBatch, TrainingSample
-from open_instruct.rl_utils import (
+from open_instruct.rollouts.packing import (
     collate_packed,
     collate_padded,
     prepare_collated_data_for_workers,

@@ -18,17 +18,17 @@ from conftest import TINY_MODEL, make_args
 from group_fakes import ended_by, make_result
 from ray.util.queue import Empty, Full
 
-from open_instruct import rollout
+from open_instruct.data.dataset_transformation import load_prompts
+from open_instruct.data.prompt_dataset import PromptDataset
+from open_instruct.data.sample_record import DataProtoItem
 from open_instruct.data_types import GenerationResult, PromptRequest, RolloutBatch, TokenStatistics
-from open_instruct.dataset_transformation import load_prompts
-from open_instruct.ground_truth_utils import score_response, verifier_names
-from open_instruct.message_queue import QueueFull
-from open_instruct.prompt_dataset import PromptDataset
-from open_instruct.rc_workflow import ReasoningCache
-from open_instruct.rollout import ControllerOptions, RolloutController, request_seed
-from open_instruct.sample_record import DataProtoItem
-from open_instruct.staleness import CONSUMED, MASKED, ZERO_STD
-from open_instruct.verifier_pool import Scored, VerifierPool
+from open_instruct.rollouts import controller as rollout
+from open_instruct.rollouts.controller import ControllerOptions, RolloutController, request_seed
+from open_instruct.rollouts.message_queue import QueueFull
+from open_instruct.rollouts.staleness import CONSUMED, MASKED, ZERO_STD
+from open_instruct.verifiers.pool import Scored, VerifierPool
+from open_instruct.verifiers.verifiers import score_response, verifier_names
+from open_instruct.workflows.rc.workflow import ReasoningCache
 
 TIMEOUT_S = 60.0
 """A busy machine takes ten seconds to start the verifiers' processes."""

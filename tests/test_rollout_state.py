@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from open_instruct.data_types import TokenStatistics
-from open_instruct.rollout_state import FinishedGroup, read_state, write_state
+from open_instruct.rollouts.rollout_state import FinishedGroup, read_state, write_state
 
 LENGTHS = st.lists(st.integers(0, 5), min_size=1, max_size=3)
 
@@ -85,7 +85,7 @@ def test_a_write_that_is_cut_short_leaves_the_old_state(tmp_path: Path, monkeypa
     def killed(*_args: object, **_kwargs: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("open_instruct.rollout_state.os.fsync", killed)
+    monkeypatch.setattr("open_instruct.rollouts.rollout_state.os.fsync", killed)
     with pytest.raises(KeyboardInterrupt):
         write_state(path, {"step": 2}, [])
     state, groups = read_state(path)
@@ -111,7 +111,7 @@ def test_what_is_no_state_is_told(tmp_path: Path) -> None:
 
 def test_another_format_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "state.npz"
-    monkeypatch.setattr("open_instruct.rollout_state.FORMAT_VERSION", 99)
+    monkeypatch.setattr("open_instruct.rollouts.rollout_state.FORMAT_VERSION", 99)
     write_state(path, {}, [])
     monkeypatch.undo()
     with pytest.raises(ValueError, match="format 99"):

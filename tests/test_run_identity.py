@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 from conftest import TINY_MODEL, make_args
 
-from open_instruct import grpo_fast, run_identity
-from open_instruct.prompt_dataset import PromptDatasetBuilder
-from open_instruct.run_inputs import load_inputs
-from open_instruct.run_saving import checkpoint_store
+from open_instruct import grpo_fast
+from open_instruct.data import run_identity
+from open_instruct.data.prompt_dataset import PromptDatasetBuilder
+from open_instruct.data.run_inputs import load_inputs
+from open_instruct.run.run_saving import checkpoint_store
 
 
 def row(number: int, **changes: Any) -> dict[str, Any]:

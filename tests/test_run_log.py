@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from open_instruct import run_log
-from open_instruct.config import GRPOConfig
-from open_instruct.run_log import METRICS_FILE, PLOT_FILE, SUMMARY_FILE, RunLog
-from open_instruct.run_summary import PromptCounts, RunSummary
+from open_instruct.config.options import GRPOConfig
+from open_instruct.report import run_log
+from open_instruct.report.run_log import METRICS_FILE, PLOT_FILE, SUMMARY_FILE, RunLog
+from open_instruct.report.run_summary import PromptCounts, RunSummary
 
 
 class FakeTracker:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from open_instruct.run_summary import (
+from open_instruct.report.run_summary import (
     PromptCounts,
     RunSummary,
     format_summary_table,

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from conftest import TINY_MODEL, make_args
 
-from open_instruct.config_checks import load_tokenizer
-from open_instruct.run_tokenizer import tokenizer_of_run
+from open_instruct.config.checks import load_tokenizer
+from open_instruct.data.run_tokenizer import tokenizer_of_run
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,7 @@ def test_the_revision_is_that_of_the_model_only_where_both_are_in_one_repository
 @pytest.mark.parametrize(("tokenizer", "revision"), [(None, "v2"), ("org/other", "main")])
 def test_engines_are_told_the_tokenizer_s_revision(tokenizer: str | None, revision: str) -> None:
     """Unsaid, vLLM would look for the model's revision in the tokenizer's repository."""
-    from open_instruct.rollout_manager import engine_options
+    from open_instruct.run.rollout_manager import engine_options
 
     args = make_args(model_name_or_path="org/model", model_revision="v2", tokenizer_name_or_path=tokenizer)
     options = engine_options(args, args.device, seed=1, max_model_len=64)

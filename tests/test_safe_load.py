@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from open_instruct.random_state import random_state, set_random_state
-from open_instruct.safe_load import data_only
+from open_instruct.learners.random_state import random_state, set_random_state
+from open_instruct.learners.safe_load import data_only
 
 
 class Attack:

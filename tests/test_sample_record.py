@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from open_instruct.sample_record import DataProtoItem, ItemShape, non_tensor_fields, to_proto_item
+from open_instruct.data.sample_record import DataProtoItem, ItemShape, non_tensor_fields, to_proto_item
 
 PAD = 9
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from attacks import ATTACKS, NUMBERS, PRELUDE, Attack
 
-from open_instruct import sandbox
-from open_instruct.sandbox import environment, missing, python_files
+from open_instruct.verifiers import sandbox
+from open_instruct.verifiers.sandbox import environment, missing, python_files
 
 LIMIT_S = 60
 NOBODY = 65534
@@ -22,8 +22,8 @@ SUCCEEDED, REFUSED, BROKEN = 0, 10, 11
 """How the process of an attack ends: nothing was raised, the system refused, or the attack itself is wrong."""
 RUNNER = """
 import json, os, signal, sys, traceback
-from open_instruct.sandbox import Jail, limit_resources, python_files, restrict_calls, restrict_files
-import open_instruct.ground_truth_utils
+from open_instruct.verifiers.sandbox import Jail, limit_resources, python_files, restrict_calls, restrict_files
+import open_instruct.verifiers.verifiers
 setting = json.load(sys.stdin)
 exec(setting["prelude"])
 jail = Jail(readable=python_files(["open_instruct"]), memory_bytes=2**29, cpu_s=setting["cpu_s"])
@@ -183,8 +183,8 @@ def test_readable_files_are_the_installation_and_nothing_of_the_user(
     monkeypatch.syspath_prepend(tmp_path)
     paths = python_files(["open_instruct"])
     assert str(tmp_path) not in paths
-    assert str(Path(sandbox.__file__).parent) in paths
-    assert str(Path(sandbox.__file__).parents[1]) not in paths
+    assert str(Path(sandbox.__file__).parents[1]) in paths
+    assert str(Path(sandbox.__file__).parents[2]) not in paths
 
 
 @pytest.mark.parametrize(

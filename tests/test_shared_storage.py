@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from open_instruct import coordinator, shared_storage
-from open_instruct.checkpoints import StorageNotShared
+from open_instruct.run import coordinator
+from open_instruct.storage import shared_storage
+from open_instruct.storage.checkpoints import StorageNotShared
 
 
 def test_shared_storage_is_found_to_be_shared_and_left_clean(tmp_path: Path) -> None:

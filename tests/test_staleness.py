@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from open_instruct.staleness import (
+from open_instruct.rollouts.staleness import (
     CONSUMED,
     FAILED,
     RUN_ENDED,

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.simulated_world import Outcome, World, constant, log_normal, uniform
 from benchmarks.simulator import Deadlock, Simulation
-from open_instruct.staleness import FlowOptions
+from open_instruct.rollouts.staleness import FlowOptions
 from tests.best_schedule import SmallRun, least_expected_makespan, makespan_in_issue_order
 
 NUM_SCHEDULES = 1000
@@ -254,7 +254,7 @@ def test_waiting_prompts_are_paced_not_thrown_away() -> None:
 
 def test_a_belt_that_stands_still_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A dead engine's prompts that nobody recovers."""
-    monkeypatch.setattr("open_instruct.staleness.PromptFlow.recover", lambda *_: [])
+    monkeypatch.setattr("open_instruct.rollouts.staleness.PromptFlow.recover", lambda *_: [])
     world = World(FlowOptions(4, 30, 1, 1), uniform(5, 50), 1, 4, num_deaths=1, fault_horizon_s=2.0)
     with pytest.raises(Deadlock, match="held"):
         Simulation(world).run()

@@ -13,7 +13,15 @@ import torch
 from conftest import TIMEOUT_S, make_args
 
 from open_instruct.device import Device, current_device
-from open_instruct.state_offload import GRADIENTS, OPTIMIZER, REFERENCE, SMALL_BYTES, TAGS, WEIGHTS, StateOffload
+from open_instruct.learners.state_offload import (
+    GRADIENTS,
+    OPTIMIZER,
+    REFERENCE,
+    SMALL_BYTES,
+    TAGS,
+    WEIGHTS,
+    StateOffload,
+)
 
 VOCABULARY, WIDTH, NUM_LAYERS = 64, 96, 3
 NUM_STEPS = 3
@@ -76,7 +84,7 @@ class Rank:
     def _build(self, stage: int) -> tuple[Any, Any]:
         import deepspeed
 
-        from open_instruct.learner_models import deepspeed_config
+        from open_instruct.learners.models import deepspeed_config
 
         args = make_args(deepspeed_stage=stage, model_dtype=self.device.dtype)
         config = deepspeed_config(args, self.device, world_size=self.world_size)
@@ -113,7 +121,7 @@ class Rank:
         assert not states.offloaded
 
     def _weights_digest(self, engine: Any) -> str:
-        from open_instruct.weight_sync import DeepSpeedWeightSource
+        from open_instruct.learners.weight_sync import DeepSpeedWeightSource
 
         stage = engine.zero_optimization_stage()
         return digest([tensor for _, tensor in DeepSpeedWeightSource(engine.module, zero_stage=stage)])

@@ -8,9 +8,9 @@ from conftest import make_args
 from group_fakes import ended_by, make_result
 
 from open_instruct.data_types import TokenStatistics, TrainingSample
+from open_instruct.rollouts.staleness import CONSUMED, MASKED, ZERO_STD, Assignment, IssuedPrompt
+from open_instruct.rollouts.step_assembly import CollationOptions, StepAssembly
 from open_instruct.scored_groups import ScoredGroup
-from open_instruct.staleness import CONSUMED, MASKED, ZERO_STD, Assignment, IssuedPrompt
-from open_instruct.step_assembly import CollationOptions, StepAssembly
 
 NUM_GROUPS = 64
 NUM_SAMPLES = 4

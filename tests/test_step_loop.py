@@ -12,12 +12,14 @@ from conftest import make_args
 from driver_fakes import NUM_STEPS, PowerLoss, go, played_run
 from runs import assert_each_prompt_once, prompts_by_step, rows
 
-from open_instruct import fully_async_trainer, grpo_fast, run_log
-from open_instruct.checkpoints import STATE_FILE
-from open_instruct.colocation import DeviceSharing
-from open_instruct.run_identity import run_identity
-from open_instruct.run_saving import checkpoint_store, resumes_the_same_run
-from open_instruct.step_sums import NONFINITE_STEPS
+from open_instruct import grpo_fast
+from open_instruct.data.run_identity import run_identity
+from open_instruct.learners.step_sums import NONFINITE_STEPS
+from open_instruct.report import run_log
+from open_instruct.run import fully_async_trainer
+from open_instruct.run.device_sharing import DeviceSharing
+from open_instruct.run.run_saving import checkpoint_store, resumes_the_same_run
+from open_instruct.storage.checkpoints import STATE_FILE
 
 
 @pytest.fixture(autouse=True)

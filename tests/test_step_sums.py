@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from open_instruct.step_sums import NonfiniteSteps, NonfiniteWatch, StepSums, merge_step_metrics
+from open_instruct.learners.step_sums import NonfiniteSteps, NonfiniteWatch, StepSums, merge_step_metrics
 
 MISMATCH = {"count": 1.0, "sum": 0.0, "sum_of_squares": 0.0, "max": 0.0, "signed_sum": 0.0}
 

@@ -22,9 +22,10 @@ web.run_app(app, host="10.77.0.2", port=8000, print=lambda text: print("ready", 
 """
 CLIENT = """
 import asyncio, time
-from open_instruct import openai_client, tcp
-from open_instruct.openai_client import OpenAIClient, Server, ServerPool, make_session
-from open_instruct.rc_types import REASONING, EnginesDown, RetryOptions, TurnRequest
+from open_instruct.engines import openai_client
+from open_instruct.system import tcp
+from open_instruct.engines.openai_client import OpenAIClient, Server, ServerPool, make_session
+from open_instruct.workflows.rc.types import REASONING, EnginesDown, RetryOptions, TurnRequest
 
 tcp.PROBE_S, tcp.NUM_PROBES, tcp.LOST_S = 1, 2, 3  # instead of 20 s
 

@@ -5,9 +5,9 @@ import inspect
 from pathlib import Path
 
 from benchmarks.fake_parts import FakeLearner
-from open_instruct.actor_group import RayTrainGroup
-from open_instruct.learner import PolicyTrainerRayProcess
-from open_instruct.train_actor import TrainRayActor
+from open_instruct.learners.actor_group import RayTrainGroup
+from open_instruct.learners.learner import PolicyTrainerRayProcess
+from open_instruct.learners.train_actor import TrainRayActor
 
 PACKAGE = Path(__file__).parents[1] / "open_instruct"
 

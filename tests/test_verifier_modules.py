@@ -11,12 +11,12 @@ import pytest
 from conftest import make_args
 from runs import command, rows
 
-from open_instruct.run_inputs import load_inputs
-from open_instruct.verifier_pool import Scored, VerifierPool
+from open_instruct.data.run_inputs import load_inputs
+from open_instruct.verifiers.pool import Scored, VerifierPool
 
 PACKAGE = Path(__file__).parents[1]
 REWARDS = """
-    from open_instruct.ground_truth_utils import VerificationResult, VerifierFunction
+    from open_instruct.verifiers.verifiers import VerificationResult, VerifierFunction
 
     class Echo(VerifierFunction):
         name = "Echo"
@@ -42,7 +42,7 @@ def rewards(tmp_path: Path) -> str:
 
 def in_a_process_of_its_own(code: str, cwd: Path) -> str:
     """Verifiers that a process has imported stay there for the tests after this one."""
-    code = "from open_instruct.ground_truth_utils import *\nimport open_instruct.ground_truth_utils as utils\n" + code
+    code = "from open_instruct.verifiers.verifiers import *\nimport open_instruct.verifiers.verifiers as utils\n" + code
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=cwd, capture_output=True, text=True, timeout=60, check=False
     )
@@ -74,7 +74,7 @@ print(utils.verifier_weight("echo"))
     assert in_a_process_of_its_own(code, tmp_path) == "0.5"
 
 
-BASE = "from open_instruct.ground_truth_utils import VerifierFunction, GSM8KVerifier\n"
+BASE = "from open_instruct.verifiers.verifiers import VerifierFunction, GSM8KVerifier\n"
 CALL = "\n    def __call__(self, *_): ..."
 
 

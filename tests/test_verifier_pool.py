@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 from verifier_fakes import Lacking, Unstartable, score_by_text, score_environment, score_is_worker
 
-from open_instruct.reasoning_gym_data import reasoning_gym_rows
-from open_instruct.verifier_pool import GROUPS_PER_SCORER, Scored, VerifierPool
+from open_instruct.verifiers.pool import GROUPS_PER_SCORER, Scored, VerifierPool
+from open_instruct.verifiers.reasoning_gym_data import reasoning_gym_rows
 
 RIGHT = Scored(1.0)
 TIMEOUT_S = 1.0
@@ -47,7 +47,7 @@ def children(parent: int) -> set[int]:
 
 def keepers(parent: int) -> set[int]:
     """Of the children of a process, those that fork scorers."""
-    return {pid for pid in children(parent) if b"verifier_pool" in Path(f"/proc/{pid}/cmdline").read_bytes()}
+    return {pid for pid in children(parent) if b"verifiers.pool" in Path(f"/proc/{pid}/cmdline").read_bytes()}
 
 
 def scorers(parent: int) -> set[int]:
@@ -362,7 +362,7 @@ def test_reasoning_gym_at_speed() -> None:
 PARENT = """
 import sys, time
 from verifier_fakes import score_by_text
-from open_instruct.verifier_pool import VerifierPool
+from open_instruct.verifiers.pool import VerifierPool
 pool = VerifierPool(2, {timeout_s}, score=score_by_text)
 for text in {texts}:
     pool.submit("fake", "4", [[1]] * 2, ["4", text])

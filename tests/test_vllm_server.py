@@ -3,7 +3,7 @@
 import pytest
 
 from open_instruct.device import Device, current_device
-from open_instruct.vllm_server import ServerOptions
+from open_instruct.engines.vllm_server import ServerOptions
 
 CPU, GPU = current_device(kind="cpu"), Device("cuda", "bfloat16", "sdpa")
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from conftest import make_args
 
-from open_instruct.failures import WeightsDiffer
-from open_instruct.weight_agreement import (
+from open_instruct.cluster.failures import WeightsDiffer
+from open_instruct.run.weight_agreement import (
     DIFFERENCE,
     NUM_PROMPTS,
     NUM_TOKENS,

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from open_instruct.weight_link import LinkOptions, WeightLink
-from open_instruct.weight_sync import CHUNK_BYTES, DeepSpeedWeightSource, ParamMeta, ipc_init_info
+from open_instruct.learners.weight_link import LinkOptions, WeightLink
+from open_instruct.learners.weight_sync import CHUNK_BYTES, DeepSpeedWeightSource, ParamMeta, ipc_init_info
 
 LIMIT_S = 120.0
 

@@ -14,10 +14,10 @@ from conftest import MAX_MODEL_LEN, TIMEOUT_S, make_args
 from hypothesis import given
 from hypothesis import strategies as st
 
-from open_instruct import weight_sync
 from open_instruct.data_types import GenerationResult, SamplingConfig
-from open_instruct.engine_client import EngineClient
-from open_instruct.weight_sync import DeepSpeedWeightSource, RayObjectSender, pack_buckets
+from open_instruct.engines.engine_client import EngineClient
+from open_instruct.learners import weight_sync
+from open_instruct.learners.weight_sync import DeepSpeedWeightSource, RayObjectSender, pack_buckets
 
 CONFIG = SamplingConfig(max_tokens=24, n=4, seed=11)
 
@@ -27,8 +27,8 @@ def pair(request: pytest.FixtureRequest, ray_session: Any) -> Iterator[SimpleNam
     """An engine, and the same model on the learner's side with a sender between them."""
     from transformers import AutoModelForCausalLM
 
-    from open_instruct import rollout_manager
-    from open_instruct.logprobs import LogProbModel
+    from open_instruct.learners.logprobs import LogProbModel
+    from open_instruct.run import rollout_manager
 
     path = request.getfixturevalue(f"{request.param}_model")
     args = make_args(model_name_or_path=path)

@@ -11,11 +11,11 @@ from rc_fakes import codec
 from runs import Process, assert_ledger_balances, command, rows
 from test_workflow_runner import NUM_TOKENS, MakeStage, make_stage  # noqa: F401
 
-from open_instruct.cli import UsageError, parse_args, read_lists
-from open_instruct.config import GRPOConfig
-from open_instruct.config_checks import options_have_their_entry, workflow_can_use_the_options
-from open_instruct.extensions import MODULE_OPTIONS, config_class_with, plain_config
-from open_instruct.workflow import WORKFLOWS, WorkflowSpec
+from open_instruct.config.checks import options_have_their_entry, workflow_can_use_the_options
+from open_instruct.config.cli import UsageError, parse_args, read_lists
+from open_instruct.config.extensions import MODULE_OPTIONS, config_class_with, plain_config
+from open_instruct.config.options import GRPOConfig
+from open_instruct.workflows.base import WORKFLOWS, WorkflowSpec
 
 CALCULATOR = '''
     """A calculator that answers inside the rollout where the model has not answered by itself."""
@@ -27,7 +27,7 @@ CALCULATOR = '''
     import numpy as np
 
     from open_instruct.data_types import Sample
-    from open_instruct.workflow import WORKFLOWS, Trajectory, Workflow
+    from open_instruct.workflows.base import WORKFLOWS, Trajectory, Workflow
 
 
     @dataclass(kw_only=True)
@@ -127,7 +127,7 @@ def test_what_a_tool_says_is_in_the_response_and_not_trained_on(calculator: str,
 
 FAILING = """
     import time
-    from open_instruct.workflow import WORKFLOWS, Trajectory, Workflow
+    from open_instruct.workflows.base import WORKFLOWS, Trajectory, Workflow
 
     def hang(_):
         time.sleep(1.0)
@@ -165,7 +165,7 @@ IMPURE = """
     import asyncio, datetime, logging, random, socket, time, uuid
     import numpy as np
     from time import monotonic
-    from open_instruct.workflow import WORKFLOWS, Trajectory, Workflow
+    from open_instruct.workflows.base import WORKFLOWS, Trajectory, Workflow
 
     async def in_a_task(ctx):
         async with asyncio.TaskGroup() as tasks:

@@ -18,13 +18,13 @@ from test_rollout import FakeQueue
 
 from open_instruct import vllm_utils3
 from open_instruct.data_types import GenerationResult, PromptRequest, SamplingConfig
-from open_instruct.rc_training_options import ReasoningCacheOptions
-from open_instruct.rc_types import REASONING, RCPlan
-from open_instruct.vllm_engine import EngineOptions
+from open_instruct.engines.vllm_engine import EngineOptions
+from open_instruct.engines.worker_memory import standing_by
 from open_instruct.vllm_utils3 import LLMRayActor
-from open_instruct.worker_memory import standing_by
-from open_instruct.workflow import WorkflowSpec
-from open_instruct.workflow_runner import MOST_ERRORS_IN_A_ROW
+from open_instruct.workflows.base import WorkflowSpec
+from open_instruct.workflows.rc.options import ReasoningCacheOptions
+from open_instruct.workflows.rc.types import REASONING, RCPlan
+from open_instruct.workflows.runner import MOST_ERRORS_IN_A_ROW
 
 TIMEOUT_S = 20.0
 NUM_TOKENS = 6

@@ -13,13 +13,14 @@ from conftest import TINY_MODEL
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
-from open_instruct import fully_async_main, grpo_fast, rc_actor, yaml_door
-from open_instruct.cli import UsageError
+from open_instruct import fully_async_main, grpo_fast, rc_actor
+from open_instruct.config import yaml_files as yaml_door
+from open_instruct.config.cli import UsageError
+from open_instruct.config.yaml_files import Door, compose
+from open_instruct.data.run_identity import run_identity
 from open_instruct.grpo_fast import read_options_and_data
-from open_instruct.rc_datasets import load_datasets
-from open_instruct.rc_options import read_options
-from open_instruct.run_identity import run_identity
-from open_instruct.yaml_door import Door, compose
+from open_instruct.rc.datasets import load_datasets
+from open_instruct.rc.options import read_options
 
 SUMS = "reasoning_gym/chain_sum?size=8"
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from open_instruct.cli import UsageError
-from open_instruct.yaml_door import CONFIG_DIRECTORY, Door, compose
+from open_instruct.config.cli import UsageError
+from open_instruct.config.yaml_files import CONFIG_DIRECTORY, Door, compose
 
 DOOR = Door("run.py", "Runs.", "settings", "section.key=value", lambda: ["size", "seed", "model"])
 

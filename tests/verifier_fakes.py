@@ -9,8 +9,8 @@ import sys
 import time
 from collections.abc import Callable
 
-from open_instruct import verifier_pool
-from open_instruct.ground_truth_utils import VerificationResult
+from open_instruct.verifiers import pool as verifier_pool
+from open_instruct.verifiers.verifiers import VerificationResult
 
 TAIL = "a" * 64 + "!"
 

@@ -32,7 +32,7 @@ from reasoning_gym.utils import extract_answer
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from open_instruct.reasoning_gym_data import reasoning_gym_rows
+from open_instruct.verifiers.reasoning_gym_data import reasoning_gym_rows
 
 TASK = "chain_sum"
 LIMITS = "min_terms=2&max_terms=2&min_digits=2&max_digits=2"

@@ -53,11 +53,11 @@ from build_tiny_model import (
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 from open_instruct.chat_codec import ChatCodec
-from open_instruct.rc_policies import generate_math_rollout
-from open_instruct.rc_prompts import fill_template
-from open_instruct.rc_state import InferenceProblemState, RCSettings
-from open_instruct.rc_turns import RCTurns
-from open_instruct.rc_types import REASONING, SUMMARIZATION, Generation, Problem, TurnRequest
+from open_instruct.workflows.rc.policies import generate_math_rollout
+from open_instruct.workflows.rc.prompts import fill_template
+from open_instruct.workflows.rc.state import InferenceProblemState, RCSettings
+from open_instruct.workflows.rc.turns import RCTurns
+from open_instruct.workflows.rc.types import REASONING, SUMMARIZATION, Generation, Problem, TurnRequest
 
 LIMITS = "min_terms=3&max_terms=6&min_digits=1&max_digits=1"
 EVAL_ENTRY = f"reasoning_gym/{TASK}?{LIMITS}&size=512&seed=20240"

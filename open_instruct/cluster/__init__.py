@@ -1,0 +1,1 @@
+"""Ray: nodes, places, locks, and who is alive."""

@@ -1,0 +1,209 @@
+"""Room on a Ray cluster: reserved bundle by bundle, one bundle per place, on the nodes that the plan names.
+
+`reserve` compares what is asked with what the cluster has before it waits for anything, and each of its waits has a deadline.
+"""
+
+import math
+import os
+import time
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import ray
+from ray._raylet import PlacementGroupID
+from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from open_instruct.cluster.placement_plan import (
+    Asked,
+    BundlePlace,
+    CannotPlace,
+    Node,
+    NodeShare,
+    describe_nodes,
+    hardware_order,
+    plan_placement,
+    split_roles,
+)
+from open_instruct.device import Device
+
+Bundles = tuple[PlacementGroup, list[int]]
+"""A placement group and the indices of those of its bundles that belong to one role, neighbours in hardware side by side."""
+
+POLL_S = 0.5
+MAKE_S = 10
+"""Least time for a group for which there is room. Ray makes it in milliseconds, but one that is removed while it is being made
+keeps its resources for as long as the cluster lives."""
+PROBE_S = 300.0
+"""Deadline of the look at where a bundle is, unless a run says how long starting may take. Each takes a new process of Ray."""
+NODE_ID_LABEL = "ray.io/node-id"
+KEEP_VISIBLE_DEVICES = "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"
+"""Variable with which Ray leaves the environment of a worker as that of its node."""
+
+_gpus: dict[PlacementGroupID, dict[int, "Gpu"]] = {}
+"""By group, then bundle. They can be asked for only while nobody computes there: a question takes the GPU for a moment."""
+
+
+class Gpu(NamedTuple):
+    """The GPU of a bundle."""
+
+    number: int
+    """On its node; where GPUs have names instead of numbers, the position in the node's list."""
+    name: str
+    """As `CUDA_VISIBLE_DEVICES` names it: a number, the GPU's UUID, or a name of a part of it (MIG)."""
+
+
+@dataclass(frozen=True)
+class Reservation:
+    """Bundles for both roles."""
+
+    group: PlacementGroup
+    actor: list[int]
+    rollout: list[int]
+
+
+def cluster_nodes() -> list[Node]:
+    """The live nodes with what they have and what of it is free."""
+    from ray._private.state import available_resources_per_node  # Ray 2.60 has no public call for it
+
+    free = available_resources_per_node()
+    return [
+        Node(node["NodeID"], node["NodeManagerAddress"], node["Resources"], free.get(node["NodeID"], {}))
+        for node in ray.nodes()
+        if node["Alive"]
+    ]
+
+
+def reserve(asked: Asked, *, timeout_s: float, probe_s: float = PROBE_S) -> Reservation:
+    """Reserve places for what is asked. A look inside each place, which GPU it has, may take `probe_s`.
+
+    Raises:
+        CannotPlace: at once, if the cluster could not hold it though nothing else ran there; after `timeout_s`, if there is no
+            room because of others; or if Ray does not make a group for which there is room (`MAKE_S` at least). Says what was
+            asked and what every node has.
+    """
+    deadline = time.monotonic() + timeout_s
+    shares = _wait_for_room(asked, deadline, timeout_s)
+    nodes = [share.node.node_id for share in shares for _ in range(share.num_places(asked))]
+    group = placement_group(
+        [dict(asked.place) for _ in nodes],
+        strategy="PACK",
+        bundle_label_selector=[{NODE_ID_LABEL: node_id} for node_id in nodes],
+    )
+    wait_s = max(math.ceil(deadline - time.monotonic()), MAKE_S)  # Ray rounds down: half a second would be none
+    if not group.wait(timeout_seconds=wait_s):
+        remove_placement_group(group)
+        raise CannotPlace(f"the placement group was not ready in {wait_s} s. {_asked_and_there(asked)}")
+    places = bundle_places(group, probe_s=probe_s)
+    return Reservation(group, *split_roles(hardware_order(places), places, shares, asked))
+
+
+def _wait_for_room(asked: Asked, deadline: float, timeout_s: float) -> list[NodeShare]:
+    home = ray.get_runtime_context().get_node_id()
+    while True:
+        nodes = cluster_nodes()
+        try:
+            return plan_placement(nodes, asked, home=home)
+        except CannotPlace as error:
+            try:
+                plan_placement(nodes, asked, home=home, of_total=True)
+            except CannotPlace as never:
+                raise CannotPlace(f"{never}. {_asked_and_there(asked)}") from None
+            if time.monotonic() > deadline:
+                raise CannotPlace(f"no room after {timeout_s:g} s: {error}. {_asked_and_there(asked)}") from None
+        time.sleep(POLL_S)
+
+
+def _asked_and_there(asked: Asked) -> str:
+    return f"Asked for: {asked}. Nodes: {describe_nodes(cluster_nodes(), asked.place)}. Ask for fewer, or add nodes."
+
+
+def bundle_places(group: PlacementGroup, *, probe_s: float = PROBE_S) -> dict[int, BundlePlace]:
+    """Where each bundle of a ready group is: the node from Ray's table, its GPU from a look inside.
+
+    The first call comes before anybody computes there. CPU bundles have no number: they count as slots 0, 1, … of their node.
+    """
+    node_of_bundle = _node_of_bundle(group)
+    address = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
+    if any(bundle.get("GPU") for bundle in group.bundle_specs):
+        if group.id not in _gpus:
+            _gpus[group.id] = _probe_gpus(group, timeout_s=probe_s)
+        devices = _gpus[group.id]
+    else:
+        devices = {index: Gpu(slot, "") for index, slot in _count_slots(node_of_bundle).items()}
+    return {index: BundlePlace(address[node_id], node_id, *devices[index]) for index, node_id in node_of_bundle.items()}
+
+
+def _node_of_bundle(group: PlacementGroup) -> dict[int, str]:
+    return {int(index): node_id for index, node_id in placement_group_table(group)["bundles_to_node_id"].items()}
+
+
+def _count_slots(node_of_bundle: dict[int, str]) -> dict[int, int]:
+    seen: dict[str, int] = {}
+    slots = {}
+    for index, node_id in sorted(node_of_bundle.items()):
+        slots[index] = seen.get(node_id, 0)
+        seen[node_id] = slots[index] + 1
+    return slots
+
+
+def _probe_gpus(group: PlacementGroup, *, timeout_s: float) -> dict[int, Gpu]:
+    # Unless told, Ray shows a task its own GPU alone, and the node's list is not to be had.
+    @ray.remote(num_cpus=0, num_gpus=1, max_retries=0, runtime_env={"env_vars": {KEEP_VISIBLE_DEVICES: "1"}})
+    def gpu() -> Gpu:
+        name = str(ray.get_gpu_ids()[0])
+        return Gpu(int(name) if name.isdigit() else os.environ["CUDA_VISIBLE_DEVICES"].split(",").index(name), name)
+
+    indices = range(len(group.bundle_specs))
+    refs = [
+        gpu.options(scheduling_strategy=PlacementGroupSchedulingStrategy(group, index)).remote() for index in indices
+    ]
+    try:
+        return dict(zip(indices, ray.get(refs, timeout=timeout_s), strict=True))
+    except ray.exceptions.GetTimeoutError as error:
+        raise CannotPlace(
+            f"not all of {len(refs)} bundles said in {timeout_s:g} s which GPU they have. Workers of Ray that start slowly need "
+            "a larger --init_timeout_s"
+        ) from error
+
+
+def as_bundles(pg: Bundles | PlacementGroup) -> Bundles:
+    """A bare placement group as all of its bundles in hardware order."""
+    if isinstance(pg, tuple):
+        return pg
+    if not pg.wait(timeout_seconds=PROBE_S):
+        raise CannotPlace(f"the placement group that was given is not ready after {PROBE_S:g} s")
+    return pg, hardware_order(bundle_places(pg))
+
+
+def node_ids(bundles: Bundles) -> list[str]:
+    """The node of each bundle, in the order of the indices."""
+    group, indices = bundles
+    node_of_bundle = _node_of_bundle(group)
+    return [node_of_bundle[index] for index in indices]
+
+
+def is_alive(node_id: str) -> bool:
+    return any(node["NodeID"] == node_id and node["Alive"] for node in ray.nodes())
+
+
+def actor_options(device: Device, bundles: Bundles | None, position: int = 0, *, share: float = 1.0) -> dict[str, Any]:
+    """`.options()` of an actor that computes on the bundle at `position`, or anywhere without bundles.
+
+    `share` of the place is the actor's: below 1 others share it.
+    """
+    options: dict[str, Any] = {
+        **{f"num_{name.lower()}s": amount * share for name, amount in device.place_resources.items()},
+        "runtime_env": {"env_vars": device.actor_env},
+    }
+    if bundles is not None:
+        group, indices = bundles
+        options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(group, indices[position])
+    return options
+
+
+def visible_gpus(bundles: Bundles) -> str:
+    """The GPUs of bundles on one node, as `CUDA_VISIBLE_DEVICES` names them."""
+    group, indices = bundles
+    places = bundle_places(group)
+    return ",".join(places[index].gpu for index in indices)

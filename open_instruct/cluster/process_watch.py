@@ -1,0 +1,261 @@
+"""Notices processes that are stopped (SIGSTOP, a debugger, a frozen container), and Ray's own when they are gone.
+
+A stopped process keeps its connections and answers nobody, so that whoever waits for it waits for the limit of that wait, half an
+hour for a learner. Asking it for a sign of life would mistake long work for death: a process that loads a model or compiles may
+keep its interpreter to itself for minutes. The kernel knows which it is. So the kernel is asked (`/proc`), on each node by a
+process of that node.
+
+    ProcessWatch    actors of the run, and what they have started: names those that have been stopped for too long, or are dead
+    RayWatch        a thread of the driver: where Ray itself is gone or stopped, nothing else could end the run
+"""
+
+import logging
+import os
+import signal
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from open_instruct.system.processes import is_stopped
+from open_instruct.system.stand_by import ENGINE_MARK, StandBy
+
+logger = logging.getLogger(__name__)
+
+EVERY_S = 1.0
+"""From one look to the next."""
+KILL_ROUNDS = 20
+RUN_MARK = "OPEN_INSTRUCT_RUN"
+"""In the environment of Ray's processes of one run, and of all that they start."""
+
+
+def find_stopped(pids: Sequence[int]) -> list[int]:
+    """Those that are stopped, or have started something that is. Processes of verifiers are the pool's to watch."""
+    return [pid for pid in pids if any(is_stopped(one) and not _is_of_verifiers(one) for one in _family(pid))]
+
+
+def _family(pid: int) -> list[psutil.Process]:
+    try:
+        process = psutil.Process(pid)
+        return [process, *process.children(recursive=True)]
+    except psutil.Error:  # gone: that is found out by asking Ray
+        return []
+
+
+def _is_of_verifiers(process: psutil.Process) -> bool:
+    with suppress(psutil.Error):
+        return any("open_instruct.verifiers.pool" in word for word in process.cmdline())
+    return False
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """A part that does nothing and will answer nobody."""
+
+    name: str
+    pid: int
+    seconds: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.name} (process {self.pid}) has been stopped for {self.seconds:.0f} s, by SIGSTOP, a debugger or a frozen "
+            "container (--stopped_timeout_s sets the limit)"
+        )
+
+
+class ProcessWatch:
+    """Looks at the processes of a run's actors, wherever they are.
+
+    Args:
+        actors: the actors by name, asked anew each time because engines are replaced.
+        limit_s: a process that has been stopped for longer is told of.
+    """
+
+    def __init__(self, actors: Callable[[], Mapping[str, Any]], limit_s: float) -> None:
+        self._actors = actors
+        self._limit_s = limit_s
+        self._home = ray.get_runtime_context().get_node_id()
+        self._eyes: dict[str, Any] = {}
+        """Tasks that are under way on other nodes."""
+        self._names: dict[tuple[str, int], str] = {}
+        self._since: dict[tuple[str, int], float] = {}
+        """When a process (by node and id) was first seen stopped."""
+        self._looked_at = 0.0
+        self.dead: list[str] = []
+        """Names of actors that Ray knew to be dead when it was last asked."""
+
+    def stopped(self) -> list[Stopped]:
+        """Parts that have been stopped for too long, each once; looks at most every `EVERY_S`, and waits for nobody."""
+        now = time.monotonic()
+        if now - self._looked_at < EVERY_S:
+            return []
+        self._looked_at = now
+        self._look(now)
+        late = [place for place, since in self._since.items() if now - since > self._limit_s]
+        return [Stopped(self._names[place], place[1], now - self._since.pop(place)) for place in late]
+
+    def _look(self, now: float) -> None:
+        by_node = self._pids_by_node()
+        self._note(self._home, find_stopped(by_node.pop(self._home, [])), now)
+        for node, ref in list(self._eyes.items()):
+            if ray.wait([ref], timeout=0)[0]:
+                del self._eyes[node]
+                with suppress(ray.exceptions.RayError):  # a node that is lost is told of by others
+                    self._note(node, ray.get(ref), now)
+        for node, pids in by_node.items():
+            if node not in self._eyes:
+                there = NodeAffinitySchedulingStrategy(node, soft=False)
+                ask = ray.remote(find_stopped).options(num_cpus=0, max_retries=0, scheduling_strategy=there)
+                self._eyes[node] = ask.remote(pids)
+
+    def _pids_by_node(self) -> dict[str, list[int]]:
+        """Of the actors that are there now."""
+        known = ray._private.state.actors()
+        self._names.clear()
+        self.dead = []
+        for name, actor in self._actors().items():
+            facts = known.get(actor._actor_id.hex(), {})
+            if facts.get("State") == "DEAD":
+                self.dead.append(name)
+            if facts.get("State") == "ALIVE" and facts.get("Pid"):
+                self._names[facts["Address"]["NodeID"], facts["Pid"]] = name
+        by_node: dict[str, list[int]] = {}
+        for node, pid in self._names:
+            by_node.setdefault(node, []).append(pid)
+        self._since = {place: since for place, since in self._since.items() if place in self._names}
+        return by_node
+
+    def _note(self, node: str, stopped: Sequence[int], now: float) -> None:
+        for place in self._names:
+            if place[0] == node and place[1] not in stopped:
+                self._since.pop(place, None)
+        for pid in stopped:
+            if (node, pid) in self._names:
+                self._since.setdefault((node, pid), now)
+
+
+# --- Ray's own processes ----------------------------------------------------------------------------------------------
+
+
+class RayWatch(threading.Thread):
+    """Ends this process, and all that Ray has started on this machine, when Ray itself is gone or has been stopped for too long.
+
+    The driver's calls into Ray may never return then, `ray.shutdown` among them, and after a minute Ray ends the driver by itself
+    without a word in the log. So this thread says what happened and ends the process with code 1.
+    """
+
+    def __init__(self, processes: Mapping[str, int], mark: str, limit_s: float) -> None:
+        super().__init__(name="ray-watch", daemon=True)
+        self._processes = {name: psutil.Process(pid) for name, pid in processes.items()}
+        self._mark = mark
+        self._limit_s = limit_s
+        self._over = threading.Event()
+
+    def run(self) -> None:
+        stopped_since: dict[str, float] = {}
+        while not self._over.wait(EVERY_S / 2):
+            now = time.monotonic()
+            for name, process in self._processes.items():
+                if not process.is_running() or process.status() == psutil.STATUS_ZOMBIE:
+                    self._end(f"{name} (process {process.pid}) is gone")
+                if not is_stopped(process):
+                    stopped_since.pop(name, None)
+                elif now - stopped_since.setdefault(name, now) > self._limit_s:
+                    self._end(f"{name} (process {process.pid}) has been stopped for {self._limit_s:.0f} s")
+
+    def stop(self) -> None:
+        """Ray is about to end on purpose."""
+        self._over.set()
+
+    def _end(self, cause: str) -> None:
+        if self._over.is_set():
+            return
+        logger.error(
+            "%s, and nothing works without it. Start the same command again to go on from the last checkpoint.", cause
+        )
+        for handler in logging.getLogger().handlers:
+            handler.flush()
+        _kill_family()
+        kill_marked(self._mark)
+        os._exit(1)
+
+
+def ray_processes_here() -> dict[str, int]:
+    """Process ids of the Ray that this process uses, as far as they are on this machine: the GCS may be on another one."""
+    node = ray._private.worker._global_node
+    if node is None:
+        return {}
+    names = {"gcs_server": "Ray's GCS", "raylet": "Ray's raylet"}
+    if node.head:
+        return {
+            names[kind]: found[0].process.pid for kind, found in node.all_processes.items() if kind in names and found
+        }
+    belongs_to = {"gcs_server": node.session_name, "raylet": node.raylet_socket_name}
+    return {
+        names[name]: process.pid
+        for process in psutil.process_iter(["name", "cmdline"])
+        if (name := process.info["name"]) in names
+        and any(belongs_to[name] in word for word in process.info["cmdline"] or ())
+    }
+
+
+@contextmanager
+def marked() -> Iterator[str]:
+    """What is started in the block, and whatever that starts later, carries this mark."""
+    mark = os.environ[RUN_MARK] = uuid.uuid4().hex
+    try:
+        yield mark
+    finally:
+        del os.environ[RUN_MARK]
+
+
+@contextmanager
+def nothing_is_left(mark: str) -> Iterator[None]:
+    """Around a run whose Ray is its own: when this process is killed, Ray's processes here and what carries the mark end, too.
+
+    Ray itself leaves its agents for a minute: they try to tell the GCS, which is gone, of the raylet's end.
+    """
+    stands_by = StandBy(f"{RUN_MARK}={mark}")
+    stands_by.tell(one.pid for pid in ray_processes_here().values() for one in _family(pid))
+    try:
+        yield
+    finally:
+        stands_by.dismiss()
+
+
+def _kill_family() -> None:
+    """What this process has started, and what that has: Ray's agents write their title over the environment that a mark is in."""
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            if not any(ENGINE_MARK in word for word in process.cmdline()):
+                process.kill()
+
+
+def kill_marked(mark: str) -> None:
+    """End every process on this machine that carries the mark, also one that is stopped and cannot end by itself.
+
+    Those that clean up after an engine stay until they have done so.
+    """
+    for _ in range(KILL_ROUNDS):  # what is about to be started is found in the next round
+        num_killed = sum(_kill_if_marked(directory, mark) for directory in Path("/proc").glob("[0-9]*"))
+        if not num_killed:
+            return
+        time.sleep(0.1)
+
+
+def _kill_if_marked(directory: Path, mark: str) -> bool:
+    """Whether the process of this directory of `/proc` had to be killed."""
+    with suppress(OSError):
+        words = (directory / "environ").read_bytes().split(b"\0")  # a process that has ended has none
+        if f"{RUN_MARK}={mark}".encode() in words and ENGINE_MARK.encode() not in (directory / "cmdline").read_bytes():
+            os.kill(int(directory.name), signal.SIGKILL)
+            return True
+    return False

@@ -1,0 +1,53 @@
+"""What Ray leaves open: which devices a process sees, which one it computes on, and a lock (see `ray_lock`)."""
+
+import os
+import re
+from collections.abc import Mapping
+
+import ray
+
+from open_instruct.cluster.ray_lock import Lock
+from open_instruct.device import gpu_uuid
+
+__all__ = ["NOSET_VISIBLE_DEVICES_ENV_VARS_LIST", "Lock", "get_physical_gpu_id", "ray_noset_visible_devices"]
+
+NOSET_VISIBLE_DEVICES_ENV_VARS_LIST = [
+    "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES",
+    "RAY_EXPERIMENTAL_NOSET_HIP_VISIBLE_DEVICES",
+    "RAY_EXPERIMENTAL_NOSET_ASCEND_RT_VISIBLE_DEVICES",
+    "RAY_EXPERIMENTAL_NOSET_HABANA_VISIBLE_MODULES",
+    "RAY_EXPERIMENTAL_NOSET_NEURON_RT_VISIBLE_CORES",
+    "RAY_EXPERIMENTAL_NOSET_TPU_VISIBLE_CHIPS",
+    "RAY_EXPERIMENTAL_NOSET_ZE_AFFINITY_MASK",
+    "RAY_EXPERIMENTAL_NOSET_RBLN_RT_VISIBLE_DEVICES",
+    "RAY_EXPERIMENTAL_NOSET_FURIOSA_DEVICES",
+    "RAY_EXPERIMENTAL_NOSET_MBLT_RT_VISIBLE_DEVICES",
+    "RAY_EXPERIMENTAL_NOSET_TENSTORRENT_VISIBLE_DEVICES",
+]
+"""Environment variables that keep Ray 2.60 from setting which devices a worker sees."""
+
+
+def ray_noset_visible_devices(env: Mapping[str, str] = os.environ) -> bool:
+    """Whether Ray leaves the visible devices alone: every worker then sees all of its node's. Reads values as Ray does."""
+    return any(env.get(name, "").lower() in ("1", "true") for name in NOSET_VISIBLE_DEVICES_ENV_VARS_LIST)
+
+
+def get_physical_gpu_id() -> str:
+    """Which device this process computes on; equal for two processes exactly if they share it.
+
+    On GPU its UUID, as torch tells it: the same in every container and whichever devices are visible. On CPU it is
+    `CPU-<Ray's id of the node>-<slot>`. The slot is the bundle of the placement group that the worker was put in (id of the group
+    and index), for that is what stands for a device there: workers that share a bundle share the slot, and a worker that is
+    restarted in its bundle keeps it. A worker without a bundle is a slot of its own, for as long as it lives.
+    """
+    return gpu_uuid() or _cpu_slot()
+
+
+def _cpu_slot() -> str:
+    context = ray.get_runtime_context()
+    # Ray 2.60 tells in which bundle a worker is only by the names of its resources: `CPU_group_<index>_<group>`. Every worker of
+    # a group also has a bit of a resource `bundle`, which may be of another bundle where none was asked for: so it comes last.
+    names = sorted(context.worker.core_worker.resource_ids(), key=lambda name: name.startswith("bundle_group_"))
+    indexed = (re.fullmatch(r".+_group_(\d+)_([0-9a-f]+)", name) for name in names)
+    bundles = [f"{match[2]}.{match[1]}" for match in indexed if match]
+    return f"CPU-{context.get_node_id()}-{bundles[0] if bundles else context.get_worker_id()}"

@@ -1,0 +1,1 @@
+"""Options, their checks, the command line and YAML files."""

@@ -1,0 +1,572 @@
+"""Which options are mistakes: one short function per rule, all told at once.
+
+A mistake reads `--flag value: what is wrong. What to do.` Before the colon stands every option that the judgement rests
+on; `cli.py` relies on this.
+"""
+
+import functools
+import math
+import os
+import re
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+from open_instruct.config.model_support import why_refused
+from open_instruct.config.options import NEVER, GRPOConfig
+from open_instruct.device import flash_attention_can_run
+from open_instruct.option_text import shown
+from open_instruct.registry import chosen_entries, option_kinds
+from open_instruct.weight_transports import IPC, NCCL, NEEDS_GPU, WITHOUT_GPU
+from open_instruct.workflows.base import WORKFLOWS
+
+HUB_TIMEOUT_S = 5.0
+"""Seconds that the Hugging Face hub has to say whether it knows a name."""
+
+
+def collect_mistakes(args: GRPOConfig) -> list[str]:
+    """What is wrong with the options, apart from tokenizer (`load_tokenizer`) and data. Empty if nothing is."""
+    return [mistake for rule in RULES for mistake in rule(args)]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Numbers that an option may have. NaN and infinity are outside."""
+
+    low: float
+    high: float = math.inf
+    low_itself: bool = True
+    or_never: bool = False
+
+    def hold(self, value: float) -> bool:
+        above = value >= self.low if self.low_itself else value > self.low
+        is_finite = isinstance(value, int) or math.isfinite(value)  # an int of 400 digits is no float
+        return (is_finite and above and value <= self.high) or (self.or_never and value == NEVER)
+
+    def __str__(self) -> str:
+        low = f"{self.low} or more" if self.low_itself else f"more than {self.low}"
+        high = "" if math.isinf(self.high) else f", at most {self.high}"
+        return low + high + (f", or {NEVER} for never" if self.or_never else "")
+
+
+MOST_OF_SHARED_GPU = 0.5
+"""Largest share of a GPU that an engine may take where the learner stays in its memory too."""
+MAX_TEMPERATURE = 2.0
+"""vLLM samples at no higher one."""
+_COUNT = Limits(1)
+_NOT_NEGATIVE = Limits(0)
+_POSITIVE = Limits(0, low_itself=False)
+_SHARE = Limits(0, 1)
+_POSITIVE_SHARE = Limits(0, 1, low_itself=False)
+_INTERVAL = Limits(1, or_never=True)
+
+LIMITS: dict[str, Limits] = {
+    "seed": Limits(0, 2**32 - 1),
+    "max_prompt_token_length": _COUNT,
+    "response_length": _COUNT,
+    "pack_length": _COUNT,
+    "temperature": Limits(0, MAX_TEMPERATURE, low_itself=False),
+    "num_unique_prompts_rollout": _COUNT,
+    "num_samples_per_prompt_rollout": _COUNT,
+    "total_episodes": _COUNT,
+    "async_steps": _NOT_NEGATIVE,
+    "staleness_threshold": _NOT_NEGATIVE,
+    "max_staleness_allowed": _NOT_NEGATIVE,
+    "over_issued_prompts": _NOT_NEGATIVE,
+    "trigger_parameter_sync_step": _COUNT,
+    "max_queue_size": _COUNT,
+    "min_batch_count": _COUNT,
+    "batch_timeout": _POSITIVE,
+    "batch_generation_interval": _NOT_NEGATIVE,
+    "generation_timeout": _POSITIVE,
+    "max_generation_attempts": _COUNT,
+    "rho_clamp_lower_bound": _NOT_NEGATIVE,
+    "rho_clamp_upper_bound": _NOT_NEGATIVE,
+    "rho_mask_lower_bound": _NOT_NEGATIVE,
+    "rho_mask_upper_bound": _NOT_NEGATIVE,
+    "engine_sleep_after_s": _POSITIVE,
+    "max_sync_retries": _NOT_NEGATIVE,
+    "sync_retry_delay": _NOT_NEGATIVE,
+    "logprob_mismatch_limit": _POSITIVE,
+    "engine_stall_timeout_s": _POSITIVE,
+    "stopped_timeout_s": _POSITIVE,
+    "max_engine_restarts": _NOT_NEGATIVE,
+    "statistics_interval_s": _POSITIVE,
+    "num_epochs": _COUNT,
+    "num_mini_batches": _COUNT,
+    "beta": _NOT_NEGATIVE,
+    "clip_lower": _SHARE,
+    "clip_higher": _NOT_NEGATIVE,
+    "verification_reward": _POSITIVE,
+    "verifier_timeout_s": _POSITIVE,
+    "verifier_workers": _COUNT,
+    "learning_rate": _NOT_NEGATIVE,
+    "warmup_ratio": _SHARE,
+    "weight_decay": _NOT_NEGATIVE,
+    "max_grad_norm": _NOT_NEGATIVE,
+    "max_nonfinite_steps": _COUNT,
+    "per_device_train_batch_size": _COUNT,
+    "backend_timeout": _COUNT,
+    "vllm_num_engines": _COUNT,
+    "vllm_tensor_parallel_size": _COUNT,
+    "vllm_gpu_memory_utilization": _POSITIVE_SHARE,
+    "vllm_max_num_seqs": _COUNT,
+    "local_eval_every": _INTERVAL,
+    "eval_temperature": Limits(0, MAX_TEMPERATURE),
+    "eval_top_p": _POSITIVE_SHARE,
+    "rc_num_reasoning_steps": _COUNT,
+    "rc_states_per_problem": _COUNT,
+    "rc_max_summary_tokens": _COUNT,
+    "rc_summary_samples": _COUNT,
+    "rc_buffer_size": _NOT_NEGATIVE,
+    "rc_buffer_states_per_problem": _COUNT,
+    "rc_max_state_age": _NOT_NEGATIVE,
+    "rc_eval_num_reasoning_steps": _COUNT,
+    "eval_response_length": _COUNT,
+    "save_freq": _INTERVAL,
+    "checkpoint_state_freq": _INTERVAL,
+    "keep_last_n_checkpoints": _INTERVAL,
+    "placement_timeout_s": _POSITIVE,
+    "init_timeout_s": _POSITIVE,
+    "progress_timeout_s": _POSITIVE,
+    "weight_sync_timeout_s": _POSITIVE,
+    "eval_timeout_s": _POSITIVE,
+}
+
+
+def numbers_are_within_limits(args: GRPOConfig) -> Iterator[str]:
+    for name, limits in LIMITS.items():
+        value = getattr(args, name)
+        if value is not None and not limits.hold(value):
+            yield f"{shown(args, name)}: out of range. Give {limits}."
+
+
+def every_node_has_learners(args: GRPOConfig) -> Iterator[str]:
+    if not args.num_learners_per_node or min(args.num_learners_per_node) < 1:
+        yield f"{shown(args, 'num_learners_per_node')}: every node needs a learner. Give 1 or more for each."
+
+
+def choices_are_known(args: GRPOConfig) -> Iterator[str]:
+    for name, hint in option_kinds(type(args)).items():
+        if get_origin(hint) is Literal and getattr(args, name) not in get_args(hint):
+            yield f"{shown(args, name)}: unknown. Choose one of {', '.join(map(str, get_args(hint)))}."
+
+
+def loss_denominator_is_token_or_positive(args: GRPOConfig) -> Iterator[str]:
+    value = args.loss_denominator
+    if value != "token" and (isinstance(value, str) or not _POSITIVE.hold(value)):
+        yield f"{shown(args, 'loss_denominator')}: no denominator. Give token or a number above 0."
+
+
+def staleness_bounds_are_in_order(args: GRPOConfig) -> Iterator[str]:
+    if args.staleness_bound < args.staleness_target:
+        options = shown(args, "max_staleness_allowed", "staleness_threshold", "async_steps")
+        yield f"{options}: pacing aims past the bound. Set max_staleness_allowed to {args.staleness_target} or more."
+
+
+def over_issuing_has_room(args: GRPOConfig) -> Iterator[str]:
+    """A prompt that is left to the next step grows older than pacing aims at."""
+    if args.over_issued_prompts <= 0:
+        return
+    if args.staleness_target < 1 or args.staleness_bound <= args.staleness_target:
+        options = shown(args, "over_issued_prompts", "staleness_threshold", "max_staleness_allowed", "async_steps")
+        yield (
+            f"{options}: what a step leaves behind grows older. Set staleness_threshold to 1 or more and "
+            f"max_staleness_allowed to more than that, or leave over_issued_prompts 0."
+        )
+    if args.over_issued_prompts > args.num_unique_prompts_rollout:
+        options = shown(args, "over_issued_prompts", "num_unique_prompts_rollout")
+        yield f"{options}: more than a step takes. Give {args.num_unique_prompts_rollout} or fewer."
+
+
+def weights_are_sent_within_the_bound(args: GRPOConfig) -> Iterator[str]:
+    needed = args.trigger_parameter_sync_step - 1
+    if 0 <= args.staleness_target < needed:
+        options = shown(args, "trigger_parameter_sync_step", "staleness_threshold", "async_steps")
+        yield (
+            f"{options}: between two updates samples grow {needed} steps old. Set staleness_threshold to {needed} or "
+            f"more, or send weights after every step."
+        )
+
+
+def truncation_has_fresh_tokens(args: GRPOConfig) -> Iterator[str]:
+    if args.straggler_policy == "truncate" and not args.inflight_updates:
+        options = shown(args, "straggler_policy", "inflight_updates")
+        yield f"{options}: without in-flight updates all tokens of a response are of one age. Use drop or wait."
+
+
+def streaming_has_one_update_a_step(args: GRPOConfig) -> Iterator[str]:
+    if args.streaming and args.num_epochs * args.num_mini_batches > 1:
+        options = shown(args, "streaming", "num_epochs", "num_mini_batches")
+        yield f"{options}: a step that begins before its batch is whole makes one update. Set both to 1."
+
+
+def queue_holds_a_step(args: GRPOConfig) -> Iterator[str]:
+    needed = args.num_unique_prompts_rollout * args.lengths.samples
+    if args.max_queue_size is not None and 0 < args.max_queue_size < needed:
+        options = shown(args, "max_queue_size", "num_unique_prompts_rollout", "num_samples_per_prompt_rollout")
+        yield f"{options}: smaller than one step. Give {needed} or more, or leave it out."
+
+
+def one_old_policy(args: GRPOConfig) -> Iterator[str]:
+    if args.use_vllm_logprobs and args.use_rho_correction:
+        options = shown(args, "use_vllm_logprobs", "use_rho_correction")
+        yield f"{options}: with the engine as old policy there is nothing to correct. Leave one out."
+
+
+def rho_bounds_are_in_order(args: GRPOConfig) -> Iterator[str]:
+    for kind in ("clamp", "mask"):
+        low, high = f"rho_{kind}_lower_bound", f"rho_{kind}_upper_bound"
+        if 0 < getattr(args, high) < getattr(args, low):
+            yield f"{shown(args, low, high)}: lower is above upper. Exchange them, or set the upper to 0 for none."
+    if args.rho_mask_tv_divergence and args.rho_mask_sequence_level:
+        options = shown(args, "rho_mask_tv_divergence", "rho_mask_sequence_level")
+        yield f"{options}: two ways to judge a response. Choose one."
+    elif args.rho_mask_tv_divergence and args.rho_mask_upper_bound == 0:
+        options = shown(args, "rho_mask_tv_divergence", "rho_mask_upper_bound")
+        yield f"{options}: nothing would be masked. Set an upper bound, such as 0.1."
+    elif args.rho_mask_sequence_level and args.rho_mask_lower_bound == args.rho_mask_upper_bound == 0:
+        options = shown(args, "rho_mask_sequence_level", "rho_mask_lower_bound", "rho_mask_upper_bound")
+        yield f"{options}: nothing would be masked. Set a bound."
+
+
+def alerts_are_limits(args: GRPOConfig) -> Iterator[str]:
+    for alert in args.alerts:
+        if not re.fullmatch(r"[\w/]+=[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?", alert):
+            yield f"--alerts {alert}: no limit. Write metric=number, such as max_sample_age=3."
+
+
+def stop_strings_are_not_empty(args: GRPOConfig) -> Iterator[str]:
+    if "" in args.stop_strings:
+        yield "--stop_strings '': an empty string would end every response at once. Leave it out."
+
+
+def pack_holds_a_sample(args: GRPOConfig) -> Iterator[str]:
+    needed = args.lengths.trained
+    if args.pack_length < needed:
+        further = WORKFLOWS[args.rollout_workflow].value.length_options
+        options = shown(args, "pack_length", "max_prompt_token_length", "response_length", *further)
+        yield f"{options}: a prompt with its response does not fit into a row. Set pack_length to {needed} or more."
+
+
+def kl_has_its_reference(args: GRPOConfig) -> Iterator[str]:
+    if args.beta > 0 and not args.load_ref_policy:
+        options = shown(args, "beta", "load_ref_policy")
+        yield f"{options}: the KL divergence needs a reference policy. Set beta to 0, or leave load_ref_policy True."
+
+
+def groups_have_something_to_compare(args: GRPOConfig) -> Iterator[str]:
+    if args.num_samples_per_prompt_rollout == 1:
+        options = shown(args, "num_samples_per_prompt_rollout")
+        yield f"{options}: a response is compared with the others of its group, and there are none. Give 2 or more."
+
+
+def episodes_fill_a_step(args: GRPOConfig) -> Iterator[str]:
+    if 0 < args.total_episodes < args.num_samples_per_step:
+        options = shown(args, "total_episodes", "num_unique_prompts_rollout", "num_samples_per_prompt_rollout")
+        yield f"{options}: not enough for one step. Set total_episodes to {args.num_samples_per_step} or more."
+
+
+def mini_batches_are_not_empty(args: GRPOConfig) -> Iterator[str]:
+    if args.num_mini_batches > args.num_samples_per_step > 0:
+        options = shown(args, "num_mini_batches", "num_unique_prompts_rollout", "num_samples_per_prompt_rollout")
+        yield f"{options}: more mini-batches than responses in a step. Give {args.num_samples_per_step} or fewer."
+
+
+def evaluation_has_data_and_a_time(args: GRPOConfig) -> Iterator[str]:
+    if args.dataset_mixer_eval_list and args.local_eval_every == NEVER and not args.eval_on_step_0:
+        options = shown(args, "dataset_mixer_eval_list", "local_eval_every", "eval_on_step_0")
+        yield f"{options}: the evaluation would never run. Set local_eval_every, or leave out the datasets."
+    if args.eval_on_step_0 and not args.dataset_mixer_eval_list:
+        options = shown(args, "eval_on_step_0", "dataset_mixer_eval_list")
+        yield f"{options}: there is nothing to evaluate on. Name datasets, or leave out eval_on_step_0."
+
+
+def system_prompt_file_can_be_read(args: GRPOConfig) -> Iterator[str]:
+    path = args.system_prompt_override_file
+    if path is None:
+        return
+    if not (os.path.isfile(path) and os.access(path, os.R_OK)):
+        yield f"{shown(args, 'system_prompt_override_file')}: no file that can be read. Check the path."
+        return
+    try:
+        Path(path).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        yield f"{shown(args, 'system_prompt_override_file')}: it cannot be read ({reason}). Give a file of UTF-8 text."
+
+
+def outputs_can_be_written(args: GRPOConfig) -> Iterator[str]:
+    for name in ("output_dir", "checkpoint_state_dir"):
+        if (path := getattr(args, name)) is None:
+            continue
+        absolute = Path(path).absolute()
+        first_existing = next(parent for parent in (absolute, *absolute.parents) if os.path.exists(parent))
+        if not first_existing.is_dir():
+            yield f"{shown(args, name)}: {first_existing} is a file. Give a directory."
+        elif not os.access(first_existing, os.W_OK | os.X_OK):
+            yield f"{shown(args, name)}: {first_existing} cannot be written to. Give another directory."
+
+
+def single_gpu_has_one_of_each(args: GRPOConfig) -> Iterator[str]:
+    if not args.single_gpu_mode:
+        return
+    names = "num_learners_per_node", "vllm_num_engines", "vllm_tensor_parallel_size"
+    if [args.num_learners_per_node, args.vllm_num_engines, args.vllm_tensor_parallel_size] != [[1], 1, 1]:
+        yield f"{shown(args, 'single_gpu_mode', *names)}: one GPU holds one learner and one engine. Set each to 1."
+    if args.device.kind == "cpu":
+        yield f"{shown(args, 'single_gpu_mode')}: this machine has no GPU. Leave it out: on CPU processes share anyway."
+    elif args.vllm_gpu_memory_utilization > MOST_OF_SHARED_GPU:
+        options = shown(args, "single_gpu_mode", "vllm_gpu_memory_utilization")
+        yield (
+            f"{options}: the engine would take most of the memory that it shares with the learner, which is out of memory then. "
+            f"Set vllm_gpu_memory_utilization to {MOST_OF_SHARED_GPU} or less (0.3 leaves room for most models), or use colocate."
+        )
+
+
+def turns_have_an_order(args: GRPOConfig) -> Iterator[str]:
+    """Engines sleep while learners train, so nothing can be generated ahead."""
+    if not args.colocate:
+        return
+    if args.staleness_bound > 0 or args.streaming:
+        options = shown(args, "colocate", "async_steps", "max_staleness_allowed", "streaming")
+        yield f"{options}: engines and learners take turns. Set async_steps to 0 and leave out streaming, or leave out colocate."
+    if args.single_gpu_mode:
+        yield f"{shown(args, 'colocate', 'single_gpu_mode')}: take turns, or both stay in memory. Leave one out."
+    if args.engine_sleep_after_s is not None:
+        options = shown(args, "colocate", "engine_sleep_after_s")
+        yield f"{options}: engines sleep whenever learners train. Leave out engine_sleep_after_s."
+
+
+def weight_transport_fits(args: GRPOConfig) -> Iterator[str]:
+    """NCCL refuses two processes on one GPU; memory of a GPU can be shared only with processes on it."""
+    chosen, has_gpu = args.weight_transport, args.device.kind == "cuda"
+    cure = "Leave it out, or take ray_object, which works everywhere."
+    if chosen in NEEDS_GPU and not has_gpu:
+        yield f"{shown(args, 'weight_transport')}: this machine has no GPU. {cure}"
+    elif chosen in WITHOUT_GPU and has_gpu:
+        yield f"{shown(args, 'weight_transport')}: this is for machines without a GPU. {cure}"
+    elif (chosen == NCCL and args.shares_devices) or (chosen == IPC and not args.shares_devices):
+        together = "share GPUs" if args.shares_devices else "have GPUs of their own"
+        yield f"{shown(args, 'weight_transport', 'colocate', 'single_gpu_mode')}: engines and learners {together}. {cure}"
+
+
+def colocated_engines_fit(args: GRPOConfig) -> Iterator[str]:
+    needed = args.vllm_num_engines * args.vllm_tensor_parallel_size
+    if args.colocate and needed > args.num_learners:
+        options = shown(args, "colocate", "num_learners_per_node", "vllm_num_engines", "vllm_tensor_parallel_size")
+        yield f"{options}: engines take {needed} places, learners have {args.num_learners}. Ask for fewer or smaller engines."
+
+
+def options_have_their_entry(args: GRPOConfig) -> Iterator[str]:
+    """Options of a loss, an advantage or a workflow that is not chosen are as they are by default."""
+    default = type(args)(model_name_or_path=args.model_name_or_path)
+    for registry, name in chosen_entries(args):
+        chosen = {one.name for entry in registry if entry.name == name for one in fields(entry.options)}
+        owners = {one.name: entry.name for entry in registry for one in fields(entry.options)}
+        for option, owner in owners.items():
+            if option not in chosen and getattr(args, option) != getattr(default, option):
+                yield (
+                    f"{shown(args, registry.flag, option)}: the {registry.what} {name} has no such option. Leave it out, or set "
+                    f"{registry.flag} to {owner}."
+                )
+
+
+def attention_can_run(args: GRPOConfig) -> Iterator[str]:
+    if args.attn_implementation == "flash_attention_2" and not flash_attention_can_run(args.device.kind):
+        options = shown(args, "attn_implementation")
+        yield f"{options}: it needs an NVIDIA GPU and the package flash_attn. Choose auto or sdpa."
+
+
+def machine_has_room(args: GRPOConfig) -> Iterator[str]:
+    """A cluster's room is checked after connecting to it."""
+    if os.environ.get("RAY_ADDRESS") or len(args.num_learners_per_node) > 1:
+        return
+    options = shown(args, "num_learners_per_node", "vllm_num_engines", "vllm_tensor_parallel_size")
+    needed = args.device.num_workers_needed(args.num_learners, args.vllm_num_engines, args.vllm_tensor_parallel_size)
+    if needed > args.device.num_places:
+        yield (
+            f"{options}: {needed} workers, and this machine has room for {args.device.num_places} "
+            f"({args.device.places_explained}). Ask for fewer, or set RAY_ADDRESS to the cluster that has more."
+        )
+
+
+def model_can_be_read(args: GRPOConfig) -> Iterator[str]:
+    if problem := _load("AutoConfig", args.model_name_or_path, args.model_revision)[1]:
+        yield f"{shown(args, *_model_options(args))}: {problem}"
+
+
+def model_family_can_be_trained(args: GRPOConfig) -> Iterator[str]:
+    config, _ = _load("AutoConfig", args.model_name_or_path, args.model_revision)
+    if config is None:
+        return
+    reason = why_refused(
+        config,
+        device_kind=args.device.kind,
+        attn_implementation=args.device.attn_implementation,
+        max_sequence_length=args.max_sequence_length,
+    )
+    if reason:
+        yield f"{shown(args, *_model_options(args))}: a model of type {config.model_type} is not supported, because {reason}"
+
+
+def model_has_enough_positions(args: GRPOConfig) -> Iterator[str]:
+    config, _ = _load("AutoConfig", args.model_name_or_path, args.model_revision)
+    num_positions = getattr(config, "max_position_embeddings", None)
+    # Scaled rotary embeddings reach further than this number, each kind in its own way.
+    is_scaled = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default") != "default"
+    if num_positions is not None and not is_scaled and args.max_sequence_length > num_positions:
+        names = ["model_name_or_path", "max_prompt_token_length", "response_length", "eval_response_length"]
+        names += WORKFLOWS[args.rollout_workflow].value.length_options
+        yield f"{shown(args, *names)}: the model reads {num_positions} tokens at most. Set shorter lengths."
+
+
+def workflow_can_use_the_options(args: GRPOConfig) -> Iterator[str]:
+    yield from WORKFLOWS[args.rollout_workflow].value.mistakes(args)
+
+
+RULES: tuple[Callable[[GRPOConfig], Iterator[str]], ...] = (
+    choices_are_known,
+    numbers_are_within_limits,
+    every_node_has_learners,
+    loss_denominator_is_token_or_positive,
+    staleness_bounds_are_in_order,
+    over_issuing_has_room,
+    weights_are_sent_within_the_bound,
+    truncation_has_fresh_tokens,
+    streaming_has_one_update_a_step,
+    queue_holds_a_step,
+    one_old_policy,
+    rho_bounds_are_in_order,
+    alerts_are_limits,
+    stop_strings_are_not_empty,
+    pack_holds_a_sample,
+    kl_has_its_reference,
+    groups_have_something_to_compare,
+    episodes_fill_a_step,
+    mini_batches_are_not_empty,
+    options_have_their_entry,
+    workflow_can_use_the_options,
+    evaluation_has_data_and_a_time,
+    system_prompt_file_can_be_read,
+    outputs_can_be_written,
+    single_gpu_has_one_of_each,
+    turns_have_an_order,
+    weight_transport_fits,
+    colocated_engines_fit,
+    attention_can_run,
+    machine_has_room,
+    model_can_be_read,
+    model_family_can_be_trained,
+    model_has_enough_positions,
+)
+
+
+def load_tokenizer(args: GRPOConfig) -> tuple[Any | None, list[str]]:
+    """The tokenizer, or None, and what is wrong with it.
+
+    Of a model that cannot be read, `collect_mistakes` speaks; here it is passed over.
+    """
+    own = args.tokenizer_name_or_path is not None
+    config, _ = _load("AutoConfig", args.model_name_or_path, args.model_revision)
+    if not own and config is None:
+        return None, []
+    names = ("tokenizer_name_or_path",) if own else _model_options(args)
+    tokenizer, problem = _load("AutoTokenizer", args.tokenizer_name, args.tokenizer_revision)
+    # Of a directory without tokenizer files, Transformers makes a tokenizer that knows no words.
+    if tokenizer is not None and len(tokenizer) <= len(tokenizer.all_special_ids):
+        problem = "it holds no tokenizer. Name one with --tokenizer_name_or_path."
+    elif tokenizer is not None and not tokenizer.chat_template:
+        problem = (
+            "its tokenizer has no chat template. Choose a model trained on chats, or name a tokenizer that has a "
+            "template with --tokenizer_name_or_path."
+        )
+    elif tokenizer is not None and config is not None:
+        problem = _problem_with_vocabulary(tokenizer, config.get_text_config())
+    return (None, [f"{shown(args, *names)}: {problem}"]) if problem else (tokenizer, [])
+
+
+def _problem_with_vocabulary(tokenizer: Any, config: Any) -> str:
+    """Whether the model knows every token that ordinary text becomes, and those that end or fill a sequence.
+
+    Other added tokens may lie outside: that of images in Gemma 3's tokenizer does, for its models of text alone.
+    """
+    used = [tokenizer.vocab_size - 1, tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id]
+    highest, size = max(token for token in used if token is not None), getattr(config, "vocab_size", None)
+    if size is None or highest < size:
+        return ""
+    return f"its tokenizer makes tokens up to {highest}, and the model knows {size} (vocab_size). Give two that belong together."
+
+
+def _model_options(args: GRPOConfig) -> tuple[str, ...]:
+    return ("model_name_or_path",) if args.model_revision is None else ("model_name_or_path", "model_revision")
+
+
+@functools.cache
+def _load(kind: Literal["AutoConfig", "AutoTokenizer"], name: str, revision: str | None) -> tuple[Any | None, str]:
+    """A model's config or tokenizer, or None and the reason. The network is asked only for what is not here."""
+    if not name:
+        return None, "empty. Name a model."
+    path = Path(name)
+    is_hub_name = re.fullmatch(r"\w[\w.-]*(/[\w.-]+)?", name) is not None and not os.path.exists(path)
+    if not is_hub_name and not os.path.isdir(path):
+        return None, "no such directory. Check the path."
+    if kind == "AutoConfig" and os.path.isdir(path) and not (path / "config.json").is_file():
+        return None, "no config.json in it. Give the directory that save_pretrained wrote."
+    return _from_pretrained(kind, name, revision, is_hub_name=is_hub_name)
+
+
+def _from_pretrained(kind: str, name: str, revision: str | None, *, is_hub_name: bool) -> tuple[Any | None, str]:
+    import transformers
+
+    def load(*, local_files_only: bool) -> Any:
+        # Code that comes with a model is never run, and the question whether to run it is never asked.
+        return getattr(transformers, kind).from_pretrained(
+            name, revision=revision or "main", local_files_only=local_files_only, trust_remote_code=False
+        )
+
+    try:
+        return load(local_files_only=True), ""
+    except Exception as error:  # whatever a broken file makes a parser raise is the user's to mend
+        if not is_hub_name:
+            return None, f"it cannot be read: {_first_line(error)}. Save or download it again."
+    if problem := _problem_with_hub_name(name, revision):
+        return None, problem
+    try:
+        return load(local_files_only=False), ""
+    except Exception as error:
+        return None, f"it cannot be loaded from the Hugging Face hub: {_first_line(error)}."
+
+
+def _problem_with_hub_name(name: str, revision: str | None) -> str:
+    """Why the hub cannot give `name`, or nothing. Asked in a thread: the look-up of a host name has no timeout."""
+    import huggingface_hub
+
+    answers: list[str] = []
+
+    def ask() -> None:
+        try:
+            huggingface_hub.HfApi().model_info(name, revision=revision, timeout=HUB_TIMEOUT_S)
+            answers.append("")
+        except huggingface_hub.errors.HfHubHTTPError as error:
+            answers.append(
+                f"no such directory here, and the Hugging Face hub answers: {_first_line(error)}. Check the "
+                "name; for a gated model set HF_TOKEN."
+            )
+        except Exception as error:
+            answers.append(unreachable.format(reason=_first_line(error)))
+
+    unreachable = (
+        "no such directory here, not in the local cache of the Hugging Face hub, and the hub cannot be reached "
+        "({reason}). Check the path, or download the model first."
+    )
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(HUB_TIMEOUT_S)
+    return answers[0] if answers else unreachable.format(reason=f"no answer in {HUB_TIMEOUT_S:.0f} s")
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:200].rstrip(". ")

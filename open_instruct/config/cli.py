@@ -1,0 +1,418 @@
+"""The command line, made from the option dataclasses: parsing, `--help`, and all mistakes in one message.
+
+    try:
+        args = parse_args(sys.argv[1:], GRPOConfig, validators=[collect_mistakes])
+    except UsageError as error:
+        fail_with(error.mistakes)
+
+An option is written `--name value` or `--name=value`, a list `--name a b c`, a switch `--name`, `--name False` or
+`--no_name`. Names are never shortened. A YAML file given with `--config` holds the same names; the command line wins.
+"""
+
+import argparse
+import ast
+import dataclasses
+import difflib
+import functools
+import inspect
+import itertools
+import re
+import sys
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import NoneType
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, get_args, get_origin
+
+import yaml
+
+from open_instruct.registry import option_fields, option_kinds
+from open_instruct.system.masking import without_secrets
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+Config = TypeVar("Config", bound="DataclassInstance")
+
+NUMBER = re.compile(r"^-(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?$")
+"""A negative number, which is no option though it begins with a dash."""
+
+
+class UsageError(Exception):
+    """The user's options cannot be used; `mistakes` says why, one sentence or two each."""
+
+    def __init__(self, mistakes: Sequence[str]) -> None:
+        super().__init__("\n".join(mistakes))
+        self.mistakes = list(mistakes)
+
+
+def fail_with(mistakes: Sequence[str], *, program: str = "grpo_fast.py") -> NoReturn:
+    """Tell all mistakes on stderr and exit with code 2. Nothing that looks like a secret is shown."""
+    count = "1 mistake" if len(mistakes) == 1 else f"{len(mistakes)} mistakes"
+    lines = [f"  {number}. {without_secrets(mistake)}" for number, mistake in enumerate(mistakes, start=1)]
+    print("\n".join([f"{program}: {count}:", *lines]), file=sys.stderr)
+    raise SystemExit(2)
+
+
+def parse_args(
+    argv: Sequence[str],
+    config_cls: type[Config],
+    *,
+    validators: Sequence[Callable[[Config], Iterable[str]]] = (),
+    program: str = "grpo_fast.py",
+) -> Config:
+    """Options from the command line and from the YAML file that it names.
+
+    Args:
+        argv: the arguments after the program's name.
+        config_cls: a dataclass whose fields are bool, int, float, str, Literal, lists of these, or unions of these.
+        validators: each is given the options and tells what is wrong with them, as `config.collect_mistakes` does. An
+            option whose value cannot be read has its default then, and what is said about it is left out.
+        program: name of the program, for `--help`.
+
+    Raises:
+        UsageError: with all mistakes, of writing and of meaning.
+        SystemExit: with code 0, after `--help`.
+    """
+    kinds = option_kinds(config_cls)
+    on_command_line, mistakes = _read_command_line(argv, kinds, _make_parser(config_cls, kinds, program))
+    in_file, mistakes_of_file = _read_yaml(on_command_line.pop("config", None), kinds)
+    return make_config(
+        config_cls, in_file | on_command_line, validators=validators, mistakes=[*mistakes, *mistakes_of_file]
+    )
+
+
+def read_lists(argv: Sequence[str], names: Sequence[str]) -> dict[str, list[str]]:
+    """The values of options that hold lists of texts, before the other options are known. Mistakes are passed over."""
+    kinds = dict.fromkeys(names, list[str])
+    parser = _Parser(add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
+    for name in (*names, "config"):
+        parser.add_argument(f"--{name}", nargs="*")
+    given, _ = _read_command_line(argv, kinds, parser)
+    in_file, _ = _read_yaml(given.pop("config", None), kinds)
+    return _convert_all(in_file | given, kinds)[0]
+
+
+def make_config(
+    config_cls: type[Config],
+    written: Mapping[str, Any],
+    *,
+    validators: Sequence[Callable[[Config], Iterable[str]]] = (),
+    mistakes: Sequence[str] = (),
+) -> Config:
+    """Options from values as they were written (texts, or what YAML made of them), checked.
+
+    Raises:
+        UsageError: with `mistakes`, which were found before, and all of writing and meaning that are found here.
+    """
+    kinds = option_kinds(config_cls)
+    values, unreadable = _convert_all(written, kinds)
+    mistakes = [*mistakes, *unreadable.values()]
+    for name in _required(config_cls):
+        if name not in values:
+            values[name] = ""  # so that the validators can look at the others
+            mistakes += [] if name in unreadable else [f"--{name}: missing. It must be given."]
+            unreadable.setdefault(name, "")
+    config = config_cls(**values)
+    for validator in validators:
+        mistakes += [mistake for mistake in validator(config) if not unreadable.keys() & _options_before_colon(mistake)]
+    if mistakes:
+        raise UsageError(mistakes)
+    return config
+
+
+def field_help(config_cls: type) -> dict[str, tuple[str, str]]:
+    """Title of the group and help text of every field: the docstring of its class, and the string under the field."""
+    found = {}
+    names = {field.name for field in option_fields(config_cls)}
+    for cls in config_cls.__mro__[:-1]:
+        if not dataclasses.is_dataclass(cls):
+            continue
+        for node, below in itertools.pairwise([*_class_bodies(cls.__module__)[cls.__name__], None]):
+            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id in names:
+                text = ast.literal_eval(below.value) if isinstance(below, ast.Expr) else ""
+                found[node.target.id] = (inspect.getdoc(cls) or "", text)
+    return found
+
+
+@functools.cache
+def _class_bodies(module_name: str) -> dict[str, list[ast.stmt]]:
+    """Of the classes at the top level of a module. Read once: `inspect.getsource` of each class parses it all again."""
+    tree = ast.parse(inspect.getsource(sys.modules[module_name]))
+    return {node.name: node.body for node in tree.body if isinstance(node, ast.ClassDef)}
+
+
+def _required(config_cls: "type[DataclassInstance]") -> list[str]:
+    missing = dataclasses.MISSING
+    fields = dataclasses.fields(config_cls)
+    return [field.name for field in fields if field.default is missing and field.default_factory is missing]
+
+
+def _options_before_colon(mistake: str) -> set[str]:
+    return set(re.findall(r"--(\w+)", mistake.split(": ")[0]))
+
+
+# ---- Command line and file, to values as they were written ----
+
+
+class _Parser(argparse.ArgumentParser):
+    """Splits the command line at the names. How many values an option takes, and which, is judged later."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError([message])
+
+
+class _HelpFormatter(argparse.HelpFormatter):
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=32, width=100)
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return textwrap.wrap(text, width, break_on_hyphens=False)  # names of datasets stay in one piece
+
+    def _format_args(self, action: argparse.Action, default_metavar: str) -> str:
+        return str(action.metavar or default_metavar)
+
+
+def _make_parser(config_cls: "type[DataclassInstance]", kinds: Mapping[str, Any], program: str) -> _Parser:
+    required = [f"--{name} {_metavar(kinds[name])}" for name in _required(config_cls)]
+    parser = _Parser(
+        program,
+        usage=" ".join(["%(prog)s", *required, "[--config FILE]", "[option ...]"]),
+        description="A list is written --name a b c; a switch --name, --name False or --no_name. The last of two wins.",
+        formatter_class=_HelpFormatter,
+        allow_abbrev=False,
+        argument_default=argparse.SUPPRESS,
+    )
+    parser.add_argument("--config", nargs="*", metavar="FILE", help="YAML file with options; the command line wins.")
+    fields = {field.name: field for field in option_fields(config_cls)}
+    help_by_field = field_help(config_cls)
+    groups = {title: parser.add_argument_group(title) for title, _ in help_by_field.values()}
+    for name, (title, text) in help_by_field.items():
+        text = f"{text} {_default_text(fields[name])}".rstrip().replace("%", "%%")
+        groups[title].add_argument(f"--{name}", nargs="*", metavar=_metavar(kinds[name]), help=text)
+    return parser
+
+
+def _metavar(kind: Any) -> str:
+    names = {bool: "[True|False]", int: "INT", float: "NUMBER", str: "TEXT"}
+    if kind in names:
+        return names[kind]
+    parts = [part for part in get_args(kind) if part is not NoneType]
+    if get_origin(kind) is Literal:
+        return "{" + ",".join(map(str, parts)) + "}"
+    if get_origin(kind) is list:
+        return f"[{_metavar(parts[0])} ...]"
+    return "|".join(map(_metavar, parts))
+
+
+def _default_text(field: "dataclasses.Field[Any]") -> str:
+    if field.default_factory is not dataclasses.MISSING:
+        return f"(default: {' '.join(map(str, field.default_factory())) or 'none'})"
+    if field.default is dataclasses.MISSING:
+        return "(required)"
+    return "" if field.default is None else f"(default: {field.default})"
+
+
+def _read_command_line(
+    argv: Sequence[str], kinds: Mapping[str, Any], parser: _Parser
+) -> tuple[dict[str, Any], list[str]]:
+    """Values by option, as written, and the mistakes: texts, lists of texts, and True for a bare switch."""
+    negations = {f"--no_{name}": f"--{name}=False" for name, kind in kinds.items() if kind is bool}
+    given, rest = parser.parse_known_args([_shielded(negations.get(word, word)) for word in argv])
+    mistakes = list(_unknown_words(_unshielded(rest), [*kinds, "config"]))
+    values: dict[str, Any] = {}
+    for name, words in vars(given).items():
+        kind = kinds.get(name, str)
+        words = _unshielded(words)
+        if not words and kind is bool:
+            values[name] = True
+        else:
+            values[name] = words[0] if len(words) == 1 and get_origin(kind) is not list else words
+    return values, mistakes
+
+
+def _shielded(word: str) -> str:
+    """A negative number with a space before it: argparse takes -1e-5 for an option, which -1 is not."""
+    return f" {word}" if NUMBER.match(word) else word
+
+
+def _unshielded(words: Sequence[str]) -> list[str]:
+    return [word[1:] if word.startswith(" ") and NUMBER.match(word[1:]) else word for word in words]
+
+
+def _unknown_words(words: Sequence[str], names: Sequence[str]) -> Iterator[str]:
+    """What the parser could not place. The values of an unknown option are passed over: one of them may be a key."""
+    after_option = False
+    for word in words:
+        if word.startswith("-") and not NUMBER.match(word):
+            after_option = True
+            yield no_such_option(word.split("=")[0], names, prefix="--")
+        elif not after_option:
+            yield f"{word!r}: belongs to no option. Options begin with --."
+
+
+def no_such_option(written: str, names: Sequence[str], *, prefix: str) -> str:
+    """What to say of a name that nobody knows."""
+    near = difflib.get_close_matches(written.strip("-").replace("-", "_").lower(), names, n=1)
+    cure = f"Did you mean {prefix}{near[0]}?" if near else "--help lists them all."
+    return f"{written}: no such option. {cure}"
+
+
+MOST_BRACKETS = 2000
+
+
+class BadYaml(ValueError):
+    """Valid YAML that no file of options is."""
+
+
+def check_yaml(text: str) -> None:
+    """Refuse what PyYAML takes silently, or takes for ever.
+
+    Raises:
+        BadYaml: an alias (a few lines of them come to gigabytes), or a key that stands twice in one place.
+        yaml.YAMLError, RecursionError: it is no YAML, or nested too deep.
+    """
+    if text.count("[") + text.count("{") > MOST_BRACKETS:  # PyYAML takes quadratic time for nested ones
+        raise BadYaml(f"over {MOST_BRACKETS} brackets. No option needs so many")
+    keys: list[set[str] | None] = []
+    """Of the mappings that are open; None for a list."""
+    is_key: list[bool] = []
+    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+        if isinstance(event, yaml.AliasEvent):
+            raise BadYaml(f"{_line_of(event)}: an alias (*{event.anchor}). Write the value itself")
+        if isinstance(event, yaml.ScalarEvent) and keys and keys[-1] is not None and is_key[-1]:
+            if event.value in keys[-1]:
+                raise BadYaml(f"{_line_of(event)}: {event.value} stands there twice. Leave one out")
+            keys[-1].add(event.value)
+        if isinstance(event, yaml.CollectionEndEvent):
+            keys.pop()
+            is_key.pop()
+        if isinstance(event, yaml.ScalarEvent | yaml.CollectionEndEvent) and is_key:
+            is_key[-1] = not is_key[-1]
+        if isinstance(event, yaml.CollectionStartEvent):
+            keys.append(set() if isinstance(event, yaml.MappingStartEvent) else None)
+            is_key.append(True)
+
+
+def unreadable_value(error: Exception) -> str:
+    """What to say where YAML is right and a value is none: a number of over 4,300 digits, the 13th month."""
+    return f"a value cannot be read ({str(error).partition(';')[0]:.120}). Correct it."
+
+
+def _line_of(event: yaml.Event) -> str:
+    return f"line {event.start_mark.line + 1 if event.start_mark else '?'}"
+
+
+def _read_yaml(path: Any, names: Iterable[str]) -> tuple[dict[str, Any], list[str]]:
+    """The same from the file that `--config` names; nothing for None."""
+    if path is None:
+        return {}, []
+    if not isinstance(path, str):
+        return {}, [f"--config {_as_text(path)}: expected the path of one file."]
+    try:
+        text = Path(path).read_text()
+        check_yaml(text)
+        content = yaml.safe_load(text)
+    except (OSError, UnicodeDecodeError) as error:
+        return {}, [f"--config {path}: it cannot be read ({getattr(error, 'strerror', error)}). Check the path."]
+    except (BadYaml, RecursionError) as error:
+        return {}, [f"--config {path}: {error if isinstance(error, BadYaml) else 'brackets nested too deep'}."]
+    except yaml.YAMLError as error:
+        # Without the lines that the error quotes: they may hold anything.
+        line = error.problem_mark.line + 1 if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark else "?"
+        return {}, [f"--config {path}: line {line} is not valid YAML. Write one `name: value` per line."]
+    except ValueError as error:
+        return {}, [f"--config {path}: {unreadable_value(error)}"]
+    if not isinstance(content, dict | None):
+        return {}, [f"--config {path}: it holds no options. Write one `name: value` per line."]
+    names = list(names)
+    mistakes = [f"{path}: {no_such_option(str(key), names, prefix='')}" for key in content or {} if key not in names]
+    return {key: value for key, value in (content or {}).items() if key in names}, mistakes
+
+
+# ---- Values as written, to values of the right kind ----
+
+
+def _convert_all(written: Mapping[str, Any], kinds: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Values by option, and a mistake for each option whose value cannot be read."""
+    values, mistakes = {}, {}
+    for name, value in written.items():
+        try:
+            values[name] = convert(value, kinds[name])
+        except ValueError as error:
+            mistakes[name] = f"--{name} {_as_text(value)}: expected {error}."
+    return values, mistakes
+
+
+def convert(value: Any, kind: Any) -> Any:
+    """`value`, a text or what YAML made of it, as the annotation `kind` wants it.
+
+    Raises:
+        ValueError: says what was expected.
+    """
+    if get_origin(kind) is list:
+        (item_kind,) = get_args(kind)
+        return [convert(item, item_kind) for item in (value if isinstance(value, list) else [value])]
+    if get_origin(kind) is Literal:
+        choices = {str(choice): choice for choice in get_args(kind)}
+        if str(value) not in choices:
+            raise ValueError(f"one of {', '.join(choices)}")
+        return choices[str(value)]
+    if kind in _READERS:
+        expected, read = _READERS[kind]
+        try:
+            return read(value)
+        except (KeyError, TypeError, ValueError):
+            raise ValueError(expected) from None
+    return _convert_to_one_of(value, get_args(kind))
+
+
+def _convert_to_one_of(value: Any, kinds: Sequence[Any]) -> Any:
+    if NoneType in kinds and (value is None or str(value).lower() in ("none", "null")):
+        return None
+    expected = []
+    for kind in kinds:
+        if kind is NoneType:
+            continue
+        try:
+            return convert(value, kind)
+        except ValueError as error:
+            expected.append(str(error))
+    raise ValueError(" or ".join(expected))
+
+
+def _read_bool(value: Any) -> bool:
+    return {"true": True, "false": False}[str(value).lower()]
+
+
+def _read_int(value: Any) -> int:
+    if not isinstance(value, str | int) or isinstance(value, bool):
+        raise TypeError
+    return int(value)
+
+
+def _read_float(value: Any) -> float:
+    if isinstance(value, bool):
+        raise TypeError
+    return float(value)  # a text also from YAML, to which 2e-5 is no number
+
+
+def _read_str(value: Any) -> str:
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise TypeError
+    return str(value)
+
+
+_READERS: dict[Any, tuple[str, Callable[[Any], Any]]] = {
+    bool: ("True or False", _read_bool),
+    int: ("one whole number", _read_int),
+    float: ("one number", _read_float),
+    str: ("one text (in YAML, quoted)", _read_str),
+}
+
+
+def _as_text(value: Any) -> str:
+    """A value as the user wrote it."""
+    if isinstance(value, list):
+        return " ".join(map(str, value)) or "(nothing)"
+    return str(value)

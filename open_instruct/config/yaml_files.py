@@ -1,0 +1,151 @@
+"""The doors that read a YAML file: composed by hydra, `key=value` overrides on the command line, mistakes in one line each."""
+
+import argparse
+import os
+import re
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from open_instruct.config.cli import BadYaml, UsageError, check_yaml, no_such_option, unreadable_value
+
+CONFIG_DIRECTORY = Path(__file__).resolve().parents[2] / "conf"
+
+
+@dataclass(frozen=True)
+class Door:
+    """What a program says of its file."""
+
+    program: str
+    description: str | None
+    config_name: str
+    """Of the file that is read by default, without `.yaml`."""
+    override: str
+    """How an override is written, for messages: `section.key=value`."""
+    keys: Callable[[], list[str]]
+    """Names that an unknown one is compared with."""
+    may_be_new: Callable[[str], bool] = lambda key: False
+    """Whether a key may be given that the file lacks."""
+
+
+def let_user_modules_be_found() -> None:
+    """Classes that a file names may lie in the current directory: at the end of the path, where they shadow nothing."""
+    here = os.getcwd()
+    if here not in sys.path:
+        sys.path.append(here)
+
+
+def compose(door: Door, argv: Sequence[str]) -> dict[str, Any]:
+    """The YAML file that `argv` names, with the overrides applied.
+
+    Raises:
+        UsageError: the file cannot be read or an override does not fit it.
+    """
+    directory, name, overrides = _read_command_line(door, argv)
+
+    import hydra
+    import yaml
+    from hydra.errors import HydraException
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    if mistakes := [f"{one:.200}: {mistake}" for one in overrides if (mistake := _misspelled(one))]:
+        raise UsageError(mistakes)
+    bare = [one.removeprefix("++").removeprefix("+") for one in overrides]
+    written = [
+        f"++{b}" if door.may_be_new(b.partition("=")[0]) else one for one, b in zip(overrides, bare, strict=True)
+    ]
+    path = directory / f"{name}.yaml"
+    try:
+        check_yaml(path.read_text(encoding="utf-8"))
+        with hydra.initialize_config_dir(str(directory), version_base=None):
+            return OmegaConf.to_container(hydra.compose(name, written), resolve=True)  # type: ignore[return-value]
+    except (HydraException, OmegaConfBaseException) as error:
+        raise UsageError([_as_mistake(door, error, overrides, path)]) from None
+    except yaml.YAMLError as error:
+        line = error.problem_mark.line + 1 if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark else "?"
+        raise UsageError([f"{path}: line {line} is not valid YAML."]) from None
+    except BadYaml as error:
+        raise UsageError([f"{path}: {error}."]) from None
+    except UnicodeDecodeError as error:
+        raise UsageError([f"{path}: it cannot be read ({error}). Save it as UTF-8 text."]) from None
+    except (ValueError, RecursionError, OSError) as error:
+        raise UsageError([f"{path}: {unreadable_value(error)}"]) from None
+
+
+def _misspelled(override: str) -> str:
+    """What is wrong with how an override is written, if anything is."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    if not override.partition("=")[0].strip("+~"):
+        return "it names no key."
+    try:
+        parsed = OverridesParser.create().parse_override(override)
+    except HydraException as error:
+        return (
+            f"it cannot be read ({str(error).splitlines()[0]}). Put values with quotes, commas or brackets in quotes."
+        )
+    except (ValueError, RecursionError) as error:
+        return unreadable_value(error)
+    if parsed.is_sweep_override():
+        return "it has several values. Give one; a list is written [1,2]."
+    return ""
+
+
+def _read_command_line(door: Door, argv: Sequence[str]) -> tuple[Path, str, list[str]]:
+    """Directory and name of the file, and the overrides."""
+    parser = argparse.ArgumentParser(
+        door.program, description=door.description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--config-path", "-cp", default=str(CONFIG_DIRECTORY), help="directory of the YAML file")
+    parser.add_argument("--config-name", "-cn", default=door.config_name, help="its name")
+    parser.add_argument("overrides", nargs="*", metavar=door.override, help="win over the file")
+    given, unknown = parser.parse_known_args(argv)
+    if unknown:
+        raise UsageError([f"{word}: no such option. Options of a run are written {door.override}." for word in unknown])
+    directory = Path(given.config_path).resolve()
+    name = given.config_name.removesuffix(".yaml")
+    if not (directory / f"{name}.yaml").is_file():
+        raise UsageError(
+            [f"--config-path {given.config_path} --config-name {name}: no such file. Check directory and name."]
+        )
+    return directory, name, given.overrides
+
+
+def _as_mistake(door: Door, error: Exception, overrides: Sequence[str], path: Path) -> str:
+    """Hydra's complaint in one line; of an unknown key, what may have been meant."""
+    for override in overrides:
+        key = override.partition("=")[0].lstrip("+~")
+        name = key.rpartition(".")[2]
+        known = door.keys()
+        if f"'{key}'" in str(error) or name in str(error):
+            if name in known:
+                return f"{override}: {_first_line(error)}."
+            return f"{override}: {unknown_key(name, sorted(known))}"
+    return (
+        f"{_first_line(error)}. Overrides are written {door.override}."
+        if overrides
+        else f"{path}: {_first_line(error)}."
+    )
+
+
+def _first_line(error: BaseException) -> str:
+    """Of what an error says; of one that says nothing, or not why (`${` without an end), with its cause's."""
+    from omegaconf.errors import GrammarParseError
+
+    said = str(error).strip().partition("\n")[0].rstrip(".")
+    cause = _first_line(error.__cause__) if isinstance(error.__cause__, GrammarParseError) else ""
+    return ": ".join(filter(None, (said, cause)))
+
+
+def unknown_key(key: str, keys: Sequence[str]) -> str:
+    """What to say of a key that nobody knows, without the key itself."""
+    return no_such_option(key, keys, prefix="").partition(": ")[2]
+
+
+def in_terms_of_the_file(mistake: str, place: Callable[[str], str]) -> str:
+    """A mistake about `--option` as one about the key of the file that sets it."""
+    return re.sub(r"--(?!help)(\w+)", lambda match: place(match[1]), mistake)

@@ -1,0 +1,537 @@
+"""From mixer lists to tokenized prompts, every row checked before anything starts.
+
+    mixer list ─► rows (data_sources) ─► check ─► chat template, tokenizer ─► length, held out ─► PromptDataset
+
+Rows flow through in batches, so memory grows with the finished prompts alone. While a batch is tokenized, which takes all cores,
+the next one is read, checked and rendered.
+"""
+
+import difflib
+import itertools
+import json
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from open_instruct.chat_codec import ChatCodec, special_tokens
+from open_instruct.data.prompt_dataset import PromptDataset, PromptDatasetBuilder, prompt_key
+from open_instruct.data.sample_record import has_proto_columns, prompt_fields
+from open_instruct.data.sources import BATCH_ROWS, RawRow, SourceError, iter_rows
+from open_instruct.verifiers.reasoning_gym_data import check_verifier_name
+from open_instruct.verifiers.verifiers import check_label as check_label_of_verifier
+from open_instruct.verifiers.verifiers import verifier_name
+from open_instruct.workflows.base import OwnPrompt
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+DATASET_KEY = "dataset"
+"""The column that names the verifier."""
+MOST_MISTAKES_SHOWN = 20
+MOST_ROWS = 10**12
+CHARACTERS_OF_A_TOKEN = 100
+"""More than any tokenizer takes for one: a prompt that is longer is too long without being tokenized, which may take minutes."""
+Amount = int | float
+"""Of a source's rows, from the first on: an int is their number, a float their fraction."""
+
+
+class DatasetError(ValueError):
+    """All that is wrong with the data, in one message."""
+
+
+class Mistakes:
+    """Collects what is wrong, so that a user reads it all at once."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._shown: list[str] = []
+
+    def add(self, mistake: str) -> None:
+        self.count += 1
+        if len(self._shown) < MOST_MISTAKES_SHOWN:
+            self._shown.append(mistake)
+
+    def raise_any(self) -> None:
+        """Raises `DatasetError` if there were any."""
+        if not self.count:
+            return
+        more = [f"and {self.count - len(self._shown)} more"] if self.count > len(self._shown) else []
+        raise DatasetError("\n".join(self._shown + more))
+
+
+@dataclass
+class SourceReport:
+    """What became of one source's rows: read = kept + overlong + excluded."""
+
+    name: str
+    num_rows: int = 0
+    num_overlong: int = 0
+    num_excluded: int = 0
+    num_kept: int = 0
+    num_with_special_tokens: int = 0
+    """Rows kept or not whose text spells a special token of the tokenizer out: it becomes that token."""
+    first_with_special_tokens: str = ""
+    """Where the first of them stands."""
+
+
+@dataclass(frozen=True)
+class LoadReport:
+    """What `load_prompts` did, source by source in the order of the mixer list."""
+
+    sources: tuple[SourceReport, ...]
+
+    @property
+    def num_rows(self) -> int:
+        """Rows read."""
+        return sum(source.num_rows for source in self.sources)
+
+    @property
+    def num_overlong(self) -> int:
+        """Rows dropped because of their prompts' length."""
+        return sum(source.num_overlong for source in self.sources)
+
+    @property
+    def num_excluded(self) -> int:
+        """Rows dropped because their prompts are held out."""
+        return sum(source.num_excluded for source in self.sources)
+
+    def warnings(self) -> list[str]:
+        """What the user should know of the data."""
+        return [
+            f"{source.name}: {source.num_with_special_tokens} of {source.num_rows} rows spell out special tokens of the "
+            f"tokenizer, which become control tokens in the prompt (the first: {source.first_with_special_tokens})"
+            for source in self.sources
+            if source.num_with_special_tokens
+        ]
+
+
+OwnPromptMaker = Callable[[Sequence[dict[str, str]], ChatCodec], OwnPrompt]
+"""As `Workflow.own_prompt`."""
+
+
+@dataclass(frozen=True)
+class RowRules:
+    """What a row must be like, and how it becomes a prompt."""
+
+    messages_key: str
+    ground_truths_key: str
+    system_prompt_override: str | None
+    known_verifiers: Collection[str]
+    check_label: Callable[[str, object], None] | None
+    max_prompt_token_length: int
+    overlong_prompts: Literal["drop", "error"]
+    held_out: frozenset[bytes]
+    special_tokens: tuple[str, ...] = ()
+    """Spellings that become control tokens."""
+    own_prompt: OwnPromptMaker | None = None
+    """How a workflow makes prompts of rows. None: the chat template around the messages."""
+
+    @property
+    def columns(self) -> tuple[str, str, str]:
+        return self.messages_key, self.ground_truths_key, DATASET_KEY
+
+
+@dataclass(frozen=True)
+class CheckedRow:
+    """A row that can be trained on, if its prompt is not too long."""
+
+    place: str
+    messages: list[dict[str, str]]
+    ground_truth: object
+    dataset: str
+    rendered: str | None = None
+    """The prompt's text where the row has it finished, chat template applied; then there are no messages."""
+
+
+Prompt = tuple[CheckedRow, str, list[int], int]
+"""A row, its prompt's text and token ids, and the length that counts against the limit."""
+
+
+def parse_mixer_list(mixer_list: Sequence[str], flag: str = "--dataset_mixer_list") -> list[tuple[str, Amount]]:
+    """`[name, amount, name, amount, …]` as pairs; `0.5` is half of a source's rows, `1.0` all, `500` (no point) the
+    first 500.
+
+    Raises:
+        ValueError: all bad pairs of the list, and what to write instead.
+    """
+    if len(mixer_list) % 2:
+        raise ValueError(
+            f"{flag} is name, amount, name, amount, …; got {len(mixer_list)} words: {' '.join(map(str, mixer_list))}"
+        )
+    mistakes = Mistakes()
+    pairs: list[tuple[str, Amount]] = []
+    for name, amount in zip(mixer_list[::2], mixer_list[1::2], strict=True):
+        try:
+            pairs.append((str(name), _parse_amount(str(amount))))
+        except ValueError:
+            mistakes.add(
+                f"{flag} {name} {amount}: an amount is a fraction in (0, 1] such as 1.0, or a count such as 500"
+            )
+    mistakes.raise_any()
+    return pairs
+
+
+def _parse_amount(text: str) -> Amount:
+    amount = float(text) if "." in text else int(text)
+    if not (0 < amount <= 1 if isinstance(amount, float) else 0 < amount <= MOST_ROWS):
+        raise ValueError(text)
+    return amount
+
+
+def splits_of_names(splits: Sequence[str], num_names: int, flag: str = "--dataset_mixer_list_splits") -> list[str]:
+    """One split per name; a single one holds for all.
+
+    Raises:
+        ValueError: another number of them.
+    """
+    if len(splits) == 1:
+        return list(splits) * num_names
+    if len(splits) != num_names:
+        raise ValueError(
+            f"{flag} needs one split, or one for each of the {num_names} names; got {len(splits)}: {' '.join(splits)}"
+        )
+    return list(splits)
+
+
+def load_prompts(
+    mixer_list: Sequence[str],
+    splits: Sequence[str],
+    *,
+    tokenizer: "PreTrainedTokenizerBase",
+    max_prompt_token_length: int,
+    overlong_prompts: Literal["drop", "error"],
+    messages_key: str,
+    ground_truths_key: str,
+    system_prompt_override: str | None = None,
+    known_verifiers: Collection[str],
+    exclude: PromptDataset | None = None,
+    check_label: Callable[[str, object], None] | None = check_label_of_verifier,
+    own_prompt: OwnPromptMaker | None = None,
+    cache_dir: str | None = None,
+    flag: str = "--dataset_mixer_list",
+) -> tuple[PromptDataset, LoadReport]:
+    """Reads, checks and tokenizes what a mixer list names.
+
+    A row has `messages_key` (a list of `{"role", "content"}`; a last one by the assistant is a demonstration and left
+    out), `ground_truths_key` (any JSON value) and `dataset` (a verifier's name, or a list with that one); or it is in the
+    document's sample format (sample_record). `exclude` holds prompts that must not come out, an evaluation set for one.
+    `check_label(dataset, ground_truth)` raises `ValueError` for a ground truth that the verifier cannot use; None skips
+    that. `own_prompt` is `Workflow.own_prompt`, where a workflow makes prompts of its own; None is the chat template.
+    `flag` is what messages call the mixer list; `cache_dir` is for hub names.
+
+    Raises:
+        DatasetError: everything that is wrong, by source and row.
+    """
+    mistakes = Mistakes()
+    if not getattr(tokenizer, "chat_template", None):
+        raise DatasetError("the tokenizer has no chat template: name one that has with --tokenizer_name_or_path")
+    try:
+        pairs = parse_mixer_list(mixer_list, flag)
+        splits = splits_of_names(splits, len(pairs), f"{flag}_splits")
+    except ValueError as err:
+        raise DatasetError(str(err)) from err
+    rules = RowRules(
+        messages_key=messages_key,
+        ground_truths_key=ground_truths_key,
+        system_prompt_override=system_prompt_override,
+        known_verifiers=known_verifiers,
+        check_label=check_label,
+        max_prompt_token_length=max_prompt_token_length,
+        overlong_prompts=overlong_prompts,
+        held_out=frozenset(exclude.prompt_keys() if exclude is not None else ()),
+        special_tokens=special_tokens(tokenizer),
+        own_prompt=own_prompt,
+    )
+    builder = PromptDatasetBuilder()
+    reports = []
+    for (name, amount), split in zip(pairs, splits, strict=True):
+        source = _Source(name, split, amount, rules, mistakes, cache_dir)
+        source.load_into(builder, tokenizer)
+        reports.append(source.report)
+    report = LoadReport(tuple(reports))
+    if not mistakes.count and not len(builder):
+        mistakes.add(
+            f"{flag}: nothing is left of {report.num_rows} rows ({report.num_overlong} prompts too long, "
+            f"{report.num_excluded} held out): name more data, or raise --max_prompt_token_length"
+        )
+    mistakes.raise_any()
+    return builder.build(), report
+
+
+@dataclass
+class _Source:
+    """One source on its way into the dataset."""
+
+    name: str
+    split: str
+    amount: Amount
+    rules: RowRules
+    mistakes: Mistakes
+    cache_dir: str | None
+    report: SourceReport = field(init=False)
+    longest: tuple[int, str, str] = (0, "", "")
+    """The longest prompt that is too long: its tokens, its place, and whether it has more."""
+
+    def __post_init__(self) -> None:
+        self.report = SourceReport(self.name)
+
+    def load_into(self, builder: PromptDatasetBuilder, tokenizer: "PreTrainedTokenizerBase") -> None:
+        make_prompts = self._templated if self.rules.own_prompt is None else self._own
+        waiting: Iterator[Prompt] = iter(())  # of the batch before
+        try:
+            rows = iter(self._checked(self._rows()))
+            with ThreadPoolExecutor(1, thread_name_prefix="tokenizer") as thread:
+                while batch := list(itertools.islice(rows, BATCH_ROWS)):
+                    coming = make_prompts(batch, tokenizer, thread)
+                    self._take(waiting, builder)
+                    waiting = coming
+                self._take(waiting, builder)
+        except SourceError as err:
+            self.mistakes.add(f"{self.name}: {err}")
+            return
+        self._check_count()
+        if self.report.num_overlong and self.rules.overlong_prompts == "error":
+            self.mistakes.add(
+                f"{self.name}: {self.report.num_overlong} of {self.report.num_rows} prompts are longer than "
+                f"--max_prompt_token_length {self.rules.max_prompt_token_length}, the longest {self.longest[0]}"
+                f"{self.longest[2]} ({self.longest[1]}): raise it, or drop them with --overlong_prompts drop"
+            )
+
+    def _rows(self) -> Iterator[RawRow]:
+        """The first rows, as many as were asked for."""
+
+        def read() -> Iterator[RawRow]:
+            return iter_rows(self.name, self.split, self.rules.columns, self.cache_dir)
+
+        if isinstance(self.amount, int):
+            return itertools.islice(read(), self.amount)
+        if self.amount == 1.0:
+            return read()
+        num_rows = sum(1 for _ in read())
+        return itertools.islice(read(), int(self.amount * num_rows))
+
+    def _check_count(self) -> None:
+        if isinstance(self.amount, int) and self.report.num_rows < self.amount:
+            self.mistakes.add(
+                f"{self.name}: {self.amount} rows are asked for and there are {self.report.num_rows}: write 1.0 for all"
+            )
+        elif not self.report.num_rows:
+            self.mistakes.add(
+                f"{self.name}: has no rows" + ("" if self.amount == 1.0 else f" in a fraction of {self.amount}")
+            )
+
+    def _checked(self, rows: Iterator[RawRow]) -> Iterator[CheckedRow]:
+        for row in rows:
+            self.report.num_rows += 1
+            try:
+                checked = check_row(row, self.rules)
+            except RowError as err:
+                self.mistakes.add(f"{self.name} {row.place}: {err}")
+                continue
+            self._look_for_special_tokens(checked)
+            num_characters = sum(len(message["content"]) for message in checked.messages) + len(checked.rendered or "")
+            if num_characters > CHARACTERS_OF_A_TOKEN * self.rules.max_prompt_token_length:
+                self.report.num_overlong += 1
+                self.longest = max(self.longest, (num_characters // CHARACTERS_OF_A_TOKEN, row.place, " or more"))
+            else:
+                yield checked
+
+    def _look_for_special_tokens(self, row: CheckedRow) -> None:
+        """A template puts its own around the messages; in the messages themselves they are somebody's mistake, or an attack."""
+        text = "\n".join(part for message in row.messages for part in (message["role"], message["content"]))
+        for token in self.rules.special_tokens:  # a comprehension takes four times as long
+            if token in text:
+                self.report.num_with_special_tokens += 1
+                self.report.first_with_special_tokens = self.report.first_with_special_tokens or row.place
+                return
+
+    def _take(self, prompts: Iterator[Prompt], builder: PromptDatasetBuilder) -> None:
+        """Into the dataset, or among those that are left out."""
+        for row, text, token_ids, length in prompts:
+            if not token_ids:
+                self.mistakes.add(f"{self.name} {row.place}: the chat template makes an empty prompt of it")
+            elif length > self.rules.max_prompt_token_length:
+                self.report.num_overlong += 1
+                self.longest = max(self.longest, (length, row.place, ""))
+            elif self.rules.held_out and prompt_key(token_ids) in self.rules.held_out:
+                self.report.num_excluded += 1
+            else:
+                self.report.num_kept += 1
+                builder.add(token_ids=token_ids, ground_truth=row.ground_truth, dataset=row.dataset, raw_query=text)
+
+    def _templated(
+        self, rows: list[CheckedRow], tokenizer: "PreTrainedTokenizerBase", thread: Executor
+    ) -> Iterator[Prompt]:
+        """Each row with its prompt's text, token ids and length; `thread` tokenizes while the next batch is read."""
+        rows, texts = self._render(rows, tokenizer)
+        tokens = thread.submit(ChatCodec(tokenizer).encode_all, texts)
+
+        def prompts() -> Iterator[Prompt]:
+            for row, text, token_ids in zip(rows, texts, tokens.result(), strict=True):
+                yield row, text, token_ids, len(token_ids)
+
+        return prompts()
+
+    def _own(self, rows: list[CheckedRow], tokenizer: "PreTrainedTokenizerBase", _thread: Executor) -> Iterator[Prompt]:
+        """Each row with what the workflow makes of it."""
+        assert self.rules.own_prompt is not None
+        codec = ChatCodec(tokenizer)
+        for row in rows:
+            try:
+                own = self.rules.own_prompt(row.messages, codec)
+            except ValueError as err:
+                self.mistakes.add(f"{self.name} {row.place}: {err}")
+            except Exception as err:  # a chat template is a program and may raise anything
+                self.mistakes.add(f"{self.name} {row.place}: the chat template refuses it: {err}")
+            else:
+                yield row, own.text, own.token_ids, own.num_tokens
+
+    def _render(
+        self, rows: list[CheckedRow], tokenizer: "PreTrainedTokenizerBase"
+    ) -> tuple[list[CheckedRow], list[str]]:
+        """The rows' prompts as text; without the rows that the chat template refuses."""
+        if not any(row.rendered for row in rows):
+            with suppress(Exception):  # of one row: which one is found out below
+                texts_at_once = tokenizer.apply_chat_template(
+                    [row.messages for row in rows], tokenize=False, add_generation_prompt=True
+                )
+                return rows, list(map(str, texts_at_once))
+        rendered: list[CheckedRow] = []
+        texts: list[str] = []
+        for row in rows:
+            try:
+                text = row.rendered or tokenizer.apply_chat_template(
+                    row.messages, tokenize=False, add_generation_prompt=True
+                )
+            except Exception as err:  # a template is a program and may raise anything
+                self.mistakes.add(f"{self.name} {row.place}: the chat template refuses it: {err}")
+                continue
+            rendered.append(row)
+            texts.append(str(text))
+        return rendered, texts
+
+
+class RowError(ValueError):
+    """What is wrong with a row, said without its place."""
+
+
+def check_row(row: RawRow, rules: RowRules) -> CheckedRow:
+    """The row as a prompt's messages, ground truth and verifier.
+
+    Raises:
+        RowError: the first thing that is wrong.
+    """
+    if row.problem:
+        raise RowError(row.problem)
+    if DATASET_KEY not in row.values and has_proto_columns(row.values):
+        return _check_proto_row(row, rules)
+    for column in rules.columns:
+        if row.values.get(column) in (None, "", []) and not (column == rules.messages_key and column in row.values):
+            raise RowError(_missing(column, row, rules))
+    dataset = _check_dataset(row.values[DATASET_KEY], rules)
+    ground_truth = row.values[rules.ground_truths_key]
+    messages = _check_messages(row.values[rules.messages_key])
+    check_ground_truth(dataset, ground_truth, rules.check_label)
+    return CheckedRow(row.place, _prompt_messages(messages, rules.system_prompt_override), ground_truth, dataset)
+
+
+def _check_proto_row(row: RawRow, rules: RowRules) -> CheckedRow:
+    """`check_row` of the document's sample format."""
+    try:
+        fields = prompt_fields(row.values)
+    except ValueError as err:
+        raise RowError(str(err)) from err
+    dataset = _check_dataset(_without_publisher(fields.data_source, rules), rules, column="data_source")
+    check_ground_truth(dataset, fields.ground_truth, rules.check_label)
+    if fields.rendered_prompt is None:
+        messages = _prompt_messages(_check_messages(fields.messages), rules.system_prompt_override)
+        return CheckedRow(row.place, messages, fields.ground_truth, dataset)
+    if rules.system_prompt_override is not None:
+        raise RowError("has its prompt as finished text alone: a system prompt cannot be put in")
+    _check_text(fields.rendered_prompt, "'full_prompts'")
+    return CheckedRow(row.place, [], fields.ground_truth, dataset, fields.rendered_prompt)
+
+
+def _without_publisher(data_source: object, rules: RowRules) -> object:
+    """`openai/gsm8k` is `gsm8k`'s; `reasoning_gym/chain_sum` stays."""
+    if not isinstance(data_source, str) or verifier_name(data_source, rules.known_verifiers) is not None:
+        return data_source
+    last = data_source.rpartition("/")[2]
+    return last if verifier_name(last, rules.known_verifiers) is not None else data_source
+
+
+def check_ground_truth(
+    dataset: str, ground_truth: object, check_label: Callable[[str, object], None] | None = check_label_of_verifier
+) -> None:
+    """Whether the verifier that the `dataset` column names is there, and can use the ground truth.
+
+    Raises:
+        RowError: what is wrong.
+    """
+    _check_text(json.dumps(ground_truth, ensure_ascii=False, default=str), "the ground truth")
+    if check_label is None:
+        return
+    try:
+        check_verifier_name(dataset)
+        check_label(dataset, ground_truth)
+    except ValueError as err:
+        raise RowError(str(err)) from err
+    except Exception as err:  # whatever a verifier makes of a broken row
+        raise RowError(f"a ground truth of no use ({type(err).__name__}: {err})") from err
+
+
+def _missing(column: str, row: RawRow, rules: RowRules) -> str:
+    flag = {rules.messages_key: "--sft_messages_key", rules.ground_truths_key: "--ground_truths_key"}.get(column)
+    there = ", ".join(row.values) or "nothing"
+    return f"no {column!r}; it has: {there}" + (f" ({flag} names the column)" if flag else "")
+
+
+def _check_dataset(value: object, rules: RowRules, *, column: str = DATASET_KEY) -> str:
+    if isinstance(value, list) and len(value) == 1:
+        value = value[0]
+    if not isinstance(value, str):
+        raise RowError(f"'{column}' is one verifier's name, got {value!r:.80}")
+    _check_text(value, f"'{column}'")
+    if verifier_name(value, rules.known_verifiers) is None:
+        known = sorted(rules.known_verifiers)
+        near = difflib.get_close_matches(value.lower()[:100], known, n=1)  # it takes quadratic time
+        hint = f"nearest: {near[0]}" if near else f"there are: {', '.join(known)}"
+        raise RowError(f"unknown verifier {value!r:.80} in '{column}'; {hint}")
+    return value
+
+
+def _check_messages(value: object) -> list[dict[str, str]]:
+    if not isinstance(value, list):
+        raise RowError(f"messages are a list of {{role, content}}, got {type(value).__name__}")
+    messages = []
+    for message in value:
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            raise RowError(f"a message is an object with role and content, got {message!r:.80}")
+        content = message.get("content")
+        if not isinstance(content, str):
+            raise RowError(f"a message's content is text, got {type(content).__name__}")
+        _check_text(content, "a message's content")
+        _check_text(message["role"], "a message's role")
+        messages.append({"role": message["role"], "content": content})
+    return messages
+
+
+def _check_text(text: str, what: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as err:  # half a surrogate pair, which JSON can say and no tokenizer takes
+        raise RowError(f"{what} is not valid text: {err}") from err
+
+
+def _prompt_messages(messages: list[dict[str, str]], system_prompt: str | None) -> list[dict[str, str]]:
+    """Without the demonstration at the end, and with the system message that was asked for."""
+    if messages and messages[-1]["role"] == "assistant":
+        messages = messages[:-1]
+    if not any(message["role"] != "system" for message in messages):
+        raise RowError("empty messages: nobody says anything before the assistant")
+    if system_prompt is None:
+        return messages
+    rest = messages[1:] if messages[0]["role"] == "system" else messages
+    return [{"role": "system", "content": system_prompt}, *rest]

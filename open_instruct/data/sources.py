@@ -1,0 +1,189 @@
+"""Rows from wherever a mixer entry points to, read in a stream: reasoning-gym, local files, directories, hub names.
+
+Nothing here looks into a row. A source has the columns that were asked for or, if it lacks one, those of the document's sample
+format (sample_record). Local files are read in place; only a directory or a hub name goes through `datasets`,
+which keeps its copy under `cache_dir` (its own default place if None). Where such a data set has several configurations, the name
+says which: `openai/gsm8k?config=main`.
+"""
+
+import contextlib
+import json
+import os
+import socket
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from open_instruct.data.sample_record import COLUMNS, has_proto_columns
+from open_instruct.verifiers.reasoning_gym_data import is_reasoning_gym, iter_reasoning_gym_rows
+
+FILE_SUFFIXES = (".jsonl", ".json", ".parquet")
+LONGEST_NAME = 200
+"""Of a data set on the hub, in characters."""
+BATCH_ROWS = 1000
+CONFIG_MARK = "?config="
+"""Stands between the name of a directory or a hub data set and that of its configuration."""
+
+
+class RawRow(NamedTuple):
+    """A row as it was found, or what is wrong with it."""
+
+    place: str
+    """`row 7`, or `line 7` of a file of lines."""
+    values: dict[str, object]
+    problem: str | None = None
+
+
+class SourceError(ValueError):
+    """A source that cannot be read at all."""
+
+
+def iter_rows(name: str, split: str, columns: Sequence[str] | None, cache_dir: str | None) -> Iterator[RawRow]:
+    """The rows of one mixer entry, in order. `split` is for directories and hub names alone; a file is one split. Without
+    `columns`, all of them.
+
+    Raises:
+        SourceError: nothing there, not readable, or without one of `columns`. Possibly only when it is iterated.
+    """
+    if is_reasoning_gym(name):
+        return _reasoning_gym(name)
+    name, mark, config = name.partition(CONFIG_MARK)
+    if mark and not config:
+        raise SourceError(f"{CONFIG_MARK} names no configuration. Write one behind it, or leave it out")
+    path = Path(name)
+    if config and os.path.isfile(path):
+        raise SourceError(f"a file has no configurations. Leave out {mark}{config}")
+    if path.suffix in FILE_SUFFIXES:
+        if not os.path.isfile(path):
+            raise SourceError("there is no such file" + _seen_from(path))
+        readers = {".jsonl": _json_lines, ".json": _json, ".parquet": _parquet}
+        return readers[path.suffix](path, columns)
+    if os.path.isfile(path):
+        raise SourceError(f"a data file ends in one of {', '.join(FILE_SUFFIXES)}")
+    if (name.startswith(("/", "./", "../")) or len(name) > LONGEST_NAME) and not os.path.isdir(path):
+        raise SourceError("there is no such file or directory")
+    return _hub(name, config or None, split, columns, cache_dir)
+
+
+def _seen_from(path: Path) -> str:
+    return "" if path.is_absolute() else f" (looked in {Path.cwd()})"
+
+
+def _reasoning_gym(entry: str) -> Iterator[RawRow]:
+    try:
+        for number, row in enumerate(iter_reasoning_gym_rows(entry), start=1):
+            yield RawRow(f"row {number}", row)
+    except ValueError as err:
+        raise SourceError(str(err)) from err
+
+
+def _json_lines(path: Path, _: Sequence[str] | None) -> Iterator[RawRow]:
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            if line.strip():
+                yield _json_row(f"line {number}", line)
+
+
+def _json_row(place: str, line: bytes) -> RawRow:
+    try:
+        values = json.loads(line)
+    except (ValueError, RecursionError) as err:  # also bytes that are not UTF-8
+        return RawRow(place, {}, f"broken JSON: {err}")
+    if not isinstance(values, dict):
+        return RawRow(place, {}, f"a row is a JSON object, got {type(values).__name__}")
+    return RawRow(place, values)
+
+
+def _json(path: Path, columns: Sequence[str] | None) -> Iterator[RawRow]:
+    """A JSON array of objects; anything else is taken for JSON lines, the other thing that bears this suffix."""
+    with path.open("rb") as file:
+        if not file.read(4096).lstrip().startswith(b"["):
+            yield from _json_lines(path, columns)
+            return
+    try:
+        rows = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as err:
+        raise SourceError(f"broken JSON: {err}") from err
+    for number, values in enumerate(rows, start=1):
+        problem = None if isinstance(values, dict) else f"a row is a JSON object, got {type(values).__name__}"
+        yield RawRow(f"row {number}", {} if problem else values, problem)
+
+
+def _parquet(path: Path, columns: Sequence[str] | None) -> Iterator[RawRow]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(path) as file:
+            columns = _columns_to_read(file.schema_arrow.names, columns)
+            number = 0
+            for batch in file.iter_batches(batch_size=BATCH_ROWS, columns=columns):
+                for values in batch.to_pylist():
+                    number += 1
+                    yield RawRow(f"row {number}", values)
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as err:
+        raise SourceError(f"not a readable parquet file: {err}") from err
+
+
+def _hub(
+    name: str, config: str | None, split: str, columns: Sequence[str] | None, cache_dir: str | None
+) -> Iterator[RawRow]:
+    import datasets
+
+    try:
+        with _offline_if(not (os.path.isdir(name) or datasets.config.HF_HUB_OFFLINE or _hub_answers())):
+            dataset = datasets.load_dataset(name, config, split=split, cache_dir=cache_dir)
+    except Exception as err:  # network, hub and format errors have no common base; all of them are for the user to read
+        what = "this directory" if os.path.isdir(name) else "no file or directory here, and as a hub name it"
+        which = f"split {split!r}" + (f", configuration {config!r}" if config else "")
+        said = " ".join(str(err).split())
+        cure = "" if config or "Config" not in said else f" (a configuration is named like {name}{CONFIG_MARK}main)"
+        raise SourceError(f"{what} could not be loaded, {which}: {type(err).__name__}: {said}{cure}") from err
+    dataset = dataset.select_columns(_columns_to_read(list(dataset.column_names), columns))
+    assert isinstance(dataset, datasets.Dataset), type(dataset)
+    for number, values in enumerate(dataset, start=1):
+        yield RawRow(f"row {number}", dict(values))
+
+
+def _hub_answers() -> bool:
+    """Whether the hub's host takes a connection; taken for granted behind a proxy."""
+    from huggingface_hub import constants
+
+    if urllib.request.getproxies():
+        return True
+    url = urllib.parse.urlsplit(constants.ENDPOINT)
+    port = url.port or {"http": 80}.get(url.scheme, 443)
+    try:
+        socket.create_connection((url.hostname or "", port), timeout=5).close()
+    except OSError:
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def _offline_if(offline: bool) -> Iterator[None]:
+    """Lets `datasets` (5.2.0) look at its cache alone: without the hub it tries for half a minute."""
+    import datasets
+
+    before = datasets.config.HF_HUB_OFFLINE
+    datasets.config.HF_HUB_OFFLINE = before or offline
+    try:
+        yield
+    finally:
+        datasets.config.HF_HUB_OFFLINE = before
+
+
+def _columns_to_read(there: Sequence[str], columns: Sequence[str] | None) -> list[str]:
+    if columns is None:
+        return list(there)
+    missing = [column for column in columns if column not in there]
+    if missing and has_proto_columns(there):
+        return [column for column in there if column in COLUMNS]
+    if missing:
+        raise SourceError(
+            f"has no column {', '.join(missing)}; it has: {', '.join(there)} "
+            "(--sft_messages_key and --ground_truths_key name the columns to read)"
+        )
+    return list(columns)

@@ -1,0 +1,1 @@
+"""vLLM engines: started, stepped, put to sleep, given new weights."""

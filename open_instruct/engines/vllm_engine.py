@@ -1,0 +1,256 @@
+"""One vLLM engine: how it is started, how it is asked, and a limit on every call that waits for it.
+
+vLLM's engine core, which schedules requests and runs the model, lives in one of two places:
+
+- in the process that made the engine (the default on CPU, because it starts in half the time). It computes only inside `step`.
+- in a process of its own (the default on GPU; on CPU with `VLLM_ENABLE_V1_MULTIPROCESSING=1`). It is spoken to through msgpack,
+  so arguments are plain values, and it **goes on stepping by itself** between two calls. Whoever changes weights pauses it first.
+
+vLLM 0.32 waits without a limit for a core in its own process, also for one that is dead. `VLLMEngine` does not.
+"""
+
+import math
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from open_instruct.cluster.process_group import OF_NCCL, network_interface
+from open_instruct.data_types import Completion, SamplingConfig
+from open_instruct.engines.engine_sleep import SleepOptions
+from open_instruct.weight_transports import NCCL
+from open_instruct.workflows.base import SINGLE_TURN, WorkflowSpec
+
+POLL_S = 0.2
+"""How often somebody who waits for the engine core looks whether its process is still there."""
+WORKER_EXTENSION = "open_instruct.engines.vllm_weight_transfer.WeightUpdateExtension"
+"""Methods that vLLM adds to its workers for us. They are called by name, because a core in its own process takes no functions."""
+SCHEDULING = "scheduling"
+"""What vLLM calls the part of an engine that a pause puts to sleep."""
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """What an engine is started with."""
+
+    model: str
+    dtype: str
+    max_model_len: int
+    max_num_seqs: int
+    weight_transport: str
+    tokenizer: str | None = None
+    revision: str | None = None
+    tokenizer_revision: str | None = None
+    """None is that of the model."""
+    tensor_parallel_size: int = 1
+    executor_of_one_worker: str | None = None
+    """vLLM's executor where there is no tensor parallelism; None leaves vLLM's choice."""
+    seed: int = 0
+    enforce_eager: bool = False
+    enable_prefix_caching: bool = False
+    inflight_updates: bool = True
+    """Take new weights between two tokens of a response; else what was begun is finished first."""
+    generation_timeout: float | None = None
+    """Seconds after which a group is broken off and reported as failed."""
+    sleep: SleepOptions = field(default_factory=SleepOptions)
+    workflow: WorkflowSpec = field(default_factory=lambda: WorkflowSpec(SINGLE_TURN))
+    """What becomes of a prompt."""
+    extra: dict[str, Any] = field(default_factory=dict)
+    """Further vLLM engine arguments that follow from the device (see `device.py`)."""
+    env: dict[str, str] = field(default_factory=dict)
+    """Environment variables to set before vLLM is imported."""
+
+
+class EngineCoreLost(RuntimeError):
+    """The engine core died or does not answer: this engine can only be replaced."""
+
+
+class VLLMEngine:
+    """vLLM's `LLMEngine`, for one thread. No call waits for a dead engine core, and none but `step` for longer than `timeout_s`.
+
+    What is not defined here is vLLM's own (`has_unfinished_requests`, `vllm_config`).
+    """
+
+    def __init__(self, engine: Any, *, timeout_s: float) -> None:
+        self._engine = engine
+        self._timeout_s = timeout_s
+        self._resources = getattr(getattr(engine, "engine_core", None), "resources", None)
+        """What vLLM keeps of a core in its own process; None where the core is in this one."""
+        self._calls = _CallThread() if self.is_separate_process else None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    @property
+    def is_separate_process(self) -> bool:
+        """Whether the engine core has a process of its own, and therefore steps by itself."""
+        return self._resources is not None
+
+    def step(self) -> list[Any]:
+        """The outputs of one step of the core; with a core in its own process, of a step that it has made meanwhile."""
+        return self._ask("a step", self._engine.step, limited=False)
+
+    def collective_rpc(self, method: str, **kwargs: object) -> list[Any]:
+        """Call `method` on every worker; their answers."""
+        return self._ask(method, self._engine.collective_rpc, method, kwargs=kwargs)
+
+    def pause(self) -> None:
+        """Stop stepping; requests stay where they are. When it returns, nothing is computed on the device any more."""
+        self._ask("pause", self._engine.sleep, level=0, mode="keep")
+
+    def resume(self) -> None:
+        """Go on stepping; with memory asleep only once that is back."""
+        self._ask("resume", self._engine.wake_up, [SCHEDULING])
+
+    def sleep(self, level: int) -> None:
+        self._ask("sleep", self._engine.sleep, level)
+
+    def wake_up(self, tags: list[str]) -> None:
+        self._ask("wake_up", self._engine.wake_up, tags)
+
+    def reset_prefix_cache(self, *, reset_running_requests: bool = False) -> None:
+        self._ask("reset_prefix_cache", self._engine.reset_prefix_cache, reset_running_requests)
+
+    def set_weight_version(self, version: int) -> None:
+        self._ask("set_weight_version", self._engine.set_weight_version, str(version))
+
+    @property
+    def kv_cache_tokens(self) -> float:
+        """Tokens that the engine's key-value cache holds; no limit where the engine does not say."""
+        cache = self._engine.vllm_config.cache_config
+        return cache.num_gpu_blocks * cache.block_size if cache.num_gpu_blocks else math.inf
+
+    @property
+    def has_prefix_cache(self) -> bool:
+        return bool(self._engine.vllm_config.cache_config.enable_prefix_caching)
+
+    def shutdown(self) -> None:
+        """End the core, and the worker processes that it may have."""
+        self._engine.engine_core.shutdown()
+
+    def _ask(self, what: str, call: Callable[..., Any], *args: object, limited: bool = True, **kwargs: object) -> Any:
+        """`call(*args, **kwargs)`, unless the core dies or (where it is `limited`) takes too long.
+
+        Raises:
+            EngineCoreLost: it did.
+        """
+        if self._calls is None:
+            return call(*args, **kwargs)
+        answer = self._calls.submit(lambda: call(*args, **kwargs))
+        ends_at = time.monotonic() + self._timeout_s if limited else math.inf
+        while True:
+            try:
+                return answer.result(timeout=POLL_S)
+            except TimeoutError:
+                if answer.done():  # the call itself raised one
+                    raise
+            if self._resources is not None and self._resources.engine_dead:
+                raise EngineCoreLost(f"the process of the engine core died; {what} was under way")
+            if time.monotonic() > ends_at:
+                raise EngineCoreLost(f"the engine core did not answer {what} in {self._timeout_s:g} s")
+
+
+class _CallThread:
+    """Runs one call after another, so that whoever asked can stop waiting. A call that never ends dies with the process."""
+
+    def __init__(self) -> None:
+        self._inbox: queue.SimpleQueue[tuple[Callable[[], Any], Future]] = queue.SimpleQueue()
+        threading.Thread(target=self._run, name="engine-core-calls", daemon=True).start()
+
+    def submit(self, call: Callable[[], Any]) -> Future:
+        answer: Future = Future()
+        self._inbox.put((call, answer))
+        return answer
+
+    def _run(self) -> None:
+        while True:
+            call, answer = self._inbox.get()
+            try:
+                answer.set_result(call())
+            except BaseException as error:  # of whoever waits for the answer
+                answer.set_exception(error)
+
+
+def make_engine(options: EngineOptions, version: int) -> Any:
+    """A vLLM `LLMEngine` that labels its tokens with `version`. Sets `options.env` in this process first."""
+    os.environ.update(options.env)
+    if options.weight_transport == NCCL:  # the learners use this one, too
+        os.environ.update(network_interface(OF_NCCL))
+    from vllm import EngineArgs, LLMEngine
+    from vllm.config.weight_transfer import WeightTransferConfig
+
+    from open_instruct.engines.vllm_plugin import engine_backend, register_weight_transfer
+
+    register_weight_transfer()
+    engine = LLMEngine.from_engine_args(
+        EngineArgs(
+            model=options.model,
+            tokenizer=options.tokenizer or options.model,
+            revision=options.revision,
+            tokenizer_revision=options.tokenizer_revision,
+            dtype=options.dtype,  # type: ignore[arg-type]
+            max_model_len=options.max_model_len,
+            max_num_seqs=options.max_num_seqs,
+            tensor_parallel_size=options.tensor_parallel_size,
+            # In a placement group vLLM would make Ray actors of its workers, for which there is no room.
+            distributed_executor_backend="mp" if options.tensor_parallel_size > 1 else options.executor_of_one_worker,
+            seed=options.seed,
+            enforce_eager=options.enforce_eager,
+            enable_prefix_caching=options.enable_prefix_caching,
+            logprobs_mode="processed_logprobs",
+            generation_config="vllm",  # sampling follows the request alone, not the model's generation_config.json
+            weight_transfer_config=WeightTransferConfig(backend=engine_backend(options.weight_transport)),
+            worker_extension_cls=WORKER_EXTENSION,
+            disable_log_stats=True,
+            enable_sleep_mode=options.sleep.calls_vllm,
+            **options.extra,
+        )
+    )
+    engine.set_weight_version(str(version))
+    return engine
+
+
+def sampling_params(config: SamplingConfig) -> Any:
+    """vLLM's `SamplingParams` for one group: all samples in the final output, each token with its log-prob as sampled."""
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    return SamplingParams(
+        n=config.n,
+        temperature=config.temperature,
+        top_p=config.top_p,
+        max_tokens=config.max_tokens,
+        stop=list(config.stop),
+        seed=config.seed,
+        ignore_eos=config.ignore_eos,
+        logprobs=0,
+        flat_logprobs=True,
+        detokenize=bool(config.stop),
+        output_kind=RequestOutputKind.FINAL_ONLY,
+    )
+
+
+def completions_of(output: Any) -> list[Completion]:
+    """The samples of a finished group, by their index."""
+    return [
+        Completion(
+            np.asarray(completion.token_ids, dtype=np.int32),
+            _sampled_logprobs(completion),
+            completion.finish_reason,
+            [(int(span.version), span.end - span.start) for span in completion.weight_versions or ()],
+        )
+        for completion in sorted(output.outputs, key=lambda completion: completion.index)
+    ]
+
+
+def _sampled_logprobs(completion: Any) -> np.ndarray:
+    """(R,) float32: the log-prob of each sampled token. With `logprobs=0` each position starts with the sampled one."""
+    flat = completion.logprobs
+    starts = np.asarray(flat.start_indices, dtype=np.int64)
+    return np.asarray(flat.logprobs, dtype=np.float32)[starts]

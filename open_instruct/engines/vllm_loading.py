@@ -1,0 +1,245 @@
+"""New weights into a vLLM model, with an account of every tensor; imported inside engines only.
+
+vLLM's loaders pass over a tensor whose name they do not know, and leave a parameter that nobody filled as it was, both without
+a word. The first update of an engine is therefore watched: a tensor that was sent and never copied anywhere, or a parameter
+that got nothing, ends the update with the names. Names are the same in every later update, so those are not watched.
+"""
+
+import bisect
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload, layerwise
+
+from open_instruct.cluster.failures import DO_NOT_FIT
+
+MAX_NAMES = 4
+"""Most names in one message."""
+
+
+class WeightsDoNotFit(RuntimeError):
+    """Tensors of the learner and parameters of the engine do not belong together. Another attempt would end alike."""
+
+
+def begin_reload(model: torch.nn.Module) -> None:
+    """Open the model for `model.load_weights`. Its tensors are meta tensors until `finish_reload`."""
+    _forget_kernels_of_packed_experts(model)
+    initialize_layerwise_reload(model)
+    if not hasattr(model, "_is_known_to_fit"):
+        model._load_account = LoadAccount(model)  # type: ignore[assignment]
+        model.load_weights = model._load_account.load_weights  # type: ignore[assignment]
+
+
+def finish_reload(model: torch.nn.Module, model_config: Any) -> None:
+    """Swap the loaded weights in. Raises `WeightsDoNotFit` with the names that are missing on either side."""
+    account = _stop_watching(model)
+    finalize_layerwise_reload(model, model_config)
+    repack_tied_lm_head(model)
+    if account is not None:
+        account.check()
+        model._is_known_to_fit = True  # type: ignore[assignment]
+
+
+def abandon_reload(model: torch.nn.Module, model_config: Any) -> None:
+    """Bring the model back into a shape that can be loaded again, after some of its weights came or none.
+
+    Layers that nothing came for have their old weights afterwards; others may be incomplete, so a whole reload has to follow.
+    """
+    _stop_watching(model)
+    finalize_layerwise_reload(model, model_config)
+    repack_tied_lm_head(model)
+
+
+def _stop_watching(model: torch.nn.Module) -> "LoadAccount | None":
+    account = model.__dict__.pop("_load_account", None)
+    model.__dict__.pop("load_weights", None)
+    if account is not None:
+        account.close()
+    return account
+
+
+def repack_tied_lm_head(model: torch.nn.Module) -> None:
+    """Pack a tied output head anew after its embedding was loaded.
+
+    For vLLM 0.32 on CPU: the head keeps a packed copy of the tied embedding that layerwise reload does not renew; log-probs are
+    then off by up to 2 and nothing complains. `tests/test_weight_sync.py` compares engine and learner and notices.
+    """
+    lm_head = getattr(model, "lm_head", None)
+    quant_method = getattr(lm_head, "quant_method", None)
+    if quant_method is not None and model.config.tie_word_embeddings:  # type: ignore[union-attr]
+        quant_method.process_weights_after_loading(lm_head)
+
+
+def _forget_kernels_of_packed_experts(model: torch.nn.Module) -> None:
+    """Have experts packed again when they are loaded again.
+
+    For vLLM 0.32 on CPU: the kernel of the experts reads weights in a packed layout, and only the first load packs them; a
+    reload leaves plain weights under a kernel that takes them for packed ones. Log-probs are then off by 0.2 and nothing
+    complains. `tests/test_model_families.py` compares engine and learner and notices.
+    """
+    for module in model.modules():
+        method: Any = getattr(module, "quant_method", None)
+        if getattr(getattr(method, "unquantized_backend", None), "name", "") == "CPU":
+            method.moe_kernel = None
+
+
+def fingerprints(model: torch.nn.Module) -> dict[str, float]:
+    """A number for each parameter that changes when its values do, or their order."""
+    return {name: _fingerprint(parameter) for name, parameter in model.named_parameters()}
+
+
+def _fingerprint(tensor: torch.Tensor) -> float:
+    """Of at most 65,536 values, evenly spaced, each times another factor."""
+    values = tensor.detach().reshape(-1)[:: max(1, tensor.numel() // 2**16)].double()
+    return float((values * (torch.arange(len(values), device=values.device) % 997 + 1)).sum())
+
+
+class LoadAccount:
+    """Which tensors were sent, which of them were copied somewhere, and which parameters were filled.
+
+    A copy is traced through whatever the loader does to a tensor before (slices, transposes, other dtypes): each result of an
+    operation on a tensor that was sent counts as part of that tensor.
+    """
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._model = model
+        self._load = model.load_weights
+        self._tensors: dict[int, torch.Tensor] = {}  # kept, so that ids stay theirs
+        self._names: dict[int, list[str]] = {}
+        """By id of the parameter. Some have several names: routers of GLM and DeepSeek share a bias with their experts."""
+        for name, tensor in model.named_parameters(remove_duplicate=False):
+            self._tensors[id(tensor)] = tensor
+            self._names.setdefault(id(tensor), []).append(name)
+        vocabularies = [module for module in model.modules() if hasattr(module, "num_embeddings_padded")]
+        self._padded = {id(tensor) for module in vocabularies for tensor in module.parameters(recurse=False)}
+        self._filled: set[int] = set()
+        self._num_loaded: Counter[int] = Counter()
+        self._expert_parts: dict[int, set[tuple[Any, Any]]] = defaultdict(set)
+        """Experts and which of their matrices came, by id of the parameter that holds all experts of a layer."""
+        self._trace = _Trace()
+        self._get_numel_loaded: Callable = layerwise.get_numel_loaded
+        layerwise.get_numel_loaded = self._note_filled  # vLLM 0.32: every load of a meta tensor passes here
+
+    def close(self) -> None:
+        layerwise.get_numel_loaded = self._get_numel_loaded
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> Any:
+        try:
+            with self._trace:
+                loaded = self._load(self._trace.watch(weights))  # type: ignore[operator]
+        except (KeyError, ValueError) as error:  # so do loaders speak of a name that they do not know
+            raise WeightsDoNotFit(f"{DO_NOT_FIT} {type(self._model).__name__}: its loader says {error!r}") from error
+        for tensor_id, names in self._names.items():
+            if not self._tensors[tensor_id].is_meta and (loaded is None or set(names) & set(loaded)):
+                self._filled.add(tensor_id)
+        return loaded
+
+    def _note_filled(self, loader: Callable, bound: Any) -> tuple[int, object]:
+        num_elements, answer = self._get_numel_loaded(loader, bound)
+        if num_elements:
+            tensor_id, arguments = id(bound.arguments.get("param")), bound.arguments
+            self._filled.add(tensor_id)
+            self._num_loaded[tensor_id] += num_elements
+            if isinstance(arguments.get("expert_id"), int):
+                self._expert_parts[tensor_id].add((arguments["expert_id"], arguments.get("shard_id")))
+        return num_elements, answer
+
+    def check(self) -> None:
+        unused = sorted(self._trace.unused())
+        missing = [names[0] for tensor_id, names in self._names.items() if tensor_id not in self._filled]
+        unfilled = sorted(name for name in missing if not self._is_tied(name))
+        partly = sorted(names[0] for tensor_id, names in self._names.items() if self._is_partly_filled(tensor_id))
+        parts = []
+        if partly:
+            parts.append(f"only a part was sent of the engine's {_some(partly)}")
+        if unused:
+            parts.append(f"the engine's model has no place for {_some(unused)}")
+        if unfilled:
+            parts.append(f"nothing was sent for the engine's {_some(unfilled)}")
+        if parts:
+            raise WeightsDoNotFit(
+                f"{DO_NOT_FIT} {type(self._model).__name__}: {'; '.join(parts)}. The engine would sample from old weights, so "
+                "the run ends. This family of models cannot be trained; docs/models.md lists those that can."
+            )
+
+    def _is_partly_filled(self, tensor_id: int) -> bool:
+        """Experts are counted by number, since their tensors may be padded; embeddings are padded too and pass."""
+        tensor, parts = self._tensors[tensor_id], self._expert_parts.get(tensor_id)
+        if parts is not None:
+            experts = {expert for expert, _ in parts}
+            return len(parts) < (max(experts) + 1) * len({shard for _, shard in parts})
+        if tensor_id not in self._filled or not tensor.is_meta or tensor_id in self._padded:
+            return False
+        return self._num_loaded[tensor_id] < getattr(tensor, "weight_loader_numel", tensor.numel())
+
+    def _is_tied(self, name: str) -> bool:
+        config = getattr(self._model, "config", None)
+        return bool(getattr(config, "tie_word_embeddings", False)) and name.split(".")[-2:] == ["lm_head", "weight"]
+
+
+class _Trace(TorchDispatchMode):
+    """Follows tensors by the memory they lie in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._unused: set[str] = set()
+        self._starts: list[int] = []
+        self._ends_and_names: list[tuple[int, str]] = []
+        self._derived: dict[int, str] = {}
+        """Names of tensors that were computed from those sent, by their memory."""
+
+    def watch(self, weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, tensor in weights:
+            if tensor.numel():
+                self._unused.add(name)
+                self._note(name, tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes)
+            yield name, tensor
+
+    def _note(self, name: str, start: int, end: int) -> None:
+        """Tensors that lay in this memory before are gone: buckets are freed, and their memory comes again."""
+        at = bisect.bisect_left(self._starts, start)
+        if at and self._ends_and_names[at - 1][0] > start:
+            at -= 1
+        while at < len(self._starts) and self._starts[at] < end:
+            del self._starts[at], self._ends_and_names[at]
+        self._starts.insert(at, start)
+        self._ends_and_names.insert(at, (end, name))
+
+    def unused(self) -> set[str]:
+        return self._unused
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        names = {name for arg in _tensors(args) if (name := self._name_of(arg)) is not None}
+        if not names:
+            return result
+        if func is torch.ops.aten.copy_.default:
+            self._unused.discard(self._name_of(args[1]) or "")
+        elif isinstance(result, torch.Tensor) and not result.is_meta and self._name_of(result) is None:
+            self._derived[result.data_ptr()] = sorted(names)[0]
+        return result
+
+    def _name_of(self, tensor: torch.Tensor) -> str | None:
+        if tensor.is_meta or not tensor.numel():
+            return None
+        address = tensor.data_ptr()
+        at = bisect.bisect_right(self._starts, address) - 1
+        if at >= 0 and address < self._ends_and_names[at][0]:
+            return self._ends_and_names[at][1]
+        return self._derived.get(tensor.untyped_storage().data_ptr())
+
+
+def _tensors(args: Any) -> Iterator[torch.Tensor]:
+    for arg in args:
+        if isinstance(arg, torch.Tensor):
+            yield arg
+        elif isinstance(arg, (list, tuple)):
+            yield from _tensors(arg)
+
+
+def _some(names: list[str]) -> str:
+    rest = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+    return ", ".join(names[:MAX_NAMES]) + rest

@@ -1,0 +1,25 @@
+"""Makes the weight transports known to vLLM. Light, because every process of every engine imports it."""
+
+from open_instruct.weight_transports import GLOO, IPC, NCCL, RAY_OBJECT, SHM
+
+_ENGINE_CLASSES = {
+    NCCL: ("open_instruct.engines.vllm_weight_transfer", "AbortableNCCLEngine"),
+    IPC: ("open_instruct.engines.vllm_weight_transfer", "WatchedIPCEngine"),
+    RAY_OBJECT: ("open_instruct.engines.vllm_weight_transfer", "RayObjectWeightTransferEngine"),
+    GLOO: ("open_instruct.engines.cpu_transports", "GlooWeightTransferEngine"),
+    SHM: ("open_instruct.engines.cpu_transports", "SharedMemoryWeightTransferEngine"),
+}
+
+
+def engine_backend(transport: str) -> str:
+    """What vLLM calls the engine's side of a transport, ours or its own."""
+    return f"open_instruct_{transport}"
+
+
+def register_weight_transfer() -> None:
+    """Make the engine's sides known to vLLM in this process. The target of our `vllm.general_plugins` entry point."""
+    from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+
+    for transport, (module, name) in _ENGINE_CLASSES.items():
+        if engine_backend(transport) not in WeightTransferEngineFactory._registry:
+            WeightTransferEngineFactory.register_engine(engine_backend(transport), module, name)

@@ -1,0 +1,179 @@
+"""The worker's side of weight transfer, for vLLM's weight-transfer API; only imported inside engines.
+
+vLLM brings engines for `nccl` and `ipc`. Here are ours: through Ray objects, which need neither a GPU nor shared memory, and NCCL
+with a way out when its group breaks. `weight_transports` registers them.
+"""
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+from vllm.config import set_current_vllm_config
+from vllm.distributed.weight_transfer.base import (
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
+from vllm.distributed.weight_transfer.ipc_engine import IPCWeightTransferEngine
+from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferEngine, NCCLWeightTransferUpdateInfo
+
+from open_instruct.engines.vllm_loading import abandon_reload, begin_reload, fingerprints, finish_reload
+from open_instruct.weight_transports import ABORT_FILE
+
+ABORT_POLL_S = 0.1
+"""How often a worker that waits for weights looks whether the update was broken off."""
+JOIN_S = 10.0
+"""Longest wait for the thread that aborts: vLLM gives an abort 5 s."""
+
+
+@dataclass
+class RayObjectInitInfo(WeightTransferInitInfo):
+    """There is nothing to rendezvous."""
+
+
+@dataclass
+class RayObjectUpdateInfo(WeightTransferUpdateInfo):
+    """One bucket: whole parameters, one after another in `buffer`."""
+
+    names: list[str]
+    dtypes: list[str]
+    shapes: list[tuple[int, ...]]
+    buffer: np.ndarray | bytes  # (bytes,) uint8; bytes where it came through msgpack
+
+
+class RayObjectWeightTransferEngine(WeightTransferEngine[RayObjectInitInfo, RayObjectUpdateInfo]):
+    """Collects buckets and loads them all in `finish_weight_update`: until then the model is untouched and may generate."""
+
+    init_info_cls = RayObjectInitInfo
+    update_info_cls = RayObjectUpdateInfo
+    _is_swapping = False
+
+    def init_transfer_engine(self, init_info: RayObjectInitInfo) -> None:
+        """Nothing to set up."""
+
+    def start_weight_update(self) -> None:
+        self._buckets: list[RayObjectUpdateInfo] = []
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        self.receive_weights(self.parse_update_info(update_info))
+
+    def receive_weights(self, update_info: RayObjectUpdateInfo) -> None:
+        self._buckets.append(update_info)
+
+    def finish_weight_update(self) -> None:
+        self._is_swapping = True
+        begin_reload(self.model)
+        self.model.load_weights(self._named_tensors())  # type: ignore[operator]
+        finish_reload(self.model, self.model_config)
+        self._is_swapping = False
+        self._buckets = []
+
+    def abandon_weight_update(self) -> None:
+        """Drop the buckets; if loading broke off, bring the model back into a shape that can be loaded again."""
+        self._buckets = []
+        if self._is_swapping:
+            abandon_reload(self.model, self.model_config)
+            self._is_swapping = False
+
+    def _named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for bucket in self._buckets:
+            flat = torch.frombuffer(bytearray(bucket.buffer), dtype=torch.uint8)  # what came is read-only
+            start = 0
+            for name, dtype, shape in zip(bucket.names, bucket.dtypes, bucket.shapes, strict=True):
+                element = getattr(torch, dtype)
+                end = start + element.itemsize * int(np.prod(shape))
+                yield name, flat[start:end].view(element).view(shape)
+                start = end
+
+    def shutdown(self) -> None:
+        self._buckets = []
+
+
+class WatchedReload:
+    """What vLLM's own engines do at the start and the end of an update, with our account of every tensor."""
+
+    model: torch.nn.Module
+    model_config: Any
+
+    def start_weight_update(self) -> None:
+        begin_reload(self.model)
+
+    def finish_weight_update(self) -> None:
+        finish_reload(self.model, self.model_config)
+
+    def abandon_weight_update(self) -> None:
+        abandon_reload(self.model, self.model_config)
+
+
+class WatchedIPCEngine(WatchedReload, IPCWeightTransferEngine):
+    """vLLM's IPC engine, which notices tensors that the model has no place for."""
+
+
+class AbortableNCCLEngine(WatchedReload, NCCLWeightTransferEngine):
+    """vLLM's NCCL engine, which can stop waiting for weights that will not come.
+
+    A NCCL broadcast has no limit: when another member of the group dies, the rest waits for ever. So a thread looks for the file
+    that says that the update was broken off, and aborts the communicator.
+    """
+
+    def receive_weights(self, update_info: NCCLWeightTransferUpdateInfo) -> None:
+        with AbortWatch(self._abort) as watch:
+            super().receive_weights(update_info)
+        if watch.has_aborted:  # an aborted communicator leaves receive buffers as they were, without a word
+            raise RuntimeError("the update was broken off; the weights that have come are not whole")
+
+    def _abort(self) -> None:
+        if self.model_update_group is not None:
+            self.model_update_group.destroy()
+
+
+class AbortWatch:
+    """Calls `abort`, in a thread, as soon as the file that `ABORT_FILE` names is there; until the `with` block ends."""
+
+    def __init__(self, abort: Callable[[], None]) -> None:
+        self._abort = abort
+        self._file = Path(os.environ[ABORT_FILE])
+        self._is_over = threading.Event()
+        self.has_aborted = False
+        self._thread = threading.Thread(target=self._watch, name="abort-watch", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over.set()
+        self._thread.join(timeout=JOIN_S)
+
+    def _watch(self) -> None:
+        while not self._is_over.wait(ABORT_POLL_S):
+            if self._file.exists():
+                self.has_aborted = True
+                self._abort()
+                return
+
+
+class WeightUpdateExtension:
+    """Methods that vLLM's workers get from us (`worker_extension_cls`); called by `collective_rpc` with their names."""
+
+    vllm_config: Any
+    weight_transfer_engine: Any
+    model_runner: Any
+
+    def weight_fingerprints(self) -> dict[str, float]:
+        return fingerprints(self.model_runner.model)
+
+    def abandon_weight_update(self) -> None:
+        """Forget an update that was begun and not finished, for which vLLM 0.32 has no call.
+
+        Layers that nothing came for have their old weights afterwards, others may have new ones or none: unless nothing had come
+        at all, the model may not be used before a whole update.
+        """
+        with set_current_vllm_config(self.vllm_config):
+            self.weight_transfer_engine.abandon_weight_update()
+        self._weight_update_active = False

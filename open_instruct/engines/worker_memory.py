@@ -1,0 +1,71 @@
+"""What an engine leaves behind is cleaned up however the engine ends: its processes, and their files in shared memory.
+
+An engine core in a process of its own outlives an actor that was killed from outside, and holds its GPU memory, so that a
+replacement finds no room. vLLM 0.32 ends its CPU workers without removing their files, and an engine that is killed removes
+nothing at all. So a small process stands by (`stand_by.py`).
+"""
+
+import os
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+
+from open_instruct.system.stand_by import ENGINE_MARK, StandBy
+
+SHARED_MEMORY = Path("/dev/shm")
+SEMAPHORE = "sem.mp-"
+"""What the names of Python's own begin with."""
+standing_by: list[StandBy] = []
+"""One for each engine of this process that has processes of its own. Their pipes stay open for as long as this process lives."""
+
+
+@contextmanager
+def cleaned_up_when_this_process_ends(abort_file: Path) -> Iterator[None]:
+    """Around the start of an engine: what the block starts is killed when this process ends, also when it ends in the block.
+
+    `abort_file` is removed then, and the files that those processes have in shared memory when the block is through.
+    """
+    not_of_the_engine = child_processes()
+    os.environ[ENGINE_MARK] = uuid.uuid4().hex
+    stands_by = StandBy(f"{ENGINE_MARK}={os.environ[ENGINE_MARK]}", [abort_file])
+    of_the_engine: set[int] = set()
+    try:
+        yield
+        of_the_engine = child_processes() - not_of_the_engine
+    finally:
+        del os.environ[ENGINE_MARK]
+        if not of_the_engine:  # nothing to clean up, or vLLM ends what it had begun to start
+            stands_by.dismiss()
+    if of_the_engine:
+        stands_by.tell(of_the_engine, files_of_workers())
+        standing_by.append(stands_by)
+
+
+def child_processes() -> set[int]:
+    """Process ids of everything below this process."""
+    return {child.pid for child in psutil.Process().children(recursive=True)}
+
+
+def files_of_workers() -> set[Path]:
+    """Files that child processes of this one have mapped, found by their inodes: whoever makes a semaphore has mapped a file that
+    was renamed since. Semaphores of this process are meant too."""
+    mine = psutil.Process()
+    of_workers = {inode for worker in mine.children(recursive=True) for inode in mapped(worker.pid)}
+    own = mapped(mine.pid)
+    return {
+        Path(file.path)
+        for file in os.scandir(SHARED_MEMORY)
+        if file.inode() in of_workers or (file.inode() in own and file.name.startswith(SEMAPHORE))
+    }
+
+
+def mapped(pid: int) -> set[int]:
+    """Inodes of files in shared memory; none of a process that has just ended."""
+    try:
+        maps = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    except OSError:
+        return set()
+    return {int(line.split()[4]) for line in maps if str(SHARED_MEMORY) in line}

@@ -1,0 +1,134 @@
+"""The driver's handle on all learners."""
+
+from collections.abc import Mapping, Sequence
+from itertools import repeat
+from typing import TYPE_CHECKING, Any
+
+import ray
+
+from open_instruct.cluster import bundles
+from open_instruct.cluster.bundles import Bundles
+from open_instruct.cluster.placement_plan import Asked
+from open_instruct.config.options import config_of
+from open_instruct.data_types import Box, RolloutBatch
+from open_instruct.device import Device, current_device
+from open_instruct.learners.learner import POLICY, PolicyTrainerRayProcess
+from open_instruct.learners.train_actor import TrainRayActor
+
+if TYPE_CHECKING:
+    import numpy as np
+    from ray.actor import ActorHandle
+    from ray.util.placement_group import PlacementGroup
+
+PLACEMENT_S = 50.0
+"""How long a group that makes its own placement group waits for room."""
+
+
+class RayTrainGroup:
+    """A group of learners, one per place. Functions that start with `async_` return a list of object refs, one per rank.
+
+    Args:
+        num_nodes: nodes that the learners are on.
+        num_gpus_per_node: places on each of them (GPUs, or on CPU shares of a core); a list where they differ.
+        pg: where the learners go: a placement group, or one with the indices of the bundles to use, rank by rank. None reserves
+            one, for this group alone.
+        num_gpus_per_actor: share of its place that a learner takes. Below 1 others can share it.
+        device: what the learners compute on; None is what this process sees.
+    """
+
+    def __init__(
+        self,
+        num_nodes: int,
+        num_gpus_per_node: int | Sequence[int],
+        pg: "Bundles | PlacementGroup | None" = None,
+        num_gpus_per_actor: float = 1.0,
+        *,
+        device: Device | None = None,
+        actor_cls: type[TrainRayActor] = PolicyTrainerRayProcess,
+    ) -> None:
+        device = device or current_device()
+        per_node = (
+            list(repeat(num_gpus_per_node, num_nodes)) if isinstance(num_gpus_per_node, int) else num_gpus_per_node
+        )
+        if len(per_node) != num_nodes or min(per_node, default=0) < 1:
+            raise ValueError(
+                f"num_nodes {num_nodes}, num_gpus_per_node {num_gpus_per_node}: give 1 or more for each node."
+            )
+        self._own_group: PlacementGroup | None = None
+        if pg is None:
+            asked = Asked(tuple(per_node), 0, 1, device.place_resources, device.places_per_core)
+            reservation = bundles.reserve(asked, timeout_s=PLACEMENT_S)
+            self._own_group = reservation.group
+            pg = reservation.group, reservation.actor
+        placed, world_size = bundles.as_bundles(pg), sum(per_node)
+        if len(placed[1]) < world_size:
+            raise ValueError(
+                f"{world_size} learners, and the placement group has {len(placed[1])} bundles. Give a larger one."
+            )
+        actor = ray.remote(actor_cls)
+        self.workers: list[ActorHandle] = [
+            actor.options(**bundles.actor_options(device, placed, rank, share=num_gpus_per_actor)).remote(
+                rank, world_size
+            )
+            for rank in range(world_size)
+        ]
+
+    def async_init(self, args: Any, role: str = POLICY, with_ref: bool = False) -> list:
+        """Have the learners find each other and load the model; each ref gives the `rollout_id` to begin with."""
+        args = config_of(args)
+        address = self.workers[0].open_rendezvous.remote(60.0 * args.backend_timeout)
+        return self._all("init", args, args.device, address, role=role, with_ref=with_ref)
+
+    def async_init_weight_update_connections(
+        self, rollout: Any, engines: "Mapping[int, ActorHandle] | None" = None
+    ) -> list:
+        """Connect the learners with the engines of a `RolloutManager`, or with those of them in `engines` (by position)."""
+        if engines is None:
+            engines = dict(enumerate(rollout.rollout_engines))
+        return self._all("connect_rollout_engines", engines, rollout.rollout_engine_lock)
+
+    def async_train(self, rollout_id: int, rollout_data_ref: Box | RolloutBatch) -> list:
+        """Train on the data of a rollout: a whole step, or a piece of one."""
+        return self._all("train", rollout_id, rollout_data_ref)
+
+    def async_eval(self, rollout_id: int, rollout_data_ref: Box | RolloutBatch) -> list:
+        """What `async_train` would report, without a step."""
+        return self._all("eval", rollout_id, rollout_data_ref)
+
+    def async_held_version(self) -> list:
+        """Each ref gives the version of that learner's weights, once it has done what it was asked before."""
+        return self._all("held_version")
+
+    def async_update_weights(self, version: int | None = None, engines: Sequence[int] | None = None) -> list:
+        """Send the weights to the connected engines; the first ref gives what became of it."""
+        return self._all("update_weights", version, engines)
+
+    def async_score(self, sequences: "Sequence[tuple[np.ndarray, np.ndarray]]") -> list:
+        """Log-probs of responses to prompts; each ref gives all of them."""
+        return self._all("score", sequences)
+
+    def async_save_model(self, step_id: int, *, directory: str | None = None, with_optimizer: bool = True) -> list:
+        return self._all("save_model", step_id, with_optimizer, directory=directory)
+
+    def async_save_checkpoint(self, directory: str) -> list:
+        return self._all("save_checkpoint", directory)
+
+    def async_load_checkpoint(self, directory: str, version: int) -> list:
+        return self._all("load_checkpoint", directory, version)
+
+    def async_offload(self, tags: Sequence[str] | None = None) -> list:
+        """Have the learners give their device's memory back; each ref gives the bytes."""
+        return self._all("sleep", tags)
+
+    def async_onload(self, tags: Sequence[str] | None = None) -> list:
+        return self._all("wake_up", tags)
+
+    def shut_down(self) -> None:
+        """End the learners, and give back the bundles that this group reserved for itself."""
+        for worker in self.workers:
+            ray.kill(worker)
+        if self._own_group is not None:
+            ray.util.remove_placement_group(self._own_group)
+
+    def _all(self, method: str, *args: object, **kwargs: object) -> list:
+        return [getattr(worker, method).remote(*args, **kwargs) for worker in self.workers]

@@ -1,0 +1,402 @@
+"""The learner: a DeepSpeed actor that trains.
+
+    RayTrainGroup.async_train(rollout_id, data) ─► PolicyTrainerRayProcess × M, one DeepSpeed rank each
+        for each mini-batch (one optimizer step):
+            for each micro-batch: forward ─► summed loss over trained tokens / tokens of the mini-batch on all ranks ─► backward
+            clip, AdamW, learning rate
+        With `--streaming` the data comes in pieces, while the rest of the step is still being generated: plain sums go backward,
+        and their gradient is divided once the number of tokens is known.
+    RayTrainGroup.async_update_weights(version) ─► rank 0 sends, the others take part in the gathers
+
+The loss is normalised by the exact number of trained tokens over all micro-batches and ranks, so a step does not depend on how
+the batch was divided.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import ray
+import torch
+
+from open_instruct.algorithms.corrections import RhoOptions, compute_rho_correction
+from open_instruct.algorithms.losses import LOSSES
+from open_instruct.algorithms.mismatch import logprob_difference_sums
+from open_instruct.algorithms.objective import compute_objective, make_loss_inputs
+from open_instruct.cluster import process_group
+from open_instruct.config.extensions import import_extensions
+from open_instruct.config.options import GRPOConfig
+from open_instruct.data.run_tokenizer import tokenizer_of_run
+from open_instruct.data_types import Box, CollatedBatchData, MiniBatch, RolloutBatch
+from open_instruct.device import Device
+from open_instruct.engines.engine_client import UpdateReport
+from open_instruct.learners.models import build_engine, build_reference, hf_model
+from open_instruct.learners.optimizer_step import apply_gradient, discard_gradient
+from open_instruct.learners.random_state import random_state, seed_everything, set_random_state
+from open_instruct.learners.safe_load import data_only
+from open_instruct.learners.state_offload import REFERENCE, TAGS, WEIGHTS, StateOffload
+from open_instruct.learners.step_sums import StepSums
+from open_instruct.learners.train_actor import TrainRayActor
+from open_instruct.learners.weight_link import LinkOptions, WeightLink
+from open_instruct.learners.weight_sync import DeepSpeedWeightSource
+from open_instruct.registry import options_of
+from open_instruct.storage.checkpoints import LEARNER_DIRECTORY, sync_files_of_rank, sync_to_disk
+from open_instruct.storage.output_directory import names_a_full_disk
+
+if TYPE_CHECKING:
+    from ray.actor import ActorHandle
+
+    from open_instruct.cluster.ray_utils import Lock
+
+FETCH_S = 300.0
+"""Deadline of taking data over that are somewhere in the cluster already."""
+POLICY = "actor"
+"""The role of the model that is trained, as the document of the Ray integration calls it."""
+
+
+class PolicyTrainerRayProcess(TrainRayActor):
+    """One DeepSpeed rank. Made a Ray actor by `RayTrainGroup`.
+
+    All ranks have to be called together: training, weight updates, saving and loading are collective.
+    """
+
+    def __init__(self, rank: int, world_size: int) -> None:
+        self.rank = rank
+        self.world_size = world_size
+        self.version = 0
+        """Training steps that are done."""
+        self._lock: Lock | None = None
+        self._store: torch.distributed.TCPStore | None = None
+        self._step: StepSums | None = None
+        """Of a step of which a piece was trained and the last is still to come."""
+
+    def open_rendezvous(self, timeout_s: float) -> tuple[str, int]:
+        """On the first rank: listen for the others; where they find it."""
+        self._store = process_group.open_store(self.world_size, timeout_s)
+        return self._store.host, self._store.port
+
+    def init(
+        self, args: GRPOConfig, device: Device, address: tuple[str, int], *, role: str = POLICY, with_ref: bool = False
+    ) -> int:
+        """Join the other ranks and load the model; the first `rollout_id`: 0, until a checkpoint is loaded."""
+        if role != POLICY:
+            raise ValueError(f"role {role!r}: the learners train the policy alone. Use {POLICY!r}.")
+        if args.beta > 0 and not with_ref:
+            raise ValueError(f"with_ref=False, beta {args.beta:g}: a KL penalty needs the reference model. Ask for it.")
+        self._args, self._device = args, device
+        import_extensions(args.algorithm_modules)
+        self._loss_fn = LOSSES[args.loss_fn]
+        self._loss_options = options_of(args, self._loss_fn.options)
+        if device.threads_per_worker:
+            torch.set_num_threads(device.threads_per_worker)
+        timeout = timedelta(minutes=args.backend_timeout)
+        process_group.join(device, address, self._store, rank=self.rank, world_size=self.world_size, timeout=timeout)
+        seed_everything(args.seed)
+        self._torch_device = device.learner_device
+        self.engine = build_engine(args, device, world_size=self.world_size)
+        self._ref_model = build_reference(args, device, world_size=self.world_size) if with_ref else None
+        seed_everything(args.seed + self.rank)  # ranks build the same model, and then draw dropout of their own
+        self._source = DeepSpeedWeightSource(hf_model(self.engine), zero_stage=args.deepspeed_stage)
+        self._link = self._make_link()
+        self._offload = StateOffload(device, self.engine, self._ref_model)
+        return self.version
+
+    def _make_link(self) -> WeightLink:
+        args = self._args
+        options = LinkOptions(
+            workers_per_engine=args.vllm_tensor_parallel_size,
+            timeout_s=args.weight_sync_timeout_s,
+            connect_timeout_s=args.init_timeout_s,
+            find_address=process_group.free_address,
+        )
+        return WeightLink(self._source, self._device, rank=self.rank, world_size=self.world_size, options=options)
+
+    # --- training -----------------------------------------------------------------------------------------------------
+
+    def train(self, rollout_id: int, rollout_data_ref: Box | RolloutBatch) -> dict[str, Any] | None:
+        """One training step on this rank's share, or one piece of it (`--streaming`).
+
+        A piece that is not the step's last adds to the gradient and returns None. The last makes the optimizer step and returns
+        sums for `merge_step_metrics`: they are added up over ranks before anything is divided.
+
+        Raises `ValueError` if the data belongs to another rollout.
+        """
+        self._offload.check_loaded(*TAGS, what="a training step")
+        started = time.perf_counter()
+        batch, mini_batches = self._fetch(rollout_id, rollout_data_ref)
+        step = self._step or StepSums()
+        in_pieces = self._step is not None or not batch.is_last
+        self._step = None if batch.is_last else step
+        if in_pieces:
+            self._accumulate(step, mini_batches, is_last=batch.is_last)
+            if batch.is_last:
+                self._update(step, batch.num_global_tokens, denominator=self._denominator(batch.num_global_tokens))
+        else:
+            self._train_whole(step, mini_batches)
+        step.num_tokens += sum(micro.num_tokens for mini in mini_batches for micro in mini.micro_batches)
+        step.seconds += time.perf_counter() - started
+        if not batch.is_last:
+            return None
+        self.version = batch.training_step
+        return step.report(num_epochs=self._args.num_epochs, memory_in_use_bytes=self._device.memory_in_use_bytes())
+
+    def _fetch(self, rollout_id: int, rollout_data_ref: Box | RolloutBatch) -> tuple[RolloutBatch, list[MiniBatch]]:
+        """The batch, and this rank's share of its data."""
+        batch = rollout_data_ref
+        if isinstance(batch, Box):
+            batch = ray.get(batch.inner, timeout=FETCH_S)
+        if batch.training_step != rollout_id + 1:
+            raise ValueError(f"data of rollout {batch.training_step - 1} was given for rollout {rollout_id}")
+        return batch, ray.get(batch.rank_data[self.rank], timeout=FETCH_S)
+
+    @torch.no_grad()
+    def eval(self, rollout_id: int, rollout_data_ref: Box | RolloutBatch) -> dict[str, Any]:
+        """The sums of `train` for the weights as they are: no gradient, no step."""
+        self._offload.check_loaded(WEIGHTS, REFERENCE, what="an evaluation")
+        _, mini_batches = self._fetch(rollout_id, rollout_data_ref)
+        step, started = StepSums(), time.perf_counter()
+        for micro_batch in (micro for mini_batch in mini_batches for micro in mini_batch.micro_batches):
+            step.add(*self._loss(micro_batch, None)[1:])
+            step.num_tokens += micro_batch.num_tokens
+        step.lr, step.seconds = self.engine.get_lr()[0], time.perf_counter() - started
+        return step.report(num_epochs=1, memory_in_use_bytes=self._device.memory_in_use_bytes())
+
+    def _train_whole(self, step: StepSums, mini_batches: Sequence[MiniBatch]) -> None:
+        """All optimizer steps of a training step whose data is complete."""
+        old_logprobs = self._old_logprobs(mini_batches)
+        for epoch in range(self._args.num_epochs):
+            for number, mini_batch in enumerate(mini_batches):
+                if not mini_batch.num_global_tokens:
+                    step.num_empty += 1
+                    continue
+                is_untouched = epoch == 0 and not step.grad_norms  # as the engines have the weights
+                parts = self._train_mini_batch(mini_batch, old_logprobs[number] if old_logprobs else None)
+                for sums, mismatch in parts:
+                    step.add(sums, mismatch if is_untouched else None)
+                self._update(step, mini_batch.num_global_tokens)
+
+    def _train_mini_batch(
+        self, mini_batch: MiniBatch, old_logprobs: list[torch.Tensor] | None
+    ) -> list[tuple[dict, dict]]:
+        """Accumulate the gradient of one optimizer step; sums and engine mismatch per micro-batch."""
+        parts = []
+        last = len(mini_batch.micro_batches) - 1
+        denominator = self._denominator(mini_batch.num_global_tokens)
+        for number, micro_batch in enumerate(mini_batch.micro_batches):
+            self.engine.set_gradient_accumulation_boundary(number == last)
+            loss_sum, sums, mismatch = self._loss(micro_batch, old_logprobs[number] if old_logprobs else None)
+            # DeepSpeed averages over ranks; a sum over ranks is what is wanted
+            self.engine.backward(loss_sum * (self.world_size / denominator), scale_wrt_gas=False)
+            parts.append((sums, mismatch))
+        return parts
+
+    def _accumulate(self, step: StepSums, mini_batches: Sequence[MiniBatch], *, is_last: bool) -> None:
+        """Forward and backward of one piece. The denominator is not known yet, so the gradient is that of plain sums."""
+        micro_batches = [micro for mini_batch in mini_batches for micro in mini_batch.micro_batches]
+        for number, micro_batch in enumerate(micro_batches):
+            self.engine.set_gradient_accumulation_boundary(is_last and number == len(micro_batches) - 1)
+            loss_sum, sums, mismatch = self._loss(micro_batch, None)
+            self.engine.backward(loss_sum * self.world_size, scale_wrt_gas=False)
+            step.add(sums, mismatch)
+
+    def _update(self, step: StepSums, num_global_tokens: int, *, denominator: float | None = None) -> None:
+        """One optimizer step. Without trained tokens there is none, because momentum and weight decay would move the weights."""
+        step.lr = self.engine.get_lr()[0]
+        started = time.perf_counter()
+        if num_global_tokens:
+            step.note_update(apply_gradient(self.engine, denominator=denominator))
+        else:
+            discard_gradient(self.engine)
+            step.num_empty += 1
+        step.optimizer_s += time.perf_counter() - started
+
+    def _denominator(self, num_global_tokens: int) -> float:
+        if self._args.loss_denominator == "token":
+            return max(num_global_tokens, 1)
+        return float(self._args.loss_denominator)
+
+    def _loss(
+        self, micro_batch: CollatedBatchData, old_logprobs: torch.Tensor | None
+    ) -> tuple[torch.Tensor, dict, dict]:
+        """Summed loss of one micro-batch with its gradient, metric sums, and mismatch with the engine's log-probs."""
+        args = self._args
+        tensors = self._to_tensors(micro_batch)
+        mask = tensors["response_masks"][:, 1:]
+        vllm_logprobs = tensors["vllm_logprobs"][:, 1:]
+        new_logprobs, entropy = self._forward(self.engine, tensors)
+        if args.use_vllm_logprobs:
+            old_logprobs = vllm_logprobs
+        elif old_logprobs is None:
+            old_logprobs = new_logprobs.detach()
+        positions = tensors["position_ids"][:, 1:]
+        weights, rho_sums = None, {}
+        if args.corrects_off_policy:
+            weights, rho_sums = compute_rho_correction(old_logprobs, vllm_logprobs, mask, positions, rho_options(args))
+        inputs = make_loss_inputs(
+            new_logprobs=new_logprobs,
+            old_logprobs=old_logprobs,
+            behaviour_logprobs=vllm_logprobs,
+            ref_logprobs=self._ref_logprobs(tensors),
+            advantages=tensors["advantages"][:, 1:],
+            mask=mask,
+            position_ids=positions,
+        )
+        loss, sums = compute_objective(
+            inputs,
+            lambda inputs: self._loss_fn.value(inputs, self._loss_options),
+            beta=args.beta,
+            kl_estimator=args.kl_estimator,
+            weights=weights,
+            loss_weights=tensors["loss_weights"][:, 1:] if "loss_weights" in tensors else None,
+        )
+        sums |= rho_sums
+        sums["policy/entropy_avg"] = (entropy * mask).sum()
+        mismatch = logprob_difference_sums(new_logprobs.detach(), vllm_logprobs, mask)
+        return loss, sums, mismatch
+
+    def _forward(self, model: Any, tensors: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        return model(tensors["query_responses"], tensors["position_ids"], self._args.temperature)
+
+    def _ref_logprobs(self, tensors: dict[str, torch.Tensor]) -> torch.Tensor | None:
+        if self._ref_model is None:
+            return None
+        with torch.no_grad():
+            return self._forward(self._ref_model, tensors)[0]
+
+    def _old_logprobs(self, mini_batches: Sequence[MiniBatch]) -> list[list[torch.Tensor]] | None:
+        """Log-probs before the first update of the step, per mini- and micro-batch; None where there is one update alone.
+
+        With a single update the policy itself is the old one: the ratio is 1 and nothing is clipped.
+        """
+        if self._args.num_epochs * len(mini_batches) == 1 or self._args.use_vllm_logprobs:
+            return None
+        with torch.no_grad():
+            return [
+                [self._forward(self.engine, self._to_tensors(micro))[0] for micro in mini.micro_batches]
+                for mini in mini_batches
+            ]
+
+    def _to_tensors(self, micro_batch: CollatedBatchData) -> dict[str, torch.Tensor]:
+        """Arrays from Ray are read-only, so this copies them. Ids as int64, the rest as it is; what is None is left out."""
+        arrays = {name: array for name, array in vars(micro_batch).items() if array is not None}
+        tensors = {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
+        for name in ("query_responses", "position_ids"):
+            tensors[name] = tensors[name].long()
+        return {name: tensor.to(self._torch_device) for name, tensor in tensors.items()}
+
+    # --- weights ------------------------------------------------------------------------------------------------------
+
+    def connect_rollout_engines(
+        self, rollout_engines: "Mapping[int, ActorHandle]", rollout_engine_lock: "Lock | None" = None
+    ) -> dict[int, str]:
+        """Set up the transport of weights to `rollout_engines` (with their positions), in place of an earlier one.
+
+        On the first rank, the engines that could not be reached, with the cause; then nobody is connected. An update takes
+        `rollout_engine_lock`: two groups never send to the same engines at once.
+        """
+        self._lock = rollout_engine_lock
+        return self._link.connect(rollout_engines)
+
+    @torch.no_grad()
+    def score(self, sequences: Sequence[tuple[np.ndarray, np.ndarray]]) -> list[np.ndarray]:
+        """(R,) float32 log-probs of each response after its prompt, a sequence at a time; the same on every rank."""
+        self._offload.check_loaded(WEIGHTS, what="scoring tokens")
+        scores = []
+        for prompt, response in sequences:
+            ids = torch.from_numpy(np.concatenate([prompt, response])).long()[None].to(self._torch_device)
+            positions = torch.arange(ids.shape[1], device=self._torch_device)[None]
+            logprobs, _ = self.engine(ids, positions, self._args.temperature)
+            scores.append(logprobs[0, len(prompt) - 1 :].float().cpu().numpy())
+        return scores
+
+    def held_version(self) -> int:
+        """The version of the weights: training steps that are in them."""
+        return self.version
+
+    def update_weights(self, version: int | None = None, engines: Sequence[int] | None = None) -> UpdateReport:
+        """Send the weights to these engines (by position; None is all); what became of it, on the first rank.
+
+        `version` is what the caller takes them for; None is whatever they are. Where engines receive in one collective, all that
+        are connected are sent to. Raises `ValueError` if the weights are of another version: an engine would label its tokens
+        wrongly.
+        """
+        if version not in (None, self.version):
+            raise ValueError(f"version {version} was to be sent, but these weights are of version {self.version}")
+        self._offload.check_loaded(WEIGHTS, what="an update of the engines")
+        if self.rank != 0 or self._lock is None:
+            return self._link.send(self.version, engines)
+        with self._lock.held(self._args.weight_sync_timeout_s):
+            return self._link.send(self.version, engines)
+
+    # --- giving the device to others ----------------------------------------------------------------------------------
+
+    def sleep(self, tags: Sequence[str] | None = None) -> int:
+        """Move these states (see `state_offload`; None: all) off the device; the bytes that this gave back, as measured."""
+        return self._offload.offload(tags)
+
+    def wake_up(self, tags: Sequence[str] | None = None) -> None:
+        """Bring them back, bit by bit as they were."""
+        self._offload.reload(tags)
+
+    # --- saving -------------------------------------------------------------------------------------------------------
+
+    def save_model(self, iteration: int, with_optimizer: bool = True, *, directory: str | None = None) -> None:
+        """Write a Hugging Face model directory, by default `step_*` under `output_dir`.
+
+        With the optimizer, a checkpoint that training goes on from lies in it too, as `checkpoint`.
+        """
+        self._offload.check_loaded(WEIGHTS, what="saving the model")
+        path = Path(directory or Path(self._args.output_dir) / f"step_{iteration:06d}")
+        with names_a_full_disk(path):
+            self._save_weights(path)
+        if with_optimizer:
+            self.save_checkpoint(str(path / "checkpoint"))
+
+    def _save_weights(self, directory: Path) -> None:
+        if self.rank != 0:
+            for _ in self._source:  # take part in the gathers
+                pass
+            return
+        state = {name: tensor.cpu() for name, tensor in self._source}
+        # The source gives the checkpoint's names already; converting twice would not bring the same names again.
+        hf_model(self.engine).save_pretrained(directory, state_dict=state, save_original_format=False)
+        tokenizer_of_run(self._args).save_pretrained(directory)
+        sync_to_disk([*directory.rglob("*"), directory])
+
+    def save_checkpoint(self, directory: str) -> dict[str, int]:
+        """Weights, optimizer, scheduler and this rank's random state, under `directory`.
+
+        Returns the bytes of each file that this rank has written, by path within `directory`; they are on the disk then.
+        """
+        self._offload.check_loaded(*TAGS, what="saving a checkpoint")
+        with names_a_full_disk(Path(directory)):
+            self.engine.save_checkpoint(directory, tag=LEARNER_DIRECTORY)
+            torch.save(random_state(), Path(directory) / f"random_state_{self.rank}.pt")
+            return sync_files_of_rank(Path(directory), self.rank)
+
+    def load_checkpoint(self, directory: str, version: int) -> None:
+        """Go on from a checkpoint that was written after `version` training steps."""
+        self._offload.check_loaded(*TAGS, what="loading a checkpoint")
+        with data_only():
+            path, _ = self.engine.load_checkpoint(directory, tag=LEARNER_DIRECTORY)
+            if path is None:
+                raise ValueError(
+                    f"{directory} holds no DeepSpeed checkpoint; remove the directory to start from an older one"
+                )
+            set_random_state(torch.load(Path(directory) / f"random_state_{self.rank}.pt", weights_only=True))
+        self.version = version
+
+
+def rho_options(args: GRPOConfig) -> RhoOptions:
+    """How tokens of other weights, or of other kernels, are weighed."""
+    return RhoOptions(
+        clamp_lower=args.rho_clamp_lower_bound,
+        clamp_upper=args.rho_clamp_upper_bound,
+        mask_lower=args.rho_mask_lower_bound,
+        mask_upper=args.rho_mask_upper_bound,
+        sequence_level=args.rho_mask_sequence_level,
+        tv_divergence=args.rho_mask_tv_divergence,
+    )

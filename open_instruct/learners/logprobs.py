@@ -1,0 +1,194 @@
+"""Log-probs of sampled tokens and their entropy; `[tokens, vocabulary]` logits never exist at once.
+
+Shapes: B rows, T tokens, N tokens of all rows, H hidden units, V vocabulary.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch.autograd.function import once_differentiable
+
+from open_instruct.config.model_support import logits_scale_and_cap
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+CHUNK_ELEMENTS = 2**24
+"""Logits that exist at once: 64 MiB in float32, of which a step needs about three copies."""
+
+# ------------------------------------------------------------------------------------------- log-probs in chunks
+
+
+def chunked_log_probs(
+    hidden_NH: torch.Tensor,
+    weight_VH: torch.Tensor,
+    labels_N: torch.Tensor,
+    *,
+    temperature: float = 1.0,
+    chunk_elements: int = CHUNK_ELEMENTS,
+    bias_V: torch.Tensor | None = None,
+    softcap: float | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-prob of each label and entropy of the distribution that it was drawn from, `softmax(logits / temperature)`.
+
+    With `softcap` c the logits are `c * tanh(logits / c)` first.
+
+    The logits of `chunk_elements // V` tokens (at least one) exist at a time; the backward pass computes them again.
+    Matrix products run in the dtype of the inputs, softmax and the sum of the weight's gradient in float32 or better.
+
+    Returns:
+        (N,) log-probs, differentiable once in `hidden_NH`, `weight_VH` and `bias_V`, and (N,) entropies in nats without
+        a gradient. Both are float32, or float64 for inputs in float64.
+    """
+    rows_per_chunk = max(1, chunk_elements // weight_VH.shape[0])
+    return _ChunkedLogProbs.apply(hidden_NH, weight_VH, bias_V, labels_N, temperature, softcap, rows_per_chunk)
+
+
+class _ChunkedLogProbs(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_NH: torch.Tensor,
+        weight_VH: torch.Tensor,
+        bias_V: torch.Tensor | None,
+        labels_N: torch.Tensor,
+        temperature: float,
+        softcap: float | None,
+        rows_per_chunk: int,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        label_logprobs_N = hidden_NH.new_empty(len(labels_N), dtype=_softmax_dtype(hidden_NH))
+        entropy_N = torch.empty_like(label_logprobs_N)
+        for rows in _chunks(len(labels_N), rows_per_chunk):
+            logits_CV = _logits(hidden_NH[rows], weight_VH, bias_V, softcap)
+            logprobs_CV = F.log_softmax(logits_CV.div_(temperature), dim=-1)
+            label_logprobs_N[rows] = logprobs_CV.gather(1, labels_N[rows, None]).squeeze(1)
+            entropy_N[rows] = -torch.linalg.vecdot(logprobs_CV.exp(), logprobs_CV)
+        ctx.save_for_backward(hidden_NH, weight_VH, bias_V, labels_N)
+        ctx.temperature, ctx.softcap, ctx.rows_per_chunk = temperature, softcap, rows_per_chunk
+        ctx.mark_non_differentiable(entropy_N)
+        return label_logprobs_N, entropy_N
+
+    @staticmethod
+    @once_differentiable
+    def backward(  # pyrefly: ignore[bad-override]  # the decorator hides the name of `ctx`
+        ctx: Any, *grad_outputs: torch.Tensor
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None, None, None, None, None]:
+        grad_logprobs_N, _ = grad_outputs
+        hidden_NH, weight_VH, bias_V, labels_N = ctx.saved_tensors
+        wants_hidden, wants_weight, wants_bias, *_ = ctx.needs_input_grad
+        grad_hidden_NH = torch.empty_like(hidden_NH) if wants_hidden else None
+        grad_weight_VH = torch.zeros_like(weight_VH, dtype=_softmax_dtype(weight_VH)) if wants_weight else None
+        grad_bias_V = torch.zeros_like(bias_V, dtype=_softmax_dtype(bias_V)) if wants_bias else None
+        for rows in _chunks(len(labels_N), ctx.rows_per_chunk):
+            # d logprob[label] / d logit[v] = (1[v == label] - p[v]) / temperature
+            grad_C1 = grad_logprobs_N[rows, None] / ctx.temperature
+            logits_CV = _logits(hidden_NH[rows], weight_VH, bias_V, ctx.softcap)
+            slope_CV = None if ctx.softcap is None else 1 - (logits_CV / ctx.softcap).square_()
+            grad_logits_CV = F.log_softmax(logits_CV.div_(ctx.temperature), dim=-1).exp_().mul_(-grad_C1)
+            grad_logits_CV.scatter_add_(1, labels_N[rows, None], grad_C1)
+            if slope_CV is not None:  # d(c * tanh(x / c)) / dx = 1 - tanh(x / c)^2
+                grad_logits_CV *= slope_CV
+            if grad_bias_V is not None:
+                grad_bias_V += grad_logits_CV.sum(0)
+            grad_logits_CV = grad_logits_CV.to(hidden_NH.dtype)
+            if grad_hidden_NH is not None:
+                grad_hidden_NH[rows] = grad_logits_CV @ weight_VH
+            if grad_weight_VH is not None:
+                grad_weight_VH += grad_logits_CV.T @ hidden_NH[rows]
+        return (
+            grad_hidden_NH,
+            None if grad_weight_VH is None else grad_weight_VH.to(weight_VH.dtype),
+            None if grad_bias_V is None else grad_bias_V.to(bias_V.dtype),
+            None,
+            None,
+            None,
+            None,
+        )
+
+
+def _logits(
+    hidden_CH: torch.Tensor, weight_VH: torch.Tensor, bias_V: torch.Tensor | None, softcap: float | None
+) -> torch.Tensor:
+    """(C, V) logits of one chunk, before they are divided by the temperature."""
+    # Not F.linear: under ZeRO-3 DeepSpeed replaces it by an autograd function of its own.
+    logits_CV = (hidden_CH @ weight_VH.T).to(_softmax_dtype(hidden_CH))
+    if bias_V is not None:
+        logits_CV += bias_V
+    return logits_CV if softcap is None else logits_CV.div_(softcap).tanh_().mul_(softcap)
+
+
+def _softmax_dtype(tensor: torch.Tensor) -> torch.dtype:
+    return torch.promote_types(tensor.dtype, torch.float32)
+
+
+def _chunks(total: int, size: int) -> list[slice]:
+    return [slice(start, start + size) for start in range(0, total, size)]
+
+
+class LogProbModel(torch.nn.Module):
+    """A Hugging Face causal language model that answers with log-probs instead of logits.
+
+    It is the module that DeepSpeed wraps: what ZeRO has to know of the head's weight happens in its `forward`.
+    """
+
+    def __init__(self, model: "PreTrainedModel", *, chunk_elements: int = CHUNK_ELEMENTS) -> None:
+        """
+        Args:
+            chunk_elements: logits that exist at once.
+            model: a causal language model of transformers whose logits are its head applied to its last hidden state,
+                or that times a constant, or that below a cap (`logits_scale_and_cap`).
+        """
+        super().__init__()
+        self.model = model
+        self._chunk_elements = chunk_elements
+        self._logits_scale, self._softcap = logits_scale_and_cap(model.config)
+
+    def forward(
+        self, input_ids: torch.Tensor, position_ids: torch.Tensor, temperature: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Log-probs of tokens 1..T-1, each given what stands before it in its sequence.
+
+        There is no attention mask: padding stands on the right, where causal attention cannot see it, and sequences
+        that share a row are told apart by `position_ids` that start again at 0.
+
+        Args:
+            input_ids: (B, T) token ids.
+            position_ids: (B, T), from 0 in each sequence.
+            temperature: divides the logits; the one that the tokens were sampled at.
+
+        Returns:
+            (B, T-1) log-probs and (B, T-1) entropies, as `chunked_log_probs` gives them; entry `t` speaks of token
+            `t + 1`, and means nothing where that token is padding or begins a sequence.
+        """
+        outputs = self.model.base_model(input_ids=input_ids, position_ids=position_ids, use_cache=False)
+        hidden_BTH = outputs.last_hidden_state[:, :-1]
+        labels_BT = input_ids[:, 1:].long()
+        head = self.model.get_output_embeddings()
+        assert head is not None, f"{type(self.model).__name__} is no language model: it has no head"
+        # ZeRO-3 gathers a partitioned weight when it is read in a forward: once, however many chunks follow, because
+        # ranks whose batches differ in length must still take part in the same number of gathers.
+        weight_VH, bias_V = head.weight, head.bias
+        logprobs_N, entropy_N = chunked_log_probs(
+            hidden_BTH.flatten(0, 1),
+            weight_VH,
+            labels_BT.flatten(),
+            temperature=temperature / self._logits_scale,  # scaled logits are logits at another temperature
+            chunk_elements=self._chunk_elements,
+            bias_V=bias_V,
+            softcap=self._softcap,
+        )
+        return logprobs_N.view(labels_BT.shape), entropy_N.view(labels_BT.shape)
+
+
+# ------------------------------------------------------------------------------------------- plain formulas
+
+
+def log_softmax_and_gather(logits: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """Log-prob of each index, (...), from logits, (..., V). Holds all logits: for small vocabularies and for tests."""
+    return logits.log_softmax(dim=-1).gather(-1, index.unsqueeze(-1)).squeeze(-1)
+
+
+def entropy_from_logits(logits: torch.Tensor) -> torch.Tensor:
+    """Entropy in nats, (...), of softmax(logits), (..., V)."""
+    return torch.logsumexp(logits, dim=-1) - torch.linalg.vecdot(logits.softmax(dim=-1), logits)

@@ -1,0 +1,131 @@
+"""The models of a learner: how they are loaded, and the DeepSpeed engine around them."""
+
+from typing import Any
+
+import torch
+
+from open_instruct.config.options import GRPOConfig
+from open_instruct.device import Device
+from open_instruct.learners.logprobs import LogProbModel
+
+
+def build_engine(args: GRPOConfig, device: Device, *, world_size: int) -> Any:
+    """The DeepSpeed engine of the model that is trained, with its optimizer and its learning rate's schedule."""
+    config = deepspeed_config(args, device, world_size=world_size)
+    return engine_around(_load_model(args, device, config).train(), args, device, world_size=world_size)
+
+
+def engine_around(model: torch.nn.Module, args: GRPOConfig, device: Device, *, world_size: int) -> Any:
+    """A DeepSpeed engine that trains `model`."""
+    import deepspeed
+
+    config = deepspeed_config(args, device, world_size=world_size)
+    optimizer = torch.optim.AdamW(
+        model.parameters(),
+        lr=args.learning_rate,
+        weight_decay=args.weight_decay,
+        fused=device.has_streams,
+    )
+    engine, *_ = deepspeed.initialize(
+        model=model, optimizer=optimizer, config=config, lr_scheduler=_make_scheduler(args, optimizer)
+    )
+    return engine
+
+
+def build_reference(args: GRPOConfig, device: Device, *, world_size: int) -> torch.nn.Module:
+    """The reference model, divided among the ranks at stage 3."""
+    import deepspeed
+
+    config = deepspeed_config(args, device, world_size=world_size)
+    model = _load_model(args, device, config).eval().requires_grad_(False)
+    if args.deepspeed_stage != 3:
+        return model.to(device.learner_device)
+    ref_engine, *_ = deepspeed.initialize(model=model, config=config)
+    return ref_engine
+
+
+def _load_model(args: GRPOConfig, device: Device, config: dict[str, Any]) -> LogProbModel:
+    from transformers import AutoModelForCausalLM
+    from transformers.integrations import HfDeepSpeedConfig
+
+    # Alive while the model is made, this has Transformers divide the weights as they are read.
+    zero3 = HfDeepSpeedConfig(config) if args.deepspeed_stage == 3 else None
+    model = AutoModelForCausalLM.from_pretrained(
+        args.model_name_or_path,
+        revision=args.model_revision,
+        dtype=device.torch_dtype,
+        attn_implementation=device.attn_implementation,
+    )
+    del zero3
+    _own_memory(model)
+    if args.gradient_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return LogProbModel(model, chunk_elements=device.logits_at_once)
+
+
+def _own_memory(model: torch.nn.Module) -> None:
+    """Copy the weights out of the file that they were read from.
+
+    On CPU, safetensors hands out a private mapping of the file: when somebody writes the file anew, the kernel drops even pages
+    that training has changed, and the model silently becomes the one on disk.
+    """
+    with torch.no_grad():
+        for tensor in (*model.parameters(), *model.buffers()):
+            if tensor.numel():
+                tensor.data = tensor.data.clone()
+
+
+def _make_scheduler(args: GRPOConfig, optimizer: torch.optim.Optimizer) -> Any:
+    from transformers import get_scheduler
+
+    num_updates = args.num_training_steps * args.num_epochs * args.num_mini_batches
+    return get_scheduler(
+        args.lr_scheduler_type,
+        optimizer=optimizer,
+        num_warmup_steps=int(args.warmup_ratio * num_updates),
+        num_training_steps=num_updates,
+    )
+
+
+def hf_model(engine: Any) -> Any:
+    """The model as Transformers made it."""
+    return engine.module.model
+
+
+def deepspeed_config(args: GRPOConfig, device: Device, *, world_size: int) -> dict[str, Any]:
+    """DeepSpeed's configuration. The number of micro-batches changes from step to step, so we mark their boundaries ourselves."""
+    config = _config(args, device, world_size=world_size)
+    if device.dtype != "float32":
+        # Unsaid, gradients of many micro-batches and ranks are added up in bf16, where 1 + 1/256 is 1.
+        config["communication_data_type"] = "fp32"
+        config["data_types"] = {"grad_accum_dtype": "fp32"}
+    return config
+
+
+def _zero_stage(args: GRPOConfig, device: Device) -> int:
+    """DeepSpeed 0.19.8 cannot add up gradients in fp32 at stage 0 in bf16. Stage 2 can, and one learner divides nothing there.
+
+    Its optimizer of stage 0 in bf16 also makes a step on zeros as it is built, so that Adam's first real one is too short.
+    """
+    return args.deepspeed_stage if device.dtype == "float32" else max(args.deepspeed_stage, 2)
+
+
+def _config(args: GRPOConfig, device: Device, *, world_size: int) -> dict[str, Any]:
+    return {
+        "train_batch_size": world_size,
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": 1,
+        "gradient_clipping": args.max_grad_norm,
+        "bf16": {"enabled": device.dtype == "bfloat16"},  # unsaid, DeepSpeed takes bf16 on CPU: many times slower
+        "fp16": {"enabled": device.dtype == "float16"},
+        "zero_optimization": {
+            "stage": _zero_stage(args, device),
+            "overlap_comm": device.has_streams,
+            "stage3_param_persistence_threshold": 0,
+            "stage3_gather_16bit_weights_on_model_save": False,
+        },
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+        "steps_per_print": 10**9,
+        "wall_clock_breakdown": False,
+    }

@@ -1,0 +1,114 @@
+"""Problems of reasoning-cache rollouts from reasoning-gym, local files, directories and hub names.
+
+`load_datasets` is what `dataset_loader` names by default. Rows may be those that training takes (`messages`,
+`ground_truth`, `dataset`), like GSM8K's (`question`, `answer` that ends in `#### 42`) or like MATH's
+(`problem`, `answer` or a `solution` with `\\boxed`).
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from open_instruct.data.dataset_transformation import DatasetError, Mistakes, check_ground_truth
+from open_instruct.data.sources import CONFIG_MARK, RawRow, SourceError, iter_rows
+from open_instruct.verifiers.answer_reading import boxed_answer
+from open_instruct.verifiers.reasoning_gym_data import is_reasoning_gym
+from open_instruct.verifiers.verifiers import verifier_name, verifier_names
+from open_instruct.workflows.rc.types import Problem
+
+ENTRY_KEYS = ("hub_id", "config", "split", "trust_remote_code")
+GSM8K_MARK = "####"
+
+
+def load_datasets(dataset_names: Sequence[str | Mapping[str, Any]], seed: int = 0) -> list[Problem]:
+    """All problems of the named data sets, in order.
+
+    An entry is a name (`reasoning_gym/…`, a file, a directory, a hub name) or `{hub_id, config, split, trust_remote_code}`. The
+    split is `train` by default; `config` is for data sets with several configurations, which are problems of different data sets.
+    `trust_remote_code` has no effect: data sets that bring code are not loaded. `seed` is for loaders that draw.
+
+    Raises:
+        ValueError: everything that is wrong, by data set and row.
+    """
+    mistakes = Mistakes()
+    problems: list[Problem] = []
+    seen: set[str] = set()
+    for entry in dataset_names:
+        name, split = _name_and_split(entry, mistakes)
+        if name in seen:
+            mistakes.add(f"{name}: named twice. Raise `attempts` to work on it again.")
+        elif name:
+            seen.add(name)
+            problems += _problems(name, split, mistakes)
+    mistakes.raise_any()
+    if not problems:
+        raise DatasetError(f"{', '.join(seen) or 'dataset names'}: no problems there. Name a data set that has some.")
+    return problems
+
+
+def _name_and_split(entry: str | Mapping[str, Any], mistakes: Mistakes) -> tuple[str, str]:
+    if isinstance(entry, str):
+        return entry, "train"
+    unknown = ", ".join(str(key) for key in entry if key not in ENTRY_KEYS)
+    name = entry.get("hub_id")
+    if unknown or not isinstance(name, str) or not name:
+        what = f"{unknown} is no key of an entry" if unknown else "an entry has no hub_id"
+        mistakes.add(f"{dict(entry)}: {what}. Write hub_id and, where needed, config, split and trust_remote_code.")
+        return "", ""
+    config = entry.get("config")
+    return name if config is None else f"{name}{CONFIG_MARK}{config}", str(entry.get("split") or "train")
+
+
+def _problems(name: str, split: str, mistakes: Mistakes) -> Iterator[Problem]:
+    known = verifier_names()
+    try:
+        for number, row in enumerate(iter_rows(name, split, None, None)):
+            try:
+                yield _to_problem(row, name, number, known)
+            except ValueError as error:
+                mistakes.add(f"{name} {row.place}: {error}")
+    except SourceError as error:
+        mistakes.add(f"{name}: {error}")
+
+
+def _to_problem(row: RawRow, name: str, number: int, known: Sequence[str]) -> Problem:
+    """A row as a problem.
+
+    Raises:
+        ValueError: what is missing, or what the verifier cannot use.
+    """
+    if row.problem:
+        raise ValueError(row.problem)
+    text = _question(row.values)
+    verifier, ground_truth = _answer(row.values, known)
+    check_ground_truth(verifier, ground_truth)
+    dataset = name.partition("?")[0] if is_reasoning_gym(name) else name
+    return Problem(f"{name}#{number}", text, ground_truth, verifier, dataset)
+
+
+def _question(values: Mapping[str, Any]) -> str:
+    messages = values.get("messages")
+    if isinstance(messages, list):
+        said = [one.get("content") for one in messages if isinstance(one, Mapping) and one.get("role") == "user"]
+        text = said[-1] if said else None
+    else:
+        text = next((values[key] for key in ("problem", "question", "task") if values.get(key)), None)
+    if not isinstance(text, str) or not text.strip():
+        there = ", ".join(values) or "nothing"
+        raise ValueError(f"no problem in it: one of problem, question, task or messages. It has: {there}")
+    text.encode()  # half a surrogate pair is no text: UnicodeEncodeError is a ValueError
+    return text
+
+
+def _answer(values: Mapping[str, Any], known: Sequence[str]) -> tuple[str, object]:
+    """Name of the verifier, and what it compares with."""
+    named = values.get("dataset")
+    label = next((values[key] for key in ("ground_truth", "answer") if values.get(key) not in (None, "")), None)
+    if isinstance(named, str) and verifier_name(named, known) is not None and label is not None:
+        return named, label
+    if isinstance(label, str) and GSM8K_MARK in label:
+        return "gsm8k", label.rpartition(GSM8K_MARK)[2].strip()
+    if label is None and isinstance(values.get("solution"), str):
+        label = boxed_answer(values["solution"])
+    if label is None:
+        raise ValueError(f"no answer in it: one of ground_truth, answer, solution. It has: {', '.join(values)}")
+    return "math", str(label)

@@ -1,0 +1,190 @@
+"""The asynchronous scheduler of reasoning-cache rollouts: trajectories side by side, from one bounded queue to another.
+
+    problem_queue ──get──► schedule_rollouts: up to max_in_flight trajectories ──put──► result_queue
+      (full: the loop        each takes its turns through `workflow`; between two        (full: trajectories wait,
+       waits to put)         turns it holds no slot, so turns of others come between      no new ones are begun)
+
+A trajectory whose turn used up its retries is put back behind the others, with the turns that it has; after `max_requeues` it
+is dropped. One that cannot be helped is dropped at once. Both come out as results: nothing disappears.
+"""
+
+import asyncio
+import queue
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from open_instruct.workflows.rc.state import InferenceProblemState
+from open_instruct.workflows.rc.turns import RCTurns
+from open_instruct.workflows.rc.types import (
+    EnginesDown,
+    NotScored,
+    PromptTooLong,
+    RetriesExhausted,
+    RolloutResult,
+    TurnRejected,
+)
+
+POLL_S = 0.2
+"""Longest wait in a queue call before it is looked whether to stop."""
+MAX_REQUEUES = 10
+
+RETRIES_EXHAUSTED = "retries_exhausted"
+REJECTED = "rejected"
+PROMPT_TOO_LONG = "prompt_too_long"
+POLICY_ERROR = "policy_error"
+NOT_SCORED = "not_scored"
+
+
+class BoundedQueue(Protocol):
+    """`queue.Queue` and `multiprocessing.Queue`, as far as they are used here."""
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Any: ...
+
+    def put(self, obj: Any, block: bool = True, timeout: float | None = None) -> None: ...
+
+
+@dataclass(frozen=True)
+class SchedulerOptions:
+    max_in_flight: int
+    """Trajectories at once: more than slots of servers, so that a slot has a turn waiting for it."""
+    max_requeues: int = MAX_REQUEUES
+
+
+async def schedule_rollouts(
+    problem_queue: BoundedQueue,
+    result_queue: BoundedQueue,
+    workflow: RCTurns,
+    options: SchedulerOptions,
+    *,
+    is_stopping: Callable[[], bool] = lambda: False,
+) -> None:
+    """Serve `problem_queue` until a None comes out of it; consumes `InferenceProblemState`s, produces `RolloutResult`s.
+
+    Returns when all trajectories are out, or when `is_stopping`: then those under way are given up, none half-way in the queue.
+
+    Raises:
+        EnginesDown: there is nobody to ask any more.
+    """
+    scheduler = _Scheduler(problem_queue, result_queue, workflow, options, is_stopping)
+    try:
+        await scheduler.run()
+    finally:
+        scheduler.close()
+
+
+class _Scheduler:
+    def __init__(
+        self,
+        problem_queue: BoundedQueue,
+        result_queue: BoundedQueue,
+        workflow: RCTurns,
+        options: SchedulerOptions,
+        is_stopping: Callable[[], bool],
+    ) -> None:
+        self._problem_queue = problem_queue
+        self._result_queue = result_queue
+        self._workflow = workflow
+        self._options = options
+        self._is_stopping = is_stopping
+        self._room = asyncio.Semaphore(options.max_in_flight)
+        self._putting = asyncio.Lock()
+        self._threads = ThreadPoolExecutor(2, thread_name_prefix="rc-queue")
+
+    async def run(self) -> None:
+        work = asyncio.ensure_future(self._serve())
+        while not work.done() and not self._is_stopping():
+            await asyncio.wait([work], timeout=POLL_S)
+        work.cancel()
+        try:
+            await work
+        except asyncio.CancelledError:
+            if not self._is_stopping():
+                raise
+        except BaseExceptionGroup as group:
+            raise _first_error(group) from group
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _serve(self) -> None:
+        async with asyncio.TaskGroup() as trajectories:
+            while True:
+                await self._room.acquire()
+                state = await self._next_state()
+                if state is None:
+                    return
+                trajectories.create_task(self._trajectory(state))
+
+    async def _next_state(self) -> InferenceProblemState | None:
+        while True:
+            try:
+                return await self._in_thread(self._problem_queue.get, True, POLL_S)
+            except queue.Empty:
+                continue
+
+    async def _trajectory(self, state: InferenceProblemState) -> None:
+        """All turns of one trajectory; holds room for it until its result is in the queue."""
+        while True:
+            result = await self._attempt(state)
+            if result is not None:
+                await self._put(result)
+                self._room.release()
+                return
+            state.num_requeues += 1
+            self._room.release()
+            await self._room.acquire()  # behind those that wait
+
+    async def _attempt(self, state: InferenceProblemState) -> RolloutResult | None:
+        """The result, or None if the trajectory shall be put back."""
+        try:
+            rollouts = await self._workflow.run(state)
+        except RetriesExhausted as error:
+            state.num_retries += error.num_retries
+            if state.num_requeues < self._options.max_requeues:
+                return None
+            return _dropped(state, RETRIES_EXHAUSTED, error)
+        except EnginesDown:
+            raise
+        except TurnRejected as error:
+            return _dropped(state, REJECTED, error)
+        except PromptTooLong as error:
+            return _dropped(state, PROMPT_TOO_LONG, error)
+        except NotScored as error:
+            return _dropped(state, NOT_SCORED, error)
+        except Exception as error:  # of a policy or a verifier, which anybody may write: isolated, counted, told
+            return _dropped(state, POLICY_ERROR, error)
+        return RolloutResult(
+            state.trajectory_id, rollouts, num_retries=state.num_retries, num_requeues=state.num_requeues
+        )
+
+    async def _put(self, result: RolloutResult) -> None:
+        async with self._putting:
+            while True:
+                try:
+                    return await self._in_thread(self._result_queue.put, result, True, POLL_S)
+                except queue.Full:
+                    continue
+
+    async def _in_thread(self, function: Callable[..., Any], *args: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, function, *args)
+
+
+def _dropped(state: InferenceProblemState, reason: str, error: Exception) -> RolloutResult:
+    return RolloutResult(
+        state.trajectory_id,
+        rollouts=[],
+        dropped=reason,
+        cause=f"{type(error).__name__}: {error}"[:500],
+        num_retries=state.num_retries,
+        num_requeues=state.num_requeues,
+    )
+
+
+def _first_error(group: BaseExceptionGroup) -> BaseException:
+    """What went wrong first; the others are about the same."""
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

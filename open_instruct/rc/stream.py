@@ -1,0 +1,172 @@
+"""The `files` backend: every turn a line of JSON, those of a trajectory together and in order.
+
+A trajectory is written at once when it is complete, so a reader that follows the file sees whole lines, and after a kill at most
+the last trajectory is torn. `read_stream` passes over what is torn, `resume_stream` cuts it off.
+
+Trajectories stand in the order in which they were completed, which differs from run to run. The lines of one do not: byte for
+byte they depend on the seed and on what the servers answer, and not on concurrency, retries or interruptions.
+"""
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from open_instruct.workflows.rc.types import TrainingText, json_bytes
+
+NUM_TURNS = "num_turns"
+"""Key of a line beside those of `TrainingText`: turns of its trajectory."""
+
+
+class EntryTooLarge(ValueError):
+    """A turn that is longer as a line than the stream takes."""
+
+
+class StreamWriter:
+    """Appends trajectories to a file; of one process."""
+
+    def __init__(self, path: str | Path, *, max_entry_bytes: int) -> None:
+        self.path = Path(path)
+        self._max_entry_bytes = max_entry_bytes
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = open(self.path, "ab", buffering=0)  # noqa: SIM115 - closed by `close`
+
+    def write(self, trajectory: Sequence[TrainingText]) -> None:
+        """All turns of one trajectory, or none.
+
+        Raises:
+            EntryTooLarge: one of them is longer than `max_entry_bytes`.
+        """
+        lines = [json_bytes(turn.to_json() | {NUM_TURNS: len(trajectory)}) for turn in trajectory]
+        longest = max(map(len, lines), default=0)
+        if longest > self._max_entry_bytes:
+            raise EntryTooLarge(
+                f"a turn of {longest} bytes; actor.shared_memory_entry_size allows {self._max_entry_bytes}"
+            )
+        rest = memoryview(b"".join(lines))
+        end = os.fstat(self._file.fileno()).st_size
+        try:
+            while rest:
+                rest = rest[self._file.write(rest) :]
+        except OSError:  # a full disk, for one
+            os.ftruncate(self._file.fileno(), end)
+            raise
+
+    def close(self) -> None:
+        self._file.close()
+
+    def __enter__(self) -> "StreamWriter":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def read_stream(path: str | Path) -> Iterator[TrainingText]:
+    """The turns in a stream, also in one that is being written: a torn line is passed over."""
+    for line in _lines(Path(path)):
+        if line.turn is not None:
+            yield line.turn
+
+
+def read_trajectories(path: str | Path) -> Iterator[list[TrainingText]]:
+    """The complete trajectories in a stream, turns in order."""
+    for trajectory, _ in _complete(Path(path)):
+        yield trajectory
+
+
+class NotAStream(ValueError):
+    """A file that holds more than whole trajectories and the beginning of one: of another version, or of somebody else."""
+
+
+def resume_stream(path: str | Path) -> Iterator[list[TrainingText]]:
+    """The complete trajectories of an earlier run; what a kill left behind the last of them is cut off the file at the end.
+
+    Raises:
+        NotAStream: there is something that no kill leaves. Nothing is cut then.
+    """
+    path = Path(path)
+    if not path.exists():
+        return
+    _check(path)
+    end_of_last = 0
+    for trajectory, end_of_last in _complete(path):  # noqa: B007 - the last one is used
+        yield trajectory
+    os.truncate(path, end_of_last)
+
+
+def _check(path: Path) -> None:
+    """A kill tears the last trajectory alone, and a loss of power may leave zeros for what it should have been.
+
+    Raises:
+        NotAStream: anything else is in the file.
+    """
+    trajectory, num_turns = ("", 0), 0
+    for number, line in enumerate(_lines(path), start=1):
+        if line.is_torn:
+            return
+        if line.turn is None:
+            raise NotAStream(f"{path}: line {number} is no turn: the file is damaged, or another version wrote it")
+        its_own = line.turn.trajectory_id, line.num_turns
+        if num_turns and its_own != trajectory:
+            raise NotAStream(
+                f"{path}: line {number} begins another trajectory before the one above it is complete: the file is damaged, "
+                "or another version wrote it"
+            )
+        trajectory, num_turns = its_own, num_turns + 1
+        if num_turns == line.num_turns:
+            num_turns = 0
+
+
+@dataclass(frozen=True)
+class _Line:
+    turn: TrainingText | None
+    num_turns: int
+    end: int
+    """Offset in the file of what follows."""
+    is_torn: bool = False
+    """Whether it is the beginning of a turn."""
+
+
+_BEGINNING = b'{"text": "'
+"""Of every turn."""
+
+
+def _lines(path: Path) -> Iterator[_Line]:
+    end = 0
+    with open(path, "rb") as file:
+        for line in file:
+            end += len(line)
+            yield _parse(line, end)
+
+
+def _parse(line: bytes, end: int) -> _Line:
+    if not line.endswith(b"\n"):
+        begun = line.rstrip(b"\0")[: len(_BEGINNING)]
+        return _Line(None, 0, end, is_torn=_BEGINNING.startswith(begun))
+    try:
+        values = json.loads(line)
+        num_turns = values[NUM_TURNS]
+        is_count = isinstance(num_turns, int) and num_turns > 0
+        return _Line(TrainingText.from_json(values) if is_count else None, num_turns, end)
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return _Line(None, 0, end)
+
+
+def _complete(path: Path) -> Iterator[tuple[list[TrainingText], int]]:
+    """Complete trajectories, each with the offset behind it."""
+    turns: list[TrainingText] = []
+    for line in _lines(path):
+        if line.turn is None:
+            turns = []
+            continue
+        if turns and turns[0].trajectory_id != line.turn.trajectory_id:
+            turns = []
+        turns.append(line.turn)
+        if len(turns) == line.num_turns:
+            yield turns, line.end
+            turns = []

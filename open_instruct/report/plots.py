@@ -1,0 +1,165 @@
+"""The pictures of a run: the reward curve of training, and accuracy by cycle of an evaluation of the reasoning cache.
+
+matplotlib is imported when first needed.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from open_instruct.report.logger_utils import STEP_KEY, Isolation, read_metrics
+
+if TYPE_CHECKING:
+    import matplotlib.axes
+    import matplotlib.figure
+
+REWARD_KEY = "scores"
+"""Metric: mean reward of a training batch."""
+ACCURACY_KEY = "eval/pass_at_1"
+"""Metric: share of right answers in an evaluation, 0 to 1."""
+CYCLE_KEY = "eval/rc/accuracy_cycle_"
+"""Metrics: the same after each cycle of a reasoning-cache rollout; that of the last is `ACCURACY_KEY`."""
+EARLIER_COLORS = ("#fdba74", "#a8a29e", "#f472b6", "#84cc16")
+MOST_TICKS = 8
+"""Cycles that have their tokens written below them; of more, every other, every third, …"""
+
+
+@contextmanager
+def picture(path: Path) -> Iterator[tuple["matplotlib.figure.Figure", "matplotlib.axes.Axes"]]:
+    """An empty figure with one grid, which is written to `path` when the block ends."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    # No pyplot: it would keep the figure, and pick a window system where there is one.
+    figure = Figure(figsize=(8, 4.5), dpi=150, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    axes.grid(color="#e5e7eb", linewidth=0.8)
+    axes.set_axisbelow(True)
+    yield figure, axes
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)
+
+
+def _as_percentages(axes: "matplotlib.axes.Axes") -> None:
+    axes.yaxis.set_major_formatter(lambda share, _: f"{share:.0%}")
+
+
+# --- training ---------------------------------------------------------------------------------------------------------
+
+
+def plot_reward_curve(metrics_path: str | Path, png_path: str | Path) -> Path | None:
+    """Draw training reward over steps, and eval accuracy where it was measured, into `png_path`.
+
+    Returns the path, or None when there was nothing to draw or drawing failed, which is warned of.
+    """
+    with Isolation("the reward curve"):
+        rows = list(read_metrics(metrics_path))
+        rewards, accuracies = _series(rows, REWARD_KEY), _series(rows, ACCURACY_KEY)
+        if rewards or accuracies:
+            _draw_curves(rewards, accuracies, _earlier_cycles(rows), Path(png_path))
+            return Path(png_path)
+    return None
+
+
+def _series(rows: list[dict[str, Any]], key: str) -> list[tuple[int, float]]:
+    return [(row[STEP_KEY], row[key]) for row in rows if row.get(key) is not None]
+
+
+def _earlier_cycles(rows: list[dict[str, Any]]) -> dict[int, list[tuple[int, float]]]:
+    """Accuracy after each cycle but the last, by its number."""
+    numbers = sorted({int(key.removeprefix(CYCLE_KEY)) for row in rows for key in row if key.startswith(CYCLE_KEY)})
+    return {number: _series(rows, f"{CYCLE_KEY}{number}") for number in numbers[:-1]}
+
+
+def _draw_curves(
+    rewards: list[tuple[int, float]],
+    accuracies: list[tuple[int, float]],
+    earlier_cycles: dict[int, list[tuple[int, float]]],
+    path: Path,
+) -> None:
+    with picture(path) as (figure, axes):
+        axes.set_xlabel("training step")
+        if rewards:
+            _draw_rewards(axes, rewards)
+        if accuracies:
+            beside = axes.twinx() if rewards else axes
+            _draw_accuracies(beside, accuracies)
+            for number, (cycle, values) in enumerate(earlier_cycles.items()):
+                color = EARLIER_COLORS[number % len(EARLIER_COLORS)]
+                steps, shares = zip(*values, strict=True)
+                beside.plot(steps, shares, color=color, linewidth=1, marker=".", label=f"after cycle {cycle}")
+        figure.legend(loc="outside upper center", ncols=3, frameon=False)
+
+
+def _draw_rewards(axes: "matplotlib.axes.Axes", rewards: list[tuple[int, float]]) -> None:
+    steps, values = zip(*rewards, strict=True)
+    window = max(1, len(values) // 20)
+    smooth = [
+        sum(part) / len(part) for end in range(1, len(values) + 1) if (part := values[max(0, end - window) : end])
+    ]
+    axes.plot(steps, values, color="#93c5fd", linewidth=1, label="training reward" if window == 1 else "_raw")
+    if window > 1:
+        axes.plot(steps, smooth, color="#2563eb", linewidth=2, label=f"training reward (mean of {window} steps)")
+    axes.set_ylabel("training reward", color="#2563eb")
+    # One reward is one right answer on most tasks: from zero, with the same headroom as the accuracies beside it.
+    axes.set_ylim(min(0.0, *values) * 1.05, max(*values, 1e-9) * 1.05)
+
+
+def _draw_accuracies(axes: "matplotlib.axes.Axes", accuracies: list[tuple[int, float]]) -> None:
+    steps, values = zip(*accuracies, strict=True)
+    axes.plot(steps, values, color="#ea580c", linewidth=1.5, marker="o", markersize=5, label="eval accuracy")
+    for step, value in {accuracies[0], accuracies[-1]}:
+        # Off the curve: it rises from the first point, and comes to the last from below.
+        offset = -17 if (step, value) == accuracies[0] and value > 0.1 else 8
+        axes.annotate(
+            f"{value:.1%}", (step, value), (0, offset), textcoords="offset points", ha="center", color="#c2410c"
+        )
+    axes.set_ylabel("eval accuracy", color="#c2410c")
+    axes.set_ylim(0, 1.05)
+    _as_percentages(axes)
+
+
+# --- evaluation of the reasoning cache ------------------------------------------------------------------------------
+
+
+def plot_accuracy_by_cycle(measures: Mapping[str, Any], budgets: Sequence[int], png_path: str | Path) -> Path | None:
+    """Draw the measures of `rc_evaluation.evaluate`, those of one data set or of all, into `png_path`.
+
+    Returns the path, or None when there was nothing to draw or drawing failed, which is warned of.
+    """
+    with Isolation("the plot of accuracies"):
+        if "accuracy_by_cycle" in measures:
+            _draw_cycles(measures, budgets, Path(png_path))
+            return Path(png_path)
+    return None
+
+
+def _draw_cycles(measures: Mapping[str, Any], budgets: Sequence[int], path: Path) -> None:
+    with picture(path) as (figure, axes):
+        axes.set_title(f"Accuracy by cycle, {measures['problems']:,} problems")
+        if "one_long_turn_by_budget" in measures:
+            style = {"color": "#ea580c", "marker": "s", "linestyle": "--", "label": "one long turn, same tokens"}
+            _draw_line(axes, budgets, measures["one_long_turn_by_budget"], style)
+        style = {"color": "#2563eb", "marker": "o", "label": "reasoning cache"}
+        _draw_line(axes, budgets, measures["accuracy_by_cycle"], style)
+        _label_axes(axes, budgets)
+        figure.legend(loc="outside lower center", ncols=2, frameon=False)
+
+
+def _draw_line(
+    axes: "matplotlib.axes.Axes", budgets: Sequence[int], accuracies: Sequence[float], style: dict[str, Any]
+) -> None:
+    """All trajectories may have stopped before the last cycle: then there are fewer accuracies than budgets."""
+    axes.plot(budgets[: len(accuracies)], accuracies, linewidth=2, markersize=6, **style)
+
+
+def _label_axes(axes: "matplotlib.axes.Axes", budgets: Sequence[int]) -> None:
+    every = -(-len(budgets) // MOST_TICKS)
+    ticks = [(cycle, budget) for cycle, budget in enumerate(budgets, start=1) if (cycle - 1) % every == 0]
+    axes.set_xticks([budget for _, budget in ticks], [f"cycle {cycle}\n{budget:,}" for cycle, budget in ticks])
+    axes.set_xlabel("tokens that may have been spent")
+    axes.set_ylabel("accuracy")
+    axes.set_ylim(-0.02, 1.05)  # from zero, and points on the edge are seen whole
+    _as_percentages(axes)

@@ -1,0 +1,237 @@
+"""Everything a run leaves behind that is not a checkpoint: `metrics.jsonl`, wandb, the live line, the table, the plot."""
+
+import dataclasses
+import hashlib
+import logging
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from open_instruct.config.options import GRPOConfig
+from open_instruct.report import component_log
+from open_instruct.report.logger_utils import (
+    STEP_KEY,
+    MetricsWriter,
+    Progress,
+    ProgressLine,
+    TrackerOptions,
+    make_tracker,
+    read_metrics,
+    setup_logging,
+)
+from open_instruct.report.plots import plot_reward_curve
+from open_instruct.report.run_summary import RunSummary, format_summary_table, write_summary
+from open_instruct.storage.output_directory import describe, is_of_storage
+from open_instruct.system.interruption import tell
+
+logger = logging.getLogger(__name__)
+
+Monitor = Callable[[dict, dict], object]
+"""`custom_monitor(trainer_stats, rollouter_stats)` of a user."""
+
+METRICS_FILE = "metrics.jsonl"
+PROMPTS_FILE = "prompts.jsonl"
+SUMMARY_FILE = "summary.json"
+ACCURACY_KEY = "eval/pass_at_1"
+PLOT_FILE = "reward_curve.png"
+
+
+@dataclass(frozen=True)
+class ComponentStatus:
+    """What the components of a run count, under the names of the fully async policy."""
+
+    trainer: dict[str, Any]
+    """Of trainer and synchronizer."""
+    rollouter: dict[str, Any]
+    queue: dict[str, Any]
+    """Of the message queue."""
+    prompts: dict[str, Any]
+    """Of the ledger."""
+    queues: dict[str, int]
+    """Items in the prompt and result queues, and groups that wait."""
+
+    def as_metrics(self) -> dict[str, Any]:
+        """For the row of a step."""
+        return {
+            **{f"prompts/{name}": count for name, count in self.prompts.items() if isinstance(count, int)},
+            **{f"prompts/dropped_{reason}": count for reason, count in self.prompts["dropped"].items()},
+            **{f"queue/{name}": size for name, size in self.queues.items()},
+            **{f"queue/{name.removeprefix('queue_')}": value for name, value in self.queue.items()},
+            **{
+                f"training/{name}": self.trainer[key]
+                for name, key in {
+                    "global_step": "global_steps",
+                    "param_version": "current_param_version",
+                    "param_sync_count": "param_sync_count",
+                }.items()
+            },
+            **self.rollouter,
+            **self.queue,
+            **self.trainer,  # last: the version being trained, where the rollouter has the one being served
+        }
+
+
+class RunLog:
+    """The driver's one place to tell things. A row of metrics waits for the evaluation of its step before it is written."""
+
+    def __init__(
+        self, args: GRPOConfig, *, monitor: Monitor | None = None, component_log_file: str | None = None
+    ) -> None:
+        self._args = args
+        self._monitor = monitor
+        self._told_components_at = time.monotonic()
+        self._milestones = component_log.RolloutMilestones(args.num_samples_per_step)
+        self._output_dir = Path(args.output_dir)
+        setup_logging(self._output_dir, args.verbose, component_log=component_log_file)
+        self._writer = MetricsWriter(self._output_dir / METRICS_FILE)
+        self._prompts = MetricsWriter(self._output_dir / PROMPTS_FILE)
+        self._tracker = make_tracker(args.with_tracking, self._tracker_options(), dataclasses.asdict(args))
+        self._line: ProgressLine | None = None
+        self._waiting: dict[str, Any] | None = None
+        self._last_accuracy: float | None = None
+        self._exit_code = 1
+
+    def _tracker_options(self) -> TrackerOptions:
+        args = self._args
+        return TrackerOptions(
+            project=args.wandb_project,
+            entity=args.wandb_entity,
+            group=args.wandb_group_name,
+            name=args.run_title,
+            run_id=hashlib.sha256(str(self._output_dir.resolve()).encode()).hexdigest()[:16],
+            output_dir=str(self._output_dir),
+        )
+
+    def data(self, num_rows: int, *, num_overlong: int, num_excluded: int) -> None:
+        """What was left out of a data set before the run."""
+        limit = self._args.max_prompt_token_length
+        logger.info(
+            "%d rows of data read; left out: %d prompts longer than %d tokens, %d held out for evaluation",
+            num_rows,
+            num_overlong,
+            limit,
+            num_excluded,
+        )
+
+    def started(self, training_step: int, checkpoint: Path | None) -> None:
+        """The step loop begins after `training_step`; rows that an earlier process wrote beyond it are cut."""
+        last_kept = training_step if checkpoint is not None else -1
+        num_cut = self._writer.truncate_after(last_kept)
+        self._prompts.truncate_after(last_kept)
+        if checkpoint is not None:
+            logger.info("going on from %s after step %d (%d later rows cut)", checkpoint, training_step, num_cut)
+        self._line = ProgressLine(self._args.num_training_steps, first_step=training_step)
+
+    def step(self, row: dict[str, Any]) -> None:
+        """The row of a completed training step."""
+        self.flush()
+        if raised := component_log.check_alerts(self._args.alerts, row):
+            row["alerts"] = raised
+            for alert in raised.values():
+                logger.warning("alert at step %d: %s", row[STEP_KEY], alert)
+        self._waiting = row
+        if self._line is not None:
+            self._line.update(
+                Progress(
+                    step=row[STEP_KEY],
+                    reward=row["scores"],
+                    tokens_per_second=row["learner_tokens_per_second_step"],
+                    prompt_queue=row["queue/prompts"],
+                    result_queue=row["queue/results"],
+                    age=row["num_steps_off_policy"],
+                    eval_accuracy=self._last_accuracy,
+                )
+            )
+
+    def components(self, status: ComponentStatus) -> None:
+        """Milestones of generation; every `--statistics_interval_s`, a line on all components, and the user's monitor."""
+        for line in self._milestones.lines(status.rollouter):
+            component_log.components.info(line)
+        if time.monotonic() - self._told_components_at < self._args.statistics_interval_s:
+            return
+        self._told_components_at = time.monotonic()
+        component_log.components.info(
+            component_log.component_statistics(status.trainer, status.rollouter, status.queue)
+        )
+        component_log.components.info(
+            component_log.rollouter_stats(status.rollouter, queue_size=status.queue["queue_size"])
+        )
+        component_log.run_monitor(self._monitor, status.trainer, status.rollouter)
+
+    def prompts(self, training_step: int, fates: list[dict[str, object]]) -> None:
+        """Which prompts the step was made of, and what became of each."""
+        self._prompts.write(training_step, {"prompts": fates})
+
+    def evaluation(self, version: int, metrics: Mapping[str, float]) -> None:
+        """The evaluation of the weights after step `version`: part of that step's row where it is not written yet."""
+        self._last_accuracy = metrics[ACCURACY_KEY]
+        logger.info("evaluation after step %d: %.1f%% right", version, 100 * self._last_accuracy)
+        if self._waiting is None or self._waiting[STEP_KEY] != version:
+            self.flush()
+            self._waiting = {STEP_KEY: version}
+        self._waiting |= metrics
+
+    def accuracy_at(self, training_step: int) -> float | None:
+        """Of the evaluation of that step, if an earlier process has written it; the live line shows it from now on."""
+        for row in read_metrics(self._output_dir / METRICS_FILE):
+            if row[STEP_KEY] == training_step and ACCURACY_KEY in row:
+                self._last_accuracy = row[ACCURACY_KEY]
+                return self._last_accuracy
+        return None
+
+    def flush(self) -> None:
+        """Write the row that waits."""
+        if self._waiting is not None:
+            row, self._waiting = self._waiting, None
+            self._writer.write(row[STEP_KEY], row)
+            self._tracker.log(row, row[STEP_KEY])
+
+    def ended(self, summary: RunSummary, *, exit_code: int) -> RunSummary:
+        """The loop is over: plot, `summary.json`, table."""
+        self._exit_code = exit_code
+        self.flush()
+        self._close_line()
+        plot = plot_reward_curve(self._output_dir / METRICS_FILE, self._output_dir / PLOT_FILE)
+        summary = dataclasses.replace(summary, plot=None if plot is None else str(plot))
+        write_summary(self._output_dir / SUMMARY_FILE, summary)
+        tell(format_summary_table(summary))
+        return summary
+
+    def failed(self, error: BaseException) -> None:
+        """The run ends with an error that the user can do something about: one line, no traceback."""
+        self._close_line()
+        logger.error("%s", error)
+        logger.debug("traceback", exc_info=error)
+
+    def room_left(self) -> str:
+        """In words, for a message about a disk."""
+        with suppress(OSError):
+            return f"; {shutil.disk_usage(self._output_dir).free / 2**20:.0f} MiB are free in {self._output_dir}"
+        return ""
+
+    def _close_line(self) -> None:
+        if self._line is not None:
+            self._line.close()
+            self._line = None
+
+    def sync(self) -> None:
+        """What is written so far is on the disk: rows of before a checkpoint outlast a power loss as it does."""
+        self.flush()
+        for writer in (self._writer, self._prompts):
+            writer.sync()
+
+    def close(self) -> None:
+        try:
+            self.flush()
+        except OSError as error:
+            if not is_of_storage(error):
+                raise
+            logger.error("the last row of %s could not be written: %s", METRICS_FILE, describe(error))
+        self._close_line()
+        self._tracker.finish(self._exit_code)
+        self._writer.close()
+        self._prompts.close()

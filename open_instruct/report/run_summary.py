@@ -1,0 +1,97 @@
+"""What a run says at its end: `summary.json` and a table on the terminal. The pictures are in `plots.py`."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+from open_instruct.report.logger_utils import format_duration, to_json_value, write_atomically
+
+MOST_COLUMNS = 100
+"""Of the rules above and below a table."""
+
+
+@dataclass(frozen=True)
+class PromptCounts:
+    """Fates of the training prompts of a run, its resumptions included: issued = consumed + the sum of dropped."""
+
+    issued: int
+    consumed: int
+    dropped: dict[str, int]
+    """By reason."""
+    reissued: int
+    """Times that a prompt was issued again; an event, not a fate."""
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """What `summary.json` and the table at the end of a run say."""
+
+    eval_accuracy_before: float | None
+    """Of the first evaluation, 0 to 1; None without one."""
+    eval_accuracy_after: float | None
+    training_steps: int
+    wall_seconds: float
+    tokens_per_second: float
+    """Sampled training tokens over the wall time of the step loop."""
+    prompts: PromptCounts
+    checkpoint: str | None
+    plot: str | None
+
+
+def write_summary(path: str | Path, summary: "RunSummary | Mapping[str, Any]") -> None:
+    """Write `summary.json`, whole or not at all: of a training run, or what `RolloutStatistics.summary` gives."""
+    values = asdict(summary) if isinstance(summary, RunSummary) else summary
+    write_atomically(path, json.dumps(to_json_value(values), indent=2).encode() + b"\n")
+
+
+def read_summary(path: str | Path) -> RunSummary:
+    """What `write_summary` wrote."""
+    values: dict[str, Any] = json.loads(Path(path).read_text())
+    values["prompts"] = PromptCounts(**values["prompts"])
+    return RunSummary(**values)
+
+
+def format_summary_table(summary: RunSummary) -> str:
+    """The table at the end of a run, for a terminal or a job log of any width from 60 columns."""
+    return format_table(_summary_rows(summary), ("<", "<"), gap=3)
+
+
+def format_table(rows: Sequence[Sequence[str]], alignment: Sequence[str], gap: int = 2) -> str:
+    """Rows of cells between two rules; `alignment` is `<` or `>` for each column. A row may have fewer cells than the others."""
+    widths = [max(map(len, column)) for column in zip_longest(*rows, fillvalue="")]
+    sides = list(zip(alignment, widths, strict=True))
+    lines = [
+        "  " + (" " * gap).join(f"{cell:{side}{width}}" for cell, (side, width) in zip(row, sides, strict=False))
+        for row in rows
+    ]
+    lines = [line.rstrip() for line in lines]
+    rule = "─" * min(max(len(line) for line in lines) + 2, MOST_COLUMNS)
+    return "\n".join([rule, *lines, rule])
+
+
+def _summary_rows(summary: RunSummary) -> list[tuple[str, str]]:
+    prompts = summary.prompts
+    before, after = summary.eval_accuracy_before, summary.eval_accuracy_after
+    gain = "" if before is None or after is None else f"  ({(after - before) * 100:+.1f} points)"
+    reasons = ", ".join(f"{reason} {count:,}" for reason, count in sorted(prompts.dropped.items()) if count)
+    dropped = f"{sum(prompts.dropped.values()):,}" + (f"  ({reasons})" if reasons else "")
+    return [
+        ("eval accuracy before", _format_share(before)),
+        ("eval accuracy after", _format_share(after) + gain),
+        ("training steps", f"{summary.training_steps:,}"),
+        ("wall time", format_duration(summary.wall_seconds)),
+        ("tokens/s", f"{summary.tokens_per_second:,.0f}"),
+        ("prompts issued", f"{prompts.issued:,}"),
+        ("prompts consumed", f"{prompts.consumed:,}"),
+        ("prompts dropped", dropped),
+        ("prompts reissued", f"{prompts.reissued:,}"),
+        ("checkpoint", summary.checkpoint or "none"),
+        ("plot", summary.plot or "none"),
+    ]
+
+
+def _format_share(share: float | None) -> str:
+    return "not measured" if share is None else f"{share:.1%}"

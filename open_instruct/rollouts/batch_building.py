@@ -1,0 +1,309 @@
+"""From scored groups to training samples, and the numbers that describe them. Pure: arrays in, arrays and floats out."""
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from open_instruct.data_types import GenerationResult, MiniBatch, TrainingSample
+from open_instruct.rollouts.staleness import sample_age
+from open_instruct.scored_groups import ScoredGroup
+
+
+def training_samples(
+    groups: Sequence[ScoredGroup],
+    *,
+    verification_reward: float,
+    advantages: Callable[[np.ndarray], np.ndarray],
+    mask_truncated_completions: bool,
+    masks: Sequence[Sequence[np.ndarray]] | None = None,
+) -> list[TrainingSample]:
+    """One sample per response, with the advantage of its reward within its group, in the order of `groups`.
+
+    `advantages` gives (G,) advantages for the (G,) rewards of a group.
+
+    With `mask_truncated_completions` responses that did not end by themselves count in their group's baseline, but no token of
+    theirs is trained on; they are left out. So are responses of whose tokens `masks` (per group and response, (R,) bool; by
+    default all True) lets none be trained on, and those of weight 0. Tokens outside a `loss_mask` are never trained on.
+    """
+    if masks is None:
+        masks = [[np.ones(len(sample.response_ids), dtype=bool) for sample in group.samples] for group in groups]
+    advantages_PG = [advantages(verification_reward * group.weighted_scores) for group in groups]
+    return [
+        TrainingSample(
+            query=sample.prompt_ids,
+            response=sample.response_ids,
+            mask=trained,
+            logprobs=sample.logprobs,
+            advantage=float(advantage),
+            weight=sample.weight,
+        )
+        for group, advantages_G, group_masks in zip(groups, advantages_PG, masks, strict=True)
+        for sample, advantage, mask in zip(group.samples, advantages_G, group_masks, strict=True)
+        if (trained := mask if sample.loss_mask is None else mask & sample.loss_mask).any()
+        and sample.weight > 0
+        and (sample.finish_reason == "stop" or not mask_truncated_completions)
+    ]
+
+
+def fresh_masks(result: GenerationResult, oldest_allowed_version: int) -> list[np.ndarray]:
+    """Per response (R,) bool: True on tokens that weights of `oldest_allowed_version` or newer sampled."""
+    return [
+        np.repeat([version >= oldest_allowed_version for version, _ in spans], [length for _, length in spans]).astype(
+            bool
+        )
+        for spans in (sample.version_spans for sample in result.samples)
+    ]
+
+
+def response_metrics(groups: Sequence[ScoredGroup], *, verification_reward: float) -> dict[str, float]:
+    """Means over all responses of `groups`. Rewards are weighted by their verifiers; `*_correct_rate` counts scores of 1 (up to
+    rounding) as correct. `objective/verifier_cost` is a sum in US dollars, where scoring cost something.
+
+    A group that an evaluation gave up has scores and no responses: it counts in rewards and rates, not in lengths.
+    """
+    scores = np.concatenate([group.scores for group in groups])
+    correct = scores >= 1.0 - 1e-6
+    reward = float(verification_reward * np.concatenate([group.weighted_scores for group in groups]).mean())
+    metrics = {
+        "scores": reward,
+        "objective/verifiable_reward": reward,
+        "objective/verifiable_correct_rate": float(correct.mean()),
+        "objective/verifier_failures": float(sum(group.num_failures for group in groups)),
+        "objective/not_scored": float(sum(group.num_not_scored for group in groups)),
+        **_length_metrics([group for group in groups if group.samples]),
+    }
+    if (cost := sum(group.cost for group in groups)) > 0:
+        metrics["objective/verifier_cost"] = cost
+    by_verifier = defaultdict(list)
+    for group in groups:
+        by_verifier[group.dataset.partition("/")[0].partition("?")[0]].append(group)
+    for name, parts in by_verifier.items():
+        own = np.concatenate([group.scores for group in parts])
+        weighted = np.concatenate([group.weighted_scores for group in parts])
+        metrics[f"objective/{name}_reward"] = float(verification_reward * weighted.mean())
+        metrics[f"objective/{name}_correct_rate"] = float((own >= 1.0 - 1e-6).mean())
+    return metrics
+
+
+def _length_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
+    """Nothing where there is no response."""
+    if not groups:
+        return {}
+    correct = np.concatenate([group.scores for group in groups]) >= 1.0 - 1e-6
+    lengths = np.array([len(sample.response_ids) for group in groups for sample in group.samples])
+    stopped = [sample.finish_reason == "stop" for group in groups for sample in group.samples]
+    metrics = {
+        "val/stop_rate": float(np.mean(stopped)),
+        "val/sequence_lengths": float(lengths.mean()),
+        "val/sequence_lengths_min": float(lengths.min()),
+        "val/sequence_lengths_max": float(lengths.max()),
+    }
+    if correct.any():
+        metrics["val/sequence_lengths_solved"] = float(lengths[correct].mean())
+    if not correct.all():
+        metrics["val/sequence_lengths_unsolved"] = float(lengths[~correct].mean())
+    return metrics
+
+
+def step_metrics(groups: Sequence[ScoredGroup], kept: Sequence[ScoredGroup], *, num_prompts: int) -> dict[str, float]:
+    """What a training step's batch was made of. `groups` are all groups generated for the step, `kept` those trained on.
+
+    Generation times are in seconds per group; `batch/*` counts groups. How old the data is: `freshness_metrics`.
+    """
+    is_kept = set(map(id, kept))
+    dropped = [group for group in groups if id(group) not in is_kept]
+    alike = [float(group.scores[0]) for group in dropped if group.has_zero_std]
+    statistics = [group.result.token_statistics for group in groups]
+    times = [one.generation_time for one in statistics]
+    last_end = max(one.start_time + one.generation_time for one in statistics)
+    unsolved = [group for group in kept if not group.scores.max() >= 1.0 - 1e-6]
+    return {
+        "batch/total_prompts": len(groups),
+        "batch/filtered_prompts": len(dropped),
+        "batch/filtered_prompts_zero": sum(score == 0 for score in alike),
+        "batch/filtered_prompts_solved": sum(score >= 1.0 - 1e-6 for score in alike),
+        "batch/filtered_prompts_pct": len(dropped) / len(groups),
+        "batch/percent_solved_mean": float(np.mean([(g.scores >= 1.0 - 1e-6).mean() for g in groups])),
+        "batch/prompt_lengths": float(np.mean([len(group.first.prompt_ids) for group in groups])),
+        "batch/response_lengths": float(np.mean([len(one.response_ids) for group in groups for one in group.samples])),
+        "real_batch_size_ratio": len(kept) / num_prompts,
+        "unsolved_batch_size_ratio": len(unsolved) / len(kept),
+        "val/num_step_tokens": sum(group.result.token_statistics.num_response_tokens for group in kept),
+        "model_step_max": max(
+            (version for group in kept for sample in group.samples for version, _ in sample.version_spans),
+            default=max(group.result.oldest_version for group in kept),
+        ),
+        "stale_results_dropped": 0,
+        "time/generation": last_end - min(one.start_time for one in statistics),
+        "time/group_generation_mean": float(np.mean(times)),
+        "time/group_generation_min": min(times),
+        "time/group_generation_max": max(times),
+    }
+
+
+def freshness_metrics(
+    training_step: int,
+    groups: Sequence[ScoredGroup],
+    oldest_trained_versions: Sequence[int],
+    *,
+    now: float,
+    mask_truncated_completions: bool = False,
+) -> dict[str, float]:
+    """Ages of the samples trained on, in training steps, and seconds from the end of their group's generation to Unix time `now`.
+
+    The names are those of the fully async policy. A sample is a response; it is as old as its oldest trained token, and stale
+    when that is more than 1 step. Beside them `freshness/avg_token_age`, which counts each trained token at its own version, and
+    of the groups' oldest trained versions `model_step_min`, `model_step_mean` and `num_steps_off_policy`: in training step 5 a
+    group whose oldest trained token is of version 3 is one step off policy.
+
+    Args:
+        oldest_trained_versions: per group; tokens of older weights are not trained on (see `fresh_masks`).
+    """
+    spans_per_group = [
+        _trained_spans(group.result, oldest, mask_truncated_completions=mask_truncated_completions)
+        for group, oldest in zip(groups, oldest_trained_versions, strict=True)
+    ]
+    if not any(spans_per_group):  # all were cut off and are masked: their groups stand for them
+        spans_per_group = [[[(oldest, 1)]] for oldest in oldest_trained_versions]
+    sample_spans = [spans for group_spans in spans_per_group for spans in group_spans]
+    ages = np.array([sample_age(training_step, min(spans)[0]) for spans in sample_spans])
+    versions, num_tokens = np.array([span for spans in sample_spans for span in spans]).T
+    ends = [one.result.token_statistics.start_time + one.result.token_statistics.generation_time for one in groups]
+    latencies = np.repeat(now - np.array(ends), [len(group_spans) for group_spans in spans_per_group])
+    freshness = {
+        "avg_sample_age": float(ages.mean()),
+        "max_sample_age": int(ages.max()),
+        "min_sample_age": int(ages.min()),
+        "stale_samples_ratio": float((ages > 1).mean()),
+    }
+    return {
+        **freshness,
+        **{f"freshness/{name}": value for name, value in freshness.items()},
+        "freshness/avg_token_age": float(np.average(training_step - 1 - versions, weights=num_tokens)),
+        "freshness/avg_sample_latency": float(latencies.mean()),
+        "freshness/max_sample_latency": float(latencies.max()),
+        "version_diversity": len(set(versions.tolist())),
+        "num_steps_off_policy": training_step - 1 - min(oldest_trained_versions),
+        "model_step_min": min(oldest_trained_versions),
+        "model_step_mean": float(np.mean(oldest_trained_versions)),
+    }
+
+
+def _trained_spans(
+    result: GenerationResult, oldest_trained_version: int, *, mask_truncated_completions: bool
+) -> list[list[tuple[int, int]]]:
+    """Per response that is trained on, `(weight version, number of tokens)` of its trained tokens."""
+    fresh = [
+        [(version, num) for version, num in sample.version_spans if version >= oldest_trained_version and num]
+        for sample in result.samples
+    ]
+    return [
+        spans
+        for spans, sample in zip(fresh, result.samples, strict=True)
+        if spans and (sample.finish_reason == "stop" or not mask_truncated_completions)
+    ]
+
+
+def straggler_metrics(groups: Sequence[ScoredGroup]) -> dict[str, Any]:
+    """Who was slow: seconds per group in each phase, and the slowest of all phases together with its identity.
+
+    `agent_loop/tool_calls/*` are seconds spent on tools. `agent_loop/slowest/response_length` is that of its longest response.
+    `agent_loop/num_preempted/*` is of the groups whose engine told it, and absent where none did.
+    """
+    statistics = [group.result.token_statistics for group in groups]
+    phases = {
+        "generate_sequences": np.array([one.generation_time - one.tool_time for one in statistics]),
+        "tool_calls": np.array([one.tool_time for one in statistics]),
+        "compute_score": np.array([group.score_s for group in groups]),
+    }
+    slowest = int(np.argmax(sum(phases.values())))
+    metrics: dict[str, Any] = {}
+    for name, values in phases.items():
+        metrics |= _distribution(f"agent_loop/{name}", values)
+        metrics[f"agent_loop/slowest/{name}"] = float(values[slowest])
+    preempted = np.array([one.num_preempted for one in statistics if one.num_preempted is not None])
+    metrics |= _distribution("agent_loop/num_preempted", preempted) if preempted.size else {}
+    if (of_slowest := statistics[slowest].num_preempted) is not None:
+        metrics["agent_loop/slowest/num_preempted"] = of_slowest
+    result = groups[slowest].result
+    return metrics | {
+        "agent_loop/slowest/prompt_length": len(groups[slowest].first.prompt_ids),
+        "agent_loop/slowest/response_length": max(len(response) for response in result.responses),
+        "agent_loop/slowest/prompt_id": result.prompt_id,
+        "agent_loop/slowest/engine_id": result.engine_id,
+    }
+
+
+def _distribution(name: str, values: np.ndarray) -> dict[str, float]:
+    return {
+        f"{name}/min": float(values.min()),
+        f"{name}/max": float(values.max()),
+        f"{name}/mean": float(values.mean()),
+        **{f"{name}/p{q}": float(np.percentile(values, q)) for q in (50, 95)},
+    }
+
+
+class OverIssueBias:
+    """How much shorter the responses are that a step took first than those it left to a later one; over the whole run."""
+
+    def __init__(self) -> None:
+        self._lengths: dict[bool, list[int]] = {True: [0, 0], False: [0, 0]}
+        self._num_left_behind = 0
+
+    def record(self, group: ScoredGroup, *, was_left_behind: bool) -> None:
+        total = self._lengths[was_left_behind]
+        total[0] += sum(map(len, group.result.responses))
+        total[1] += len(group.samples)
+        self._num_left_behind += was_left_behind
+
+    def metrics(self) -> dict[str, float]:
+        """Groups left behind so far, and mean response lengths in tokens; nothing before the first was left behind."""
+        if not self._num_left_behind:
+            return {}
+        mean = {which: tokens / max(number, 1) for which, (tokens, number) in self._lengths.items()}
+        return {
+            "over_issue/num_left_behind": self._num_left_behind,
+            "over_issue/response_length_taken": mean[False],
+            "over_issue/response_length_left": mean[True],
+        }
+
+
+def advantage_metrics(samples: Sequence[TrainingSample]) -> dict[str, float]:
+    """Over the samples of a batch, each counted once whatever its length."""
+    advantages = np.array([sample.advantage for sample in samples])
+    return {
+        "val/advantages_mean": float(advantages.mean()),
+        "val/advantages_min": float(advantages.min()),
+        "val/advantages_max": float(advantages.max()),
+    }
+
+
+def num_computed_tokens(rank_batches: Sequence[Sequence[MiniBatch]]) -> int:
+    """Tokens that the learners compute, padding and filling rows included."""
+    return sum(
+        micro_batch.query_responses.size
+        for batches in rank_batches
+        for mini_batch in batches
+        for micro_batch in mini_batch.micro_batches
+    )
+
+
+def evaluation_metrics(groups: Sequence[ScoredGroup], *, verification_reward: float) -> dict[str, float]:
+    """`eval/*` over all prompts of one evaluation; `eval/scores` is the mean reward, `eval/pass_at_1` the share correct.
+
+    Prompts that were given up count as wrong in both, and `eval/num_given_up` says how many they are: without them two
+    evaluations would be of different prompts, and one with a shorter time limit would look better.
+    """
+    metrics = response_metrics(groups, verification_reward=verification_reward)
+    renamed = {f"eval/{key.removeprefix('val/')}": value for key, value in metrics.items()}
+    renamed["eval/pass_at_1"] = metrics["objective/verifiable_correct_rate"]
+    statistics = [group.result.token_statistics for group in groups if group.samples]
+    renamed["eval/num_given_up"] = len(groups) - len(statistics)
+    if statistics:
+        started = min(one.start_time for one in statistics)
+        ended = max(one.start_time + one.generation_time for one in statistics)
+        num_tokens = sum(one.num_response_tokens for one in statistics)
+        renamed["eval/actor_tokens_per_second"] = num_tokens / max(ended - started, 1e-9)
+    return renamed

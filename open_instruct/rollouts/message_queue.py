@@ -1,0 +1,357 @@
+"""The belt between the rollout side and the learners: a bounded queue of messages that know the version of their samples.
+
+    producers ── put ──► MessageQueue (a Ray actor around a SampleBuffer) ──► get ── consumers
+                 wait while the queue is full                                 wait until enough messages are there
+
+Nothing is evicted: a full queue makes its producers wait. The controller keeps the staleness bound before it puts a message; the
+queue checks the bound again when a message is taken, so that no sample that is too old is ever trained on.
+
+Arrays of up to 200 KB travel inside their message, as bytes. Larger payloads do not pass through the actor: the producer stores
+a payload once in Ray's object store, a small message goes through the queue, and the consumer reads the payload where it lies. (A
+stored payload dies with the producer that stored it.)
+"""
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError
+
+from open_instruct.config.options import GRPOConfig
+from open_instruct.rollouts.packed_arrays import Packed, num_array_bytes, pack, unpack, without_tensors
+
+SMALL_BYTES = 50_000
+"""Batches below this travel inside the message: cheaper than an object of their own."""
+HALF_BYTES = 100_000
+"""An argument or a result of up to 100 KiB goes from process to process without Ray's object store, in half the time. So the
+arrays of a payload go as two."""
+REPLY_S = 30.0
+"""Beyond a caller's own timeout, how long the queue actor may take to answer."""
+NUM_REMEMBERED = 1000
+"""Ids of the last messages, by which one that is put again is known."""
+
+
+@dataclass(frozen=True)
+class QueueItem:
+    """One message with what the queue has to know of it."""
+
+    payload: Any
+    version: int
+    """Oldest weights that sampled a token of it."""
+    num_samples: int
+    num_bytes: int
+    message_id: str = ""
+    """Equal for two puts of the same message (the second because no answer came): it is taken once. Empty: never the same."""
+
+
+class QueueFull(TimeoutError):
+    """There was no room in time. The message was not put."""
+
+
+class StaleMessage(RuntimeError):
+    """A message is older than the staleness bound allows: the controller put it for another step."""
+
+
+class SampleBuffer:
+    """A bounded first-in-first-out buffer that never waits. Thread-safe.
+
+    Args:
+        max_queue_size: room, in samples.
+        max_staleness: no message may be taken whose version lies more than this behind `set_version`. With 2, a message of
+            version 5 may be taken while the version is 5, 6 or 7. None: any.
+    """
+
+    def __init__(self, max_queue_size: int, *, max_staleness: int | None = None) -> None:
+        self.max_queue_size = max_queue_size
+        self.version = 0
+        self._max_staleness = max_staleness
+        self._lock = threading.Lock()
+        self._items: deque[QueueItem] = deque()
+        self._num_samples = 0
+        self._num_bytes = self._max_bytes = 0
+        self._total_produced = self._total_consumed = self._num_dropped = 0
+        self._message_ids: OrderedDict[str, None] = OrderedDict()
+        """Of the last messages that were taken, wherever they are now."""
+
+    def try_put(self, item: QueueItem) -> bool:
+        """Take a message if there is room for it; whether it was taken.
+
+        A message that was taken before, by its `message_id`, counts as taken and is not put a second time.
+
+        Raises:
+            ValueError: a message that is larger than the whole queue.
+        """
+        with self._lock:
+            if item.message_id in self._message_ids:
+                self._num_dropped += item.num_samples
+                return True
+            if item.num_samples > self.max_queue_size:
+                raise ValueError(
+                    f"{item.num_samples} samples in one message, the queue holds {self.max_queue_size}: "
+                    "raise --max_queue_size"
+                )
+            if self._num_samples + item.num_samples > self.max_queue_size:
+                return False
+            self._items.append(item)
+            self._count(item, 1)
+            self._total_produced += item.num_samples
+            self._remember(item.message_id)
+            return True
+
+    def try_get(self, min_batch_count: int = 1, max_batch_count: int | None = None) -> list[QueueItem] | None:
+        """The oldest messages, `max_batch_count` at most; None while they are fewer than `min_batch_count`.
+
+        Raises:
+            StaleMessage: one of them is older than `max_staleness` allows. None is taken.
+        """
+        with self._lock:
+            if len(self._items) < min_batch_count:
+                return None
+            number = len(self._items) if max_batch_count is None else min(max_batch_count, len(self._items))
+            for item in islice(self._items, number):
+                self._check_staleness(item)
+            taken = [self._items.popleft() for _ in range(number)]
+            for item in taken:
+                self._count(item, -1)
+                self._total_consumed += item.num_samples
+            return taken
+
+    def set_version(self, version: int) -> None:
+        """Weights of `version` are being trained: staleness is judged by it."""
+        with self._lock:
+            self.version = version
+
+    def statistics(self) -> dict[str, int]:
+        """Samples: `total_produced` = `total_consumed` + `queue_size`; `dropped_samples` are those of messages that were put a
+        second time. Bytes held now and at most: `memory_bytes`, `max_memory_bytes`."""
+        with self._lock:
+            return {
+                "queue_size": self._num_samples,
+                "total_produced": self._total_produced,
+                "total_consumed": self._total_consumed,
+                "dropped_samples": self._num_dropped,
+                "memory_bytes": self._num_bytes,
+                "max_memory_bytes": self._max_bytes,
+            }
+
+    def _remember(self, message_id: str) -> None:
+        if message_id:
+            self._message_ids[message_id] = None
+            if len(self._message_ids) > NUM_REMEMBERED:
+                self._message_ids.popitem(last=False)
+
+    def _count(self, item: QueueItem, sign: int) -> None:
+        self._num_samples += sign * item.num_samples
+        self._num_bytes += sign * item.num_bytes
+        self._max_bytes = max(self._max_bytes, self._num_bytes)
+
+    def _check_staleness(self, item: QueueItem) -> None:
+        if self._max_staleness is not None and self.version - item.version > self._max_staleness:
+            raise StaleMessage(
+                f"samples of version {item.version} were about to be trained at version {self.version}, and the staleness bound "
+                f"is {self._max_staleness}: the controller put them for another step. This is a defect of the program; the "
+                "newest checkpoint is not touched by it"
+            )
+
+
+def default_queue_size(args: GRPOConfig) -> int:
+    """Room for every sample that the staleness bound lets wait: one batch for each step ahead, and the one being trained."""
+    if args.max_queue_size is not None:
+        return args.max_queue_size
+    return (args.staleness_bound + 1) * args.num_unique_prompts_rollout * args.lengths.samples
+
+
+# --- payloads ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A payload in Ray's object store."""
+
+    ref: Any
+
+
+def load(items: Sequence[QueueItem]) -> list[Any]:
+    """The payloads of `items`; each stored object is fetched once, without a copy: arrays come out read-only."""
+    refs = list(dict.fromkeys(item.payload.ref for item in items if isinstance(item.payload, Stored)))
+    objects = dict(zip(refs, ray.get(refs, timeout=REPLY_S), strict=True)) if refs else {}
+    return [_loaded(objects, item.payload) for item in items]
+
+
+def _loaded(objects: dict[Any, Any], payload: Any) -> Any:
+    if isinstance(payload, Packed):
+        return unpack(payload.skeleton, payload.halves)
+    return objects[payload.ref] if isinstance(payload, Stored) else payload
+
+
+def _set_halves_apart(items: list[QueueItem]) -> tuple[list[QueueItem], list[bytes], list[bytes]]:
+    """The items without the bytes of their packed payloads, and these: two results, each small enough to travel at once."""
+    packed = [item.payload.halves for item in items if isinstance(item.payload, Packed)]
+    if not packed:
+        return items, [], []
+    light = [_with_halves(item, ()) if isinstance(item.payload, Packed) else item for item in items]
+    return light, [halves[0] for halves in packed], [halves[1] for halves in packed]
+
+
+def _put_halves_back(items: list[QueueItem], first: list[bytes], second: list[bytes]) -> list[QueueItem]:
+    halves = zip(first, second, strict=True)
+    return [_with_halves(item, next(halves)) if isinstance(item.payload, Packed) else item for item in items]
+
+
+def _with_halves(item: QueueItem, halves: tuple[bytes, ...]) -> QueueItem:
+    return replace(item, payload=Packed(item.payload.skeleton, halves))
+
+
+# --- the actor and its client -----------------------------------------------------------------------------------------
+
+
+class _QueueActor:
+    """A `SampleBuffer` whose callers wait. One event loop, so no two calls run at once."""
+
+    def __init__(self, max_queue_size: int, max_staleness: int | None) -> None:
+        self._buffer = SampleBuffer(max_queue_size, max_staleness=max_staleness)
+        self._changed = asyncio.Condition()
+        self._num_put_waits = 0
+        self._put_wait_s = 0.0
+
+    async def put(self, item: QueueItem, timeout: float, *halves: bytes) -> bool:
+        """Put a message; whether there was room for it in time. `halves` are those of a packed payload."""
+        if halves:
+            item = _with_halves(item, halves)
+        taken = self._buffer.try_put(item) or await self._put_later(item, timeout)
+        async with self._changed:
+            self._changed.notify_all()
+        return taken
+
+    async def _put_later(self, item: QueueItem, timeout: float) -> bool:
+        started, taken = time.perf_counter(), False
+        self._num_put_waits += 1
+        async with self._changed:
+            while not taken and (left := started + timeout - time.perf_counter()) > 0:
+                await self._change(left)
+                taken = self._buffer.try_put(item)
+        self._put_wait_s += time.perf_counter() - started
+        return taken
+
+    async def get(self, min_batch_count: int, max_batch_count: int | None, timeout: float) -> list | None:
+        items = self._buffer.try_get(min_batch_count, max_batch_count)
+        deadline = time.perf_counter() + timeout
+        async with self._changed:
+            while items is None and (left := deadline - time.perf_counter()) > 0:
+                await self._change(left)
+                items = self._buffer.try_get(min_batch_count, max_batch_count)
+            if items is not None:
+                self._changed.notify_all()
+        return items
+
+    async def _change(self, timeout: float) -> None:
+        """Wait until somebody has changed the buffer, or `timeout` seconds."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._changed.wait(), timeout)
+
+    @ray.method(num_returns=3)
+    async def get_apart(
+        self, min_batch_count: int, max_batch_count: int | None, timeout: float
+    ) -> tuple[list | None, list, list]:
+        """`get`, with the two halves of packed payloads as results of their own."""
+        items = await self.get(min_batch_count, max_batch_count, timeout)
+        return (None, [], []) if items is None else _set_halves_apart(items)
+
+    async def set_version(self, version: int) -> None:
+        self._buffer.set_version(version)
+        async with self._changed:
+            self._changed.notify_all()
+
+    async def statistics(self) -> dict[str, float]:
+        return {**self._buffer.statistics(), "put_waits": self._num_put_waits, "put_wait_s": self._put_wait_s}
+
+
+class MessageQueue:
+    """A handle on the queue; may be given to any actor or task.
+
+    Every call has a deadline: its own `timeout` in seconds and a little more for the answer.
+    """
+
+    def __init__(self, actor: Any) -> None:
+        self.actor = actor
+
+    @classmethod
+    def create(
+        cls,
+        max_queue_size: int,
+        *,
+        max_staleness: int | None = None,
+        actor_options: dict[str, Any] | None = None,
+    ) -> "MessageQueue":
+        """Start the actor; see `SampleBuffer` for the bounds."""
+        options = {"num_cpus": 0, "max_concurrency": 1000, **(actor_options or {})}
+        return cls(ray.remote(_QueueActor).options(**options).remote(max_queue_size, max_staleness))
+
+    def put(
+        self,
+        payload: Any,
+        *,
+        version: int = 0,
+        num_samples: int = 1,
+        timeout: float = REPLY_S,
+        message_id: str = "",
+    ) -> None:
+        """Put one message; waits while the queue is full. With a `message_id` the same message may be put again after any error.
+
+        Raises:
+            QueueFull: there was no room in time; nothing was put.
+            TimeoutError: the queue did not answer; it is not known whether the message was put.
+        """
+        payload = without_tensors(payload)
+        num_bytes = num_array_bytes(payload)
+        packed = pack(payload) if 0 < num_bytes <= 2 * HALF_BYTES else None
+        if packed is not None and max(map(len, packed.halves)) <= HALF_BYTES:
+            carried, halves = Packed(packed.skeleton, ()), packed.halves
+        else:
+            carried, halves = payload if num_bytes < SMALL_BYTES else Stored(ray.put(payload)), ()
+        item = QueueItem(carried, version, num_samples, num_bytes, message_id)
+        try:
+            taken = ray.get(self.actor.put.remote(item, timeout, *halves), timeout=timeout + REPLY_S)
+        except GetTimeoutError as error:
+            raise TimeoutError(
+                f"the message queue did not answer for {timeout + REPLY_S:g} s: its process or node is gone or busy, and it is "
+                "not known whether it took the message"
+            ) from error
+        if not taken:
+            raise QueueFull(f"the message queue took no message in {timeout:g} s: it is full")
+
+    def get(
+        self, min_batch_count: int = 1, timeout: float = REPLY_S, *, max_batch_count: int | None = None
+    ) -> list | None:
+        """The payloads that are there, oldest first: at least `min_batch_count`, or None when there are not so many in time."""
+        refs = self.actor.get_apart.remote(min_batch_count, max_batch_count, timeout)
+        items, first, second = ray.get(refs, timeout=timeout + REPLY_S)
+        return None if items is None else load(_put_halves_back(items, first, second))
+
+    def get_ref(self, min_batch_count: int = 1, timeout: float = REPLY_S, *, max_batch_count: int | None = None) -> Any:
+        """`get` for one who waits for several things at once: a reference to the items or None; `load` gives their payloads."""
+        return self.actor.get.remote(min_batch_count, max_batch_count, timeout)
+
+    def set_version(self, version: int) -> None:
+        ray.get(self.actor.set_version.remote(version), timeout=REPLY_S)
+
+    def get_statistics(self) -> dict[str, float]:
+        """See `SampleBuffer.statistics`; and how often and long producers waited for room."""
+        return ray.get(self.get_statistics_ref(), timeout=REPLY_S)
+
+    def get_statistics_ref(self) -> Any:
+        return self.actor.statistics.remote()
+
+    def qsize(self) -> int:
+        """Samples in the queue."""
+        return int(self.get_statistics()["queue_size"])
+
+    def shutdown(self) -> None:
+        ray.kill(self.actor)

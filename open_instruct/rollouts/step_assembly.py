@@ -1,0 +1,219 @@
+"""Builds the batch of one training step: groups come in, pieces for the learners go out.
+
+add(group) … add(group) ─► next_piece()         with --streaming, as soon as every rank's share is a full micro-batch
+                           next_piece(last)     the rest, with the metrics of the whole step
+"""
+
+import functools
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from open_instruct.algorithms.advantages import ADVANTAGES, group_advantages
+from open_instruct.config.options import GRPOConfig
+from open_instruct.data_types import MiniBatch, TrainingSample
+from open_instruct.registry import options_of
+from open_instruct.rollouts import batch_building
+from open_instruct.rollouts.packing import prepare_collated_data_for_workers
+from open_instruct.rollouts.staleness import CONSUMED, MASKED, ZERO_STD, Assignment, sample_age
+from open_instruct.scored_groups import ScoredGroup, split
+
+
+@dataclass(frozen=True)
+class CollationOptions:
+    """What collation needs beside the user's options."""
+
+    num_ranks: int
+    layout: Literal["padded", "packed"]
+    pad_token_id: int
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What the learners get in one message. `rank_batches` has a list of mini-batches for each rank."""
+
+    number: int
+    rank_batches: list[list[MiniBatch]]
+    num_samples: int
+    min_version: int
+    """Oldest version among the trained tokens."""
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """A group that is trained on."""
+
+    issue_number: int
+    group: ScoredGroup
+    oldest_trained_version: int
+    samples: list[TrainingSample]
+    """At least one, each with a token to train on."""
+
+
+class StepAssembly:
+    """The groups of one training step. Pure: the controller decides which groups are added, and sends the pieces."""
+
+    def __init__(self, training_step: int, args: GRPOConfig, options: CollationOptions) -> None:
+        self.training_step = training_step
+        self.num_tokens = 0
+        """Trained tokens so far."""
+        self._args = args
+        self._options = options
+        name = args.advantage_normalization_type
+        own_options = options_of(args, ADVANTAGES[name].options)
+        self._advantages = functools.partial(group_advantages, name=name, options=own_options)
+        self.rollouts: list[ScoredGroup] = []
+        """All that were added, whole."""
+        self.groups: list[ScoredGroup] = []
+        """The same, divided into groups whose samples are compared with each other."""
+        self._kept: list[_Kept] = []
+        self._num_masked = 0
+        self._unsent: list[_Kept] = []
+        self._num_unsent_tokens = 0
+        """Prompt and response tokens of the samples in it."""
+        self._num_pieces = 0
+        self._num_computed = 0
+        self._packing_s = 0.0
+
+    @property
+    def has_gradient(self) -> bool:
+        """Whether there is a token to train on. A step without one must not reach the learners, because momentum would move the
+        weights nevertheless."""
+        return self.num_tokens > 0
+
+    @property
+    def why_no_gradient(self) -> str:
+        """For the log, while `has_gradient` is False and the step is full."""
+        num_groups, num_masked = len(self.groups), self._num_masked
+        if not num_masked:
+            scores = np.concatenate([group.scores for group in self.groups])
+            return (
+                f"step {self.training_step}: in each of {num_groups} groups all responses scored alike (mean score "
+                f"{scores.mean():.3g}), so there is nothing to train on; it takes more prompts. Easier or harder data, or "
+                "filter_zero_std_samples False, would end this."
+            )
+        return (
+            f"step {self.training_step}: no token of its {num_groups} groups may be trained on, because in "
+            f"{num_groups - num_masked} of them all responses scored alike, and in {num_masked} every response was cut off at "
+            "its length limit and is masked; the step takes more prompts. A higher --response_length, or "
+            "mask_truncated_completions False, would end this."
+        )
+
+    @property
+    def trained(self) -> Iterator[tuple[ScoredGroup, list[TrainingSample]]]:
+        """Groups that are trained on, with their samples, in the order of issue."""
+        for kept in sorted(self._kept, key=lambda one: one.issue_number):
+            yield kept.group, kept.samples
+
+    def add(self, group: ScoredGroup, assignment: Assignment) -> str:
+        """Take a group into the step. Returns its fate: `CONSUMED`; `ZERO_STD` where all samples scored alike, so that there is
+        nothing to learn; `MASKED` where none of its tokens may be trained on.
+
+        A rollout may be several groups; it is consumed if one of them is.
+        """
+        self.rollouts.append(group)
+        fates = {self._add(part, assignment) for part in split(group)}
+        return next(fate for fate in (CONSUMED, MASKED, ZERO_STD) if fate in fates)
+
+    def _add(self, group: ScoredGroup, assignment: Assignment) -> str:
+        args = self._args
+        self.groups.append(group)
+        if group.first.weight == 0 or (args.filter_zero_std_samples and group.has_zero_std):
+            return ZERO_STD
+        age = sample_age(self.training_step, assignment.oldest_trained_version)
+        assert age <= args.staleness_bound, (
+            f"{group.result.prompt_id} is {age} steps old, allowed are {args.staleness_bound}"
+        )
+        samples = self._samples(group, assignment)
+        if not samples:
+            self._num_masked += 1
+            return MASKED
+        kept = _Kept(assignment.prompt.issue_number, group, assignment.oldest_trained_version, samples)
+        self._kept.append(kept)
+        self._unsent.append(kept)
+        self._num_unsent_tokens += sum(len(sample) for sample in kept.samples)
+        self.num_tokens += sum(int(sample.mask.sum()) for sample in kept.samples)
+        return CONSUMED
+
+    def _samples(self, group: ScoredGroup, assignment: Assignment) -> list[TrainingSample]:
+        args = self._args
+        masks = None
+        if group.result.oldest_version < assignment.oldest_trained_version:  # straggler_policy truncate
+            masks = [batch_building.fresh_masks(group.result, assignment.oldest_trained_version)]
+        return batch_building.training_samples(
+            [group],
+            verification_reward=args.verification_reward,
+            advantages=self._advantages,
+            mask_truncated_completions=args.mask_truncated_completions,
+            masks=masks,
+        )
+
+    def next_piece(self, *, last: bool) -> Piece | None:
+        """The next piece, or None while not every rank has a full share. The last piece is always made, and may be empty."""
+        started = time.perf_counter()
+        if not last and not (self._args.streaming and self._num_unsent_tokens >= self._full_share):
+            return None
+        piece = self._make_piece()
+        self._packing_s += time.perf_counter() - started
+        return piece
+
+    @property
+    def _full_share(self) -> int:
+        """The number of tokens that fills `--min_batch_count` micro-batches on every rank."""
+        args = self._args
+        return self._options.num_ranks * args.per_device_train_batch_size * args.pack_length * args.min_batch_count
+
+    def _make_piece(self) -> Piece:
+        args, options = self._args, self._options
+        # In the order of issue: a batch in one piece does not depend on which group was done first.
+        unsent = sorted(self._unsent, key=lambda kept: kept.issue_number)
+        samples = [sample for kept in unsent for sample in kept.samples]
+        rank_batches = prepare_collated_data_for_workers(
+            samples,
+            dp_world_size=options.num_ranks,
+            pack_length=args.pack_length,
+            rows=args.per_device_train_batch_size,
+            layout=options.layout,
+            pad_token_id=options.pad_token_id,
+            num_mini_batches=args.num_mini_batches,
+        )
+        piece = Piece(
+            number=self._num_pieces,
+            rank_batches=rank_batches,
+            num_samples=len(samples),
+            min_version=min((kept.oldest_trained_version for kept in unsent), default=self.training_step - 1),
+        )
+        self._unsent = []
+        self._num_unsent_tokens = 0
+        self._num_pieces += 1
+        self._num_computed += batch_building.num_computed_tokens(rank_batches)
+        return piece
+
+    def metrics(self, now: float) -> dict[str, float]:
+        """Metrics of the whole step, whose last piece was made at Unix time `now`. Rewards and lengths are means over all groups,
+        also those without a gradient; ages are those of the trained tokens."""
+        args = self._args
+        kept = sorted(self._kept, key=lambda one: one.issue_number)
+        samples = [sample for one in kept for sample in one.samples]
+        groups = [one.group for one in kept]
+        answers = [group for group in self.groups if group.first.is_judged or group.first.reward is not None]
+        metrics = {
+            **batch_building.response_metrics(answers or self.groups, verification_reward=args.verification_reward),
+            **batch_building.step_metrics(self.groups, groups, num_prompts=args.num_unique_prompts_rollout),
+            **batch_building.straggler_metrics(self.groups),
+            **batch_building.freshness_metrics(
+                self.training_step,
+                groups,
+                [one.oldest_trained_version for one in kept],
+                now=now,
+                mask_truncated_completions=args.mask_truncated_completions,
+            ),
+            "packed_ratio": sum(len(sample) for sample in samples) / max(self._num_computed, 1),
+            "batch/num_pieces": self._num_pieces,
+            "time/packing": self._packing_s,
+            "time/verification": self.groups[-1].score_s,  # of the last to come: the others were scored meanwhile
+        }
+        return metrics | (batch_building.advantage_metrics(samples) if samples else {})

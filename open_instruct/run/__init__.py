@@ -1,0 +1,1 @@
+"""A whole run: its parts put together, watched, saved and ended."""

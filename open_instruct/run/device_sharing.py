@@ -1,0 +1,136 @@
+"""Learners and engines on the same devices: whichever of the two does not compute gives its memory back.
+
+batch complete ─► engines fall asleep ─► learners wake ─► training step
+                                                              │
+generation ◄── engines: kv_cache ◄── learners sleep ◄── new weights ◄── engines: weights
+"""
+
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from open_instruct.engines.engine_sleep import KV_CACHE, WEIGHTS
+from open_instruct.learners.actor_group import RayTrainGroup
+from open_instruct.run.rollout_manager import RolloutManager
+
+
+class DeviceSharing:
+    """Learners and engines have devices of their own: there is nothing to hand over."""
+
+    is_exclusive = False
+    engines_may_start = True
+    """Whether no learner has memory on a device where a dead engine is to be started again."""
+
+    def offload_engines(self) -> None:
+        """Engines give their memory back; learners do not take theirs yet."""
+
+    def learners_compute(self) -> None:
+        """The engines give their memory back and the learners take theirs. The engines must have finished generating."""
+
+    @contextmanager
+    def weight_update(self) -> Iterator[None]:
+        """New weights go from the learners to the engines inside; after it the engines compute."""
+        yield
+
+    @contextmanager
+    def learners_only(self) -> Iterator[None]:
+        """Learners have all of their state inside, and the engines what they had after it."""
+        yield
+
+    def learners_take_over(self) -> None:
+        """The run ends: learners have all of their state from now on, and no engine will generate any more."""
+
+    def take_metrics(self) -> dict[str, float]:
+        return {}
+
+
+class ExclusiveSharing(DeviceSharing):
+    """Engines and learners hand their devices to each other.
+
+    Args:
+        wait: waits for references; `Parts.wait`.
+        timeout_s: deadline of one hand-over.
+    """
+
+    is_exclusive = True
+
+    def __init__(self, manager: RolloutManager, group: RayTrainGroup, wait: Any, *, timeout_s: float) -> None:
+        self._manager = manager
+        self._group = group
+        self._wait_for = wait
+        self._timeout_s = timeout_s
+        self._metrics: dict[str, float] = defaultdict(float)
+        self._engines_are_asleep = False
+        self._learners_are_awake = False
+        self.engines_may_start = False
+
+    def offload_engines(self) -> None:
+        self._offload_engines(keep_weights=False)  # each of them gets new ones before it wakes
+
+    def _offload_engines(self, *, keep_weights: bool) -> None:
+        asked = self._manager.async_offload(keep_weights=keep_weights)
+        released = self._timed("engines_offload", asked, without_dead=True)
+        self._metrics["memory/engines_offloaded_bytes"] = sum(num_bytes or 0 for num_bytes in released)
+        self._engines_are_asleep = True
+
+    def learners_compute(self) -> None:
+        self.offload_engines()
+        self._wake_learners()
+
+    @contextmanager
+    def weight_update(self) -> Iterator[None]:
+        if not self._engines_are_asleep:
+            # No step was trained: an engine was replaced, and the other engines keep the weights that they have.
+            self._offload_engines(keep_weights=True)
+        self._wake_learners()
+        self._wake_engines([WEIGHTS])
+        yield
+        self._metrics["memory/learners_offloaded_bytes"] = self._offload_learners()
+        self._wake_engines([KV_CACHE])
+
+    @contextmanager
+    def learners_only(self) -> Iterator[None]:
+        self._offload_engines(keep_weights=True)
+        self._wake_learners()
+        yield
+        self._offload_learners()
+        self._wake_engines()
+
+    def learners_take_over(self) -> None:
+        if not self._learners_are_awake:  # else engines have given way already, and one of them may hang in an update
+            self.learners_compute()
+
+    def take_metrics(self) -> dict[str, float]:
+        """Since the last call: seconds of each hand-over, and the bytes that the last ones gave back, measured."""
+        metrics, self._metrics = self._metrics, defaultdict(float)
+        return dict(metrics)
+
+    def _wake_learners(self) -> None:
+        self.engines_may_start = False
+        self._timed("learners_onload", self._group.async_onload())
+        self._learners_are_awake = True
+
+    def _offload_learners(self) -> int:
+        self._learners_are_awake = False
+        released = self._timed("learners_offload", self._group.async_offload())
+        self.engines_may_start = True
+        return sum(released)
+
+    def _wake_engines(self, tags: list[str] | None = None) -> None:
+        self._engines_are_asleep = False
+        self._timed("engines_onload", self._manager.async_onload(tags), without_dead=True)
+
+    def _timed(self, what: str, refs: list, *, without_dead: bool = False) -> list:
+        """`without_dead`: an engine that dies meanwhile is replaced like any other, by its supervisor; the rest go on."""
+        started = time.perf_counter()
+        values = self._wait_for(
+            refs,
+            what=what.replace("_", ": "),
+            timeout_s=self._timeout_s,
+            limit="weight_sync_timeout_s",
+            without_dead=without_dead,
+        )
+        self._metrics[f"time/{what}"] += time.perf_counter() - started
+        return values

@@ -1,0 +1,319 @@
+"""The engines of a run: which engines serve, which died, which are being started again, and what becomes of their prompts.
+
+check ── a future ended, an engine makes no progress ──► replace ─ prompts of the dead are issued again at once
+                                                           │
+                 other engines go on                       └──► a new engine in its place: starting ─► ready
+                                                                 the synchronizer gives it the current weights ─► serve
+
+Until Ray has noticed that a node is gone it would place a replacement on the dead node, so the replacement waits for that. On
+shared devices a replacement waits until the learners have given their memory back.
+"""
+
+import logging
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import ray
+
+from open_instruct.cluster import bundles
+from open_instruct.cluster.failures import ComponentDied, root_cause
+from open_instruct.cluster.node_watch import LostNode
+from open_instruct.config.options import GRPOConfig
+from open_instruct.report.component_log import components
+from open_instruct.vllm_utils3 import POLL_S
+
+if TYPE_CHECKING:
+    from ray.actor import ActorHandle
+
+logger = logging.getLogger(__name__)
+
+ANSWER_S = 10.0
+"""Deadline of a call to an engine that only asks something."""
+CONTROL_S = 60.0
+"""Deadline of a call to the controller."""
+INVENTORY_EVERY_S = 5.0
+"""Between two looks at the progress of the engines."""
+MOVE_S = 60.0
+"""How long Ray may take to notice a lost node (usually 15 s). After that an engine of the node is started all the same."""
+
+
+@dataclass
+class _Starting:
+    """A replacement that is being loaded."""
+
+    ready: Any
+    """A reference that is done when the engine is loaded, or has failed to."""
+    deadline: float
+
+
+@dataclass
+class _Waiting:
+    """An engine that cannot be started again yet, because Ray believes its lost node alive or learners have its device."""
+
+    lost_node_id: str | None
+    cause: str
+    deadline: float
+    """When it is started even if Ray has not noticed the loss of the node."""
+
+
+class EngineSupervisor:
+    """Watches the engines and replaces those that die, while restarts are left (`--max_engine_restarts`).
+
+    Args:
+        engines: all engines, by position. A replacement is put into this list in the place of the engine that died.
+        controller: is told which prompts were lost.
+        start_engine: makes the actor for a position; None if there is no room for it any more.
+        lost_node: the node with which an engine died, or None. An engine that died with its node does not count as a restart,
+            because a node may hold more engines than `--max_engine_restarts` allows.
+        may_start: whether the devices are free. An engine measures free memory when it starts.
+    """
+
+    def __init__(
+        self,
+        args: GRPOConfig,
+        engines: "list[ActorHandle]",
+        controller: "ActorHandle",
+        start_engine: "Callable[[int], ActorHandle | None]",
+        *,
+        lost_node: Callable[[int], LostNode | None] = lambda _: None,
+        may_start: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self._args = args
+        self._engines = engines
+        self._controller = controller
+        self._start_engine = start_engine
+        self._lost_node = lost_node
+        self._may_start = may_start
+        self.has_begun = False
+        """Whether an engine has served or was replaced."""
+        self._futures: dict[int, Any] = {}
+        """References to `process_queue_continuously` of the engines that serve. One that is done means that its engine died."""
+        self._starting: dict[int, _Starting] = {}
+        self._waiting: dict[int, _Waiting] = {}
+        self._inventory: dict[int, tuple[Any, float]] = {}
+        """Calls of `take_inventory` without an answer yet, and when they were made."""
+        self._asked_at = 0.0
+        self._updating_at: dict[int, float] = {}
+        """When an engine was last seen to receive weights. `--engine_stall_timeout_s` counts from then."""
+        self._last_busy: dict[int, tuple[float, float, int]] = {}
+        self.needs_weights: set[int] = set()
+        """Engines that have prompts to wake up for, but discarded their weights when they fell asleep (level 2)."""
+        self.num_restarts = 0
+        self.num_recovered_prompts = 0
+
+    @property
+    def serving(self) -> dict[int, "ActorHandle"]:
+        return {number: self._engines[number] for number in self._futures}
+
+    @property
+    def futures(self) -> list[Any]:
+        """A reference for each engine that serves, which is done when the engine has ended."""
+        return list(self._futures.values())
+
+    @property
+    def ready(self) -> dict[int, "ActorHandle"]:
+        """Replacements that are loaded and wait for weights."""
+        loaded = {n for n, one in self._starting.items() if ray.wait([one.ready], timeout=0)[0]}
+        return {number: self._engines[number] for number in sorted(loaded)}
+
+    def serve(self, numbers: list[int]) -> None:
+        """Let engines take prompts. They must have the current weights. Engines that are being started again are skipped."""
+        self.has_begun |= bool(numbers)
+        for number in numbers:
+            if number not in self._starting and number not in self._waiting:
+                self._futures[number] = self._engines[number].process_queue_continuously.remote()
+
+    def began(self, number: int) -> None:
+        """An engine is loaded, and no engine serves yet. If it is a replacement, it is no different from the others now."""
+        if self._starting.pop(number, None) is not None:
+            self.has_begun = False
+
+    def admit_replacement(self, numbers: list[int]) -> None:
+        """Let replacements take prompts. They must have received the current weights."""
+        for number in numbers:
+            del self._starting[number]
+        self.serve(numbers)
+
+    def check(self) -> None:
+        """Find engines that died, take no step or do not finish loading, and replace them.
+
+        Raises:
+            ComponentDied: `--max_engine_restarts` replacements have been made already.
+        """
+        causes = self._standing_still() | self._not_starting()
+        if self._futures:
+            ended, _ = ray.wait(self.futures, num_returns=len(self._futures), timeout=0)
+            for number, future in self._futures.items():
+                if future in ended:
+                    cause = self._cause(future)
+                    causes[number] = f"died: {cause}" if cause else "ended before the run did"
+        for number, cause in causes.items():
+            self.replace(number, cause)
+        self._start_waiting()
+
+    def replace(self, number: int, cause: str) -> None:
+        """Take an engine out, issue its prompts again, and start another in its place."""
+        lost = self._lost_node(number)
+        self._tell(number, cause, lost)
+        self.has_begun = True
+        served = self._futures.pop(number, None) is not None
+        self._starting.pop(number, None)
+        self._inventory.pop(number, None)
+        self._updating_at.pop(number, None)
+        ray.kill(self._engines[number])
+        if served:
+            self._recover_prompts()
+        self._waiting[number] = _Waiting(lost.node_id if lost else None, cause, time.monotonic() + MOVE_S)
+        self._start_waiting()
+
+    def _start_waiting(self) -> None:
+        """Start the replacements that need not wait any longer."""
+        for number, one in list(self._waiting.items()):
+            may_be_placed = one.lost_node_id is None or not bundles.is_alive(one.lost_node_id)
+            if (may_be_placed or time.monotonic() > one.deadline) and self._may_start():
+                del self._waiting[number]
+                self._start(number, one.cause)
+
+    def _start(self, number: int, cause: str) -> None:
+        engine = self._start_engine(number)
+        if engine is None:
+            self._go_on_without(number, cause)
+            return
+        self._engines[number] = engine
+        self._starting[number] = _Starting(engine.ready.remote(), time.monotonic() + self._args.init_timeout_s)
+
+    def _tell(self, number: int, cause: str, lost: LostNode | None) -> None:
+        """Log why an engine is replaced, and count the restart. Raises `ComponentDied` if no restart is left."""
+        if lost is not None:
+            logger.error("engine %d %s; %s", number, cause, lost)
+            return
+        limit = self._args.max_engine_restarts
+        if self.num_restarts >= limit:
+            raise ComponentDied(f"engine {number} {cause}")
+        self.num_restarts += 1
+        components.error("engine %d %s; starting it again (%d of %d)", number, cause, self.num_restarts, limit)
+
+    def _go_on_without(self, number: int, cause: str) -> None:
+        num_left = len(self._futures) + len(self._starting) + len(self._waiting)
+        if num_left == 0:
+            raise ComponentDied(f"engine {number} {cause}, no node has room for another, and none is left")
+        components.error("engine %d is given up: no node has room for it. Going on with %d engines", number, num_left)
+
+    def busy(self) -> dict[str, float]:
+        """Numbers for a row of metrics; an engine that does not answer is left out.
+
+        Since the last call: the mean share of time in engine steps (`engines/busy_share`), and response tokens of finished groups
+        of all engines per second of wall time (`val/actor_tokens_per_second`). Since their start: how often and how long they
+        slept, and the bytes that their last sleeps gave back.
+        """
+        refs = {number: engine.take_inventory.remote() for number, engine in self.serving.items()}
+        answered, _ = ray.wait(list(refs.values()), num_returns=len(refs), timeout=1.0) if refs else ([], [])
+        now = time.monotonic()
+        shares, rates, inventories = [], [], []
+        for number, ref in refs.items():
+            if ref not in answered:
+                continue
+            try:
+                inventory = ray.get(ref, timeout=ANSWER_S)
+            except ray.exceptions.RayError:
+                continue  # the engine has died; the next check says so
+            inventories.append(inventory)
+            asked_at, busy_s, num_tokens = self._last_busy.get(
+                number, (now, inventory["busy_s"], inventory["num_generated_tokens"])
+            )
+            self._last_busy[number] = now, inventory["busy_s"], inventory["num_generated_tokens"]
+            if now > asked_at and inventory["busy_s"] >= busy_s:  # a new engine counts from 0
+                shares.append((inventory["busy_s"] - busy_s) / (now - asked_at))
+                rates.append((inventory["num_generated_tokens"] - num_tokens) / (now - asked_at))
+        if not shares:
+            return {}
+        return {
+            "engines/busy_share": sum(shares) / len(shares),
+            "val/actor_tokens_per_second": sum(rates),
+            "engines/num_sleeps": sum(inventory["num_sleeps"] for inventory in inventories),
+            "engines/asleep_s": sum(inventory["asleep_s"] for inventory in inventories),
+            "memory/engines_released_bytes": sum(inventory["memory_released_bytes"] for inventory in inventories),
+        }
+
+    @staticmethod
+    def _cause(future: Any) -> str:
+        """The error of a reference that is done; "" if there was none."""
+        try:
+            ray.get(future, timeout=ANSWER_S)
+        except ray.exceptions.RayError as error:
+            return root_cause(error)
+        return ""
+
+    def _not_starting(self) -> dict[int, str]:
+        """Replacements that failed while they were being loaded, or are not ready in time."""
+        causes = {}
+        for number, starting in self._starting.items():
+            is_done = bool(ray.wait([starting.ready], timeout=0)[0])
+            if is_done and (error := self._cause(starting.ready)):
+                causes[number] = f"could not be started: {error}"
+            elif not is_done and time.monotonic() > starting.deadline:
+                causes[number] = f"was not ready {self._args.init_timeout_s:g} s after it was started again"
+        return causes
+
+    def _standing_still(self) -> dict[int, str]:
+        """Engines that do not answer, or hold work and take no step. Questions are asked without waiting for the answers."""
+        limit, now = self._args.engine_stall_timeout_s, time.monotonic()
+        if now - self._asked_at > min(INVENTORY_EVERY_S, limit / 2):
+            self._asked_at = now
+            for number, engine in (self.serving | self.ready).items():
+                self._inventory.setdefault(number, (engine.take_inventory.remote(), now))
+        causes = {}
+        for number, (ref, asked_at) in list(self._inventory.items()):
+            if ray.wait([ref], timeout=0)[0]:
+                del self._inventory[number]
+                if cause := self._cause(ref):
+                    causes[number] = f"died: {cause}"
+                elif cause := self._judge(number, ray.get(ref, timeout=ANSWER_S)):
+                    causes[number] = cause
+            elif now - asked_at > limit:
+                causes[number] = f"did not answer for {now - asked_at:.0f} s"
+        return causes
+
+    def _judge(self, number: int, inventory: dict[str, Any]) -> str:
+        if inventory["needs_weights"]:
+            self.needs_weights.add(number)
+        now = time.monotonic()
+        if inventory["state"] == "updating":
+            # It may take no step meanwhile, for as long as `--weight_sync_timeout_s`; the synchronizer replaces it after that.
+            self._updating_at[number] = now
+            return ""
+        idle_s = min(inventory["idle_s"], now - self._updating_at.get(number, -math.inf))
+        if inventory["held"] and idle_s > self._args.engine_stall_timeout_s:
+            return f"holds {len(inventory['held'])} prompts and took no step for {idle_s:.0f} s"
+        return ""
+
+    def _recover_prompts(self) -> None:
+        """Issue those prompts again that are neither in the prompt queue nor with a living engine nor back."""
+        self._value(self._controller.take_back_prompts.remote(), "taking prompts back", CONTROL_S)
+        time.sleep(
+            2 * POLL_S
+        )  # longer than an engine's `get` from the queue: what it was pulling is among its prompts now
+        asked = [engine.take_inventory.remote() for engine in self.serving.values()]
+        answered, _ = ray.wait(asked, num_returns=len(asked), timeout=ANSWER_S) if asked else ([], [])
+        held: list[str] = []
+        for ref in answered:
+            try:
+                held += ray.get(ref, timeout=ANSWER_S)["held"]
+            except ray.exceptions.RayError:
+                continue  # this engine has died too; the next check replaces it
+        in_time = self._args.batch_timeout + CONTROL_S  # the controller first waits for results that are on their way
+        lost = self._value(self._controller.recover_lost.remote(held), "recovering lost prompts", in_time)
+        self.num_recovered_prompts += lost
+        logger.warning("%d prompts were lost with the engine and are issued again", lost)
+
+    @staticmethod
+    def _value(ref: Any, what: str, timeout_s: float) -> Any:
+        try:
+            return ray.get(ref, timeout=timeout_s)
+        except ray.exceptions.GetTimeoutError as error:
+            raise ComponentDied(f"{what}: no answer in {timeout_s:g} s") from error
+        except ray.exceptions.RayError as error:
+            raise ComponentDied(f"{what} failed: {root_cause(error)}") from error

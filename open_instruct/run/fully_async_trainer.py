@@ -1,0 +1,135 @@
+"""The trainer's side of the step loop: pieces of a step from the message queue to the learners.
+
+    MessageQueue ──get──► FullyAsyncTrainer.train_step ──► RayTrainGroup.async_train(piece) … the last piece makes the step
+                          waits for the next piece, while the learners work on those that it handed over
+
+Only references pass through here. A step has one piece, or with `--streaming` several, of which the first are trained while the
+rest of the step is still being generated.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from open_instruct.config.options import GRPOConfig
+from open_instruct.data_types import RolloutBatch
+from open_instruct.learners.step_sums import NonfiniteWatch, merge_step_metrics
+from open_instruct.report.component_log import components, processing_batch
+from open_instruct.rollouts.message_queue import MessageQueue
+from open_instruct.run.coordinator import Parts, Timer
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class TrainedStep:
+    """What came of one training step."""
+
+    training_step: int
+    num_tokens: int
+    """Response tokens of the groups that were trained on."""
+    metrics: dict[str, Any]
+
+
+class FullyAsyncTrainer:
+    """Takes what the rollout side has ready, piece by piece, and has the learners train on it.
+
+    Subclasses may override `_compute_custom_metrics`; name them with `trainer.cls`.
+    """
+
+    def __init__(self, args: GRPOConfig, parts: Parts, message_queue: MessageQueue, timer: Timer) -> None:
+        self._args = args
+        self._parts = parts
+        self._queue = message_queue
+        self._timer = timer
+        self._nonfinite = NonfiniteWatch(args.max_nonfinite_steps)
+        self.global_steps = 0
+        self.processed_samples = 0
+
+    def train_step(
+        self,
+        training_step: int,
+        *,
+        describe_progress: Callable[[], str],
+        on_idle: Callable[[], None],
+        before_training: Callable[[], None],
+    ) -> TrainedStep:
+        """Wait for the data of `training_step`, train on it as it comes; returns when the optimizer step is done.
+
+        `describe_progress` says who is waited for. `on_idle` is called now and then while the learners still have the weights of
+        the step before; `before_training` once data has come.
+
+        Raises `TimeoutError` when no piece came for `progress_timeout_s`, and `Interrupted` while one is waited for: weights are
+        those of the step before then.
+        """
+        pieces: list[RolloutBatch] = []
+        under_way: list[Any] = []
+        while not pieces or not pieces[-1].is_last:
+            piece = self.load_data_from_packing_thread(
+                training_step, len(pieces), under_way, describe_progress, on_idle
+            )
+            if not pieces:
+                before_training()
+            under_way = self._parts.group.async_train(training_step - 1, piece)
+            pieces.append(piece)
+        with self._timer("learners"):
+            reports = self._parts.wait(
+                under_way,
+                what=f"training step {training_step}",
+                timeout_s=self._args.progress_timeout_s,
+                limit="progress_timeout_s",
+            )
+        last = pieces[-1]
+        self.global_steps = training_step
+        self.processed_samples += sum(piece.num_samples for piece in pieces)
+        self._log_batch(last.metrics, sum(piece.num_samples for piece in pieces))
+        metrics = {**last.metrics, **merge_step_metrics(reports), **self._compute_custom_metrics(last)}
+        self._nonfinite.check(training_step, metrics)
+        return TrainedStep(training_step, int(last.metrics["val/num_step_tokens"]), metrics)
+
+    def load_data_from_packing_thread(
+        self,
+        training_step: int,
+        number: int,
+        under_way: list[Any],
+        describe_progress: Callable[[], str],
+        on_idle: Callable[[], None],
+    ) -> RolloutBatch:
+        """The next piece of the step. Every `batch_timeout` seconds of waiting the log says who is waited for."""
+        deadline = time.monotonic() + self._args.progress_timeout_s
+        with self._timer("trainer_waiting_for_data"):
+            while True:
+                slice_s = max(0.0, min(self._args.batch_timeout, deadline - time.monotonic()))
+                received = self._parts.wait(
+                    self._queue.get_ref(timeout=slice_s, max_batch_count=1),
+                    what=f"the batch of step {training_step}",
+                    timeout_s=slice_s + 30.0,
+                    interruptible=True,
+                    watched=under_way,
+                    on_poll=on_idle,
+                )
+                if received:
+                    break
+                waiting_for = f"batch {training_step} is not ready: {describe_progress()}"
+                if time.monotonic() >= deadline:
+                    raise TimeoutError(f"{waiting_for}. Nothing came for {self._args.progress_timeout_s:g} s")
+                logger.warning("%s", waiting_for)
+        [item] = received
+        piece = item.payload
+        assert (piece.training_step, piece.number) == (training_step, number), f"{piece} came for step {training_step}"
+        return piece
+
+    def _log_batch(self, metrics: dict[str, Any], num_samples: int) -> None:
+        ages = {"avg_age": metrics["avg_sample_age"], "max_age": metrics["max_sample_age"]}
+        components.info(processing_batch(num_samples, **ages))
+
+    def _compute_custom_metrics(self, batch: RolloutBatch) -> dict[str, float]:
+        """For subclasses: further metrics of a step, from its last piece (`batch.metrics` holds those of the whole step;
+        `ray.get(batch.rank_data[0])` the data of the first learner)."""
+        return {}
+
+    def get_statistics(self) -> dict[str, Any]:
+        """Counts since the start of this process, under the names of the fully async policy."""
+        return {"global_steps": self.global_steps, "processed_samples": self.processed_samples}

@@ -1,0 +1,248 @@
+"""Brings the learners' weights to the engines, even while engines die and are replaced.
+
+    sync(version) ─► learners send to every engine ─► each engine confirms the version
+                        engines that failed: sent to again, after a delay, up to `--max_sync_retries` times
+                        engines that still lack the version: replaced, and the replacements get it before they serve
+
+An engine has the old weights or the new ones, never a mixture: it swaps when all tensors have come (see `weight_sync.py`).
+"""
+
+import statistics
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from open_instruct.cluster.failures import DO_NOT_FIT, WeightsDiffer
+from open_instruct.config.options import GRPOConfig
+from open_instruct.engines.engine_client import HELD_UP, UpdateReport
+from open_instruct.report import component_log
+from open_instruct.report.component_log import components
+from open_instruct.run.engine_supervisor import EngineSupervisor
+from open_instruct.run.weight_agreement import WeightAgreement
+
+CONNECTING_S = 60.0
+"""Added to `--init_timeout_s` for making the communication group, so that the limit of the engines is the one that is hit."""
+
+
+@dataclass(frozen=True)
+class SyncReport:
+    """What one call of `sync` did."""
+
+    version: int
+    seconds: float
+    pauses_s: list[float]
+    """Seconds that generation stood still, per engine."""
+    num_failed_attempts: int
+
+
+class ParameterSynchronizer:
+    """Brings every engine that serves to the version that the learners have reached. Only the driver's step loop uses it."""
+
+    def __init__(self, args: GRPOConfig, parts: Any, agreement: WeightAgreement | None = None) -> None:
+        """`agreement` compares each new engine with the learners before the engine serves. None: engines are not compared."""
+        self._args = args
+        self._agreement = agreement
+        self._parts = parts
+        self._supervisor: EngineSupervisor = parts.supervisor
+        self._group: dict[int, Any] = {}
+        """The engines that the learners are connected with, by position."""
+        self._versions: dict[Any, int] = {}
+        """The version that each engine has confirmed. The key is the engine and not its position, because a replacement takes
+        over the position and has confirmed nothing."""
+        self.current_param_version = 0
+        self.param_sync_count = 0
+        self.sync_failures = 0
+        self.last_sync_time = 0.0
+        """Unix time at which the last sync ended."""
+        self._reports: list[SyncReport] = []
+
+    @property
+    def sync_group_initialized(self) -> bool:
+        """Whether the learners are connected with all engines that there are now."""
+        return bool(self._group) and self._group == self._members()
+
+    @property
+    def versions(self) -> dict[int, int]:
+        """The version that each engine serves, by position."""
+        return {n: self._versions[engine] for n, engine in self._members().items() if engine in self._versions}
+
+    def sync(self, version: int) -> SyncReport:
+        """Bring `version`, which the learners hold now, to every engine. Replacements that are loaded get it and begin to serve.
+
+        When `sync` returns, every engine that serves has confirmed `version`.
+
+        Raises:
+            ComponentDied: an engine does not take the version and no restart is left.
+            Interrupted: a signal came. It is looked for before and after an attempt, never within one, because learners that are
+                sending weights could not save their state.
+        """
+        self._parts.signals.raise_if_received()
+        started = time.perf_counter()
+        components.info(component_log.syncing(version))
+        if self._agreement is not None and version == 0:
+            self._agreement.note_loaded(self._members())
+        with self._parts.sharing.weight_update():
+            pauses_s, num_failed_attempts = self._update(version)
+        self._compare(version)
+        self._supervisor.admit_replacement([n for n in self._supervisor.ready if self.versions.get(n) == version])
+        assert all(self.versions.get(number) == version for number in self._supervisor.serving), self.versions
+        seconds = time.perf_counter() - started
+        self.current_param_version = version
+        self.param_sync_count += 1
+        self.last_sync_time = time.time()
+        components.info(component_log.sync_completed(seconds, version))
+        report = SyncReport(version, seconds, pauses_s, num_failed_attempts)
+        self._reports.append(report)
+        return report
+
+    def give_weights_to_newcomers(self) -> int | None:
+        """Send weights to replacements that are loaded, which then begin to serve, and to engines that discarded theirs in sleep.
+
+        They get the weights that the learners hold, under the version of these. Example: with `trigger_parameter_sync_step` 2 the
+        learners may hold version 5 while the last `sync` sent version 4; then all engines get version 5. Returns the version that
+        every engine serves now, or None if no engine needed weights.
+        """
+        if not self._supervisor.ready and not self._supervisor.needs_weights:
+            return None
+        for number in self._supervisor.needs_weights:
+            self._versions.pop(self._members().get(number), None)
+        self._supervisor.needs_weights.clear()
+        if self._parts.sharing.is_exclusive:  # every engine sleeps meanwhile, and level-2 sleep discards weights
+            self._versions.clear()
+        return self.sync(self._held_version()).version
+
+    def _held_version(self) -> int:
+        """The version that the learners hold. They answer once they have trained the piece that they are at work on; the version
+        counts whole steps only."""
+        versions = self._parts.wait(
+            self._parts.group.async_held_version(),
+            what="the version of the learners' weights",
+            timeout_s=2 * self._args.weight_sync_timeout_s + 60.0,
+            limit="weight_sync_timeout_s",
+        )
+        assert len(set(versions)) == 1, f"learners hold weights of different versions: {versions}"
+        return versions[0]
+
+    def _members(self) -> dict[int, Any]:
+        """The engines that can take weights now: those that serve and replacements that are loaded; at first, all."""
+        members = self._supervisor.serving | self._supervisor.ready
+        if not members and not self._supervisor.has_begun:
+            return dict(enumerate(self._parts.manager.rollout_engines))
+        return dict(sorted(members.items()))
+
+    def _behind(self, version: int) -> list[int]:
+        return [number for number, engine in self._members().items() if self._versions.get(engine) != version]
+
+    def _update(self, version: int) -> tuple[list[float], int]:
+        """Send until every engine has `version`, and replace the engines that never get it. Returns the seconds for which engines
+        stood still, and the number of attempts that failed."""
+        pauses_s: list[float] = []
+        causes: dict[int, str] = {}
+        for attempt in range(1, self._args.max_sync_retries + 2):
+            report = self._attempt(version)
+            pauses_s += report.pauses_s.values()
+            if not report.failures:
+                return pauses_s, attempt - 1
+            self.sync_failures += 1
+            causes |= report.failures
+            raise_if_weights_do_not_fit(report.failures)
+            components.warning(component_log.sync_attempt_failed(attempt, report.failures))
+            self._parts.signals.raise_if_received()
+            self._parts.check_health()  # a dead engine is replaced and not sent to again
+            if not self._behind(version):
+                return pauses_s, attempt
+            if attempt <= self._args.max_sync_retries:
+                components.info(component_log.retrying_sync(self._args.sync_retry_delay))
+                time.sleep(self._args.sync_retry_delay)
+        components.error(component_log.all_sync_attempts_failed(self.sync_failures))
+        return pauses_s + self._replace_those_behind(version, causes), self._args.max_sync_retries + 1
+
+    def _replace_those_behind(self, version: int, causes: dict[int, str]) -> list[float]:
+        """Replace the engines that lack `version`. Engines that failed only because another engine of the collective did are sent
+        to once more, without that one. Returns the seconds for which engines stood still."""
+        held_up = [number for number in self._behind(version) if causes.get(number) == HELD_UP]
+        for number in self._behind(version):
+            if number not in held_up:
+                self._supervisor.replace(
+                    number, f"did not take version {version}: {causes.get(number, 'it came late')}"
+                )
+        if held_up and held_up == self._behind(version):
+            return self._update(version)[0]
+        for number in held_up:  # no engine serves yet, so there is no collective without the engines that failed
+            self._supervisor.replace(number, f"did not take version {version}: {HELD_UP}")
+        return []
+
+    def _compare(self, version: int) -> None:
+        """Compare the engines that are new and took the weights with the learners. Raises `WeightsDiffer`."""
+        if self._agreement is None:
+            return
+
+        def send_again() -> None:
+            self._versions.clear()
+            self._update(version)
+
+        confirmed = {n: engine for n, engine in self._members().items() if self._versions.get(engine) == version}
+        self._agreement.check(confirmed, send_again=send_again)
+
+    def _attempt(self, version: int) -> UpdateReport:
+        """Send once to all engines that lack `version`. The communication group is made anew when its members have changed, and
+        after a failure."""
+        members, behind = self._members(), self._behind(version)
+        if not behind:
+            return UpdateReport()
+        if members != self._group and (unreachable := self._connect(members)):
+            return UpdateReport(failures=dict.fromkeys(behind, HELD_UP) | unreachable)
+        reports = self._parts.wait(
+            self._parts.group.async_update_weights(version, behind),
+            what=f"weights of version {version}",
+            timeout_s=2 * self._args.weight_sync_timeout_s + 60.0,
+            limit="weight_sync_timeout_s",
+        )
+        self._versions |= {members[number]: confirmed for number, confirmed in reports[0].confirmed.items()}
+        if reports[0].failures:
+            self._group = {}
+        return reports[0]
+
+    def _connect(self, members: dict[int, Any]) -> dict[int, str]:
+        """Make the communication group of learners and `members`. Returns the engines that were not reached, with the cause."""
+        self._group = {}
+        [unreachable, *_] = self._parts.wait(
+            self._parts.group.async_init_weight_update_connections(self._parts.manager, members),
+            what="the connection of learners and engines",
+            timeout_s=self._args.init_timeout_s + CONNECTING_S,
+            limit="init_timeout_s",
+        )
+        if not unreachable:
+            self._group = members
+        return unreachable
+
+    def take_metrics(self) -> dict[str, float]:
+        """Of the syncs since the last call: their seconds (`time/weight_sync`), and the seconds for which engines stood still."""
+        reports, self._reports = self._reports, []
+        if not reports:
+            return {}
+        pauses = [pause for report in reports for pause in report.pauses_s] or [0.0]
+        return {
+            "time/weight_sync": sum(report.seconds for report in reports),
+            "time/weight_sync_mean": statistics.fmean(pauses),
+            "time/weight_sync_min": min(pauses),
+            "time/weight_sync_max": max(pauses),
+            "time/weight_sync_median": statistics.median(pauses),
+        }
+
+    def get_statistics(self) -> dict[str, Any]:
+        """Counts since the start of this process, under the names of the fully async policy."""
+        return {
+            "current_param_version": self.current_param_version,
+            "param_sync_count": self.param_sync_count,
+            "sync_failures": self.sync_failures,
+            "engine_restarts": self._supervisor.num_restarts,
+        }
+
+
+def raise_if_weights_do_not_fit(failures: Mapping[int, str]) -> None:
+    """Raise `WeightsDiffer` for an engine that has no place for a tensor: every attempt and every engine would fail alike."""
+    for number, failure in failures.items():
+        if DO_NOT_FIT in failure:
+            raise WeightsDiffer(f"engine {number}: {failure}")

@@ -1,0 +1,307 @@
+"""The rollout side as the driver has it in hand: queues, controller and engines, made here and addressed together.
+
+    RolloutManager ─► RolloutController      prompts, ledger, verification, batches
+                   └► LLMRayActor × N        on the bundles that were reserved for them; share the two queues
+
+A training loop of one's own needs three lines a step (`rollout_id` counts the steps that are done):
+
+    rollout_data_ref = ray.get(rollout_manager.async_generate(rollout_id))
+    ray.get(actor_model.async_train(rollout_id, rollout_data_ref))
+    ray.get(actor_model.async_update_weights())
+"""
+
+import logging
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import ray
+from ray.util.queue import Queue
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from open_instruct.cluster import bundles
+from open_instruct.cluster.bundles import Bundles
+from open_instruct.cluster.placement_plan import Asked, CannotPlace
+from open_instruct.cluster.ray_utils import Lock
+from open_instruct.config.options import GRPOConfig, config_of
+from open_instruct.data.run_inputs import RunInputs, load_inputs
+from open_instruct.data_types import Box
+from open_instruct.device import Device
+from open_instruct.engines.engine_sleep import SleepOptions
+from open_instruct.engines.vllm_engine import EngineOptions
+from open_instruct.rollouts.controller import ControllerOptions, RolloutController
+from open_instruct.rollouts.message_queue import MessageQueue, default_queue_size
+from open_instruct.vllm_utils3 import LLMRayActor
+from open_instruct.workflows.base import WORKFLOWS
+
+if TYPE_CHECKING:
+    from ray.actor import ActorHandle
+    from ray.util.placement_group import PlacementGroup
+
+logger = logging.getLogger(__name__)
+BUNDLES_QUEUED_PER_ENGINE = 2
+"""Prompt queue: enough that an engine never waits, short enough that evaluation never does."""
+COLOCATED_SHARE = 0.5
+"""Of a place that a learner and an engine share, what each takes of Ray's resources. Memory is another matter."""
+
+
+def on_this_node() -> NodeAffinitySchedulingStrategy:
+    return NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+
+
+def create_queues(args: GRPOConfig) -> tuple[Queue, Queue]:
+    """`param_prompt_Q` and `inference_results_Q`, bounded, on the driver's node."""
+    prompts = max(2, BUNDLES_QUEUED_PER_ENGINE * args.vllm_num_engines)
+    results = 4 * (args.staleness_bound + 1) * args.num_unique_prompts_rollout
+    options = {"num_cpus": 0, "scheduling_strategy": on_this_node()}
+    return Queue(maxsize=prompts, actor_options=options), Queue(maxsize=results, actor_options=options)
+
+
+def create_message_queue(args: GRPOConfig) -> MessageQueue:
+    """Ready training data on its way to the learners, on the driver's node."""
+    return MessageQueue.create(
+        default_queue_size(args),
+        max_staleness=args.staleness_bound,
+        actor_options={"scheduling_strategy": on_this_node()},
+    )
+
+
+def create_controller(
+    args: GRPOConfig,
+    inputs: RunInputs,
+    queues: tuple[Queue, Queue],
+    message_queue: MessageQueue,
+    *,
+    wandb_run_id: str | None = None,
+    rollouter_cls: type[RolloutController] = RolloutController,
+) -> "ActorHandle":
+    """The `RolloutController` actor (or that of a subclass), on the driver's node."""
+    options = ControllerOptions(
+        num_ranks=args.num_learners,
+        layout=args.device.collation_layout,
+        pad_token_id=inputs.pad_token_id,
+        tokenizer_name_or_path=args.tokenizer_name,
+        wandb_run_id=wandb_run_id,
+    )
+    actor = ray.remote(rollouter_cls).options(
+        num_cpus=0,
+        max_concurrency=16,
+        scheduling_strategy=on_this_node(),
+        runtime_env={"env_vars": args.device.actor_env},
+    )
+    return actor.remote(args, options, inputs.train_dataset, inputs.eval_dataset, *queues, message_queue=message_queue)
+
+
+def create_rollout_engines(
+    args: Any,
+    pg: "Bundles | None",
+    *,
+    queues: tuple[Queue, Queue] | None = None,
+    max_model_len: int | None = None,
+) -> "list[ActorHandle]":
+    """`--vllm_num_engines` engine actors that share the queues, on the bundles of `pg` or wherever there is room.
+
+    Without queues they share two of their own and are asked directly (`generate_with_single_engine`).
+    """
+    args = config_of(args)
+    queues = queues or create_queues(args)
+    return [
+        create_vllm_engine(
+            args,
+            queues,
+            number,
+            pg=_of_engine(args, pg, number),
+            max_model_len=max_model_len or args.max_sequence_length,
+        )
+        for number in range(args.vllm_num_engines)
+    ]
+
+
+def _of_engine(args: GRPOConfig, pg: Bundles | None, number: int) -> Bundles | None:
+    """The bundles of one engine."""
+    size = args.vllm_tensor_parallel_size
+    return None if pg is None else (pg[0], pg[1][number * size : (number + 1) * size])
+
+
+def create_vllm_engine(
+    args: GRPOConfig, queues: tuple[Queue, Queue], number: int, *, max_model_len: int, pg: Bundles | None = None
+) -> "ActorHandle":
+    """The engine at position `number`, on the bundles `pg` of its own."""
+    device = args.device
+    options = bundles.actor_options(device, pg, share=COLOCATED_SHARE if args.shares_devices else 1.0)
+    env = {}
+    if device.kind == "cuda" and args.vllm_tensor_parallel_size > 1 and pg is not None:
+        # Ray shows an actor the GPU of its own bundle; the engine's workers compute on those of its neighbours too.
+        env = {
+            "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1",
+            "CUDA_VISIBLE_DEVICES": bundles.visible_gpus(pg),
+        }
+    options["runtime_env"] = {"env_vars": options["runtime_env"]["env_vars"] | env}
+    actor = ray.remote(LLMRayActor).options(max_concurrency=8, **options)
+    engine = engine_options(args, device, seed=args.seed + number, max_model_len=max_model_len)
+    return actor.remote(number, engine, *queues, timeout_s=args.weight_sync_timeout_s)
+
+
+def engine_options(args: GRPOConfig, device: Device, *, seed: int, max_model_len: int) -> EngineOptions:
+    """What one engine of this run is started with."""
+    return EngineOptions(
+        model=args.model_name_or_path,
+        tokenizer=args.tokenizer_name,
+        revision=args.model_revision,
+        tokenizer_revision=args.tokenizer_revision
+        or "main",  # unsaid, vLLM takes the model's for another repository too
+        dtype=device.dtype,
+        max_model_len=max_model_len,
+        max_num_seqs=args.vllm_max_num_seqs,
+        weight_transport=device.weight_transport,
+        tensor_parallel_size=args.vllm_tensor_parallel_size,
+        executor_of_one_worker=device.executor_of_one_worker,
+        seed=seed,
+        enforce_eager=args.vllm_enforce_eager,
+        enable_prefix_caching=args.vllm_enable_prefix_caching,
+        inflight_updates=args.inflight_updates,
+        generation_timeout=args.generation_timeout,
+        workflow=args.workflow,
+        sleep=SleepOptions(
+            after_s=args.engine_sleep_after_s,
+            level=args.sleep_level,
+            calls_vllm=device.can_release_memory and (args.colocate or args.engine_sleep_after_s is not None),
+            memory_in_use_bytes=device.whole_memory_in_use_bytes,
+        ),
+        extra=device.engine_kwargs(
+            max_model_len=max_model_len,
+            gpu_memory_utilization=args.vllm_gpu_memory_utilization,
+        ),
+        env=device.engine_env(enforce_eager=args.vllm_enforce_eager, ready_timeout_s=args.init_timeout_s),
+    )
+
+
+class RolloutManager:
+    """Controller and engines. Methods that start with `async_` return object refs.
+
+    Args:
+        args: options of a run.
+        pg: the bundles of the engines.
+        wandb_run_id: run in wandb that evaluations are logged to, or None.
+        supervised: somebody else has the engines serve, and watches them.
+        inputs: data of the run; None reads what `args` names.
+        queues, message_queue: None makes them.
+    """
+
+    def __init__(
+        self,
+        args: Any,
+        pg: "Bundles | None",
+        wandb_run_id: str | None,
+        *,
+        supervised: bool = False,
+        inputs: RunInputs | None = None,
+        queues: tuple[Queue, Queue] | None = None,
+        message_queue: MessageQueue | None = None,
+        rollouter_cls: type[RolloutController] = RolloutController,
+    ) -> None:
+        self._args = args = config_of(args)
+        inputs = inputs or _read_inputs(args)
+        self.queues = queues or create_queues(args)
+        self.message_queue = message_queue or create_message_queue(args)
+        shorter_by = args.max_prompt_token_length - inputs.longest_prompt
+        is_of_the_data = WORKFLOWS[args.rollout_workflow].value.prompts_are_of_the_data
+        self.max_model_len = args.lengths.sequence - (shorter_by if is_of_the_data else 0)
+        self.controller = create_controller(
+            args, inputs, self.queues, self.message_queue, wandb_run_id=wandb_run_id, rollouter_cls=rollouter_cls
+        )
+        self.rollout_engines = create_rollout_engines(args, pg, queues=self.queues, max_model_len=self.max_model_len)
+        engine_bundles = [_of_engine(args, pg, number) for number in range(args.vllm_num_engines)]
+        self._bundles = {number: one for number, one in enumerate(engine_bundles) if one is not None}
+        self.engine_nodes = {number: bundles.node_ids(one)[0] for number, one in self._bundles.items()}
+        """Node id of each engine, by position."""
+        self._own_groups: list[PlacementGroup] = []
+        """Of engines that had to move."""
+        self.rollout_engine_lock = Lock.options(num_cpus=0, scheduling_strategy=on_this_node()).remote()
+        self._supervised = supervised
+        self._futures: list[Any] = []
+        """Of the engines that serve because of `async_generate` or `async_eval`; done means dead."""
+
+    def _serve(self) -> None:
+        if not self._supervised and not self._futures:
+            self._futures = [engine.process_queue_continuously.remote() for engine in self.rollout_engines]
+
+    def _has_lost_node(self, number: int) -> bool:
+        """Whether the node of the engine at this position is gone."""
+        return number in self.engine_nodes and not bundles.is_alive(self.engine_nodes[number])
+
+    def start_engine(self, number: int) -> "ActorHandle | None":
+        """A new engine in place of a dead one: where that was, or if the node is gone wherever there is room. None: nowhere."""
+        if self._has_lost_node(number):
+            args = self._args
+            place, per_core = args.device.place_resources, args.device.places_per_core
+            asked = Asked((), 1, args.vllm_tensor_parallel_size, place, per_core)
+            try:
+                reservation = bundles.reserve(asked, timeout_s=0.0)
+            except CannotPlace as error:
+                logger.warning("engine %d: %s", number, error)
+                return None
+            self._own_groups.append(reservation.group)
+            self._bundles[number] = reservation.group, reservation.rollout
+            self.engine_nodes[number] = bundles.node_ids(self._bundles[number])[0]
+            logger.info("engine %d moves to %s", number, bundles.bundle_places(reservation.group)[0].address)
+        return create_vllm_engine(
+            self._args, self.queues, number, max_model_len=self.max_model_len, pg=self._bundles.get(number)
+        )
+
+    def async_generate(self, rollout_id: int) -> "ray.ObjectRef[Box]":
+        """The data of rollout `rollout_id`, which step `rollout_id + 1` trains on, in a `Box`.
+
+        It tells the controller that the steps before were trained and that every engine has their weights. Engines begin to
+        serve with the first call.
+        """
+        self._serve()
+        return self.controller.generate.remote(rollout_id, engines=self._futures)
+
+    def async_eval(self, rollout_id: int) -> "ray.ObjectRef[None]":
+        """Done when the weights of `rollout_id` are evaluated; begins with it, unless `start_evaluation` did."""
+        self._serve()
+        return self.controller.eval.remote(rollout_id)
+
+    def async_offload(self, *, keep_weights: bool = False) -> list:
+        """Have all engines give their memory back; each ref gives the bytes.
+
+        Without `keep_weights` those whose `engine_sleep_level` is 2 drop their weights, because new ones come before they wake.
+        """
+        return [engine.release_memory_occupation.remote(keep_weights=keep_weights) for engine in self.rollout_engines]
+
+    def async_onload(self, tags: list[str] | None = None) -> list:
+        """Have them take it back, or those parts of it: `weights`, then new weights may come, then `kv_cache`."""
+        return [engine.resume_memory_occupation.remote(tags=tags) for engine in self.rollout_engines]
+
+    def shut_down(self, *, timeout_s: float, expected: Sequence[Any] = ()) -> None:
+        """End engines, controller and queues: asked first, killed after `timeout_s` seconds. Never raises.
+
+        Waits for `expected` refs too.
+        """
+        deadline = time.monotonic() + timeout_s
+        asked = [actor.stop.remote() for actor in (*self.rollout_engines, self.controller)]
+        expected = [*asked, *self._futures, *expected]
+        answered, _ = ray.wait(expected, num_returns=len(expected), timeout=timeout_s)
+        ended = [
+            engine.shutdown.remote()
+            for engine, ref in zip(self.rollout_engines, asked, strict=False)
+            if ref in answered
+        ]
+        if ended:
+            ray.wait(ended, num_returns=len(ended), timeout=max(deadline - time.monotonic(), 0.0))
+        for actor in (*self.rollout_engines, self.controller):
+            ray.kill(actor)
+        for queue in self.queues:
+            queue.shutdown(force=True)
+        self.message_queue.shutdown()
+        self.rollout_engine_lock.shut_down()
+        for group in self._own_groups:
+            ray.util.remove_placement_group(group)
+
+
+def _read_inputs(args: GRPOConfig) -> RunInputs:
+    inputs, mistakes = load_inputs(args)
+    if inputs is None:
+        raise ValueError("\n".join(mistakes))
+    return inputs

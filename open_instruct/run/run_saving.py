@@ -1,0 +1,133 @@
+"""What a run saves between two steps, checkpoints and model directories, and whether it may go on from what is there."""
+
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from open_instruct.config.checks import shown
+from open_instruct.config.options import GRPOConfig
+from open_instruct.data.run_identity import differences, run_identity
+from open_instruct.report.run_log import SUMMARY_FILE
+from open_instruct.report.run_summary import format_summary_table, read_summary
+from open_instruct.rollouts.rollout_state import FILE as ROLLOUT_STATE
+from open_instruct.run.run_state import mistake_in
+from open_instruct.storage.checkpoints import (
+    STATE_FILE,
+    Checkpoint,
+    CheckpointStore,
+    NoWholeCheckpoint,
+    StorageNotShared,
+    atomic_directory,
+)
+from open_instruct.storage.output_directory import describe
+from open_instruct.system.interruption import tell
+
+if TYPE_CHECKING:
+    from open_instruct.data.run_inputs import RunInputs
+    from open_instruct.grpo_fast import Run
+
+
+def checkpoint_store(args: GRPOConfig) -> CheckpointStore:
+    return CheckpointStore(args.state_dir, keep_last=args.keep_last_n_checkpoints)
+
+
+def resumes_the_same_run(args: GRPOConfig, inputs: "RunInputs | None") -> list[str]:
+    """A checkpoint in the way of a run with other options or other data is a mistake, not something to go on from."""
+    option = shown(args, "output_dir" if args.checkpoint_state_dir is None else "checkpoint_state_dir")
+    try:
+        newest = checkpoint_store(args).newest()
+    except NoWholeCheckpoint as error:
+        return [f"{option}: {error}. Remove them to start anew, or give another one."]
+    except OSError as error:
+        return [f"{option}: {describe(error)}. Give another one."]
+    if newest is None:
+        return []
+    if mistake := mistake_in(newest.state, newest.training_step):
+        return [f"{option}: the {STATE_FILE} of {newest.path} {mistake}. Remove it, or give another directory."]
+    changed = differences(newest.state["identity"], run_identity(args, inputs))
+    if not changed:
+        return _goes_beyond(args, newest)
+    return [
+        f"{option}: {newest.path} is of another run: {'; '.join(changed)}. To go on from there make it as it was; to start "
+        f"anew choose another --output_dir."
+    ]
+
+
+def _goes_beyond(args: GRPOConfig, newest: Checkpoint) -> list[str]:
+    """A run that ends before its checkpoint would train nothing. One that is complete says so when it is started."""
+    done, wanted = newest.training_step, args.num_training_steps
+    if done <= wanted or is_complete(args):
+        return []
+    return [
+        f"{shown(args, 'total_episodes')}: the run would end after step {wanted}, and {newest.path} is of step {done}. Set "
+        f"total_episodes to {done * args.num_samples_per_step} or more to go on; to start anew choose another --output_dir."
+    ]
+
+
+def is_complete(args: GRPOConfig) -> bool:
+    """Whether `--output_dir` holds a run that came to its end."""
+    steps = checkpoint_store(args).steps()
+    done = Path(args.output_dir, "model").is_dir() and Path(args.output_dir, SUMMARY_FILE).is_file()
+    return bool(steps) and steps[-1] >= args.num_training_steps and done
+
+
+def tell_that_it_is_complete(args: GRPOConfig) -> int:
+    try:
+        tell(format_summary_table(read_summary(Path(args.output_dir, SUMMARY_FILE))))
+    except (ValueError, LookupError, TypeError, AttributeError):
+        tell(f"{SUMMARY_FILE} is damaged, or of another version.")
+    tell(f"This run is complete. To train anew, choose another --output_dir or remove {args.output_dir}.")
+    return 0
+
+
+def save_if_due(run: "Run") -> None:
+    args, step = run.args, run.progress.training_step
+    if args.checkpoint_state_freq > 0 and step % args.checkpoint_state_freq == 0:
+        save_checkpoint(run)
+    if args.save_freq > 0 and step % args.save_freq == 0:
+        save_model(run, Path(args.output_dir) / f"step_{step:06d}")
+
+
+def save_checkpoint(run: "Run", *, is_last: bool = False) -> None:
+    """Everything that the same command needs to go on from here. An evaluation in flight will be started anew.
+
+    After one that `is_last` nobody generates or trains any more.
+    """
+    run.log.sync()
+    step = run.progress.training_step
+    if step == 0 or run.store.has(step):
+        return
+    with run.timer("saving"):
+        state = {"identity": run.identity, "progress": vars(run.progress), "evaluation_of": run.evaluation_of}
+        if is_last:
+            run.parts.sharing.learners_take_over()
+        with nullcontext() if is_last else run.parts.sharing.learners_only():
+            run.store.save(step, state, lambda path: _write_parts(run, path))
+
+
+def _write_parts(run: "Run", path: Path) -> dict[str, int]:
+    """Bytes of each file that the learners have written."""
+    learners = run.parts.group.async_save_checkpoint(str(path))
+    controller = run.parts.manager.controller.save.remote(run.progress.training_step, str(path / ROLLOUT_STATE))
+    *written, _ = run.parts.wait(
+        [*learners, controller], what="saving a checkpoint", timeout_s=run.args.init_timeout_s, limit="init_timeout_s"
+    )
+    return {name: num_bytes for files in written for name, num_bytes in files.items()}
+
+
+def save_model(run: "Run", directory: Path) -> Path:
+    """A Hugging Face model directory that Transformers and vLLM load."""
+    directory = directory.absolute()  # the learner on another node has another current directory
+    with run.timer("saving"), run.parts.sharing.learners_only(), atomic_directory(directory) as beside:
+        run.parts.wait(
+            run.parts.group.async_save_model(run.progress.training_step, directory=str(beside), with_optimizer=False),
+            what="saving the model",
+            timeout_s=run.args.init_timeout_s,
+            limit="init_timeout_s",
+        )
+        if not any(beside.iterdir()):
+            raise StorageNotShared(
+                f"{directory} on the driver's node is empty, though the first learner has written a model there. Models need "
+                f"storage that all nodes share. Give such a directory with --output_dir."
+            )
+    return directory

@@ -1,0 +1,94 @@
+"""The state file of a checkpoint: where the run stands, and whether a run can go on from what such a file says.
+
+    {"identity": run_identity(…), "progress": {"training_step": 2, …}, "evaluation_of": null}
+
+The file lies where anybody may have written it, so that its shape is checked here, in one place, before anything reads it.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from open_instruct.data.run_identity import OPTIONS
+
+Count = Annotated[int, Field(ge=0)]
+Number = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+@dataclass
+class Progress:
+    """Where the run stands; all of it is in a checkpoint."""
+
+    __pydantic_config__ = ConfigDict(strict=True, extra="forbid")
+
+    training_step: Count = 0
+    episode: Count = 0
+    num_total_tokens: Count = 0
+    wall_seconds: Number = 0.0
+    eval_accuracy_before: Number | None = None
+    eval_accuracy_after: Number | None = None
+
+
+class _Shape(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+
+class _Tokenizer(_Shape):
+    name: str
+    words: str
+    chat_template: str
+    special: str
+    date: str | None
+
+
+class _Rows(_Shape):
+    rows: Count
+    prompts: str
+    ground_truths: str
+    verifiers: str
+
+
+class _Data(_Shape):
+    """What an identity says of data and tokenizer."""
+
+    texts: dict[str, str | None]
+    tokenizer: _Tokenizer
+    train: _Rows
+    eval: _Rows | None
+
+
+class _Evaluation(_Shape):
+    evaluation_of: Count | None
+
+
+def mistake_in(state: Mapping[str, Any], training_step: int) -> str:
+    """What is wrong with the state of a step's checkpoint, in words; nothing where this program can go on from it."""
+    if not _is_identity(state.get("identity")):
+        return "does not say of which run it is"
+    progress = state.get("progress")
+    if not isinstance(progress, dict) or not _is(Progress, progress):
+        return "does not say where that run stood"
+    if (step := progress.get("training_step")) != training_step:
+        return f"is of step {step}, and its directory of step {training_step}"
+    if not _is(_Evaluation, state):
+        return "does not say which evaluation was under way"
+    return ""
+
+
+def _is_identity(value: Any) -> bool:
+    """That of an earlier version holds options alone, at its top. Of data it says all or nothing."""
+    options = value.get("options", value) if isinstance(value, dict) else None
+    if not isinstance(options, dict) or not options.keys() & set(OPTIONS):
+        return False
+    return not value.keys() & _Data.model_fields.keys() or _is(_Data, value)
+
+
+def _is(shape: type, value: Any) -> bool:
+    try:
+        TypeAdapter(shape).validate_json(json.dumps(value))  # from JSON, in which a dataclass may be an object
+    except ValidationError:
+        return False
+    return True

@@ -1,0 +1,1 @@
+"""Processes, signals, sockets and secrets of this machine."""

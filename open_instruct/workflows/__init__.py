@@ -1,0 +1,1 @@
+"""What becomes of a prompt: rollouts as coroutines that see a context and nothing else."""

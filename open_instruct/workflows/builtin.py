@@ -1,0 +1,6 @@
+"""Registers the workflows that come with the package."""
+
+from open_instruct.workflows import single_turn
+from open_instruct.workflows.rc import workflow as rc_workflow
+
+__all__ = ["rc_workflow", "single_turn"]

@@ -1,0 +1,1 @@
+"""The reasoning cache: cycles of a reasoning turn and its summary."""

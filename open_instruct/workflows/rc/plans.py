@@ -1,0 +1,173 @@
+"""What a training run asks of the reasoning cache, prompt by prompt: which states, and from where on. Pure.
+
+A rollout need not begin at the beginning: states that were reached before wait in a buffer, and one that leads to the states that
+were drawn spares the turns up to it. The buffer is bounded, holds no state older than allowed, and gives each state once.
+"""
+
+from collections import Counter, OrderedDict, defaultdict
+from dataclasses import asdict, dataclass
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+
+from open_instruct.workflows.rc.types import RCPlan, ReachedState
+
+
+@dataclass(frozen=True)
+class PlanOptions:
+    """The options of a run that decide what is asked."""
+
+    num_cycles: int
+    states_per_problem: int
+    """0: the turns themselves are trained on."""
+    num_summaries: int
+    """As in `RCPlan`."""
+    eval_num_cycles: int
+    buffer_size: int = 0
+    """States; 0 is no buffer."""
+    buffer_states_per_problem: int = 4
+    max_state_age: int | None = None
+    """In weight versions; None is no limit."""
+
+
+class StateBuffer:
+    """Reached states by row of the dataset, oldest first."""
+
+    def __init__(self, size: int, per_problem: int, max_age: int | None) -> None:
+        self._size = size
+        self._per_problem = per_problem
+        self._max_age = max_age
+        self._states: defaultdict[int, dict[int, ReachedState]] = defaultdict(dict)
+        """By row, then by arrival number."""
+        self._rows: OrderedDict[int, int] = OrderedDict()
+        """Arrival number to row, oldest first, of exactly the states in `_states`. (Of a dict the first key is slow to find once
+        many have left it.)"""
+        self._num_arrivals = 0
+        self.counts: Counter[str] = Counter()
+        """`dropped_old`, `dropped_full`, `taken`."""
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def add(self, row: int, state: ReachedState) -> None:
+        """Take a state in; the oldest ones make room, of this problem and of all."""
+        if self._size == 0:
+            return
+        if len(self._states[row]) == self._per_problem:
+            self._drop(next(iter(self._states[row])))
+        self._states[row][self._num_arrivals] = state
+        self._rows[self._num_arrivals] = row
+        self._num_arrivals += 1
+        while len(self) > self._size:
+            self._drop(next(iter(self._rows)))
+
+    def take(self, row: int, *, at_most: int, version: int) -> ReachedState | None:
+        """The state furthest on, up to number `at_most`, the newest of several; it is out of the buffer then."""
+        self._drop_aged(row, version)
+        fitting = [(state.number, arrival) for arrival, state in self._of(row).items() if state.number <= at_most]
+        if not fitting:
+            return None
+        self.counts["taken"] += 1
+        return self._remove(max(fitting)[1])
+
+    def state_dict(self) -> list[dict[str, Any]]:
+        """Oldest first."""
+        return [{"row": row, **asdict(self._states[row][arrival])} for arrival, row in self._rows.items()]
+
+    def load_state_dict(self, entries: list[dict[str, Any]]) -> None:
+        for entry in entries:
+            self.add(entry["row"], ReachedState(entry["number"], entry["summary"], entry["version"]))
+
+    def _of(self, row: int) -> dict[int, ReachedState]:
+        return self._states.get(row, {})
+
+    def _drop_aged(self, row: int, version: int) -> None:
+        if self._max_age is None:
+            return
+        for arrival in [n for n, state in self._of(row).items() if version - state.version > self._max_age]:
+            self._remove(arrival)
+            self.counts["dropped_old"] += 1
+
+    def _drop(self, arrival: int) -> None:
+        self._remove(arrival)
+        self.counts["dropped_full"] += 1
+
+    def _remove(self, arrival: int) -> ReachedState:
+        row = self._rows.pop(arrival)
+        state = self._states[row].pop(arrival)
+        if not self._states[row]:
+            del self._states[row]
+        return state
+
+
+class RCPlanner:
+    """Makes the plans of a run, and remembers those that are out: a prompt that is issued again is issued the same."""
+
+    def __init__(self, options: PlanOptions) -> None:
+        self._options = options
+        self._buffer = StateBuffer(options.buffer_size, options.buffer_states_per_problem, options.max_state_age)
+        self._out: dict[str, tuple[int, RCPlan]] = {}
+        """By prompt id: row and plan."""
+        self._ages: list[int] = []
+        """Of the states that rollouts began at since `metrics` was last asked; a beginning has none."""
+
+    def training_plan(self, prompt_id: str, row: int, problem: str, *, version: int, seed: int) -> RCPlan:
+        """The plan of a training prompt that is issued while `version` is served."""
+        if prompt_id not in self._out:
+            self._out[prompt_id] = (row, self._draw(row, problem, version, seed))
+        return self._out[prompt_id][1]
+
+    def _draw(self, row: int, problem: str, version: int, seed: int) -> RCPlan:
+        options = self._options
+        if not options.states_per_problem:
+            return RCPlan(problem, num_cycles=options.num_cycles, num_summaries=options.num_summaries)
+        drawn = np.random.default_rng(seed).permutation(options.num_cycles)[: options.states_per_problem]
+        states = tuple(sorted(drawn.tolist()))
+        later = [state for state in states if state > 0]
+        # With trained summaries a rollout comes to each drawn state by ways of its own: it begins before it.
+        at_most = later[0] - (1 if options.num_summaries else 0) if later else 0
+        start = self._buffer.take(row, at_most=at_most, version=version)
+        if start is not None:
+            self._ages.append(version - start.version)
+        return RCPlan(problem, start or ReachedState(), states, options.num_cycles, options.num_summaries)
+
+    def evaluation_plan(self, problem: str) -> RCPlan:
+        """One trajectory from the beginning."""
+        return RCPlan(problem, num_cycles=self._options.eval_num_cycles)
+
+    def arrived(self, prompt_id: str, states: tuple[ReachedState, ...]) -> None:
+        """A training prompt is back: what it reached can be begun at, unless nothing that is trained lies behind it."""
+        row, _ = self._out.pop(prompt_id, (None, None))
+        if row is None or not self._options.states_per_problem:
+            return
+        for state in states:
+            if state.number < self._options.num_cycles:
+                self._buffer.add(row, state)
+
+    def dropped(self, prompt_id: str) -> None:
+        """The engines failed on a training prompt for the last time. The state that it began at is gone with it."""
+        self._out.pop(prompt_id, None)
+
+    def metrics(self) -> dict[str, float]:
+        """`rc/…` of the buffer: its size, counts since the start of this process, ages in versions since the last call."""
+        if not self._options.buffer_size:
+            return {}
+        counts = self._buffer.counts
+        ages, self._ages = self._ages, []
+        return {
+            "rc/states_buffered": len(self._buffer),
+            "rc/states_dropped_old": counts["dropped_old"],
+            "rc/states_dropped_full": counts["dropped_full"],
+            "rc/states_taken": counts["taken"],
+            "rc/state_age_mean": fmean(ages) if ages else 0.0,
+            "rc/state_age_max": max(ages, default=0),
+        }
+
+    def state_dict(self) -> list[dict[str, Any]]:
+        """The buffer as plain values, with the states that prompts have out: those are issued again after a resume."""
+        begun = [{"row": row, **asdict(plan.start)} for row, plan in self._out.values() if plan.start.number]
+        return self._buffer.state_dict() + begun
+
+    def load_state_dict(self, entries: list[dict[str, Any]]) -> None:
+        self._buffer.load_state_dict(entries)

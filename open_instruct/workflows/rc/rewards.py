@@ -1,0 +1,102 @@
+"""Rewards of reasoning-cache rollouts, and the numbers that describe them. Pure.
+
+A rollout holds the samples of one prompt: reasoning turns, which verifiers score by their answers, and with `--rc_summary_reward`
+summaries. Each turn is compared with its own group alone (`Sample.group`).
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from statistics import fmean
+
+import numpy as np
+
+from open_instruct.data_types import Sample
+from open_instruct.scored_groups import ScoredGroup, split
+from open_instruct.workflows.rc.prompts import answer_of, with_opening_tag
+from open_instruct.workflows.rc.types import SUMMARIZATION, SummaryReward
+
+
+def answer_to_judge(text: str, *, opens_think: bool) -> str:
+    """What was said after the thoughts; empty inside a thought that was never closed."""
+    return answer_of(with_opening_tag(text) if opens_think else text)
+
+
+def rewards_of_turns(
+    samples: Sequence[Sample], scores: Sequence[float | None], summary_reward: SummaryReward
+) -> list[float | None]:
+    """A reasoning turn has its verifier's score, a summary that of what it led to. None: not scored.
+
+    Args:
+        scores: of each sample; of a summary None.
+        summary_reward: `zero`, or `downstream_mean`: the mean score of the reasoning turns that had the summary in their prompt.
+            A turn among them that was not scored is left out of it.
+    """
+    rewards = list(scores)
+    for position, sample in enumerate(samples):
+        if sample.kind == SUMMARIZATION:
+            led_to = [scores[i] for i, other in enumerate(samples) if other.parent == position]
+            known = [score for score in led_to if score is not None]
+            rewards[position] = 0.0 if summary_reward != "downstream_mean" else fmean(known) if known else None
+    return rewards
+
+
+def rollout_metrics(rollouts: Sequence[ScoredGroup], parts: Sequence[ScoredGroup]) -> dict[str, float]:
+    """`rc/…` of a training step: by turn, what was scored and how long it was; tokens that were spent on the way to the samples.
+
+    Args:
+        rollouts: whole results.
+        parts: the same, divided by `split`.
+    """
+    metrics: dict[str, float] = {
+        "rc/states_reached": fmean([len(one.result.notes) for one in rollouts]),
+        "rc/tokens_on_the_way": sum(one.result.token_statistics.num_response_tokens for one in rollouts)
+        - sum(len(response) for part in parts for response in part.result.responses),
+        "rc/groups_of_one": sum(len(part.scores) == 1 for part in parts),
+        "rc/groups_left_out": sum(part.first.weight == 0 for part in parts),
+    }
+    by_turn: defaultdict[tuple[str, int], list[ScoredGroup]] = defaultdict(list)
+    for part in parts:
+        by_turn[part.first.kind, part.first.number].append(part)
+    for (turn_type, number), some in sorted(by_turn.items()):
+        name = f"{turn_type}_{number}"
+        metrics[f"rc/score_{name}"] = float(np.concatenate([part.scores for part in some]).mean())
+        metrics[f"rc/tokens_{name}"] = fmean([len(response) for part in some for response in part.result.responses])
+        metrics[f"rc/at_limit_{name}"] = fmean(
+            [sample.finish_reason == "length" for part in some for sample in part.samples]
+        )
+    return metrics
+
+
+def last_turns(rollouts: Sequence[ScoredGroup]) -> list[ScoredGroup]:
+    """Of each evaluated trajectory the last reasoning turn: what an evaluation reports as its answers. A trajectory that was
+    given up has no turns and stands for itself."""
+    return [max(split(one), key=lambda part: part.first.number) if one.samples else one for one in rollouts]
+
+
+def evaluation_metrics(rollouts: Sequence[ScoredGroup]) -> dict[str, float]:
+    """`eval/rc/…`: the share that is right, and mean tokens of the reasoning turn, by cycle; right in any cycle; at the limit.
+
+    Trajectories that were given up are right in no cycle, and their tokens are not known.
+    """
+    finished = [one for one in rollouts if one.samples]
+    if not finished:
+        return {}
+    by_cycle: defaultdict[int, list[ScoredGroup]] = defaultdict(list)
+    for rollout in finished:
+        for part in split(rollout):
+            by_cycle[part.first.number].append(part)
+    share_finished = len(finished) / len(rollouts)
+    metrics: dict[str, float] = {}
+    for number, parts in sorted(by_cycle.items()):
+        metrics[f"eval/rc/accuracy_cycle_{number}"] = share_finished * float(
+            np.mean([(part.scores >= 1 - 1e-6).mean() for part in parts])
+        )
+        metrics[f"eval/rc/tokens_cycle_{number}"] = fmean(
+            [len(response) for part in parts for response in part.result.responses]
+        )
+    metrics["eval/rc/accuracy_any_cycle"] = fmean([bool(one.scores.max() >= 1 - 1e-6) for one in rollouts])
+    metrics["eval/rc/at_limit"] = fmean(
+        [sample.finish_reason == "length" for one in finished for sample in one.samples]
+    )
+    metrics["eval/rc/tokens_per_problem"] = fmean([one.result.token_statistics.num_response_tokens for one in finished])
+    return metrics

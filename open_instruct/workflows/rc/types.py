@@ -1,0 +1,212 @@
+"""Messages of reasoning-cache (RC) rollouts: a problem, what a turn asks of an engine, what comes back, what is kept of it.
+
+They travel between processes and, as lines of JSON, through the stream of results. Read with `turns.py`, which makes them.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
+
+import numpy as np
+
+REASONING = "reasoning"
+"""A turn that thinks about the problem."""
+SUMMARIZATION = "summarization"
+"""A turn that rewrites the summary."""
+SummaryReward = Literal["none", "zero", "downstream_mean"]
+"""Of a summary in training (`--rc_summary_reward`)."""
+CONTROL = "control"
+"""Key of the metadata of turns that belong to no cycle but to what the cycles are compared with."""
+ONE_LONG_TURN = "one_long_turn"
+"""Such a control: a single reasoning turn that may spend what a whole trajectory may."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One problem. Only `text` is ever shown to the model."""
+
+    problem_id: str
+    """Unique over all data sets of a run."""
+    text: str
+    ground_truth: object
+    """What the verifier compares with: any JSON value."""
+    verifier: str
+    """As in the `dataset` column of training data: `gsm8k`, `reasoning_gym/chain_sum`, …"""
+    dataset: str
+    """Where the problem comes from, for accuracies by data set."""
+
+
+@dataclass(frozen=True)
+class TurnRequest:
+    """What a workflow asks of an engine: continue these token ids."""
+
+    prompt_ids: list[int]
+    max_tokens: int
+    temperature: float
+    top_p: float
+    seed: int
+    turn_type: str
+    """Summaries may go to engines of their own."""
+    name: str = ""
+    """Tells the turn from the others of its rollout."""
+
+
+@dataclass(frozen=True)
+class Generation:
+    """The answer of an engine to a `TurnRequest`."""
+
+    text: str
+    """Without special tokens."""
+    token_ids: list[int]
+    logprobs: list[float]
+    """Of the sampled tokens; empty where the engine gives none."""
+    finish_reason: str
+    """`stop` or `length`."""
+    version_spans: list[tuple[int, int]] = field(default_factory=list)
+    """`(weight version, number of tokens)` in order; the counts add up to the length of `token_ids`."""
+    num_retries: int = 0
+    """Attempts that failed before this one."""
+    exact_tokens: bool = True
+    """Whether `token_ids` are those that were sampled, and not the text tokenized again."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether the model came to an end of its own."""
+        return self.finish_reason != "length"
+
+    @property
+    def first_version(self) -> int:
+        return self.version_spans[0][0] if self.version_spans else 0
+
+    @property
+    def last_version(self) -> int:
+        return self.version_spans[-1][0] if self.version_spans else 0
+
+
+@dataclass
+class TrainingText:
+    """One turn as a training sample. `metadata` is filled in by `InferenceProblemState` the moment the turn is taken up."""
+
+    text: str
+    """The raw output, think tags included."""
+    prompt_ids: np.ndarray  # (Q,) int32, as the engine had them
+    response_ids: np.ndarray  # (R,) int32
+    logprobs: np.ndarray  # (R,) float32, as sampled; (0,) where the engine gives none
+    reward: float | None
+    """None: not scored, as summaries by default."""
+    finished: bool
+    """False if the turn was cut at its token limit."""
+    group_id: str = ""
+    """Of the samples of one problem in one attempt."""
+    trajectory_id: str = ""
+    problem_id: str = ""
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_control(self) -> bool:
+        return CONTROL in self.metadata
+
+    def to_json(self) -> dict[str, Any]:
+        values = {one.name: getattr(self, one.name) for one in fields(self)}
+        return {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in values.items()}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> "TrainingText":
+        """The turn back from `to_json`; further keys are passed over."""
+        known = {one.name: values[one.name] for one in fields(cls)}
+        known["prompt_ids"] = np.asarray(known["prompt_ids"], np.int32)
+        known["response_ids"] = np.asarray(known["response_ids"], np.int32)
+        known["logprobs"] = np.asarray(known["logprobs"], np.float32)
+        return cls(**known)
+
+
+@dataclass(frozen=True)
+class ReachedState:
+    """Where a rollout stands between two cycles: all that the next reasoning turn knows beside the problem."""
+
+    number: int = 0
+    """Summaries behind it; 0 is the beginning."""
+    summary: str = ""
+    """As text, because a template takes it up."""
+    version: int = 0
+    """Oldest weights that wrote it."""
+
+
+@dataclass(frozen=True)
+class RCPlan:
+    """What a training or evaluation prompt asks of an engine beside its sampling (`data_types.PromptRequest.task`).
+
+    With `states` the samples are fresh reasoning turns at each of them, n (`SamplingConfig`) each. Without, they are the turns of
+    n trajectories of `num_cycles` cycles, the last summary left out: nothing follows from it.
+    """
+
+    problem: str
+    start: ReachedState = ReachedState()
+    """Where the rollout begins; no later than the first of `states` after 0."""
+    states: tuple[int, ...] = ()
+    """By number."""
+    num_cycles: int = 1
+    num_summaries: int = 0
+    """Summaries that are samples too: so many ways to each of `states`; without `states`, those of the trajectories if not 0."""
+
+
+@dataclass(frozen=True)
+class RolloutResult:
+    """One trajectory on its way back: all its turns, or why it was dropped."""
+
+    trajectory_id: str
+    rollouts: list[TrainingText]
+    dropped: str = ""
+    """Reason in a word; empty if the trajectory is complete."""
+    cause: str = ""
+    """The error behind it."""
+    num_retries: int = 0
+    num_requeues: int = 0
+
+
+@dataclass(frozen=True)
+class RetryOptions:
+    """When a turn is tried again, and when given up."""
+
+    max_retries: int = 3
+    """Tries of one turn."""
+    retry_base_delay: float = 1.0
+    """Seconds before the second try; doubles with each."""
+    request_timeout_s: float = 1800.0
+    """For one try."""
+    max_server_downtime_s: float = 600.0
+    """How long all servers may be gone before the run ends."""
+
+
+class EngineError(RuntimeError):
+    """An engine gave no answer to a turn; `num_retries` attempts failed before."""
+
+    def __init__(self, message: str, num_retries: int = 0) -> None:
+        super().__init__(message)
+        self.num_retries = num_retries
+
+
+class RetriesExhausted(EngineError):
+    """It failed too often in ways that may pass: connections, timeouts, overload."""
+
+
+class TurnRejected(EngineError):
+    """It will not take this request, however often it is asked."""
+
+
+class NotScored(Exception):
+    """No verifier could say what an answer is worth: its trajectory is left out, and nothing is wrong with the others."""
+
+
+class EnginesDown(EngineError):
+    """No engine was there for longer than a run waits. Ends the run."""
+
+
+class PromptTooLong(ValueError):
+    """A prompt that leaves no room for an answer, even after what could be shortened was."""
+
+
+def json_bytes(value: object) -> bytes:
+    """`value` as a line of strict JSON."""
+    return json.dumps(value, allow_nan=False).encode() + b"\n"

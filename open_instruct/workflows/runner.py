@@ -1,0 +1,267 @@
+"""Rollouts inside an engine actor: an event loop of its own, beside the thread that steps the engine.
+
+    LLMRayActor ── prompt ──► RolloutRunner: Workflow.run(request, ctx) ── ctx.generate, as a request of its own ──► engine thread
+                ◄── result ──                                          ◄── its responses ──────────────────────────
+
+Between two requests a rollout holds nothing of the engine: each request queues like any other, and new weights may come between.
+"""
+
+import asyncio
+import contextvars
+import inspect
+import logging
+import threading
+import time
+import traceback
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from open_instruct.chat_codec import ChatCodec
+from open_instruct.data_types import (
+    Completion,
+    GenerationResult,
+    Moment,
+    PromptRequest,
+    SamplingConfig,
+    TokenStatistics,
+)
+from open_instruct.workflows.base import (
+    CallFailed,
+    Context,
+    Effect,
+    GenerationFailed,
+    RolloutFailed,
+    Tool,
+    Trajectory,
+    Workflow,
+)
+from open_instruct.workflows.effects import EffectOutsideContext, task_factory, watched
+
+logger = logging.getLogger(__name__)
+
+CLOSE_S = 5.0
+"""Deadline of the event loop's end."""
+MOST_ERRORS_IN_A_ROW = 8
+"""Rollouts in a row that end with an error of the workflow's own, of which the last ends the engine."""
+WATCHED_FIRST, WATCHED_EVERY = 8, 64
+"""Rollouts that are watched for effects outside their context: the first of an engine, and then one in so many. Watching them all
+would cost time, and a workflow that reads a clock does so in most of its rollouts."""
+TOOL_THREADS = 64
+"""Calls of tools that are no coroutines, at once."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the engine says to one request."""
+
+    completions: list[Completion]
+    statistics: TokenStatistics
+    error: str = ""
+    """Why there are no completions."""
+
+
+Submit = Callable[[str, np.ndarray, SamplingConfig], "Future[Answer]"]
+"""Hands a request to the engine: its id, token ids, sampling."""
+
+
+@dataclass(frozen=True)
+class EngineFacts:
+    """What rollouts need to know of the engine that they run in."""
+
+    engine_id: int
+    max_model_len: int
+    read_codec: Callable[[], ChatCodec]
+    """Gives the same object each time."""
+
+
+class EngineContext(Context):
+    """The context of one rollout inside an engine actor."""
+
+    def __init__(self, request: PromptRequest, facts: EngineFacts, submit: Submit, tools: "ToolBox") -> None:
+        super().__init__(seed=request.generation_config.seed or 0, max_model_len=facts.max_model_len)
+        self._prompt_id = request.prompt_id
+        self._submit = submit
+        self._tools = tools
+        self._read_codec = facts.read_codec
+        self.answers: list[TokenStatistics] = []
+        self.tool_s = 0.0
+        """Seconds in which at least one call was under way."""
+        self._num_calls = 0
+        self._calls_began = 0.0
+
+    @property
+    def codec(self) -> ChatCodec:
+        return self._read_codec()
+
+    def _generate(
+        self, effect: Effect, prompt_ids: np.ndarray, sampling: SamplingConfig
+    ) -> Awaitable[list[Completion]]:
+        if len(prompt_ids) + sampling.max_tokens > self.max_model_len:
+            raise RolloutFailed(
+                f"{effect}: a prompt of {len(prompt_ids)} tokens and {sampling.max_tokens} more do not fit into the "
+                f"{self.max_model_len} that the model takes"
+            )
+        return self._wait_for(self._submit(f"{self._prompt_id}/{effect}", prompt_ids, sampling))
+
+    async def _wait_for(self, future: "Future[Answer]") -> list[Completion]:
+        answer = await asyncio.wrap_future(future)
+        self.answers.append(answer.statistics)
+        if answer.error:
+            raise GenerationFailed(answer.error)
+        return answer.completions
+
+    def _call(self, effect: Effect, tool: str, arguments: Any, timeout_s: float) -> Awaitable[Any]:
+        # In a context of its own, because tools may read clocks and draw numbers.
+        return asyncio.get_running_loop().create_task(
+            self._timed_call(effect, tool, arguments, timeout_s), context=contextvars.Context()
+        )
+
+    async def _timed_call(self, effect: Effect, tool: str, arguments: Any, timeout_s: float) -> Any:
+        if not self._num_calls:
+            self._calls_began = time.monotonic()
+        self._num_calls += 1
+        try:
+            return await asyncio.wait_for(self._tools.call(tool, arguments), timeout_s)
+        except TimeoutError as error:
+            raise CallFailed(f"{effect}: {tool} did not answer in {timeout_s:g} s") from error
+        except Exception as error:  # whatever a tool raises
+            raise CallFailed(f"{effect}: {tool} failed: {type(error).__name__}: {error}") from error
+        finally:
+            self._num_calls -= 1
+            if not self._num_calls:
+                self.tool_s += time.monotonic() - self._calls_began
+
+    def _now(self, effect: Effect) -> float:
+        del effect
+        return time.time()
+
+
+class ToolBox:
+    """The tools of a workflow; those that are no coroutines run in threads."""
+
+    def __init__(self, tools: "dict[str, Tool]") -> None:
+        self._tools = tools
+        self._threads = ThreadPoolExecutor(TOOL_THREADS, thread_name_prefix="tool")
+
+    async def call(self, name: str, arguments: Any) -> Any:
+        tool = self._tools[name]
+        if inspect.iscoroutinefunction(tool):
+            return await tool(arguments)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, tool, arguments)
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+class RolloutRunner:
+    """Takes prompts, gives back results.
+
+    Args:
+        submit: called from the event loop's thread.
+        finish: is given each result, of failed rollouts too. Called from the event loop's thread.
+        fail: is given an error that is nobody's fault but the program's.
+    """
+
+    def __init__(
+        self,
+        workflow: Workflow,
+        facts: EngineFacts,
+        submit: Submit,
+        finish: Callable[[GenerationResult], None],
+        fail: Callable[[BaseException], None],
+    ) -> None:
+        self._workflow = workflow
+        self._facts = facts
+        self._submit = submit
+        self._finish = finish
+        self._fail = fail
+        self._tools = ToolBox(dict(workflow.tools))
+        self._num_rollouts = 0
+        self._num_errors_in_a_row = 0
+        self._loop = asyncio.new_event_loop()
+        self._loop.set_task_factory(task_factory)
+        self._thread = threading.Thread(target=self._loop.run_forever, name="rollouts", daemon=True)
+        self._thread.start()
+
+    def start(self, request: PromptRequest) -> None:
+        """Roll a prompt out. Returns at once."""
+        asyncio.run_coroutine_threadsafe(self._run(request), self._loop)
+
+    def close(self) -> None:
+        """Break off what is under way; nothing is given back any more."""
+        asyncio.run_coroutine_threadsafe(_cancel_all(), self._loop)
+        self._loop.call_soon_threadsafe(self._loop.call_later, 0.0, self._loop.stop)
+        self._thread.join(CLOSE_S)
+        self._tools.close()
+
+    async def _run(self, request: PromptRequest) -> None:
+        try:
+            self._finish(await self._result(request))
+        except Exception as error:  # the engine's thread ends with it, and says so
+            self._fail(error)
+
+    async def _result(self, request: PromptRequest) -> GenerationResult:
+        began = Moment()
+        ctx = EngineContext(request, self._facts, self._submit, self._tools)
+        try:
+            rollout = self._workflow.run(request, ctx)
+            trajectory = await (watched(rollout) if self._is_watched() else rollout)
+        except Exception as error:
+            return GenerationResult.given_up(request, self._facts.engine_id, self._cause(first_of(error)), began)
+        self._num_errors_in_a_row = 0
+        return self._to_result(request, trajectory, ctx, began)
+
+    def _is_watched(self) -> bool:
+        number = self._num_rollouts
+        self._num_rollouts += 1
+        return number < WATCHED_FIRST or number % WATCHED_EVERY == 0
+
+    def _cause(self, error: BaseException) -> str:
+        """Why a rollout is given up. Raises what shall end the engine: an effect outside the context, and the last of too many
+        errors of the workflow itself, which anybody may write. One such error costs one rollout."""
+        if isinstance(error, RolloutFailed):
+            return str(error)
+        self._num_errors_in_a_row += 1
+        if isinstance(error, EffectOutsideContext) or self._num_errors_in_a_row >= MOST_ERRORS_IN_A_ROW:
+            raise error
+        where = "".join(traceback.format_tb(error.__traceback__)[-1:]).strip()
+        logger.warning("%s: %s: %s (%s)", type(self._workflow).__name__, type(error).__name__, error, where)
+        return f"{type(error).__name__}: {error}"
+
+    def _to_result(
+        self, request: PromptRequest, trajectory: Trajectory, ctx: EngineContext, began: Moment
+    ) -> GenerationResult:
+        # A single request is timed from its admission by the engine; of several, the waiting between them counts too.
+        alone = ctx.answers[0] if len(ctx.answers) == 1 and not ctx.tool_s else None
+        return GenerationResult(
+            samples=trajectory.samples,
+            index=request.index,
+            prompt_id=request.prompt_id,
+            issue_version=request.issue_version,
+            engine_id=self._facts.engine_id,
+            token_statistics=TokenStatistics(
+                num_prompt_tokens=len(request.prompt),
+                num_response_tokens=sum(one.num_response_tokens for one in ctx.answers),
+                generation_time=alone.generation_time if alone else began.elapsed_s(),
+                start_time=alone.start_time if alone else began.unix,
+                tool_time=ctx.tool_s,
+            ),
+            marker=request.marker,
+            notes=trajectory.notes,
+        )
+
+
+def first_of(error: BaseException) -> BaseException:
+    """What went wrong first, where several branches of a rollout failed; the others are about the same."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+async def _cancel_all() -> None:
+    for task in asyncio.all_tasks() - {asyncio.current_task()}:
+        task.cancel()
