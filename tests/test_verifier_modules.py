@@ -16,7 +16,7 @@ from open_instruct.verifiers.pool import Scored, VerifierPool
 
 PACKAGE = Path(__file__).parents[1]
 REWARDS = """
-    from open_instruct.verifiers.verifiers import VerificationResult, VerifierFunction
+    from open_instruct.ground_truth_utils import VerificationResult, VerifierFunction
 
     class Echo(VerifierFunction):
         name = "Echo"

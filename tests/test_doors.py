@@ -1,0 +1,23 @@
+"""Names that users write in YAML files and in modules of their own, wherever their code lies."""
+
+import importlib
+
+import pytest
+
+NAMES = {
+    "open_instruct.rollout.Rollouter": "open_instruct.rollouts.controller",
+    "open_instruct.fully_async_trainer.FullyAsyncTrainer": "open_instruct.run.fully_async_trainer",
+    "open_instruct.rc_policies.generate_math_rollout": "open_instruct.workflows.rc.policies",
+    "open_instruct.rc_datasets.load_datasets": "open_instruct.rc.datasets",
+    "open_instruct.ground_truth_utils.VerifierFunction": "open_instruct.verifiers.verifiers",
+    "open_instruct.ground_truth_utils.VerificationResult": "open_instruct.verifiers.verifiers",
+    "open_instruct.vllm_utils3.LLMRayActor": "open_instruct.vllm_utils3",
+}
+
+
+@pytest.mark.parametrize(("name", "module"), NAMES.items())
+def test_names_that_users_write_lead_to_the_code(name: str, module: str) -> None:
+    door, _, wanted = name.rpartition(".")
+    found = getattr(importlib.import_module(door), wanted)
+    target = importlib.import_module(module)
+    assert found is getattr(target, wanted)
