@@ -119,7 +119,7 @@ FAULTS = [
     ),
     Fault("lock keeper killed", "ray::_LockKeeper", KILL, "ends", "keeper of the lock died"),
     Fault("lock keeper stopped", "ray::_LockKeeper", STOP, "ends", "the keeper of the lock (process"),
-    Fault("verifiers killed", "verifiers.pool", KILL, "goes on", "the verifiers' process is started again"),
+    Fault("verifiers killed", "verifiers.keeper", KILL, "goes on", "the verifiers' process is started again"),
     Fault("Ray's GCS killed", "gcs_server", KILL, "ends", "Ray's GCS (process"),
     Fault("Ray's GCS stopped", "gcs_server", STOP, "ends", "Ray's GCS (process"),
     Fault("raylet killed", "raylet", KILL, "ends", "aylet"),

@@ -31,7 +31,7 @@ from ray.util.queue import Queue
 
 from open_instruct.cluster.failures import WeightsDiffer
 from open_instruct.cluster.placement_plan import CannotPlace
-from open_instruct.config.checks import collect_mistakes, shown
+from open_instruct.config.checks import collect_mistakes
 from open_instruct.config.cli import UsageError, fail_with, parse_args, read_lists
 from open_instruct.config.extensions import MODULE_OPTIONS, config_class_with, plain_config
 from open_instruct.config.model_support import problem_with_weights
@@ -39,6 +39,7 @@ from open_instruct.config.options import GRPOConfig
 from open_instruct.data.run_identity import run_identity, says_which_data
 from open_instruct.data.run_inputs import RunInputs, load_inputs
 from open_instruct.learners.step_sums import NonfiniteSteps
+from open_instruct.option_text import shown
 from open_instruct.report.run_log import ComponentStatus, Monitor, RunLog
 from open_instruct.report.run_summary import PromptCounts, RunSummary
 from open_instruct.rollouts.controller import RolloutController

@@ -35,12 +35,10 @@ from open_instruct.rc.options import RCOptions, RunOptions, SamplingOptions, opt
 from open_instruct.rc.statistics import RolloutStatistics, format_rollout_table
 from open_instruct.rc.stream import NotAStream, StreamWriter, read_trajectories, resume_stream
 from open_instruct.rc.worker import load_dotted
-from open_instruct.report.logger_utils import (
-    setup_logging,
-    write_atomically,
-)
+from open_instruct.report.log_files import setup_logging
 from open_instruct.report.plots import plot_accuracy_by_cycle
 from open_instruct.report.run_summary import write_summary
+from open_instruct.storage.atomic_file import write_atomically
 from open_instruct.storage.output_directory import UnusableDirectory, describe, held, is_of_storage
 from open_instruct.system.interruption import Interrupted, ends_by_signals, tell
 from open_instruct.system.masking import mask_tracebacks

@@ -12,8 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from open_instruct.config import checks as config_checks
+from open_instruct.config import limits, model_checks
 from open_instruct.config import options as config
-from open_instruct.config.checks import collect_mistakes, load_tokenizer
+from open_instruct.config.checks import collect_mistakes
+from open_instruct.config.model_checks import load_tokenizer
 from open_instruct.config.options import GRPOConfig
 from open_instruct.device import Device
 from open_instruct.workflows.rc import prompts as rc_prompts
@@ -29,7 +31,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Device, "num_places", 8)
     monkeypatch.setattr(config, "current_device", lambda **_: CPU)
     monkeypatch.setattr(
-        config_checks, "_problem_with_hub_name", lambda name, revision: "not on the hub. Check the name."
+        model_checks, "_problem_with_hub_name", lambda name, revision: "not on the hub. Check the name."
     )
 
 
@@ -276,12 +278,12 @@ def test_all_mistakes_at_once(make_args: MakeArgs) -> None:
 def test_every_number_has_limits() -> None:
     hints = typing.get_type_hints(GRPOConfig)
     numbers = {name for name, hint in hints.items() if {int, float} & {hint, *typing.get_args(hint)}}
-    assert set(config_checks.LIMITS) == numbers - {"num_learners_per_node", "loss_denominator"}
+    assert set(limits.LIMITS) == numbers - {"num_learners_per_node", "loss_denominator"}
 
 
 @given(low=st.integers(-5, 5), high=st.integers(-5, 5), low_itself=st.booleans(), value=st.floats(-9, 9))
 def test_limits(low: int, high: int, low_itself: bool, value: float) -> None:
-    holds = config_checks.Limits(low, high, low_itself=low_itself).hold(value)
+    holds = limits.Limits(low, high, low_itself=low_itself).hold(value)
     assert holds == ((low <= value if low_itself else low < value) and value <= high)
 
 
@@ -346,9 +348,9 @@ def test_a_broken_config_file(make_args: MakeArgs, tmp_path: Path) -> None:
 
 def test_a_hub_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
-    monkeypatch.setattr(config_checks, "HUB_TIMEOUT_S", 0.05)
-    monkeypatch.setattr("huggingface_hub.HfApi.model_info", lambda *_, **__: config_checks.threading.Event().wait(1))
-    problem = config_checks._problem_with_hub_name("org/name", None)
+    monkeypatch.setattr(model_checks, "HUB_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("huggingface_hub.HfApi.model_info", lambda *_, **__: model_checks.threading.Event().wait(1))
+    problem = model_checks._problem_with_hub_name("org/name", None)
     assert problem.startswith("no such directory here, not in the local cache")
     assert "no answer in " in problem
 

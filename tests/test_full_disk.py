@@ -13,7 +13,7 @@ import pytest
 from runs import assert_ledger_balances, command, rows
 
 from open_instruct.rc.stream import StreamWriter, read_stream
-from open_instruct.report.logger_utils import MetricsWriter, read_metrics
+from open_instruct.report.metrics_file import MetricsWriter, read_metrics
 from open_instruct.storage.checkpoints import CheckpointStore
 from open_instruct.storage.output_directory import is_of_storage, names_a_full_disk
 from open_instruct.workflows.rc.types import TrainingText

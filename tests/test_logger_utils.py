@@ -23,23 +23,13 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from open_instruct.report import logger_utils
-from open_instruct.report.logger_utils import (
-    Isolation,
-    MetricsWriter,
-    NullTracker,
-    Progress,
-    ProgressLine,
-    Tracker,
-    TrackerOptions,
-    WandbTracker,
-    format_duration,
-    make_tracker,
-    read_metrics,
-    setup_logging,
-    to_json_value,
-    write_atomically,
-)
+from open_instruct.report import tracker as tracker_module
+from open_instruct.report.isolation import Isolation
+from open_instruct.report.live_line import Progress, ProgressLine, format_duration
+from open_instruct.report.log_files import setup_logging
+from open_instruct.report.metrics_file import MetricsWriter, read_metrics, to_json_value
+from open_instruct.report.tracker import NullTracker, Tracker, TrackerOptions, WandbTracker, make_tracker
+from open_instruct.storage.atomic_file import write_atomically
 from open_instruct.system.interruption import Interrupted
 
 PROGRESS = Progress(step=1, reward=0.5, tokens_per_second=1234.5, prompt_queue=3, result_queue=2, age=1.0)
@@ -280,8 +270,8 @@ def test_with_a_key_but_no_service_wandb_falls_back_to_offline(
 ) -> None:
     monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
     monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{request.getfixturevalue(server)}")
-    monkeypatch.setattr(logger_utils, "WANDB_INIT_TIMEOUT_S", 2.0)
-    monkeypatch.setattr(logger_utils, "WANDB_ANSWER_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(tracker_module, "WANDB_INIT_TIMEOUT_S", 2.0)
+    monkeypatch.setattr(tracker_module, "WANDB_ANSWER_TIMEOUT_S", 1.0)
     start = time.monotonic()
     tracker = make_tracker(True, options, {})
     tracker.log({"scores": 1.0}, 1)
@@ -306,7 +296,7 @@ def test_a_broken_wandb_is_warned_of_once(
     for step in range(3):
         tracker.log({}, step)
     tracker.finish()
-    assert [record.getMessage() for record in caplog.records if record.name == "open_instruct.report.logger_utils"] == [
+    assert [record.getMessage() for record in caplog.records if record.name == "open_instruct.report.isolation"] == [
         "wandb failed; the run goes on without: RuntimeError: service died"
     ]
 
@@ -314,11 +304,11 @@ def test_a_broken_wandb_is_warned_of_once(
 HUNG = """
 import logging, sys, time
 import psutil
-from open_instruct.report import logger_utils
-from open_instruct.report.logger_utils import TrackerOptions, make_tracker
+from open_instruct.report import tracker as tracker_module
+from open_instruct.report.tracker import TrackerOptions, make_tracker
 
 logging.basicConfig()
-logger_utils.WANDB_FINISH_TIMEOUT_S, logger_utils.WANDB_GRACE_S, logger_utils.WANDB_MAX_ROWS_WAITING = 1.0, 2.0, 50
+tracker_module.WANDB_FINISH_TIMEOUT_S, tracker_module.WANDB_GRACE_S, tracker_module.WANDB_MAX_ROWS_WAITING = 1.0, 2.0, 50
 tracker = make_tracker(True, TrackerOptions("test", "run 1", "abc123", sys.argv[1]), {})
 helpers = [child for child in psutil.Process().children() if "wandb" in child.name()]
 assert helpers

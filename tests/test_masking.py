@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from open_instruct.config.cli import fail_with
-from open_instruct.report.logger_utils import setup_logging
+from open_instruct.report.log_files import setup_logging
 from open_instruct.system.masking import MASK, masked, without_secrets
 
 

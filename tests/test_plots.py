@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from open_instruct.report.logger_utils import MetricsWriter
+from open_instruct.report.metrics_file import MetricsWriter
 from open_instruct.report.plots import ACCURACY_KEY, CYCLE_KEY, REWARD_KEY, plot_reward_curve
 
 CYCLES = {f"{CYCLE_KEY}{cycle}" for cycle in (1, 2, 3)}

@@ -26,7 +26,8 @@ from open_instruct.rollouts import controller as rollout
 from open_instruct.rollouts.controller import ControllerOptions, RolloutController, request_seed
 from open_instruct.rollouts.message_queue import QueueFull
 from open_instruct.rollouts.staleness import CONSUMED, MASKED, ZERO_STD
-from open_instruct.verifiers.pool import Scored, VerifierPool
+from open_instruct.verifiers.pool import VerifierPool
+from open_instruct.verifiers.scoring_processes import Scored
 from open_instruct.verifiers.verifiers import score_response, verifier_names
 from open_instruct.workflows.rc.workflow import ReasoningCache
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from conftest import TINY_MODEL, make_args
 
-from open_instruct.config.checks import load_tokenizer
+from open_instruct.config.model_checks import load_tokenizer
 from open_instruct.data.run_tokenizer import tokenizer_of_run
 
 

@@ -12,7 +12,8 @@ from conftest import make_args
 from runs import command, rows
 
 from open_instruct.data.run_inputs import load_inputs
-from open_instruct.verifiers.pool import Scored, VerifierPool
+from open_instruct.verifiers.pool import VerifierPool
+from open_instruct.verifiers.scoring_processes import Scored
 
 PACKAGE = Path(__file__).parents[1]
 REWARDS = """

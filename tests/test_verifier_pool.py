@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 from verifier_fakes import Lacking, Unstartable, score_by_text, score_environment, score_is_worker
 
-from open_instruct.verifiers.pool import GROUPS_PER_SCORER, Scored, VerifierPool
+from open_instruct.verifiers.pool import GROUPS_PER_SCORER, VerifierPool
 from open_instruct.verifiers.reasoning_gym_data import reasoning_gym_rows
+from open_instruct.verifiers.scoring_processes import Scored
 
 RIGHT = Scored(1.0)
 TIMEOUT_S = 1.0
@@ -47,7 +48,7 @@ def children(parent: int) -> set[int]:
 
 def keepers(parent: int) -> set[int]:
     """Of the children of a process, those that fork scorers."""
-    return {pid for pid in children(parent) if b"verifiers.pool" in Path(f"/proc/{pid}/cmdline").read_bytes()}
+    return {pid for pid in children(parent) if b"verifiers.keeper" in Path(f"/proc/{pid}/cmdline").read_bytes()}
 
 
 def scorers(parent: int) -> set[int]:

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from open_instruct.verifiers import pool as verifier_pool
+from open_instruct.verifiers import keeper
 from open_instruct.verifiers.verifiers import VerificationResult
 
 TAIL = "a" * 64 + "!"
@@ -82,7 +82,7 @@ def score_limits(
 
 def take_away(part: str) -> Callable[..., VerificationResult]:
     """In the process of the verifiers: its kernel seems to lack this part of a jail."""
-    setattr(verifier_pool, part, lambda: 0)
+    setattr(keeper, part, lambda: 0)
     return score_limits
 
 

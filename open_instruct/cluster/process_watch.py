@@ -52,7 +52,7 @@ def _family(pid: int) -> list[psutil.Process]:
 
 def _is_of_verifiers(process: psutil.Process) -> bool:
     with suppress(psutil.Error):
-        return any("open_instruct.verifiers.pool" in word for word in process.cmdline())
+        return any("open_instruct.verifiers.keeper" in word for word in process.cmdline())
     return False
 
 

@@ -4,17 +4,19 @@ A mistake reads `--flag value: what is wrong. What to do.` Before the colon stan
 on; `cli.py` relies on this.
 """
 
-import functools
-import math
 import os
 import re
-import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Literal, get_args, get_origin
 
-from open_instruct.config.model_support import why_refused
+from open_instruct.config.limits import POSITIVE, numbers_are_within_limits
+from open_instruct.config.model_checks import (
+    model_can_be_read,
+    model_family_can_be_trained,
+    model_has_enough_positions,
+)
 from open_instruct.config.options import NEVER, GRPOConfig
 from open_instruct.device import flash_attention_can_run
 from open_instruct.option_text import shown
@@ -22,125 +24,14 @@ from open_instruct.registry import chosen_entries, option_kinds
 from open_instruct.weight_transports import IPC, NCCL, NEEDS_GPU, WITHOUT_GPU
 from open_instruct.workflows.base import WORKFLOWS
 
-HUB_TIMEOUT_S = 5.0
-"""Seconds that the Hugging Face hub has to say whether it knows a name."""
-
 
 def collect_mistakes(args: GRPOConfig) -> list[str]:
     """What is wrong with the options, apart from tokenizer (`load_tokenizer`) and data. Empty if nothing is."""
     return [mistake for rule in RULES for mistake in rule(args)]
 
 
-@dataclass(frozen=True)
-class Limits:
-    """Numbers that an option may have. NaN and infinity are outside."""
-
-    low: float
-    high: float = math.inf
-    low_itself: bool = True
-    or_never: bool = False
-
-    def hold(self, value: float) -> bool:
-        above = value >= self.low if self.low_itself else value > self.low
-        is_finite = isinstance(value, int) or math.isfinite(value)  # an int of 400 digits is no float
-        return (is_finite and above and value <= self.high) or (self.or_never and value == NEVER)
-
-    def __str__(self) -> str:
-        low = f"{self.low} or more" if self.low_itself else f"more than {self.low}"
-        high = "" if math.isinf(self.high) else f", at most {self.high}"
-        return low + high + (f", or {NEVER} for never" if self.or_never else "")
-
-
 MOST_OF_SHARED_GPU = 0.5
 """Largest share of a GPU that an engine may take where the learner stays in its memory too."""
-MAX_TEMPERATURE = 2.0
-"""vLLM samples at no higher one."""
-_COUNT = Limits(1)
-_NOT_NEGATIVE = Limits(0)
-_POSITIVE = Limits(0, low_itself=False)
-_SHARE = Limits(0, 1)
-_POSITIVE_SHARE = Limits(0, 1, low_itself=False)
-_INTERVAL = Limits(1, or_never=True)
-
-LIMITS: dict[str, Limits] = {
-    "seed": Limits(0, 2**32 - 1),
-    "max_prompt_token_length": _COUNT,
-    "response_length": _COUNT,
-    "pack_length": _COUNT,
-    "temperature": Limits(0, MAX_TEMPERATURE, low_itself=False),
-    "num_unique_prompts_rollout": _COUNT,
-    "num_samples_per_prompt_rollout": _COUNT,
-    "total_episodes": _COUNT,
-    "async_steps": _NOT_NEGATIVE,
-    "staleness_threshold": _NOT_NEGATIVE,
-    "max_staleness_allowed": _NOT_NEGATIVE,
-    "over_issued_prompts": _NOT_NEGATIVE,
-    "trigger_parameter_sync_step": _COUNT,
-    "max_queue_size": _COUNT,
-    "min_batch_count": _COUNT,
-    "batch_timeout": _POSITIVE,
-    "batch_generation_interval": _NOT_NEGATIVE,
-    "generation_timeout": _POSITIVE,
-    "max_generation_attempts": _COUNT,
-    "rho_clamp_lower_bound": _NOT_NEGATIVE,
-    "rho_clamp_upper_bound": _NOT_NEGATIVE,
-    "rho_mask_lower_bound": _NOT_NEGATIVE,
-    "rho_mask_upper_bound": _NOT_NEGATIVE,
-    "engine_sleep_after_s": _POSITIVE,
-    "max_sync_retries": _NOT_NEGATIVE,
-    "sync_retry_delay": _NOT_NEGATIVE,
-    "logprob_mismatch_limit": _POSITIVE,
-    "engine_stall_timeout_s": _POSITIVE,
-    "stopped_timeout_s": _POSITIVE,
-    "max_engine_restarts": _NOT_NEGATIVE,
-    "statistics_interval_s": _POSITIVE,
-    "num_epochs": _COUNT,
-    "num_mini_batches": _COUNT,
-    "beta": _NOT_NEGATIVE,
-    "clip_lower": _SHARE,
-    "clip_higher": _NOT_NEGATIVE,
-    "verification_reward": _POSITIVE,
-    "verifier_timeout_s": _POSITIVE,
-    "verifier_workers": _COUNT,
-    "learning_rate": _NOT_NEGATIVE,
-    "warmup_ratio": _SHARE,
-    "weight_decay": _NOT_NEGATIVE,
-    "max_grad_norm": _NOT_NEGATIVE,
-    "max_nonfinite_steps": _COUNT,
-    "per_device_train_batch_size": _COUNT,
-    "backend_timeout": _COUNT,
-    "vllm_num_engines": _COUNT,
-    "vllm_tensor_parallel_size": _COUNT,
-    "vllm_gpu_memory_utilization": _POSITIVE_SHARE,
-    "vllm_max_num_seqs": _COUNT,
-    "local_eval_every": _INTERVAL,
-    "eval_temperature": Limits(0, MAX_TEMPERATURE),
-    "eval_top_p": _POSITIVE_SHARE,
-    "rc_num_reasoning_steps": _COUNT,
-    "rc_states_per_problem": _COUNT,
-    "rc_max_summary_tokens": _COUNT,
-    "rc_summary_samples": _COUNT,
-    "rc_buffer_size": _NOT_NEGATIVE,
-    "rc_buffer_states_per_problem": _COUNT,
-    "rc_max_state_age": _NOT_NEGATIVE,
-    "rc_eval_num_reasoning_steps": _COUNT,
-    "eval_response_length": _COUNT,
-    "save_freq": _INTERVAL,
-    "checkpoint_state_freq": _INTERVAL,
-    "keep_last_n_checkpoints": _INTERVAL,
-    "placement_timeout_s": _POSITIVE,
-    "init_timeout_s": _POSITIVE,
-    "progress_timeout_s": _POSITIVE,
-    "weight_sync_timeout_s": _POSITIVE,
-    "eval_timeout_s": _POSITIVE,
-}
-
-
-def numbers_are_within_limits(args: GRPOConfig) -> Iterator[str]:
-    for name, limits in LIMITS.items():
-        value = getattr(args, name)
-        if value is not None and not limits.hold(value):
-            yield f"{shown(args, name)}: out of range. Give {limits}."
 
 
 def every_node_has_learners(args: GRPOConfig) -> Iterator[str]:
@@ -156,7 +47,7 @@ def choices_are_known(args: GRPOConfig) -> Iterator[str]:
 
 def loss_denominator_is_token_or_positive(args: GRPOConfig) -> Iterator[str]:
     value = args.loss_denominator
-    if value != "token" and (isinstance(value, str) or not _POSITIVE.hold(value)):
+    if value != "token" and (isinstance(value, str) or not POSITIVE.hold(value)):
         yield f"{shown(args, 'loss_denominator')}: no denominator. Give token or a number above 0."
 
 
@@ -393,36 +284,6 @@ def machine_has_room(args: GRPOConfig) -> Iterator[str]:
         )
 
 
-def model_can_be_read(args: GRPOConfig) -> Iterator[str]:
-    if problem := _load("AutoConfig", args.model_name_or_path, args.model_revision)[1]:
-        yield f"{shown(args, *_model_options(args))}: {problem}"
-
-
-def model_family_can_be_trained(args: GRPOConfig) -> Iterator[str]:
-    config, _ = _load("AutoConfig", args.model_name_or_path, args.model_revision)
-    if config is None:
-        return
-    reason = why_refused(
-        config,
-        device_kind=args.device.kind,
-        attn_implementation=args.device.attn_implementation,
-        max_sequence_length=args.max_sequence_length,
-    )
-    if reason:
-        yield f"{shown(args, *_model_options(args))}: a model of type {config.model_type} is not supported, because {reason}"
-
-
-def model_has_enough_positions(args: GRPOConfig) -> Iterator[str]:
-    config, _ = _load("AutoConfig", args.model_name_or_path, args.model_revision)
-    num_positions = getattr(config, "max_position_embeddings", None)
-    # Scaled rotary embeddings reach further than this number, each kind in its own way.
-    is_scaled = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default") != "default"
-    if num_positions is not None and not is_scaled and args.max_sequence_length > num_positions:
-        names = ["model_name_or_path", "max_prompt_token_length", "response_length", "eval_response_length"]
-        names += WORKFLOWS[args.rollout_workflow].value.length_options
-        yield f"{shown(args, *names)}: the model reads {num_positions} tokens at most. Set shorter lengths."
-
-
 def workflow_can_use_the_options(args: GRPOConfig) -> Iterator[str]:
     yield from WORKFLOWS[args.rollout_workflow].value.mistakes(args)
 
@@ -462,111 +323,3 @@ RULES: tuple[Callable[[GRPOConfig], Iterator[str]], ...] = (
     model_family_can_be_trained,
     model_has_enough_positions,
 )
-
-
-def load_tokenizer(args: GRPOConfig) -> tuple[Any | None, list[str]]:
-    """The tokenizer, or None, and what is wrong with it.
-
-    Of a model that cannot be read, `collect_mistakes` speaks; here it is passed over.
-    """
-    own = args.tokenizer_name_or_path is not None
-    config, _ = _load("AutoConfig", args.model_name_or_path, args.model_revision)
-    if not own and config is None:
-        return None, []
-    names = ("tokenizer_name_or_path",) if own else _model_options(args)
-    tokenizer, problem = _load("AutoTokenizer", args.tokenizer_name, args.tokenizer_revision)
-    # Of a directory without tokenizer files, Transformers makes a tokenizer that knows no words.
-    if tokenizer is not None and len(tokenizer) <= len(tokenizer.all_special_ids):
-        problem = "it holds no tokenizer. Name one with --tokenizer_name_or_path."
-    elif tokenizer is not None and not tokenizer.chat_template:
-        problem = (
-            "its tokenizer has no chat template. Choose a model trained on chats, or name a tokenizer that has a "
-            "template with --tokenizer_name_or_path."
-        )
-    elif tokenizer is not None and config is not None:
-        problem = _problem_with_vocabulary(tokenizer, config.get_text_config())
-    return (None, [f"{shown(args, *names)}: {problem}"]) if problem else (tokenizer, [])
-
-
-def _problem_with_vocabulary(tokenizer: Any, config: Any) -> str:
-    """Whether the model knows every token that ordinary text becomes, and those that end or fill a sequence.
-
-    Other added tokens may lie outside: that of images in Gemma 3's tokenizer does, for its models of text alone.
-    """
-    used = [tokenizer.vocab_size - 1, tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id]
-    highest, size = max(token for token in used if token is not None), getattr(config, "vocab_size", None)
-    if size is None or highest < size:
-        return ""
-    return f"its tokenizer makes tokens up to {highest}, and the model knows {size} (vocab_size). Give two that belong together."
-
-
-def _model_options(args: GRPOConfig) -> tuple[str, ...]:
-    return ("model_name_or_path",) if args.model_revision is None else ("model_name_or_path", "model_revision")
-
-
-@functools.cache
-def _load(kind: Literal["AutoConfig", "AutoTokenizer"], name: str, revision: str | None) -> tuple[Any | None, str]:
-    """A model's config or tokenizer, or None and the reason. The network is asked only for what is not here."""
-    if not name:
-        return None, "empty. Name a model."
-    path = Path(name)
-    is_hub_name = re.fullmatch(r"\w[\w.-]*(/[\w.-]+)?", name) is not None and not os.path.exists(path)
-    if not is_hub_name and not os.path.isdir(path):
-        return None, "no such directory. Check the path."
-    if kind == "AutoConfig" and os.path.isdir(path) and not (path / "config.json").is_file():
-        return None, "no config.json in it. Give the directory that save_pretrained wrote."
-    return _from_pretrained(kind, name, revision, is_hub_name=is_hub_name)
-
-
-def _from_pretrained(kind: str, name: str, revision: str | None, *, is_hub_name: bool) -> tuple[Any | None, str]:
-    import transformers
-
-    def load(*, local_files_only: bool) -> Any:
-        # Code that comes with a model is never run, and the question whether to run it is never asked.
-        return getattr(transformers, kind).from_pretrained(
-            name, revision=revision or "main", local_files_only=local_files_only, trust_remote_code=False
-        )
-
-    try:
-        return load(local_files_only=True), ""
-    except Exception as error:  # whatever a broken file makes a parser raise is the user's to mend
-        if not is_hub_name:
-            return None, f"it cannot be read: {_first_line(error)}. Save or download it again."
-    if problem := _problem_with_hub_name(name, revision):
-        return None, problem
-    try:
-        return load(local_files_only=False), ""
-    except Exception as error:
-        return None, f"it cannot be loaded from the Hugging Face hub: {_first_line(error)}."
-
-
-def _problem_with_hub_name(name: str, revision: str | None) -> str:
-    """Why the hub cannot give `name`, or nothing. Asked in a thread: the look-up of a host name has no timeout."""
-    import huggingface_hub
-
-    answers: list[str] = []
-
-    def ask() -> None:
-        try:
-            huggingface_hub.HfApi().model_info(name, revision=revision, timeout=HUB_TIMEOUT_S)
-            answers.append("")
-        except huggingface_hub.errors.HfHubHTTPError as error:
-            answers.append(
-                f"no such directory here, and the Hugging Face hub answers: {_first_line(error)}. Check the "
-                "name; for a gated model set HF_TOKEN."
-            )
-        except Exception as error:
-            answers.append(unreachable.format(reason=_first_line(error)))
-
-    unreachable = (
-        "no such directory here, not in the local cache of the Hugging Face hub, and the hub cannot be reached "
-        "({reason}). Check the path, or download the model first."
-    )
-    thread = threading.Thread(target=ask, daemon=True)
-    thread.start()
-    thread.join(HUB_TIMEOUT_S)
-    return answers[0] if answers else unreachable.format(reason=f"no answer in {HUB_TIMEOUT_S:.0f} s")
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:200].rstrip(". ")

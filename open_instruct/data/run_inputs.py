@@ -4,11 +4,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from open_instruct.config.checks import load_tokenizer, shown
+from open_instruct.config.model_checks import load_tokenizer
 from open_instruct.config.options import GRPOConfig
 from open_instruct.data.dataset_transformation import DatasetError, LoadReport, load_prompts
 from open_instruct.data.prompt_dataset import PromptDataset
 from open_instruct.data.run_identity import tokenizer_identity
+from open_instruct.option_text import shown
 from open_instruct.user_modules import UserModuleError
 from open_instruct.verifiers.verifiers import import_verifiers, verifier_names
 

@@ -30,7 +30,8 @@ from open_instruct.rc.scheduler import POLICY_ERROR, REJECTED
 from open_instruct.rc.statistics import RolloutProgress, RolloutStatistics, Throughput
 from open_instruct.rc.stream import EntryTooLarge, StreamWriter
 from open_instruct.rc.worker import WorkerEnded, WorkerOptions, WorkerStarted
-from open_instruct.report.logger_utils import ProgressLine, Tracker, TrackerOptions, make_tracker
+from open_instruct.report.live_line import ProgressLine
+from open_instruct.report.tracker import Tracker, TrackerOptions, make_tracker
 from open_instruct.system.processes import is_stopped
 from open_instruct.workflows.rc.state import InferenceProblemState, RCSettings
 from open_instruct.workflows.rc.types import REASONING, SUMMARIZATION, Problem, RolloutResult

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from open_instruct.report.logger_utils import format_duration
+from open_instruct.report.live_line import format_duration
 from open_instruct.report.run_summary import format_table
 from open_instruct.workflows.rc.types import REASONING, RolloutResult, TrainingText
 

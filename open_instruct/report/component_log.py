@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from open_instruct.report.logger_utils import COMPONENTS
+from open_instruct.report.log_files import COMPONENTS
 
 components = logging.getLogger(COMPONENTS)
 """Whoever tells of a component's events logs here: the files have it all, the terminal warnings and errors alone."""

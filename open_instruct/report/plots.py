@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from open_instruct.report.logger_utils import STEP_KEY, Isolation, read_metrics
+from open_instruct.report.isolation import Isolation
+from open_instruct.report.metrics_file import STEP_KEY, read_metrics
 
 if TYPE_CHECKING:
     import matplotlib.axes

@@ -13,18 +13,12 @@ from typing import Any
 
 from open_instruct.config.options import GRPOConfig
 from open_instruct.report import component_log
-from open_instruct.report.logger_utils import (
-    STEP_KEY,
-    MetricsWriter,
-    Progress,
-    ProgressLine,
-    TrackerOptions,
-    make_tracker,
-    read_metrics,
-    setup_logging,
-)
+from open_instruct.report.live_line import Progress, ProgressLine
+from open_instruct.report.log_files import setup_logging
+from open_instruct.report.metrics_file import STEP_KEY, MetricsWriter, read_metrics
 from open_instruct.report.plots import plot_reward_curve
 from open_instruct.report.run_summary import RunSummary, format_summary_table, write_summary
+from open_instruct.report.tracker import TrackerOptions, make_tracker
 from open_instruct.storage.output_directory import describe, is_of_storage
 from open_instruct.system.interruption import tell
 

@@ -7,7 +7,9 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from open_instruct.report.logger_utils import format_duration, to_json_value, write_atomically
+from open_instruct.report.live_line import format_duration
+from open_instruct.report.metrics_file import to_json_value
+from open_instruct.storage.atomic_file import write_atomically
 
 MOST_COLUMNS = 100
 """Of the rules above and below a table."""

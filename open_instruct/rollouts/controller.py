@@ -33,7 +33,7 @@ from open_instruct.config.options import GRPOConfig
 from open_instruct.data.prompt_dataset import PromptDataset, PromptOrder
 from open_instruct.data.run_tokenizer import read_tokenizer
 from open_instruct.data_types import EVAL, Box, GenerationResult, PromptRequest, RolloutBatch
-from open_instruct.report.logger_utils import TrackerOptions, make_tracker
+from open_instruct.report.tracker import TrackerOptions, make_tracker
 from open_instruct.rollouts import batch_building
 from open_instruct.rollouts.evaluation import Evaluation
 from open_instruct.rollouts.generation_failures import NOT_SCORED, GenerationFailures
@@ -44,7 +44,8 @@ from open_instruct.rollouts.staleness import Assignment, FlowOptions, IssuedProm
 from open_instruct.rollouts.step_assembly import CollationOptions, StepAssembly
 from open_instruct.rollouts.step_record import write_step_record
 from open_instruct.scored_groups import ScoredGroup, take
-from open_instruct.verifiers.pool import Scored, VerifierPool
+from open_instruct.verifiers.pool import VerifierPool
+from open_instruct.verifiers.scoring_processes import Scored
 from open_instruct.verifiers.verifiers import import_verifiers, verifier_weight
 
 logger = logging.getLogger(__name__)

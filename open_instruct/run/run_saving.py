@@ -4,9 +4,9 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from open_instruct.config.checks import shown
 from open_instruct.config.options import GRPOConfig
 from open_instruct.data.run_identity import differences, run_identity
+from open_instruct.option_text import shown
 from open_instruct.report.run_log import SUMMARY_FILE
 from open_instruct.report.run_summary import format_summary_table, read_summary
 from open_instruct.rollouts.rollout_state import FILE as ROLLOUT_STATE

@@ -1,0 +1,118 @@
+"""Numbers that options may have."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from open_instruct.config.options import NEVER, GRPOConfig
+from open_instruct.option_text import shown
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Numbers that an option may have. NaN and infinity are outside."""
+
+    low: float
+    high: float = math.inf
+    low_itself: bool = True
+    or_never: bool = False
+
+    def hold(self, value: float) -> bool:
+        above = value >= self.low if self.low_itself else value > self.low
+        is_finite = isinstance(value, int) or math.isfinite(value)  # an int of 400 digits is no float
+        return (is_finite and above and value <= self.high) or (self.or_never and value == NEVER)
+
+    def __str__(self) -> str:
+        low = f"{self.low} or more" if self.low_itself else f"more than {self.low}"
+        high = "" if math.isinf(self.high) else f", at most {self.high}"
+        return low + high + (f", or {NEVER} for never" if self.or_never else "")
+
+
+MAX_TEMPERATURE = 2.0
+"""vLLM samples at no higher one."""
+_COUNT = Limits(1)
+_NOT_NEGATIVE = Limits(0)
+POSITIVE = Limits(0, low_itself=False)
+_SHARE = Limits(0, 1)
+_POSITIVE_SHARE = Limits(0, 1, low_itself=False)
+_INTERVAL = Limits(1, or_never=True)
+
+LIMITS: dict[str, Limits] = {
+    "seed": Limits(0, 2**32 - 1),
+    "max_prompt_token_length": _COUNT,
+    "response_length": _COUNT,
+    "pack_length": _COUNT,
+    "temperature": Limits(0, MAX_TEMPERATURE, low_itself=False),
+    "num_unique_prompts_rollout": _COUNT,
+    "num_samples_per_prompt_rollout": _COUNT,
+    "total_episodes": _COUNT,
+    "async_steps": _NOT_NEGATIVE,
+    "staleness_threshold": _NOT_NEGATIVE,
+    "max_staleness_allowed": _NOT_NEGATIVE,
+    "over_issued_prompts": _NOT_NEGATIVE,
+    "trigger_parameter_sync_step": _COUNT,
+    "max_queue_size": _COUNT,
+    "min_batch_count": _COUNT,
+    "batch_timeout": POSITIVE,
+    "batch_generation_interval": _NOT_NEGATIVE,
+    "generation_timeout": POSITIVE,
+    "max_generation_attempts": _COUNT,
+    "rho_clamp_lower_bound": _NOT_NEGATIVE,
+    "rho_clamp_upper_bound": _NOT_NEGATIVE,
+    "rho_mask_lower_bound": _NOT_NEGATIVE,
+    "rho_mask_upper_bound": _NOT_NEGATIVE,
+    "engine_sleep_after_s": POSITIVE,
+    "max_sync_retries": _NOT_NEGATIVE,
+    "sync_retry_delay": _NOT_NEGATIVE,
+    "logprob_mismatch_limit": POSITIVE,
+    "engine_stall_timeout_s": POSITIVE,
+    "stopped_timeout_s": POSITIVE,
+    "max_engine_restarts": _NOT_NEGATIVE,
+    "statistics_interval_s": POSITIVE,
+    "num_epochs": _COUNT,
+    "num_mini_batches": _COUNT,
+    "beta": _NOT_NEGATIVE,
+    "clip_lower": _SHARE,
+    "clip_higher": _NOT_NEGATIVE,
+    "verification_reward": POSITIVE,
+    "verifier_timeout_s": POSITIVE,
+    "verifier_workers": _COUNT,
+    "learning_rate": _NOT_NEGATIVE,
+    "warmup_ratio": _SHARE,
+    "weight_decay": _NOT_NEGATIVE,
+    "max_grad_norm": _NOT_NEGATIVE,
+    "max_nonfinite_steps": _COUNT,
+    "per_device_train_batch_size": _COUNT,
+    "backend_timeout": _COUNT,
+    "vllm_num_engines": _COUNT,
+    "vllm_tensor_parallel_size": _COUNT,
+    "vllm_gpu_memory_utilization": _POSITIVE_SHARE,
+    "vllm_max_num_seqs": _COUNT,
+    "local_eval_every": _INTERVAL,
+    "eval_temperature": Limits(0, MAX_TEMPERATURE),
+    "eval_top_p": _POSITIVE_SHARE,
+    "rc_num_reasoning_steps": _COUNT,
+    "rc_states_per_problem": _COUNT,
+    "rc_max_summary_tokens": _COUNT,
+    "rc_summary_samples": _COUNT,
+    "rc_buffer_size": _NOT_NEGATIVE,
+    "rc_buffer_states_per_problem": _COUNT,
+    "rc_max_state_age": _NOT_NEGATIVE,
+    "rc_eval_num_reasoning_steps": _COUNT,
+    "eval_response_length": _COUNT,
+    "save_freq": _INTERVAL,
+    "checkpoint_state_freq": _INTERVAL,
+    "keep_last_n_checkpoints": _INTERVAL,
+    "placement_timeout_s": POSITIVE,
+    "init_timeout_s": POSITIVE,
+    "progress_timeout_s": POSITIVE,
+    "weight_sync_timeout_s": POSITIVE,
+    "eval_timeout_s": POSITIVE,
+}
+
+
+def numbers_are_within_limits(args: GRPOConfig) -> Iterator[str]:
+    for name, limits in LIMITS.items():
+        value = getattr(args, name)
+        if value is not None and not limits.hold(value):
+            yield f"{shown(args, name)}: out of range. Give {limits}."

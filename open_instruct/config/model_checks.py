@@ -1,0 +1,155 @@
+"""Whether model and tokenizer of a run can be read, from a directory or the Hugging Face hub, and are of use here."""
+
+import functools
+import os
+import re
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+from open_instruct.config.model_support import why_refused
+from open_instruct.config.options import GRPOConfig
+from open_instruct.option_text import shown
+from open_instruct.workflows.base import WORKFLOWS
+
+HUB_TIMEOUT_S = 5.0
+"""Seconds that the Hugging Face hub has to say whether it knows a name."""
+
+
+def model_can_be_read(args: GRPOConfig) -> Iterator[str]:
+    if problem := _load("AutoConfig", args.model_name_or_path, args.model_revision)[1]:
+        yield f"{shown(args, *_model_options(args))}: {problem}"
+
+
+def model_family_can_be_trained(args: GRPOConfig) -> Iterator[str]:
+    config, _ = _load("AutoConfig", args.model_name_or_path, args.model_revision)
+    if config is None:
+        return
+    reason = why_refused(
+        config,
+        device_kind=args.device.kind,
+        attn_implementation=args.device.attn_implementation,
+        max_sequence_length=args.max_sequence_length,
+    )
+    if reason:
+        yield f"{shown(args, *_model_options(args))}: a model of type {config.model_type} is not supported, because {reason}"
+
+
+def model_has_enough_positions(args: GRPOConfig) -> Iterator[str]:
+    config, _ = _load("AutoConfig", args.model_name_or_path, args.model_revision)
+    num_positions = getattr(config, "max_position_embeddings", None)
+    # Scaled rotary embeddings reach further than this number, each kind in its own way.
+    is_scaled = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default") != "default"
+    if num_positions is not None and not is_scaled and args.max_sequence_length > num_positions:
+        names = ["model_name_or_path", "max_prompt_token_length", "response_length", "eval_response_length"]
+        names += WORKFLOWS[args.rollout_workflow].value.length_options
+        yield f"{shown(args, *names)}: the model reads {num_positions} tokens at most. Set shorter lengths."
+
+
+def load_tokenizer(args: GRPOConfig) -> tuple[Any | None, list[str]]:
+    """The tokenizer, or None, and what is wrong with it.
+
+    Of a model that cannot be read, `collect_mistakes` speaks; here it is passed over.
+    """
+    own = args.tokenizer_name_or_path is not None
+    config, _ = _load("AutoConfig", args.model_name_or_path, args.model_revision)
+    if not own and config is None:
+        return None, []
+    names = ("tokenizer_name_or_path",) if own else _model_options(args)
+    tokenizer, problem = _load("AutoTokenizer", args.tokenizer_name, args.tokenizer_revision)
+    # Of a directory without tokenizer files, Transformers makes a tokenizer that knows no words.
+    if tokenizer is not None and len(tokenizer) <= len(tokenizer.all_special_ids):
+        problem = "it holds no tokenizer. Name one with --tokenizer_name_or_path."
+    elif tokenizer is not None and not tokenizer.chat_template:
+        problem = (
+            "its tokenizer has no chat template. Choose a model trained on chats, or name a tokenizer that has a "
+            "template with --tokenizer_name_or_path."
+        )
+    elif tokenizer is not None and config is not None:
+        problem = _problem_with_vocabulary(tokenizer, config.get_text_config())
+    return (None, [f"{shown(args, *names)}: {problem}"]) if problem else (tokenizer, [])
+
+
+def _problem_with_vocabulary(tokenizer: Any, config: Any) -> str:
+    """Whether the model knows every token that ordinary text becomes, and those that end or fill a sequence.
+
+    Other added tokens may lie outside: that of images in Gemma 3's tokenizer does, for its models of text alone.
+    """
+    used = [tokenizer.vocab_size - 1, tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id]
+    highest, size = max(token for token in used if token is not None), getattr(config, "vocab_size", None)
+    if size is None or highest < size:
+        return ""
+    return f"its tokenizer makes tokens up to {highest}, and the model knows {size} (vocab_size). Give two that belong together."
+
+
+def _model_options(args: GRPOConfig) -> tuple[str, ...]:
+    return ("model_name_or_path",) if args.model_revision is None else ("model_name_or_path", "model_revision")
+
+
+@functools.cache
+def _load(kind: Literal["AutoConfig", "AutoTokenizer"], name: str, revision: str | None) -> tuple[Any | None, str]:
+    """A model's config or tokenizer, or None and the reason. The network is asked only for what is not here."""
+    if not name:
+        return None, "empty. Name a model."
+    path = Path(name)
+    is_hub_name = re.fullmatch(r"\w[\w.-]*(/[\w.-]+)?", name) is not None and not os.path.exists(path)
+    if not is_hub_name and not os.path.isdir(path):
+        return None, "no such directory. Check the path."
+    if kind == "AutoConfig" and os.path.isdir(path) and not (path / "config.json").is_file():
+        return None, "no config.json in it. Give the directory that save_pretrained wrote."
+    return _from_pretrained(kind, name, revision, is_hub_name=is_hub_name)
+
+
+def _from_pretrained(kind: str, name: str, revision: str | None, *, is_hub_name: bool) -> tuple[Any | None, str]:
+    import transformers
+
+    def load(*, local_files_only: bool) -> Any:
+        # Code that comes with a model is never run, and the question whether to run it is never asked.
+        return getattr(transformers, kind).from_pretrained(
+            name, revision=revision or "main", local_files_only=local_files_only, trust_remote_code=False
+        )
+
+    try:
+        return load(local_files_only=True), ""
+    except Exception as error:  # whatever a broken file makes a parser raise is the user's to mend
+        if not is_hub_name:
+            return None, f"it cannot be read: {_first_line(error)}. Save or download it again."
+    if problem := _problem_with_hub_name(name, revision):
+        return None, problem
+    try:
+        return load(local_files_only=False), ""
+    except Exception as error:
+        return None, f"it cannot be loaded from the Hugging Face hub: {_first_line(error)}."
+
+
+def _problem_with_hub_name(name: str, revision: str | None) -> str:
+    """Why the hub cannot give `name`, or nothing. Asked in a thread: the look-up of a host name has no timeout."""
+    import huggingface_hub
+
+    answers: list[str] = []
+
+    def ask() -> None:
+        try:
+            huggingface_hub.HfApi().model_info(name, revision=revision, timeout=HUB_TIMEOUT_S)
+            answers.append("")
+        except huggingface_hub.errors.HfHubHTTPError as error:
+            answers.append(
+                f"no such directory here, and the Hugging Face hub answers: {_first_line(error)}. Check the "
+                "name; for a gated model set HF_TOKEN."
+            )
+        except Exception as error:
+            answers.append(unreachable.format(reason=_first_line(error)))
+
+    unreachable = (
+        "no such directory here, not in the local cache of the Hugging Face hub, and the hub cannot be reached "
+        "({reason}). Check the path, or download the model first."
+    )
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(HUB_TIMEOUT_S)
+    return answers[0] if answers else unreachable.format(reason=f"no answer in {HUB_TIMEOUT_S:.0f} s")
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:200].rstrip(". ")

@@ -1,0 +1,129 @@
+"""The line on the terminal that says how far a run is. rich is imported when first needed."""
+
+import logging
+import math
+import sys
+import time
+from dataclasses import dataclass
+from typing import IO, TYPE_CHECKING, Any, Protocol
+
+from open_instruct.report.isolation import Isolation
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as RichProgress
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What the live line shows of a training step."""
+
+    step: int
+    """Training steps completed."""
+    reward: float
+    tokens_per_second: float
+    prompt_queue: int
+    """Prompts waiting for an engine."""
+    result_queue: int
+    """Results waiting for the controller."""
+    age: float
+    """Mean staleness of the batch, in weight versions."""
+    eval_accuracy: float | None = None
+    """Of the last evaluation, 0 to 1."""
+
+    def __str__(self) -> str:
+        accuracy = "" if self.eval_accuracy is None else f"  eval {self.eval_accuracy:.0%}"
+        return (
+            f"reward {self.reward:.3f}  {self.tokens_per_second:,.0f} tok/s  "
+            f"queues {self.prompt_queue}/{self.result_queue}  age {self.age:.1f}{accuracy}"
+        )
+
+
+class StepProgress(Protocol):
+    """Shown as text, with the number of what is completed."""
+
+    @property
+    def step(self) -> int: ...
+
+
+class ProgressLine:
+    """One live line on a terminal; elsewhere (job logs) a plain line per step, at most one a second, always the last.
+
+    Use as a context manager, so that the terminal is given back whatever happens.
+    """
+
+    MIN_INTERVAL_S = 1.0
+
+    def __init__(self, total: int, *, first_step: int = 0, stream: IO[str] | None = None, unit: str = "step"):
+        """`total`: the last training step, or `unit` of another kind. `first_step`: those completed before this process, for the
+        time left."""
+        self._total = total
+        self._first_step = first_step
+        self._unit = unit
+        self._stream = stream or sys.stderr
+        self._isolation = Isolation("the progress line")
+        self._start = time.monotonic()
+        self._last_line_at = -math.inf
+        self._live: RichProgress | None = None
+        self._task_id: Any = None
+        with self._isolation:
+            if self._stream.isatty():
+                self._start_live()
+
+    def _start_live(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, TextColumn
+        from rich.progress import Progress as RichProgress
+
+        console = Console(file=self._stream)
+        # The bar takes what room the text leaves.
+        bar = [BarColumn(bar_width=None)] if console.width >= 100 else []
+        text_column = TextColumn("{task.completed}/{task.total}  {task.description}", markup=False)
+        self._live = RichProgress(text_column, *bar, console=console, refresh_per_second=4, expand=True)
+        text = "waiting for the first batch"
+        self._task_id = self._live.add_task(text, total=self._total, completed=self._first_step)
+        self._live.start()
+
+    def update(self, progress: StepProgress) -> None:
+        """Show a completed step. Never raises."""
+        with self._isolation:
+            seconds_left = format_duration(self._seconds_left(progress.step))
+            text = f"{progress}  ETA {seconds_left}"
+            if self._live is not None:
+                self._live.update(self._task_id, completed=progress.step, description=text)
+            else:
+                self._print(f"{self._unit} {progress.step}/{self._total}  {text}", at_once=progress.step >= self._total)
+
+    def _seconds_left(self, step: int) -> float:
+        """From the mean time per step of this process, start of the line included."""
+        done = step - self._first_step
+        return (self._total - step) * (time.monotonic() - self._start) / done if done > 0 else math.nan
+
+    def _print(self, text: str, *, at_once: bool) -> None:
+        now = time.monotonic()
+        if at_once or now - self._last_line_at >= self.MIN_INTERVAL_S:
+            self._last_line_at = now
+            print(text, file=self._stream, flush=True)
+
+    def close(self) -> None:
+        with self._isolation:
+            if self._live is not None:
+                self._live.stop()
+                self._live = None
+
+    def __enter__(self) -> "ProgressLine":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def format_duration(seconds: float) -> str:
+    """`45s`, `3m05s`, `2h07m`; `?` when unknown."""
+    if not math.isfinite(seconds):
+        return "?"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"
+    return f"{minutes // 60}h{minutes % 60:02d}m"

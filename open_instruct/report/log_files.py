@@ -1,0 +1,73 @@
+"""Where the log goes: the files of a run, and the terminal."""
+
+import logging
+import sys
+from pathlib import Path
+from typing import Any
+
+from open_instruct.system.masking import MaskingFormatter
+
+
+class _StderrHandler(logging.StreamHandler):
+    """Writes to what `sys.stderr` is at the moment: the live line puts itself there, and log lines go above it."""
+
+    @property
+    def stream(self) -> Any:
+        return sys.stderr
+
+    @stream.setter
+    def stream(self, _: Any) -> None:
+        pass
+
+
+class _FileHandler(logging.FileHandler):
+    """Says once that the file cannot be written, instead of a traceback for each line."""
+
+    _has_told = False
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            super().handleError(record)
+        elif not self._has_told:
+            self._has_told = True
+            print(f"{self.baseFilename} cannot be written ({error}); the log goes on here alone", file=sys.stderr)
+
+
+COMPONENTS = "open_instruct.components"
+"""Name of the logger on the events of single components: too much for the terminal."""
+
+
+def setup_logging(output_dir: str | Path, verbose: bool = False, *, component_log: str | None = None) -> Path:
+    """Send the driver's log to `output_dir/logs/driver.log` and to stderr; returns the file's path. With `component_log` there is
+    a file of that name too, in the format that the fully async policy documents.
+
+    stderr shows this package's INFO and everybody's warnings; with `verbose` what the file holds in any case: this
+    package's DEBUG and everybody's INFO. Calling it again moves the log.
+    """
+    path = Path(output_dir) / "logs" / "driver.log"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handlers: list[logging.Handler] = [_FileHandler(path), _StderrHandler()]
+    formatter = MaskingFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s", datefmt="%Y-%m-%d %H:%M:%S")
+    for handler in handlers:
+        handler.setFormatter(formatter)
+    if component_log is not None:
+        handlers.append(_FileHandler(Path(output_dir) / component_log))
+        handlers[-1].setFormatter(MaskingFormatter("%(asctime)s - %(name)s - %(levelname)s - %(message)s"))
+    if not verbose:
+        handlers[1].addFilter(_is_for_the_user)
+    root = logging.getLogger()
+    for handler in [handler for handler in root.handlers if getattr(handler, "_open_instruct", False)]:
+        root.removeHandler(handler)
+        handler.close()
+    for handler in handlers:
+        handler._open_instruct = True  # pyrefly: ignore
+        root.addHandler(handler)
+    root.setLevel(logging.INFO)
+    logging.getLogger("open_instruct").setLevel(logging.DEBUG)
+    return path
+
+
+def _is_for_the_user(record: logging.LogRecord) -> bool:
+    ours = record.name == "__main__" or record.name.startswith("open_instruct")
+    return record.levelno >= (logging.INFO if ours and record.name != COMPONENTS else logging.WARNING)

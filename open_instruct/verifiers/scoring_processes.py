@@ -1,0 +1,226 @@
+"""Keeper and scorers (`keeper.py`) as the parent sees them: started, asked, watched and killed."""
+
+import json
+import logging
+import math
+import os
+import pickle
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from typing import Any
+
+import psutil
+
+from open_instruct.system.processes import is_stopped
+from open_instruct.verifiers.keeper import MAX_FAILURE, MAX_REPLY_BYTES, KeeperStart
+from open_instruct.verifiers.sandbox import (
+    environment,
+)
+
+logger = logging.getLogger(__name__)
+
+START_TIMEOUT_S = 120.0
+"""Longest that the keeper may take to start and to load its verifiers, or to answer."""
+POLL_S = 0.5
+STOPPED_S = 3.0
+"""A keeper that is stopped (SIGSTOP, a frozen container) for so long while somebody waits for it is replaced."""
+
+
+@dataclass(frozen=True)
+class Scored:
+    """The score of one response."""
+
+    score: float | None
+    """In [0, 1]; 0 where the verifier raised; None where it gave no answer: not scored."""
+    failure: str | None = None
+    """`timeout`, `crash`, `unavailable: <why>` (not scored) or `error: <exception>` (0); None if the verifier answered."""
+    cost: float = 0.0
+    """US dollars, as the verifier says."""
+
+
+class UnavailableError(Exception):
+    """The keeper gives no scorer; the text says why."""
+
+
+class RefusedError(UnavailableError):
+    """No keeper will: the verifier of these rows cannot be loaded."""
+
+
+def raise_if_refused(job: "ScoringJob", refused: Mapping[str, str]) -> None:
+    """Also a scorer that is there must not score such a row: its verifier may refuse this machine."""
+    if job.dataset in refused:
+        raise RefusedError(refused[job.dataset])
+
+
+@dataclass(frozen=True)
+class ScoringJob:
+    """The responses to one prompt."""
+
+    dataset: str
+    ground_truth: object
+    token_ids: list[list[int]]
+    texts: list[str]
+    query: str | None
+
+
+@dataclass(eq=False)
+class Scorer:
+    """One forked process, as the parent sees it."""
+
+    process: int
+    """File descriptor of the process: another process may get its number, but not this."""
+    socket: socket.socket
+    number: int | None = None
+    """The response that it is at."""
+    since: float = 0.0
+    is_slow: bool = False
+    num_groups: int = 0
+    """That it has scored."""
+    _buffer: bytearray = field(default_factory=bytearray)
+
+    def is_alive(self) -> bool:
+        ended = select.poll()
+        ended.register(self.process, select.POLLIN)
+        return not ended.poll(0)
+
+    def send(self, number: int, job: ScoringJob) -> None:
+        self.number, self.since, self.is_slow = number, time.monotonic(), False
+        payload = pickle.dumps((job.dataset, job.ground_truth, job.token_ids[number], job.texts[number], job.query))
+        self.socket.sendall(struct.pack("!Q", len(payload)) + payload)
+
+    def receive(self) -> Scored | None:
+        """What has come, once it is whole. Raises `OSError` or `ValueError` where the scorer has ended or talks nonsense."""
+        data = self.socket.recv(MAX_REPLY_BYTES, socket.MSG_DONTWAIT)
+        self._buffer += data
+        if not data or len(self._buffer) > MAX_REPLY_BYTES:
+            raise OSError("no reply, or too much of one")
+        if not self._buffer.endswith(b"\n"):
+            return None
+        reply = json.loads(self._buffer)
+        self._buffer.clear()
+        return _checked(reply)
+
+    def kill(self) -> None:
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.process, signal.SIGKILL)
+        os.close(self.process)
+        self.socket.close()
+
+
+def _checked(reply: Any) -> Scored:
+    """A reply as it should be; who sends it has seen what a model wrote."""
+    if not isinstance(reply, list) or len(reply) != 3:
+        raise ValueError("not a reply")
+    score, failure, cost = reply
+    if isinstance(score, bool) or not isinstance(score, int | float) or not 0 <= score <= 1:
+        raise ValueError("not a score")
+    if isinstance(cost, bool) or not isinstance(cost, int | float) or not 0 <= cost < math.inf:
+        raise ValueError("not a cost")
+    if failure is not None and (not isinstance(failure, str) or len(failure) > MAX_FAILURE):
+        raise ValueError("not a failure")
+    return Scored(float(score), failure, float(cost))
+
+
+class Keeper:
+    """The process that forks scorers. Starts at once; who asks first waits until it is ready."""
+
+    def __init__(self, start: KeeperStart, refused: dict[str, str]) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._is_ready = False
+        self._refused = refused
+        """The keeper adds what it cannot load."""
+        self._problem = ""
+        """Why there is no process."""
+        try:
+            self._socket, theirs = socket.socketpair()
+            self._connection = Connection(os.dup(self._socket.fileno()))
+            with theirs:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-P", "-c", _KEEPER, str(theirs.fileno())],
+                    pass_fds=[theirs.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,  # libraries greet on import
+                    env=_environment(),
+                )
+        except OSError as err:  # no memory, or too many processes or files
+            self._problem = f"{type(err).__name__}: {err}"
+            return
+        with suppress(OSError):  # it has ended at once; who asks hears of it
+            self._connection.send(start)
+
+    def fork(self, job: ScoringJob) -> Scorer:
+        self._wait_until_ready()
+        raise_if_refused(job, self._refused)
+        try:
+            ours, theirs = socket.socketpair()
+        except OSError as err:
+            raise UnavailableError(f"no connection to a scorer ({err})") from err
+        try:
+            with theirs:
+                socket.send_fds(self._socket, [b"f"], [theirs.fileno()])
+                self._connection.send((job.dataset, job.ground_truth))
+            pid = self._answer()
+            if not isinstance(pid, int):
+                raise UnavailableError(str(pid))
+            return Scorer(os.pidfd_open(pid), ours)
+        except OSError as err:
+            ours.close()
+            raise UnavailableError(f"the process of the verifiers has ended ({err})") from err
+        except BaseException:
+            ours.close()
+            raise
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            with suppress(subprocess.TimeoutExpired):  # a kernel that is busy ends it later
+                self._process.wait(timeout=10)
+
+    def _wait_until_ready(self) -> None:
+        if self._is_ready:
+            return
+        if self._problem:
+            raise UnavailableError(f"a verifier process could not be started: {self._problem}")
+        refused = self._answer()
+        if not isinstance(refused, dict):
+            raise UnavailableError(f"a verifier process could not be started: {refused}")
+        for dataset, reason in refused.items():
+            logger.warning("rows of %r are not scored, because their verifier cannot be loaded: %s", dataset, reason)
+        self._refused |= refused
+        self._is_ready = True
+
+    def _answer(self) -> object:
+        assert self._process is not None
+        deadline = time.monotonic() + START_TIMEOUT_S
+        stopped_since: float | None = None
+        try:
+            while not self._connection.poll(POLL_S):
+                now = time.monotonic()
+                if now > deadline:
+                    return f"no sign of life for {START_TIMEOUT_S:g} s"
+                stopped_since = (stopped_since or now) if is_stopped(psutil.Process(self._process.pid)) else None
+                if stopped_since is not None and now - stopped_since > STOPPED_S:
+                    return f"it has been stopped for {STOPPED_S:g} s"
+            return self._connection.recv()
+        except psutil.Error:
+            return "it ended; its standard error says why"
+        except (EOFError, OSError):
+            return "it ended; its standard error says why"
+
+
+_KEEPER = "import sys; from open_instruct.verifiers.keeper import keep; keep(int(sys.argv[1]))"
+
+
+def _environment() -> dict[str, str]:
+    one_thread = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+    # What the parent can import, the keeper can: the score function travels by name.
+    return environment(one_thread | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)})
