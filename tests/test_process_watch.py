@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Iterator
 from typing import Any
 
@@ -178,7 +179,7 @@ def left_of(mark: str) -> list[str]:
 @pytest.mark.parametrize("what", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
 @pytest.mark.parametrize("name", ["Ray's GCS", "Ray's raylet"])
 def test_a_run_without_ray_ends_by_name_and_leaves_nothing(name: str, what: signal.Signals) -> None:
-    mark = f"{name[6:]}-{what}"
+    mark = uuid.uuid4().hex
     env = {**os.environ, TEST_MARK: mark, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     driver = subprocess.Popen([sys.executable, "-c", DRIVER, name], env=env, text=True, **pipes)
@@ -203,7 +204,8 @@ def wait_until_nothing_is_left(mark: str) -> None:
 
 def test_a_driver_that_is_killed_leaves_nothing() -> None:
     """Ray's agents write their titles over the environment, and stay for a minute by themselves."""
-    env = {**os.environ, TEST_MARK: "driver", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    mark = uuid.uuid4().hex
+    env = {**os.environ, TEST_MARK: mark, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
     driver = subprocess.Popen([sys.executable, "-c", DRIVER, "Ray's raylet"], env=env, text=True, **pipes)
     assert driver.stdout is not None
@@ -215,4 +217,4 @@ def test_a_driver_that_is_killed_leaves_nothing() -> None:
     gone, left = psutil.wait_procs(family, timeout=10)
     assert not left
     assert len(gone) > 4
-    wait_until_nothing_is_left("driver")
+    wait_until_nothing_is_left(mark)
