@@ -251,9 +251,16 @@ def test_torn_checkpoints_do_not_count_among_those_that_are_kept(store: Checkpoi
     assert store.steps() == [3, 4]
 
 
-def test_a_checkpoint_of_an_earlier_version_has_no_list_of_files_and_is_read(store: CheckpointStore) -> None:
+def test_a_checkpoint_of_an_earlier_version_is_refused_by_name(store: CheckpointStore) -> None:
     store.save(1, {"step": 1}, write_as_learners_do)
     (store.path(1) / STATE_FILE).write_text(json.dumps({"step": 1}))
+    with pytest.raises(NoWholeCheckpoint, match=r"step_000001 is of format 1, and this program reads 2"):
+        store.newest()
+
+
+def test_a_checkpoint_without_a_list_of_files_is_whole_unless_one_of_them_is_empty(store: CheckpointStore) -> None:
+    store.save(1, {"step": 1}, write_as_learners_do)
+    (store.path(1) / STATE_FILE).write_text(json.dumps({"step": 1, "format": 2}))
     assert store.newest() == Checkpoint(store.path(1), {"step": 1})
     tear(store, 1, "empty random_state_0.pt")
     with pytest.raises(NoWholeCheckpoint, match=r"random_state_0\.pt has 0 bytes"):
@@ -323,7 +330,7 @@ def test_a_checkpoint_of_another_format_is_refused_by_name_and_not_passed_over(s
         store.save(step, {"step": step}, write_as_learners_do)
     state = store.path(2) / STATE_FILE
     state.write_text(json.dumps(json.loads(state.read_text()) | {"format": 99}))
-    with pytest.raises(NoWholeCheckpoint, match=r"step_000002 is of format 99, and this program reads 1"):
+    with pytest.raises(NoWholeCheckpoint, match=r"step_000002 is of format 99, and this program reads 2"):
         store.newest()
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import TINY_MODEL
 from runs import Process, command, rows
 
 from open_instruct.algorithms.advantages import ADVANTAGES, group_advantages
@@ -149,13 +150,16 @@ def test_modules_that_cannot_be_used_are_mistakes(modules: list[str], tmp_path: 
     assert mistake in mistakes[0]
 
 
-def test_a_missing_file_is_one_message_and_exit_code_2() -> None:
-    words = [sys.executable, "open_instruct/grpo_fast.py", *MODEL, "--algorithm_modules", "nowhere.py", "--seed", "1"]
+@pytest.mark.parametrize("option", MODULE_OPTIONS)
+def test_a_missing_file_is_one_message_and_exit_code_2(option: str) -> None:
+    model = ["--model_name_or_path", str(TINY_MODEL), "--dataset_mixer_list", "reasoning_gym/chain_sum?size=10", "1.0"]
+    words = [sys.executable, "open_instruct/grpo_fast.py", *model, f"--{option}", "nowhere.py", "--seed", "1"]
     told = subprocess.run(
         words, capture_output=True, text=True, timeout=120, check=False, cwd=Path(__file__).parents[1]
     )
     assert told.returncode == 2
-    assert "--algorithm_modules nowhere.py: nowhere.py: there is no file" in told.stderr
+    assert f"--{option} nowhere.py: nowhere.py: there is no file" in told.stderr
+    assert "Traceback" not in told.stderr
 
 
 def test_an_entry_may_be_registered_again_by_the_same_definition_only() -> None:

@@ -284,7 +284,7 @@ def write_checkpoint(tmp_path: Path, change: Callable[[dict[str, Any]], object] 
         "identity": run_identity(args, inputs),
         "progress": {"training_step": 2},
         "evaluation_of": None,
-        "format": 1,
+        "format": 2,
     }
     state = json.loads(json.dumps(state))
     change(state)

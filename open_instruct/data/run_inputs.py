@@ -58,8 +58,8 @@ def _load(
     try:
         system_prompt = Path(args.system_prompt_override_file).read_text() if args.system_prompt_override_file else None
         workflow = args.workflow.make()
-    except (OSError, UnicodeDecodeError):
-        return None, []  # `collect_mistakes` has told of it
+    except (OSError, UnicodeDecodeError, UserModuleError):
+        return None, []  # it has been told already
     try:
         dataset, report = load_prompts(
             getattr(args, flag),

@@ -30,7 +30,7 @@ _FILES = "files"
 """Key of the state file: bytes of each file of the checkpoint, by path within it."""
 _FORMAT = "format"
 """Key of the state file: the version of what it holds."""
-FORMAT = 1
+FORMAT = 2
 """Raise it when a checkpoint of before can no longer be read, or one from now on no longer by programs of before."""
 LEARNER_DIRECTORY = "deepspeed"
 """Of a checkpoint, where DeepSpeed writes."""
@@ -163,7 +163,7 @@ class CheckpointStore:
         for step in reversed(self.steps()):
             state = _read_state(self.path(step))
             if isinstance(state, dict):
-                version = state.pop(_FORMAT, FORMAT)
+                version = state.pop(_FORMAT, 1)  # the first format had no number
                 if type(version) is not int or version != FORMAT:  # True is 1
                     raise NoWholeCheckpoint(
                         f"{self.path(step)} is of format {version!r}, and this program reads {FORMAT}"
@@ -213,7 +213,7 @@ class CheckpointStore:
 def _read_state(path: Path) -> dict[str, Any] | str:
     """The state of a whole checkpoint, or what is wrong with it.
 
-    A checkpoint of an earlier version has no list of its files: it counts as whole unless one of them is empty.
+    A checkpoint without a list of its files counts as whole unless one of them is empty.
     """
     try:
         content = json.loads((path / STATE_FILE).read_text())
