@@ -73,9 +73,6 @@ class Registry(Generic[T]):
             raise UnknownName(f"there is no {self.what} called {name!r}; there are: {', '.join(self._entries)}")
         return self._entries[name]
 
-    def __contains__(self, name: object) -> bool:
-        return name in self._entries
-
     def __iter__(self) -> Iterator[Entry[T]]:
         return iter(self._entries.values())
 

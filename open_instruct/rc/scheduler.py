@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from open_instruct.workflows.base import first_of
 from open_instruct.workflows.rc.state import InferenceProblemState
 from open_instruct.workflows.rc.turns import RCTurns
 from open_instruct.workflows.rc.types import (
@@ -103,7 +104,7 @@ class _Scheduler:
             if not self._is_stopping():
                 raise
         except BaseExceptionGroup as group:
-            raise _first_error(group) from group
+            raise first_of(group) from group
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -180,11 +181,3 @@ def _dropped(state: InferenceProblemState, reason: str, error: Exception) -> Rol
         num_retries=state.num_retries,
         num_requeues=state.num_requeues,
     )
-
-
-def _first_error(group: BaseExceptionGroup) -> BaseException:
-    """What went wrong first; the others are about the same."""
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error

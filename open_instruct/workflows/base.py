@@ -45,6 +45,13 @@ class CallFailed(RolloutFailed):
     """A tool raised an error, or did not answer in time."""
 
 
+def first_of(error: BaseException) -> BaseException:
+    """What went wrong first, where several branches of a rollout failed; the others are about the same."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
 @dataclass(frozen=True)
 class Effect:
     """Which effect of its rollout it is: the `number`-th of its name, from 0. The same whenever the rollout is run."""

@@ -38,6 +38,7 @@ from open_instruct.workflows.base import (
     Tool,
     Trajectory,
     Workflow,
+    first_of,
 )
 from open_instruct.workflows.effects import EffectOutsideContext, task_factory, watched
 
@@ -253,13 +254,6 @@ class RolloutRunner:
             marker=request.marker,
             notes=trajectory.notes,
         )
-
-
-def first_of(error: BaseException) -> BaseException:
-    """What went wrong first, where several branches of a rollout failed; the others are about the same."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
 
 
 async def _cancel_all() -> None:

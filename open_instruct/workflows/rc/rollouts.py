@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from open_instruct.data_types import Sample
+from open_instruct.workflows.base import first_of
 from open_instruct.workflows.rc.policies import to_training_text
 from open_instruct.workflows.rc.state import InferenceProblemState, RCSettings
 from open_instruct.workflows.rc.turns import FinishedTurn, RCTurns, Score
@@ -72,15 +73,8 @@ async def roll_out(
             )
             await (builder.to_states() if plan.states else builder.of_trajectories())
     except ExceptionGroup as errors:
-        raise _first_of(errors) from None
+        raise first_of(errors) from None
     return builder.collected()
-
-
-def _first_of(errors: ExceptionGroup) -> Exception:
-    error: Exception = errors
-    while isinstance(error, ExceptionGroup):
-        error = error.exceptions[0]
-    return error
 
 
 class _RolloutBuilder:
