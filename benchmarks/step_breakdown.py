@@ -125,7 +125,7 @@ class BareSampler:
 
     def sample(self, prompts: list[Any], numbers: list[int]) -> list[list[list[int]]]:
         from open_instruct.engines.vllm_engine import sampling_params
-        from open_instruct.rollouts.controller import request_seed
+        from open_instruct.rollouts.prompt_requests import request_seed
 
         for prompt, number in zip(prompts, numbers, strict=True):
             config = replace(self._args.train_sampling, seed=request_seed(self._args.seed, number))

@@ -255,24 +255,25 @@ class MiniBatch:
 
 @dataclass(frozen=True)
 class RolloutBatch:
-    """The data of one training step, or a piece of it, on its way to the learners. The step loop sees references, no samples."""
+    """The data of one training step, or a partial batch of it, on its way to the learners. The step loop sees references, no
+    samples."""
 
     training_step: int
     rank_data: list[object]
     """One Ray object reference per learner rank, each to a `list[MiniBatch]`."""
     metrics: dict[str, float] = field(default_factory=dict)
-    """Metrics of the whole step. Only the last piece has them."""
+    """Metrics of the whole step. Only the last partial batch has them."""
     number: int = 0
-    """Number of this piece within the step, from 0."""
+    """Number of this partial batch within the step, from 0."""
     is_last: bool = True
-    """Whether the step is complete with this piece, so that the learners make their optimizer step."""
+    """Whether the step is complete with this partial batch, so that the learners make their optimizer step."""
     num_global_tokens: int = 0
-    """Trained tokens of the whole step over all ranks. Only the last piece has the number. The controller sends no step without a
+    """Trained tokens of the whole step over all ranks. Only the last partial batch has it. The controller sends no step without a
     token; if the number is 0 the learners make no optimizer step, because momentum alone would move the weights."""
     num_samples: int = 0
-    """Responses in this piece."""
+    """Responses in this partial batch."""
     min_version: int = 0
-    """Oldest version among the trained tokens of this piece."""
+    """Oldest version among the trained tokens of this partial batch."""
 
 
 @dataclass(frozen=True)

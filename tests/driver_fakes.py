@@ -163,9 +163,9 @@ class PlayedLearners:
         Path(directory, "model.safetensors").write_text(str(self.version))
         return [None, None]
 
-    def async_train(self, rollout_id: int, piece: RolloutBatch) -> list[Any]:
-        assert rollout_id == self.version == piece.training_step - 1
-        self.version += piece.is_last
+    def async_train(self, rollout_id: int, partial_batch: RolloutBatch) -> list[Any]:
+        assert rollout_id == self.version == partial_batch.training_step - 1
+        self.version += partial_batch.is_last
         return [{}, {}]
 
     def async_held_version(self) -> list[Any]:
@@ -182,17 +182,17 @@ class PlayedLearners:
 
 
 class PlayedMessages:
-    """Always has the next piece of the next step."""
+    """Always has the next partial batch of the next step."""
 
-    def __init__(self, num_pieces: int) -> None:
-        self._num_pieces = num_pieces
-        self.next_piece = (1, 0)
+    def __init__(self, num_batches: int) -> None:
+        self._num_batches = num_batches
+        self.next_partial_batch = (1, 0)
         self.actor = Remote(SimpleNamespace(set_version=lambda version: None))
 
     def get_ref(self, *, timeout: float, max_batch_count: int) -> list[Any]:
-        step, number = self.next_piece
-        is_last = number == self._num_pieces - 1
-        self.next_piece = (step + 1, 0) if is_last else (step, number + 1)
+        step, number = self.next_partial_batch
+        is_last = number == self._num_batches - 1
+        self.next_partial_batch = (step + 1, 0) if is_last else (step, number + 1)
         metrics = {
             "val/num_step_tokens": 100,
             "avg_sample_age": 0.0,
@@ -262,7 +262,7 @@ def played_run(
     during: str = "",
     at_time: int = 1,
     power_fails: bool = False,
-    num_pieces: int = 1,
+    num_batches: int = 1,
     **options: Any,
 ) -> Any:
     """A run, or the rest of one, that stands before its start; `during` says when SIGTERM comes, or the power fails."""
@@ -277,7 +277,7 @@ def played_run(
     }
     args = make_args(**settings)
     parts: Any = PlayedParts(during=during, at_time=at_time, power_fails=power_fails)
-    messages: Any = PlayedMessages(num_pieces)
+    messages: Any = PlayedMessages(num_batches)
     timer = Timer()
     return grpo_fast.Run(
         args=args,
@@ -296,10 +296,10 @@ def played_run(
 
 def go(run: Any) -> int:
     """The exit code."""
-    run.message_queue.next_piece = (1, 0)
+    run.message_queue.next_partial_batch = (1, 0)
     newest = run.store.newest()
     if newest is not None:
-        run.message_queue.next_piece = (newest.state["progress"]["training_step"] + 1, 0)
+        run.message_queue.next_partial_batch = (newest.state["progress"]["training_step"] + 1, 0)
     try:
         return grpo_fast.run_to_its_end(run)
     finally:

@@ -20,7 +20,7 @@ from dataclasses import replace
 
 class CustomFullyAsyncTrainer(FullyAsyncTrainer):
     def _compute_custom_metrics(self, batch):
-        return {"custom/pieces_seen": batch.number + 1}
+        return {"custom/batches_seen": batch.number + 1}
 
 class CustomRollouter(Rollouter):
     def _custom_generation_logic(self, batch):
@@ -112,8 +112,8 @@ def test_the_yaml_door_runs_to_its_end_with_a_user_s_classes(finished: tuple[Pat
     metrics = [row for row in rows(out / "metrics.jsonl") if "scores" in row]
     assert [row["training_step"] for row in metrics] == list(range(1, 9))
     assert_ledger_balances(out)
-    assert all(row["custom/pieces_seen"] == row["batch/num_pieces"] for row in metrics)
-    assert max(row["batch/num_pieces"] for row in metrics) > 1  # it did come in pieces
+    assert all(row["custom/batches_seen"] == row["batch/num_partial_batches"] for row in metrics)
+    assert max(row["batch/num_partial_batches"] for row in metrics) > 1  # it did come in parts
     assert all(row["val/sequence_lengths_max"] <= 7 for row in metrics)
     missing = [name for name in DOCUMENTED_METRICS if name not in metrics[-1]]
     assert not missing

@@ -39,7 +39,7 @@ def test_learners_that_share_a_gpu_start_after_the_engines(options: dict[str, An
         return ["learners"]
 
     engines = [SimpleNamespace(ready=says(f"engine {number}")) for number in range(2)]
-    manager = SimpleNamespace(controller=SimpleNamespace(ready=says("controller")), rollout_engines=engines)
+    manager = SimpleNamespace(controller=SimpleNamespace(__ray_ready__=says("controller")), rollout_engines=engines)
     parts = parts_of(manager=manager, group=SimpleNamespace(async_init=start_learners))
     parts.wait = lambda refs, **_: events.extend(  # pyrefly: ignore[bad-assignment]
         f"{ref} ready" for ref in (refs if isinstance(refs, list) else [refs])

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 from conftest import TINY_MODEL
 
-from open_instruct.data.dataset_transformation import DatasetError, load_prompts, parse_mixer_list, splits_of_names
+from open_instruct.data.dataset_transformation import load_prompts
+from open_instruct.data.mixer import DatasetError, parse_mixer_list, splits_of_names
 from open_instruct.data.prompt_dataset import PromptDataset
 from open_instruct.data.sample_record import ItemShape, append_record, non_tensor_fields, to_proto_item
 from open_instruct.verifiers.reasoning_gym_data import reasoning_gym_rows

@@ -79,7 +79,7 @@ class PlainLoop:
     def sample(self, issue_number: int) -> tuple[int, GenerationResult]:
         from dataclasses import replace
 
-        from open_instruct.rollouts.controller import request_seed
+        from open_instruct.rollouts.prompt_requests import request_seed
 
         row = self.order[issue_number][1]
         config = replace(self.args.train_sampling, seed=request_seed(self.args.seed, issue_number))
@@ -131,7 +131,7 @@ def test_async_steps_0_equals_a_plain_synchronous_loop(
     assert done.returncode == 0, done.stderr
 
     rows = [json.loads(line) for line in (tmp_path / "out/metrics.jsonl").read_text().splitlines()]
-    assert (max(row["batch/num_pieces"] for row in rows) > 1) == streaming
+    assert (max(row["batch/num_partial_batches"] for row in rows) > 1) == streaming
     loop = PlainLoop(ray_session, engines.actors[0], make_args(**options))
     for training_step in range(1, NUM_STEPS + 1):
         loop.step(training_step)

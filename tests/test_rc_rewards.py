@@ -151,7 +151,7 @@ def test_a_group_of_one_or_of_equals_teaches_nothing() -> None:
 def test_one_baseline_of_a_prompt_can_teach_where_another_does_not() -> None:
     assembly, trained = assembled(scored(STATES, [1, 1, 1, 0]))
     assert [part.first.number for part, _ in trained] == [3]
-    assembly.next_piece(last=True)
+    assembly.next_partial_batch(last=True)
     metrics = assembly.metrics(now=1.0) | rc_rewards.rollout_metrics(assembly.rollouts, assembly.groups)
     assert metrics["batch/filtered_prompts"] == 1
     assert metrics["rc/score_reasoning_1"] == 1.0
@@ -164,7 +164,7 @@ def test_summaries_count_in_no_accuracy() -> None:
     assembly, _ = assembled(
         scored(WITH_SUMMARIES, [1, 0, 0, 1, 0, 0]), rc_summary_reward="downstream_mean", filter_zero_std_samples=False
     )
-    assembly.next_piece(last=True)
+    assembly.next_partial_batch(last=True)
     metrics = assembly.metrics(now=1.0) | rc_rewards.rollout_metrics(assembly.rollouts, assembly.groups)
     assert metrics["objective/verifiable_correct_rate"] == 0.25
     assert metrics["rc/score_summarization_1"] == 0.5
@@ -192,7 +192,7 @@ def test_a_weight_of_zero_leaves_out() -> None:
     assembly, trained = assembled(group)
     assert [(part.first.number, part.first.weight) for part, _ in trained] == [(3, 2.0)]
     assert [sample.weight for _, samples in trained for sample in samples] == [2.0, 2.0]
-    assembly.next_piece(last=True)
+    assembly.next_partial_batch(last=True)
     assert rc_rewards.rollout_metrics(assembly.rollouts, assembly.groups)["rc/groups_left_out"] == 1
 
 

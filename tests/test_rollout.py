@@ -23,8 +23,16 @@ from open_instruct.data.prompt_dataset import PromptDataset
 from open_instruct.data.sample_record import DataProtoItem
 from open_instruct.data_types import GenerationResult, PromptRequest, RolloutBatch, TokenStatistics
 from open_instruct.rollouts import controller as rollout
-from open_instruct.rollouts.controller import ControllerOptions, RolloutController, request_seed
+from open_instruct.rollouts import (
+    data_preparation,
+    prompt_feeder,
+    result_scoring,
+    step_filling,
+)
+from open_instruct.rollouts.controller import ControllerOptions, RolloutController
 from open_instruct.rollouts.message_queue import QueueFull
+from open_instruct.rollouts.prompt_requests import request_seed
+from open_instruct.rollouts.rollout_state import read_state, write_state
 from open_instruct.rollouts.staleness import CONSUMED, MASKED, ZERO_STD
 from open_instruct.verifiers.pool import VerifierPool
 from open_instruct.verifiers.scoring_processes import Scored
@@ -77,7 +85,7 @@ class FakeMessageQueue:
     """What the controller hands to the learners, in this process."""
 
     def __init__(self, room: int = 0) -> None:
-        self.pieces: queue.Queue[RolloutBatch] = queue.Queue(room)
+        self.partial_batches: queue.Queue[RolloutBatch] = queue.Queue(room)
         self.num_unanswered = 0
         """Puts that are to be taken without an answer."""
         self._taken: set[str] = set()
@@ -87,7 +95,7 @@ class FakeMessageQueue:
         assert num_samples == max(batch.num_samples, 1)
         if message_id not in self._taken:
             try:
-                self.pieces.put(batch, timeout=timeout)
+                self.partial_batches.put(batch, timeout=timeout)
             except queue.Full:
                 raise QueueFull("the message queue is full") from None
             self._taken.add(message_id)
@@ -211,24 +219,24 @@ class Play:
         self.result_queue.put(list(results), timeout=TIMEOUT_S)
 
     def batch(self, training_step: int) -> RolloutBatch:
-        """The batch of a step that comes in one piece."""
-        [batch] = self.pieces(training_step)
+        """The batch of a step that comes at once."""
+        [batch] = self.partial_batches(training_step)
         return batch
 
-    def pieces(self, training_step: int) -> list[RolloutBatch]:
-        """All pieces of a step; raises what ended a thread of the controller."""
-        pieces: list[RolloutBatch] = []
+    def partial_batches(self, training_step: int) -> list[RolloutBatch]:
+        """All batches of a step; raises what ended a thread of the controller."""
+        partial_batches: list[RolloutBatch] = []
         deadline = time.monotonic() + TIMEOUT_S
-        while not pieces or not pieces[-1].is_last:
+        while not partial_batches or not partial_batches[-1].is_last:
             assert time.monotonic() < deadline, self.controller.describe_progress()
             try:
-                pieces.append(self.message_queue.pieces.get(timeout=0.01))
+                partial_batches.append(self.message_queue.partial_batches.get(timeout=0.01))
             except queue.Empty:
                 self.controller.status()
-        assert [(piece.training_step, piece.number) for piece in pieces] == [
-            (training_step, number) for number in range(len(pieces))
+        assert [(partial_batch.training_step, partial_batch.number) for partial_batch in partial_batches] == [
+            (training_step, number) for number in range(len(partial_batches))
         ]
-        return pieces
+        return partial_batches
 
     def wait_for(self, condition: Callable[[], bool]) -> None:
         deadline = time.monotonic() + TIMEOUT_S
@@ -237,9 +245,9 @@ class Play:
             time.sleep(0.01)
 
     def nothing_is_ready(self) -> str:
-        """Asserts that no piece comes, and tells why."""
+        """Asserts that no batch comes, and tells why."""
         with pytest.raises(queue.Empty):
-            self.message_queue.pieces.get(timeout=QUIET_S)
+            self.message_queue.partial_batches.get(timeout=QUIET_S)
         return self.controller.describe_progress()
 
     def finish_step(self, training_step: int) -> list[dict[str, Any]]:
@@ -338,13 +346,14 @@ MakePlay = Callable[..., Play]
 def make_play(
     datasets: tuple[PromptDataset, PromptDataset], tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[MakePlay]:
-    monkeypatch.setattr(rollout, "POLL_S", 0.02)
-    monkeypatch.setattr(rollout.ray, "put", lambda value: value)
+    for module in (rollout, data_preparation, prompt_feeder, step_filling):
+        monkeypatch.setattr(module, "POLL_S", 0.02)
+    monkeypatch.setattr(step_filling.ray, "put", lambda value: value)
     monkeypatch.setattr(rollout, "VerifierPool", VerifiersInThisProcess)
     plays: list[Play] = []
 
     def make(*, room: int = 0, ready_steps: int = 0, **options: Any) -> Play:
-        """`room` bundles fit into the prompt queue, `ready_steps` pieces into the message queue; 0 is no limit."""
+        """`room` bundles fit into the prompt queue, `ready_steps` batches into the message queue; 0 is no limit."""
         plays.append(Play(datasets[0], datasets[1], tokenizer, room=room, ready_steps=ready_steps, **options))
         return plays[-1]
 
@@ -438,7 +447,7 @@ def test_advantages_lie_on_the_responses_they_belong_to(make_play: MakePlay) -> 
 def test_a_batch_waits_for_prompts_that_are_not_issued_yet(
     make_play: MakePlay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rollout, "BUNDLES_PER_STEP", NUM_PROMPTS)  # one prompt a bundle
+    monkeypatch.setattr(prompt_feeder, "BUNDLES_PER_STEP", NUM_PROMPTS)  # one prompt a bundle
     play = make_play()
     put, may_go_on = play.prompt_queue.put, threading.Event()
 
@@ -480,29 +489,31 @@ def test_a_step_comes_in_pieces_while_others_are_still_out(make_play: MakePlay) 
     requests = play.receive(NUM_PROMPTS)
     results = [play.answer(request) for request in requests]
     play.deliver(*results[:3])
-    first = play.message_queue.pieces.get(timeout=TIMEOUT_S)
+    first = play.message_queue.partial_batches.get(timeout=TIMEOUT_S)
     assert (first.number, first.is_last, first.metrics) == (0, False, {})
     play.deliver(results[3])
-    rest = [play.message_queue.pieces.get(timeout=TIMEOUT_S)]
+    rest = [play.message_queue.partial_batches.get(timeout=TIMEOUT_S)]
     while not rest[-1].is_last:
-        rest.append(play.message_queue.pieces.get(timeout=TIMEOUT_S))
-    pieces = [first, *rest]
-    assert sorted(one for piece in pieces for one in play.prompts_in(piece)) == all_samples_of(*requests)
-    trained = sum(int(mask.sum()) for piece in pieces for _, mask in _rows(piece))
-    assert pieces[-1].num_global_tokens == trained
-    assert sum(piece.num_samples for piece in pieces) == 4 * NUM_PROMPTS
-    assert pieces[-1].metrics["batch/num_pieces"] == len(pieces)
+        rest.append(play.message_queue.partial_batches.get(timeout=TIMEOUT_S))
+    partial_batches = [first, *rest]
+    assert sorted(one for partial_batch in partial_batches for one in play.prompts_in(partial_batch)) == all_samples_of(
+        *requests
+    )
+    trained = sum(int(mask.sum()) for partial_batch in partial_batches for _, mask in _rows(partial_batch))
+    assert partial_batches[-1].num_global_tokens == trained
+    assert sum(partial_batch.num_samples for partial_batch in partial_batches) == 4 * NUM_PROMPTS
+    assert partial_batches[-1].metrics["batch/num_partial_batches"] == len(partial_batches)
 
 
-def test_piece_that_the_message_queue_took_without_an_answer_comes_once(
+def test_partial_batch_that_the_message_queue_took_without_an_answer_comes_once(
     make_play: MakePlay, caplog: pytest.LogCaptureFixture
 ) -> None:
     play = make_play()
     play.message_queue.num_unanswered = 2
     play.start()
-    play.run(1, 2)  # each batch is the next: see `pieces`
+    play.run(1, 2)  # each batch is the next: see `partial_batches`
     assert play.nothing_is_ready()
-    assert "piece 0 of step 1: the message queue did not answer; it is put again" in caplog.text
+    assert "partial batch 0 of step 1: the message queue did not answer; it is put again" in caplog.text
 
 
 def test_what_a_step_trained_on_can_be_read_as_data_again(make_play: MakePlay, tmp_path: Path, tokenizer: Any) -> None:
@@ -613,7 +624,7 @@ def test_retry_of_a_reasoning_cache_prompt_has_the_plan_of_before_and_one_that_i
     assert set(planner._out) == {*ids(requests[1:]), instead.prompt_id}
 
 
-def test_seed_of_a_retry_survives_a_dead_engine_and_a_resume(make_play: MakePlay) -> None:
+def test_seed_of_a_retry_survives_a_dead_engine_and_a_resume(make_play: MakePlay, tmp_path: Path) -> None:
     killed = make_play(max_generation_attempts=2).start()
     requests = killed.receive(NUM_PROMPTS)
     killed.deliver(broken_off(killed.answer(requests[0])))
@@ -622,7 +633,8 @@ def test_seed_of_a_retry_survives_a_dead_engine_and_a_resume(make_play: MakePlay
     assert killed.controller.recover_lost(held=ids(requests[1:])) == 1
     assert identities(killed.receive(1)) == identities([retry])
     resumed = make_play(max_generation_attempts=2)
-    resumed.controller.load_state_dict(json.loads(json.dumps(killed.controller.state_dict())))
+    killed.controller.save(0, str(tmp_path / "state.npz"))
+    resumed.controller.load(0, str(tmp_path / "state.npz"))
     resumed.start()
     assert identities(resumed.receive(NUM_PROMPTS)) == identities([retry, *requests[1:]])
 
@@ -633,11 +645,11 @@ def test_failure_of_a_copy_whose_other_is_being_scored_changes_nothing(
     play = make_play(max_generation_attempts=1).start()
     requests = play.receive(NUM_PROMPTS)
     scoring: Future[list[Scored]] = Future()
-    submit = play.controller._verifiers.submit
-    monkeypatch.setattr(play.controller._verifiers, "submit", lambda *_args: scoring)
+    submit = play.controller._scoring.verifiers.submit
+    monkeypatch.setattr(play.controller._scoring.verifiers, "submit", lambda *_args: scoring)
     play.deliver(play.answer(requests[0]), broken_off(play.answer(requests[0])))
     play.wait_for(lambda: play.controller.get_statistics()["generation_errors"] == 1)
-    monkeypatch.setattr(play.controller._verifiers, "submit", submit)
+    monkeypatch.setattr(play.controller._scoring.verifiers, "submit", submit)
     scoring.set_result([Scored(float(score)) for score in MIXED])
     play.deliver(*(play.answer(request) for request in requests[1:]))
     assert play.prompts_in(play.batch(1)) == all_samples_of(*requests)
@@ -673,7 +685,7 @@ def say(play: Play, monkeypatch: pytest.MonkeyPatch, *scored: Scored) -> None:
     """The verifiers say this of the next group, and of those after it."""
     said: Future[list[Scored]] = Future()
     said.set_result(list(scored))
-    monkeypatch.setattr(play.controller._verifiers, "submit", lambda *_args: said)
+    monkeypatch.setattr(play.controller._scoring.verifiers, "submit", lambda *_args: said)
 
 
 def test_group_that_was_not_scored_is_sampled_again_and_not_trained_on(
@@ -702,7 +714,7 @@ def test_response_that_was_not_scored_is_left_out_of_baseline_and_loss(
     with monkeypatch.context() as patch:
         say(play, patch, Scored(None, "timeout"), *[Scored(score) for score in (1.0, 0.0, 0.5)])
         play.deliver(play.answer(requests[0]))
-        play.wait_for(lambda: play.controller._ledger[requests[0].prompt_id].arrived)
+        play.wait_for(lambda: play.controller._flow.ledger[requests[0].prompt_id].arrived)
     play.deliver(*(play.answer(request) for request in requests[1:]))
     batch = play.batch(1)
     assert play.prompts_in(batch) == all_samples_of(*requests)[1:]
@@ -718,8 +730,8 @@ def test_evaluation_leaves_out_what_was_not_scored(make_play: MakePlay, monkeypa
     play.deliver(*(play.answer(request, [1]) for request in requests[:2]))
     hanging: Future[list[Scored]] = Future()
     hanging.set_result([Scored(None, "crash")])
-    play.wait_for(lambda: play.controller._evaluation.num_done == 2)  # type: ignore[union-attr]
-    monkeypatch.setattr(play.controller._verifiers, "submit", lambda *_args: hanging)
+    play.wait_for(lambda: play.controller._evaluations.current.num_done == 2)  # type: ignore[union-attr]
+    monkeypatch.setattr(play.controller._scoring.verifiers, "submit", lambda *_args: hanging)
     play.deliver(play.answer(requests[2], [0]))
     metrics = play.controller.get_evaluation(TIMEOUT_S)
     assert (metrics["eval/pass_at_1"], metrics["eval/num_not_scored"]) == (1.0, 1)
@@ -729,7 +741,7 @@ def test_verification_that_cannot_be_done_ends_the_run(make_play: MakePlay, monk
     play = make_play().start()
     failed: Future[list[Scored]] = Future()
     failed.set_exception(ConnectionError("no verifier process could be started"))
-    monkeypatch.setattr(play.controller._verifiers, "submit", lambda *_args: failed)
+    monkeypatch.setattr(play.controller._scoring.verifiers, "submit", lambda *_args: failed)
     play.deliver(play.answer(play.receive(NUM_PROMPTS)[0]))
     with pytest.raises(RuntimeError, match=r"verification of train-0 failed: .*no verifier process could be started"):
         play.controller.watch()
@@ -797,16 +809,18 @@ def test_step_whose_groups_are_all_masked_gets_new_prompts(
     first = play.receive(NUM_PROMPTS)
     scores = [MIXED, SOLVED, MIXED, MIXED]
     play.deliver(*(cut_off(play.answer(request, own)) for request, own in zip(first, scores, strict=True)))
-    more = play.receive(NUM_PROMPTS)  # no piece has come: see the numbers that `pieces` checks
+    more = play.receive(NUM_PROMPTS)  # no batch has come: see the numbers that `partial_batches` checks
     assert "step 1: no token of its 4 groups may be trained on" in caplog.text
     assert "in 1 of them all responses scored alike" in caplog.text
     assert "in 3 every response was cut off" in caplog.text
     play.deliver(cut_off(play.answer(more[0])), *(play.answer(request) for request in more[1:]))
-    pieces = play.pieces(1)
-    assert pieces[-1].num_global_tokens > 0
-    assert pieces[-1].metrics["batch/filtered_prompts"] == NUM_PROMPTS + 1
-    assert pieces[-1].metrics["real_batch_size_ratio"] == 0.75
-    assert sorted(one for piece in pieces for one in play.prompts_in(piece)) == all_samples_of(*more[1:])
+    partial_batches = play.partial_batches(1)
+    assert partial_batches[-1].num_global_tokens > 0
+    assert partial_batches[-1].metrics["batch/filtered_prompts"] == NUM_PROMPTS + 1
+    assert partial_batches[-1].metrics["real_batch_size_ratio"] == 0.75
+    assert sorted(one for partial_batch in partial_batches for one in play.prompts_in(partial_batch)) == all_samples_of(
+        *more[1:]
+    )
     fates = [fate["fate"] for fate in play.finish_step(1)]
     assert fates == [MASKED, ZERO_STD, MASKED, MASKED, MASKED, CONSUMED, CONSUMED, CONSUMED]
 
@@ -936,9 +950,9 @@ def test_evaluation_result_that_is_being_scored_is_not_lost_with_an_engine(
     play.start()
     requests = play.receive(3 + NUM_PROMPTS)
     scoring: Future[list[Scored]] = Future()
-    monkeypatch.setattr(play.controller._verifiers, "submit", lambda *_args: scoring)
+    monkeypatch.setattr(play.controller._scoring.verifiers, "submit", lambda *_args: scoring)
     play.deliver(play.answer(requests[0], [1]))
-    evaluation = play.controller._evaluation
+    evaluation = play.controller._evaluations.current
     assert evaluation is not None
     play.wait_for(lambda: "1 are being scored" in evaluation.describe_missing())
     play.controller.take_back_prompts()
@@ -948,20 +962,27 @@ def test_evaluation_result_that_is_being_scored_is_not_lost_with_an_engine(
 # --- resuming ---------------------------------------------------------------------------------------------------------
 
 
+def save_without_groups(play: Play, path: Path) -> None:
+    """A state as it is when no group is finished: all that is open has to be generated again."""
+    play.controller.save(0, str(path))
+    state, _ = read_state(path)
+    write_state(path, state, [])
+
+
 @pytest.mark.parametrize("async_steps", [0, 1, 2])
-def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(make_play: MakePlay, async_steps: int) -> None:
+def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(make_play: MakePlay, async_steps: int, tmp_path: Path) -> None:
     unbroken = make_play(async_steps=async_steps).start()
     batches = unbroken.run(1, NUM_STEPS)
 
     killed = make_play(async_steps=async_steps).start()
     killed.run(1, 2)
     killed.receive_admitted()
-    state = json.loads(json.dumps(killed.controller.state_dict()))
+    save_without_groups(killed, tmp_path / "state.npz")
     killed.controller.stop()
     open_prompts = [request for request in killed.received if step_of(request) > 2]
 
     resumed = make_play(async_steps=async_steps)
-    resumed.controller.load_state_dict(state)
+    resumed.controller.load(0, str(tmp_path / "state.npz"))
     resumed.start(2)
     issued_again = resumed.receive_admitted()
     assert identities(issued_again) == identities(open_prompts)
@@ -980,32 +1001,32 @@ def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(make_play: MakePlay, asy
 
 
 def test_a_checkpoint_amid_the_issue_of_a_step_resumes_too(
-    make_play: MakePlay, monkeypatch: pytest.MonkeyPatch
+    make_play: MakePlay, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(rollout, "BUNDLES_PER_STEP", NUM_PROMPTS)  # one prompt a bundle
+    monkeypatch.setattr(prompt_feeder, "BUNDLES_PER_STEP", NUM_PROMPTS)  # one prompt a bundle
     unbroken = make_play(async_steps=1).start()
     unbroken.run(1, NUM_STEPS)
     killed = make_play(async_steps=1, room=1).start()
     time.sleep(QUIET_S)
-    state = killed.controller.state_dict()
-    assert 0 < state["next_issue_number"] < NUM_PROMPTS
+    killed.controller.save(0, str(tmp_path / "state.npz"))
+    assert 0 < read_state(tmp_path / "state.npz")[0]["next_issue_number"] < NUM_PROMPTS
     resumed = make_play(async_steps=1)
-    resumed.controller.load_state_dict(state)
+    resumed.controller.load(0, str(tmp_path / "state.npz"))
     resumed.start()
     resumed.run(1, NUM_STEPS)
     assert identities(resumed.received) == identities(unbroken.received)
 
 
-def test_a_prepared_batch_that_was_not_trained_is_made_anew(make_play: MakePlay) -> None:
+def test_a_prepared_batch_that_was_not_trained_is_made_anew(make_play: MakePlay, tmp_path: Path) -> None:
     killed = make_play(async_steps=1).start()
     requests = killed.receive(2 * NUM_PROMPTS)
     killed.deliver(*(killed.answer(request) for request in requests))
     killed.batch(1)
     killed.batch(2)
     killed.finish_step(1)
-    state = killed.controller.state_dict()
+    save_without_groups(killed, tmp_path / "state.npz")
     resumed = make_play(async_steps=1)
-    resumed.controller.load_state_dict(state)
+    resumed.controller.load(0, str(tmp_path / "state.npz"))
     resumed.start(1)
     again = resumed.receive_admitted()
     assert identities(again[:NUM_PROMPTS]) == identities(requests[NUM_PROMPTS:])
@@ -1021,7 +1042,7 @@ def test_finished_groups_are_saved_and_not_generated_again(make_play: MakePlay, 
     killed.batch(2)  # its groups have come too, and are not trained on
     requests = killed.receive_admitted()  # of step 3
     killed.deliver(killed.answer(requests[0]))  # waits for the rest of its step
-    killed.wait_for(lambda: bool(killed.controller._taken.get(3)))
+    killed.wait_for(lambda: bool(killed.controller._filling.taken.get(3)))
     killed.controller.save(1, str(tmp_path / "state.npz"))
     killed.controller.stop()
 
@@ -1041,9 +1062,9 @@ def test_a_group_that_is_being_scored_is_saved_too(
 ) -> None:
     killed = make_play(output_dir=str(tmp_path)).start()
     requests = killed.receive_admitted()
-    monkeypatch.setattr(killed.controller._verifiers, "submit", lambda *_args: Future())  # never done
+    monkeypatch.setattr(killed.controller._scoring.verifiers, "submit", lambda *_args: Future())  # never done
     killed.deliver(killed.answer(requests[0]))
-    killed.wait_for(lambda: requests[0].prompt_id in killed.controller._verifying)
+    killed.wait_for(lambda: requests[0].prompt_id in killed.controller._preparation.being_scored)
     killed.controller.save(0)
     killed.controller.stop()
 
@@ -1061,12 +1082,13 @@ def test_a_state_that_was_never_saved_is_told(make_play: MakePlay, tmp_path: Pat
         make_play(output_dir=str(tmp_path)).controller.load(7)
 
 
-def test_an_evaluation_does_not_wait_for_prompts_of_before(make_play: MakePlay) -> None:
+def test_an_evaluation_does_not_wait_for_prompts_of_before(make_play: MakePlay, tmp_path: Path) -> None:
     killed = make_play().start()
     killed.run(1, 1)
     killed.receive_admitted()
     resumed = make_play()
-    resumed.controller.load_state_dict(killed.controller.state_dict())
+    killed.controller.save(1, str(tmp_path / "state.npz"))
+    resumed.controller.load(1, str(tmp_path / "state.npz"))
     resumed.controller.start_evaluation(1)
     resumed.start(1)
     assert [request.is_eval for request in resumed.receive(3 + NUM_PROMPTS)] == [True] * 3 + [False] * NUM_PROMPTS
@@ -1076,7 +1098,7 @@ def test_an_evaluation_does_not_wait_for_prompts_of_before(make_play: MakePlay) 
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-@pytest.mark.parametrize("thread", ["_feed_prompts", "data_preparation_thread", "packing_thread"])
+@pytest.mark.parametrize("thread", ["feed_prompts", "data_preparation_thread", "packing_thread"])
 def test_an_error_in_a_thread_is_raised_by_the_next_call(
     make_play: MakePlay, monkeypatch: pytest.MonkeyPatch, thread: str
 ) -> None:
@@ -1087,12 +1109,14 @@ def test_an_error_in_a_thread_is_raised_by_the_next_call(
         raise ConnectionError(f"{thread} lost its queue")
 
     controller = play.controller
-    if thread == "_feed_prompts":
+    if thread == "feed_prompts":
         monkeypatch.setattr(play.prompt_queue, "put", fail)
         controller.start_evaluation(0)
     else:
-        attribute = "_assemble" if thread == "packing_thread" else "_take"
-        monkeypatch.setattr(controller, attribute, fail)
+        owner, method = (
+            (controller._filling, "_assemble") if thread == "packing_thread" else (controller._preparation, "take")
+        )
+        monkeypatch.setattr(owner, method, fail)
         play.deliver(play.answer(play.received[0]))
     started = time.monotonic()
     with pytest.raises(RuntimeError, match=f"{thread} lost its queue"):
@@ -1160,7 +1184,7 @@ def test_weight_cost_and_prompt_of_a_verifier_are_used(
     make_play: Callable[..., Play], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rollout, "VerifierPool", JudgesInThisProcess)
-    monkeypatch.setattr(rollout, "verifier_weight", lambda dataset: 0.5)
+    monkeypatch.setattr(result_scoring, "verifier_weight", lambda dataset: 0.5)
     play = make_play().start()
     [batch] = play.run(1, 1)
     assert batch.metrics["scores"] == 2.5

@@ -47,7 +47,7 @@ def test_a_result_is_looked_at_a_few_times_whatever_is_here_already(
     args = make_args(
         num_unique_prompts_rollout=NUM_GROUPS,
         streaming=streaming,
-        pack_length=10**6,  # no piece is full before the last
+        pack_length=10**6,  # no batch is full before the last
         total_episodes=NUM_GROUPS * NUM_SAMPLES,
     )
     assembly = StepAssembly(1, args, CollationOptions(1, "packed", 0))
@@ -55,7 +55,7 @@ def test_a_result_is_looked_at_a_few_times_whatever_is_here_already(
     for number in range(NUM_GROUPS):
         prompt = IssuedPrompt(f"train-{number}", number, 0, arrived=True)
         assert assembly.add(group(number), Assignment(prompt, 0, was_left_behind=False)) == CONSUMED
-        assert assembly.next_piece(last=False) is None
+        assert assembly.next_partial_batch(last=False) is None
     assert looks <= 2 * NUM_GROUPS * NUM_SAMPLES
 
 
@@ -81,10 +81,10 @@ def test_group_without_a_token_to_train_on_is_masked_and_gives_no_gradient() -> 
     assert not assembly.has_gradient
     assert add(finished(2, "length", "length", "stop", "length")) == CONSUMED
     assert assembly.has_gradient
-    piece = assembly.next_piece(last=True)
-    assert piece is not None
-    assert piece.num_samples == 1
-    assert piece.rank_batches[0][0].num_global_tokens == assembly.num_tokens == 5
+    batch = assembly.next_partial_batch(last=True)
+    assert batch is not None
+    assert batch.num_samples == 1
+    assert batch.rank_batches[0][0].num_global_tokens == assembly.num_tokens == 5
     metrics = assembly.metrics(now=1.0)
     assert metrics["real_batch_size_ratio"] == 1 / 3
     assert (metrics["batch/filtered_prompts_solved"], metrics["batch/filtered_prompts_zero"]) == (1, 0)

@@ -86,8 +86,8 @@ def test_steps_without_a_finite_gradient_end_the_run(tmp_path: Path, monkeypatch
     ("phase", "saved_step", "evaluated"),
     [
         ({"during": "the batch of step 3"}, 2, [2, 4, 6]),
-        # A piece of step 3 is trained already: the half step is given up, and all of its prompts come again.
-        ({"during": "the batch of step 3", "at_time": 2, "num_pieces": 3}, 2, [2, 4, 6]),
+        # A partial batch of step 3 is trained already: the half step is given up, and all of its prompts come again.
+        ({"during": "the batch of step 3", "at_time": 2, "num_batches": 3}, 2, [2, 4, 6]),
         ({"during": "training step 3"}, 3, [3, 4, 6]),
         # Its evaluation was to begin with the weights of this step: the resumed run begins with it.
         ({"during": "training step 4"}, 4, [2, 4, 6]),
@@ -112,7 +112,7 @@ def test_sigterm_saves_where_the_run_stands_in_every_phase(
     assert (newest.path / "weights").read_text() == str(saved_step)
     assert trained_steps(tmp_path) == list(range(1, saved_step + 1))
     assert run.progress.num_total_tokens == 100 * saved_step
-    assert go(played_run(tmp_path, num_pieces=phase.get("num_pieces", 1))) == 0
+    assert go(played_run(tmp_path, num_batches=phase.get("num_batches", 1))) == 0
     assert_nothing_is_lost_or_repeated(tmp_path)
     assert evaluated_steps(tmp_path) == evaluated
 
@@ -198,7 +198,7 @@ def test_a_torn_checkpoint_is_told_when_the_run_goes_on_from_the_one_before(
     store = checkpoint_store(make_args(output_dir=str(tmp_path)))
     (store.path(4) / STATE_FILE).write_text("")
     run = played_run(tmp_path, checkpoint_state_freq=2)
-    run.message_queue.next_piece = (3, 0)
+    run.message_queue.next_partial_batch = (3, 0)
     assert go(run) == 0
     assert f"a newer checkpoint is not whole and is passed over: {store.path(4)}" in caplog.text
     assert f"going on from {store.path(2)} after step 2" in caplog.text

@@ -18,6 +18,7 @@ from test_rollout import FakeQueue
 
 from open_instruct import vllm_utils3
 from open_instruct.data_types import GenerationResult, PromptRequest, SamplingConfig
+from open_instruct.engines import generation_loop, queue_threads
 from open_instruct.engines.vllm_engine import EngineOptions
 from open_instruct.engines.worker_memory import standing_by
 from open_instruct.vllm_utils3 import LLMRayActor
@@ -188,8 +189,9 @@ def make_stage(monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeStage]:
         return engine
 
     monkeypatch.setattr(vllm_utils3, "POLL_S", 0.02)
-    monkeypatch.setattr(vllm_utils3, "IDLE_S", 0.005)
-    monkeypatch.setattr(vllm_utils3, "sampling_params", lambda config: config)
+    monkeypatch.setattr(queue_threads, "POLL_S", 0.02)
+    monkeypatch.setattr(generation_loop, "IDLE_S", 0.005)
+    monkeypatch.setattr(generation_loop, "sampling_params", lambda config: config)
     monkeypatch.setattr(vllm_utils3, "read_tokenizer", lambda *_: codec()._tokenizer)
     yield make
     for stage in stages:

@@ -17,7 +17,8 @@ from open_instruct.config.model_checks import (
     model_family_can_be_trained,
     model_has_enough_positions,
 )
-from open_instruct.config.options import NEVER, GRPOConfig
+from open_instruct.config.option_groups import NEVER
+from open_instruct.config.options import GRPOConfig
 from open_instruct.device import flash_attention_can_run
 from open_instruct.option_text import shown
 from open_instruct.registry import chosen_entries, option_kinds

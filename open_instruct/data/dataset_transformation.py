@@ -6,9 +6,7 @@ Rows flow through in batches, so memory grows with the finished prompts alone. W
 the next one is read, checked and rendered.
 """
 
-import difflib
 import itertools
-import json
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import suppress
@@ -16,49 +14,17 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from open_instruct.chat_codec import ChatCodec, special_tokens
+from open_instruct.data.mixer import Amount, DatasetError, Mistakes, parse_mixer_list, splits_of_names
 from open_instruct.data.prompt_dataset import PromptDataset, PromptDatasetBuilder, prompt_key
-from open_instruct.data.sample_record import has_proto_columns, prompt_fields
+from open_instruct.data.row_checks import CheckedRow, OwnPromptMaker, RowError, RowRules, check_row
 from open_instruct.data.sources import BATCH_ROWS, RawRow, SourceError, iter_rows
-from open_instruct.verifiers.reasoning_gym_data import check_verifier_name
 from open_instruct.verifiers.verifiers import check_label as check_label_of_verifier
-from open_instruct.verifiers.verifiers import verifier_name
-from open_instruct.workflows.base import OwnPrompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-DATASET_KEY = "dataset"
-"""The column that names the verifier."""
-MOST_MISTAKES_SHOWN = 20
-MOST_ROWS = 10**12
 CHARACTERS_OF_A_TOKEN = 100
 """More than any tokenizer takes for one: a prompt that is longer is too long without being tokenized, which may take minutes."""
-Amount = int | float
-"""Of a source's rows, from the first on: an int is their number, a float their fraction."""
-
-
-class DatasetError(ValueError):
-    """All that is wrong with the data, in one message."""
-
-
-class Mistakes:
-    """Collects what is wrong, so that a user reads it all at once."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._shown: list[str] = []
-
-    def add(self, mistake: str) -> None:
-        self.count += 1
-        if len(self._shown) < MOST_MISTAKES_SHOWN:
-            self._shown.append(mistake)
-
-    def raise_any(self) -> None:
-        """Raises `DatasetError` if there were any."""
-        if not self.count:
-            return
-        more = [f"and {self.count - len(self._shown)} more"] if self.count > len(self._shown) else []
-        raise DatasetError("\n".join(self._shown + more))
 
 
 @dataclass
@@ -107,92 +73,8 @@ class LoadReport:
         ]
 
 
-OwnPromptMaker = Callable[[Sequence[dict[str, str]], ChatCodec], OwnPrompt]
-"""As `Workflow.own_prompt`."""
-
-
-@dataclass(frozen=True)
-class RowRules:
-    """What a row must be like, and how it becomes a prompt."""
-
-    messages_key: str
-    ground_truths_key: str
-    system_prompt_override: str | None
-    known_verifiers: Collection[str]
-    check_label: Callable[[str, object], None] | None
-    max_prompt_token_length: int
-    overlong_prompts: Literal["drop", "error"]
-    held_out: frozenset[bytes]
-    special_tokens: tuple[str, ...] = ()
-    """Spellings that become control tokens."""
-    own_prompt: OwnPromptMaker | None = None
-    """How a workflow makes prompts of rows. None: the chat template around the messages."""
-
-    @property
-    def columns(self) -> tuple[str, str, str]:
-        return self.messages_key, self.ground_truths_key, DATASET_KEY
-
-
-@dataclass(frozen=True)
-class CheckedRow:
-    """A row that can be trained on, if its prompt is not too long."""
-
-    place: str
-    messages: list[dict[str, str]]
-    ground_truth: object
-    dataset: str
-    rendered: str | None = None
-    """The prompt's text where the row has it finished, chat template applied; then there are no messages."""
-
-
 Prompt = tuple[CheckedRow, str, list[int], int]
 """A row, its prompt's text and token ids, and the length that counts against the limit."""
-
-
-def parse_mixer_list(mixer_list: Sequence[str], flag: str = "--dataset_mixer_list") -> list[tuple[str, Amount]]:
-    """`[name, amount, name, amount, …]` as pairs; `0.5` is half of a source's rows, `1.0` all, `500` (no point) the
-    first 500.
-
-    Raises:
-        ValueError: all bad pairs of the list, and what to write instead.
-    """
-    if len(mixer_list) % 2:
-        raise ValueError(
-            f"{flag} is name, amount, name, amount, …; got {len(mixer_list)} words: {' '.join(map(str, mixer_list))}"
-        )
-    mistakes = Mistakes()
-    pairs: list[tuple[str, Amount]] = []
-    for name, amount in zip(mixer_list[::2], mixer_list[1::2], strict=True):
-        try:
-            pairs.append((str(name), _parse_amount(str(amount))))
-        except ValueError:
-            mistakes.add(
-                f"{flag} {name} {amount}: an amount is a fraction in (0, 1] such as 1.0, or a count such as 500"
-            )
-    mistakes.raise_any()
-    return pairs
-
-
-def _parse_amount(text: str) -> Amount:
-    amount = float(text) if "." in text else int(text)
-    if not (0 < amount <= 1 if isinstance(amount, float) else 0 < amount <= MOST_ROWS):
-        raise ValueError(text)
-    return amount
-
-
-def splits_of_names(splits: Sequence[str], num_names: int, flag: str = "--dataset_mixer_list_splits") -> list[str]:
-    """One split per name; a single one holds for all.
-
-    Raises:
-        ValueError: another number of them.
-    """
-    if len(splits) == 1:
-        return list(splits) * num_names
-    if len(splits) != num_names:
-        raise ValueError(
-            f"{flag} needs one split, or one for each of the {num_names} names; got {len(splits)}: {' '.join(splits)}"
-        )
-    return list(splits)
 
 
 def load_prompts(
@@ -224,14 +106,9 @@ def load_prompts(
     Raises:
         DatasetError: everything that is wrong, by source and row.
     """
-    mistakes = Mistakes()
     if not getattr(tokenizer, "chat_template", None):
         raise DatasetError("the tokenizer has no chat template: name one that has with --tokenizer_name_or_path")
-    try:
-        pairs = parse_mixer_list(mixer_list, flag)
-        splits = splits_of_names(splits, len(pairs), f"{flag}_splits")
-    except ValueError as err:
-        raise DatasetError(str(err)) from err
+    sources = _parse(mixer_list, splits, flag)
     rules = RowRules(
         messages_key=messages_key,
         ground_truths_key=ground_truths_key,
@@ -244,9 +121,8 @@ def load_prompts(
         special_tokens=special_tokens(tokenizer),
         own_prompt=own_prompt,
     )
-    builder = PromptDatasetBuilder()
-    reports = []
-    for (name, amount), split in zip(pairs, splits, strict=True):
+    mistakes, builder, reports = Mistakes(), PromptDatasetBuilder(), []
+    for name, amount, split in sources:
         source = _Source(name, split, amount, rules, mistakes, cache_dir)
         source.load_into(builder, tokenizer)
         reports.append(source.report)
@@ -258,6 +134,16 @@ def load_prompts(
         )
     mistakes.raise_any()
     return builder.build(), report
+
+
+def _parse(mixer_list: Sequence[str], splits: Sequence[str], flag: str) -> list[tuple[str, Amount, str]]:
+    """Name, amount and split of each source."""
+    try:
+        pairs = parse_mixer_list(mixer_list, flag)
+        of_names = splits_of_names(splits, len(pairs), f"{flag}_splits")
+    except ValueError as err:
+        raise DatasetError(str(err)) from err
+    return [(name, amount, split) for (name, amount), split in zip(pairs, of_names, strict=True)]
 
 
 @dataclass
@@ -411,127 +297,3 @@ class _Source:
             rendered.append(row)
             texts.append(str(text))
         return rendered, texts
-
-
-class RowError(ValueError):
-    """What is wrong with a row, said without its place."""
-
-
-def check_row(row: RawRow, rules: RowRules) -> CheckedRow:
-    """The row as a prompt's messages, ground truth and verifier.
-
-    Raises:
-        RowError: the first thing that is wrong.
-    """
-    if row.problem:
-        raise RowError(row.problem)
-    if DATASET_KEY not in row.values and has_proto_columns(row.values):
-        return _check_proto_row(row, rules)
-    for column in rules.columns:
-        if row.values.get(column) in (None, "", []) and not (column == rules.messages_key and column in row.values):
-            raise RowError(_missing(column, row, rules))
-    dataset = _check_dataset(row.values[DATASET_KEY], rules)
-    ground_truth = row.values[rules.ground_truths_key]
-    messages = _check_messages(row.values[rules.messages_key])
-    check_ground_truth(dataset, ground_truth, rules.check_label)
-    return CheckedRow(row.place, _prompt_messages(messages, rules.system_prompt_override), ground_truth, dataset)
-
-
-def _check_proto_row(row: RawRow, rules: RowRules) -> CheckedRow:
-    """`check_row` of the document's sample format."""
-    try:
-        fields = prompt_fields(row.values)
-    except ValueError as err:
-        raise RowError(str(err)) from err
-    dataset = _check_dataset(_without_publisher(fields.data_source, rules), rules, column="data_source")
-    check_ground_truth(dataset, fields.ground_truth, rules.check_label)
-    if fields.rendered_prompt is None:
-        messages = _prompt_messages(_check_messages(fields.messages), rules.system_prompt_override)
-        return CheckedRow(row.place, messages, fields.ground_truth, dataset)
-    if rules.system_prompt_override is not None:
-        raise RowError("has its prompt as finished text alone: a system prompt cannot be put in")
-    _check_text(fields.rendered_prompt, "'full_prompts'")
-    return CheckedRow(row.place, [], fields.ground_truth, dataset, fields.rendered_prompt)
-
-
-def _without_publisher(data_source: object, rules: RowRules) -> object:
-    """`openai/gsm8k` is `gsm8k`'s; `reasoning_gym/chain_sum` stays."""
-    if not isinstance(data_source, str) or verifier_name(data_source, rules.known_verifiers) is not None:
-        return data_source
-    last = data_source.rpartition("/")[2]
-    return last if verifier_name(last, rules.known_verifiers) is not None else data_source
-
-
-def check_ground_truth(
-    dataset: str, ground_truth: object, check_label: Callable[[str, object], None] | None = check_label_of_verifier
-) -> None:
-    """Whether the verifier that the `dataset` column names is there, and can use the ground truth.
-
-    Raises:
-        RowError: what is wrong.
-    """
-    _check_text(json.dumps(ground_truth, ensure_ascii=False, default=str), "the ground truth")
-    if check_label is None:
-        return
-    try:
-        check_verifier_name(dataset)
-        check_label(dataset, ground_truth)
-    except ValueError as err:
-        raise RowError(str(err)) from err
-    except Exception as err:  # whatever a verifier makes of a broken row
-        raise RowError(f"a ground truth of no use ({type(err).__name__}: {err})") from err
-
-
-def _missing(column: str, row: RawRow, rules: RowRules) -> str:
-    flag = {rules.messages_key: "--sft_messages_key", rules.ground_truths_key: "--ground_truths_key"}.get(column)
-    there = ", ".join(row.values) or "nothing"
-    return f"no {column!r}; it has: {there}" + (f" ({flag} names the column)" if flag else "")
-
-
-def _check_dataset(value: object, rules: RowRules, *, column: str = DATASET_KEY) -> str:
-    if isinstance(value, list) and len(value) == 1:
-        value = value[0]
-    if not isinstance(value, str):
-        raise RowError(f"'{column}' is one verifier's name, got {value!r:.80}")
-    _check_text(value, f"'{column}'")
-    if verifier_name(value, rules.known_verifiers) is None:
-        known = sorted(rules.known_verifiers)
-        near = difflib.get_close_matches(value.lower()[:100], known, n=1)  # it takes quadratic time
-        hint = f"nearest: {near[0]}" if near else f"there are: {', '.join(known)}"
-        raise RowError(f"unknown verifier {value!r:.80} in '{column}'; {hint}")
-    return value
-
-
-def _check_messages(value: object) -> list[dict[str, str]]:
-    if not isinstance(value, list):
-        raise RowError(f"messages are a list of {{role, content}}, got {type(value).__name__}")
-    messages = []
-    for message in value:
-        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            raise RowError(f"a message is an object with role and content, got {message!r:.80}")
-        content = message.get("content")
-        if not isinstance(content, str):
-            raise RowError(f"a message's content is text, got {type(content).__name__}")
-        _check_text(content, "a message's content")
-        _check_text(message["role"], "a message's role")
-        messages.append({"role": message["role"], "content": content})
-    return messages
-
-
-def _check_text(text: str, what: str) -> None:
-    try:
-        text.encode()
-    except UnicodeEncodeError as err:  # half a surrogate pair, which JSON can say and no tokenizer takes
-        raise RowError(f"{what} is not valid text: {err}") from err
-
-
-def _prompt_messages(messages: list[dict[str, str]], system_prompt: str | None) -> list[dict[str, str]]:
-    """Without the demonstration at the end, and with the system message that was asked for."""
-    if messages and messages[-1]["role"] == "assistant":
-        messages = messages[:-1]
-    if not any(message["role"] != "system" for message in messages):
-        raise RowError("empty messages: nobody says anything before the assistant")
-    if system_prompt is None:
-        return messages
-    rest = messages[1:] if messages[0]["role"] == "system" else messages
-    return [{"role": "system", "content": system_prompt}, *rest]

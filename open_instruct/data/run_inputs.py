@@ -6,7 +6,8 @@ from typing import Any
 
 from open_instruct.config.model_checks import load_tokenizer
 from open_instruct.config.options import GRPOConfig
-from open_instruct.data.dataset_transformation import DatasetError, LoadReport, load_prompts
+from open_instruct.data.dataset_transformation import LoadReport, load_prompts
+from open_instruct.data.mixer import DatasetError
 from open_instruct.data.prompt_dataset import PromptDataset
 from open_instruct.data.run_identity import tokenizer_identity
 from open_instruct.option_text import shown

@@ -88,7 +88,7 @@ class RayTrainGroup:
         return self._all("connect_rollout_engines", engines, rollout.rollout_engine_lock)
 
     def async_train(self, rollout_id: int, rollout_data_ref: Box | RolloutBatch) -> list:
-        """Train on the data of a rollout: a whole step, or a piece of one."""
+        """Train on the data of a rollout: a whole step, or a partial batch of it."""
         return self._all("train", rollout_id, rollout_data_ref)
 
     def async_eval(self, rollout_id: int, rollout_data_ref: Box | RolloutBatch) -> list:

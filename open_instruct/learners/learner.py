@@ -4,8 +4,8 @@
         for each mini-batch (one optimizer step):
             for each micro-batch: forward ─► summed loss over trained tokens / tokens of the mini-batch on all ranks ─► backward
             clip, AdamW, learning rate
-        With `--streaming` the data comes in pieces, while the rest of the step is still being generated: plain sums go backward,
-        and their gradient is divided once the number of tokens is known.
+        With `--streaming` the data comes in partial batches, while the rest of the step is still being generated: plain sums go
+        backward, and their gradient is divided once the number of tokens is known.
     RayTrainGroup.async_update_weights(version) ─► rank 0 sends, the others take part in the gathers
 
 The loss is normalised by the exact number of trained tokens over all micro-batches and ranks, so a step does not depend on how
@@ -22,19 +22,16 @@ import numpy as np
 import ray
 import torch
 
-from open_instruct.algorithms.corrections import RhoOptions, compute_rho_correction
-from open_instruct.algorithms.losses import LOSSES
-from open_instruct.algorithms.mismatch import logprob_difference_sums
-from open_instruct.algorithms.objective import compute_objective, make_loss_inputs
 from open_instruct.cluster import process_group
 from open_instruct.config.extensions import import_extensions
 from open_instruct.config.options import GRPOConfig
 from open_instruct.data.run_tokenizer import tokenizer_of_run
-from open_instruct.data_types import Box, CollatedBatchData, MiniBatch, RolloutBatch
+from open_instruct.data_types import Box, MiniBatch, RolloutBatch
 from open_instruct.device import Device
 from open_instruct.engines.engine_client import UpdateReport
 from open_instruct.learners.models import build_engine, build_reference, hf_model
 from open_instruct.learners.optimizer_step import apply_gradient, discard_gradient
+from open_instruct.learners.policy_loss import PolicyLoss
 from open_instruct.learners.random_state import random_state, seed_everything, set_random_state
 from open_instruct.learners.safe_load import data_only
 from open_instruct.learners.state_offload import REFERENCE, TAGS, WEIGHTS, StateOffload
@@ -42,7 +39,6 @@ from open_instruct.learners.step_sums import StepSums
 from open_instruct.learners.train_actor import TrainRayActor
 from open_instruct.learners.weight_link import LinkOptions, WeightLink
 from open_instruct.learners.weight_sync import DeepSpeedWeightSource
-from open_instruct.registry import options_of
 from open_instruct.storage.checkpoints import LEARNER_DIRECTORY, sync_files_of_rank, sync_to_disk
 from open_instruct.storage.output_directory import names_a_full_disk
 
@@ -71,7 +67,7 @@ class PolicyTrainerRayProcess(TrainRayActor):
         self._lock: Lock | None = None
         self._store: torch.distributed.TCPStore | None = None
         self._step: StepSums | None = None
-        """Of a step of which a piece was trained and the last is still to come."""
+        """Of a step whose first partial batch was trained and whose last is still to come."""
 
     def open_rendezvous(self, timeout_s: float) -> tuple[str, int]:
         """On the first rank: listen for the others; where they find it."""
@@ -88,20 +84,18 @@ class PolicyTrainerRayProcess(TrainRayActor):
             raise ValueError(f"with_ref=False, beta {args.beta:g}: a KL penalty needs the reference model. Ask for it.")
         self._args, self._device = args, device
         import_extensions(args.algorithm_modules)
-        self._loss_fn = LOSSES[args.loss_fn]
-        self._loss_options = options_of(args, self._loss_fn.options)
         if device.threads_per_worker:
             torch.set_num_threads(device.threads_per_worker)
         timeout = timedelta(minutes=args.backend_timeout)
         process_group.join(device, address, self._store, rank=self.rank, world_size=self.world_size, timeout=timeout)
         seed_everything(args.seed)
-        self._torch_device = device.learner_device
         self.engine = build_engine(args, device, world_size=self.world_size)
-        self._ref_model = build_reference(args, device, world_size=self.world_size) if with_ref else None
+        reference = build_reference(args, device, world_size=self.world_size) if with_ref else None
+        self._loss = PolicyLoss(args, self.engine, reference, device.learner_device)
         seed_everything(args.seed + self.rank)  # ranks build the same model, and then draw dropout of their own
         self._source = DeepSpeedWeightSource(hf_model(self.engine), zero_stage=args.deepspeed_stage)
         self._link = self._make_link()
-        self._offload = StateOffload(device, self.engine, self._ref_model)
+        self._offload = StateOffload(device, self.engine, reference)
         return self.version
 
     def _make_link(self) -> WeightLink:
@@ -117,10 +111,10 @@ class PolicyTrainerRayProcess(TrainRayActor):
     # --- training -----------------------------------------------------------------------------------------------------
 
     def train(self, rollout_id: int, rollout_data_ref: Box | RolloutBatch) -> dict[str, Any] | None:
-        """One training step on this rank's share, or one piece of it (`--streaming`).
+        """One training step on this rank's share, or one partial batch of it (`--streaming`).
 
-        A piece that is not the step's last adds to the gradient and returns None. The last makes the optimizer step and returns
-        sums for `merge_step_metrics`: they are added up over ranks before anything is divided.
+        A partial batch that is not the step's last adds to the gradient and returns None. The last makes the optimizer step and
+        returns sums for `merge_step_metrics`: they are added up over ranks before anything is divided.
 
         Raises `ValueError` if the data belongs to another rollout.
         """
@@ -128,9 +122,9 @@ class PolicyTrainerRayProcess(TrainRayActor):
         started = time.perf_counter()
         batch, mini_batches = self._fetch(rollout_id, rollout_data_ref)
         step = self._step or StepSums()
-        in_pieces = self._step is not None or not batch.is_last
+        in_parts = self._step is not None or not batch.is_last
         self._step = None if batch.is_last else step
-        if in_pieces:
+        if in_parts:
             self._accumulate(step, mini_batches, is_last=batch.is_last)
             if batch.is_last:
                 self._update(step, batch.num_global_tokens, denominator=self._denominator(batch.num_global_tokens))
@@ -159,14 +153,14 @@ class PolicyTrainerRayProcess(TrainRayActor):
         _, mini_batches = self._fetch(rollout_id, rollout_data_ref)
         step, started = StepSums(), time.perf_counter()
         for micro_batch in (micro for mini_batch in mini_batches for micro in mini_batch.micro_batches):
-            step.add(*self._loss(micro_batch, None)[1:])
+            step.add(*self._loss.compute(micro_batch, None)[1:])
             step.num_tokens += micro_batch.num_tokens
         step.lr, step.seconds = self.engine.get_lr()[0], time.perf_counter() - started
         return step.report(num_epochs=1, memory_in_use_bytes=self._device.memory_in_use_bytes())
 
     def _train_whole(self, step: StepSums, mini_batches: Sequence[MiniBatch]) -> None:
         """All optimizer steps of a training step whose data is complete."""
-        old_logprobs = self._old_logprobs(mini_batches)
+        old_logprobs = self._loss.old_logprobs(mini_batches)
         for epoch in range(self._args.num_epochs):
             for number, mini_batch in enumerate(mini_batches):
                 if not mini_batch.num_global_tokens:
@@ -187,18 +181,18 @@ class PolicyTrainerRayProcess(TrainRayActor):
         denominator = self._denominator(mini_batch.num_global_tokens)
         for number, micro_batch in enumerate(mini_batch.micro_batches):
             self.engine.set_gradient_accumulation_boundary(number == last)
-            loss_sum, sums, mismatch = self._loss(micro_batch, old_logprobs[number] if old_logprobs else None)
+            loss_sum, sums, mismatch = self._loss.compute(micro_batch, old_logprobs[number] if old_logprobs else None)
             # DeepSpeed averages over ranks; a sum over ranks is what is wanted
             self.engine.backward(loss_sum * (self.world_size / denominator), scale_wrt_gas=False)
             parts.append((sums, mismatch))
         return parts
 
     def _accumulate(self, step: StepSums, mini_batches: Sequence[MiniBatch], *, is_last: bool) -> None:
-        """Forward and backward of one piece. The denominator is not known yet, so the gradient is that of plain sums."""
+        """Forward and backward of one partial batch. The denominator is not known yet, so the gradient is that of plain sums."""
         micro_batches = [micro for mini_batch in mini_batches for micro in mini_batch.micro_batches]
         for number, micro_batch in enumerate(micro_batches):
             self.engine.set_gradient_accumulation_boundary(is_last and number == len(micro_batches) - 1)
-            loss_sum, sums, mismatch = self._loss(micro_batch, None)
+            loss_sum, sums, mismatch = self._loss.compute(micro_batch, None)
             self.engine.backward(loss_sum * self.world_size, scale_wrt_gas=False)
             step.add(sums, mismatch)
 
@@ -218,75 +212,6 @@ class PolicyTrainerRayProcess(TrainRayActor):
             return max(num_global_tokens, 1)
         return float(self._args.loss_denominator)
 
-    def _loss(
-        self, micro_batch: CollatedBatchData, old_logprobs: torch.Tensor | None
-    ) -> tuple[torch.Tensor, dict, dict]:
-        """Summed loss of one micro-batch with its gradient, metric sums, and mismatch with the engine's log-probs."""
-        args = self._args
-        tensors = self._to_tensors(micro_batch)
-        mask = tensors["response_masks"][:, 1:]
-        vllm_logprobs = tensors["vllm_logprobs"][:, 1:]
-        new_logprobs, entropy = self._forward(self.engine, tensors)
-        if args.use_vllm_logprobs:
-            old_logprobs = vllm_logprobs
-        elif old_logprobs is None:
-            old_logprobs = new_logprobs.detach()
-        positions = tensors["position_ids"][:, 1:]
-        weights, rho_sums = None, {}
-        if args.corrects_off_policy:
-            weights, rho_sums = compute_rho_correction(old_logprobs, vllm_logprobs, mask, positions, rho_options(args))
-        inputs = make_loss_inputs(
-            new_logprobs=new_logprobs,
-            old_logprobs=old_logprobs,
-            behaviour_logprobs=vllm_logprobs,
-            ref_logprobs=self._ref_logprobs(tensors),
-            advantages=tensors["advantages"][:, 1:],
-            mask=mask,
-            position_ids=positions,
-        )
-        loss, sums = compute_objective(
-            inputs,
-            lambda inputs: self._loss_fn.value(inputs, self._loss_options),
-            beta=args.beta,
-            kl_estimator=args.kl_estimator,
-            weights=weights,
-            loss_weights=tensors["loss_weights"][:, 1:] if "loss_weights" in tensors else None,
-        )
-        sums |= rho_sums
-        sums["policy/entropy_avg"] = (entropy * mask).sum()
-        mismatch = logprob_difference_sums(new_logprobs.detach(), vllm_logprobs, mask)
-        return loss, sums, mismatch
-
-    def _forward(self, model: Any, tensors: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-        return model(tensors["query_responses"], tensors["position_ids"], self._args.temperature)
-
-    def _ref_logprobs(self, tensors: dict[str, torch.Tensor]) -> torch.Tensor | None:
-        if self._ref_model is None:
-            return None
-        with torch.no_grad():
-            return self._forward(self._ref_model, tensors)[0]
-
-    def _old_logprobs(self, mini_batches: Sequence[MiniBatch]) -> list[list[torch.Tensor]] | None:
-        """Log-probs before the first update of the step, per mini- and micro-batch; None where there is one update alone.
-
-        With a single update the policy itself is the old one: the ratio is 1 and nothing is clipped.
-        """
-        if self._args.num_epochs * len(mini_batches) == 1 or self._args.use_vllm_logprobs:
-            return None
-        with torch.no_grad():
-            return [
-                [self._forward(self.engine, self._to_tensors(micro))[0] for micro in mini.micro_batches]
-                for mini in mini_batches
-            ]
-
-    def _to_tensors(self, micro_batch: CollatedBatchData) -> dict[str, torch.Tensor]:
-        """Arrays from Ray are read-only, so this copies them. Ids as int64, the rest as it is; what is None is left out."""
-        arrays = {name: array for name, array in vars(micro_batch).items() if array is not None}
-        tensors = {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
-        for name in ("query_responses", "position_ids"):
-            tensors[name] = tensors[name].long()
-        return {name: tensor.to(self._torch_device) for name, tensor in tensors.items()}
-
     # --- weights ------------------------------------------------------------------------------------------------------
 
     def connect_rollout_engines(
@@ -300,17 +225,10 @@ class PolicyTrainerRayProcess(TrainRayActor):
         self._lock = rollout_engine_lock
         return self._link.connect(rollout_engines)
 
-    @torch.no_grad()
     def score(self, sequences: Sequence[tuple[np.ndarray, np.ndarray]]) -> list[np.ndarray]:
         """(R,) float32 log-probs of each response after its prompt, a sequence at a time; the same on every rank."""
         self._offload.check_loaded(WEIGHTS, what="scoring tokens")
-        scores = []
-        for prompt, response in sequences:
-            ids = torch.from_numpy(np.concatenate([prompt, response])).long()[None].to(self._torch_device)
-            positions = torch.arange(ids.shape[1], device=self._torch_device)[None]
-            logprobs, _ = self.engine(ids, positions, self._args.temperature)
-            scores.append(logprobs[0, len(prompt) - 1 :].float().cpu().numpy())
-        return scores
+        return [self._loss.score(prompt, response) for prompt, response in sequences]
 
     def held_version(self) -> int:
         """The version of the weights: training steps that are in them."""
@@ -388,15 +306,3 @@ class PolicyTrainerRayProcess(TrainRayActor):
                 )
             set_random_state(torch.load(Path(directory) / f"random_state_{self.rank}.pt", weights_only=True))
         self.version = version
-
-
-def rho_options(args: GRPOConfig) -> RhoOptions:
-    """How tokens of other weights, or of other kernels, are weighed."""
-    return RhoOptions(
-        clamp_lower=args.rho_clamp_lower_bound,
-        clamp_upper=args.rho_clamp_upper_bound,
-        mask_lower=args.rho_mask_lower_bound,
-        mask_upper=args.rho_mask_upper_bound,
-        sequence_level=args.rho_mask_sequence_level,
-        tv_divergence=args.rho_mask_tv_divergence,
-    )

@@ -29,7 +29,7 @@ class TrainRayActor(ABC):
 
     @abstractmethod
     def train(self, rollout_id: int, rollout_data_ref: Any) -> dict[str, Any] | None:
-        """One training step, or a piece of one; sums for `merge_step_metrics` once the step is complete."""
+        """One training step, or a partial batch of it; sums for `merge_step_metrics` once the step is complete."""
 
     @abstractmethod
     def eval(self, rollout_id: int, rollout_data_ref: Any) -> dict[str, Any]:

@@ -8,7 +8,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from open_instruct.data.dataset_transformation import DatasetError, Mistakes, check_ground_truth
+from open_instruct.data.mixer import DatasetError, Mistakes
+from open_instruct.data.row_checks import check_ground_truth
 from open_instruct.data.sources import CONFIG_MARK, RawRow, SourceError, iter_rows
 from open_instruct.verifiers.answer_reading import boxed_answer
 from open_instruct.verifiers.reasoning_gym_data import is_reasoning_gym

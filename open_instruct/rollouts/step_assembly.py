@@ -1,7 +1,7 @@
-"""Builds the batch of one training step: groups come in, pieces for the learners go out.
+"""Builds the batch of one training step: groups come in, partial batches for the learners go out.
 
-add(group) … add(group) ─► next_piece()         with --streaming, as soon as every rank's share is a full micro-batch
-                           next_piece(last)     the rest, with the metrics of the whole step
+add(group) … add(group) ─► next_partial_batch()         with --streaming, as soon as every rank's share is a full micro-batch
+                           next_partial_batch(last)     the rest, with the metrics of the whole step
 """
 
 import functools
@@ -32,7 +32,7 @@ class CollationOptions:
 
 
 @dataclass(frozen=True)
-class Piece:
+class PartialBatch:
     """What the learners get in one message. `rank_batches` has a list of mini-batches for each rank."""
 
     number: int
@@ -54,7 +54,7 @@ class _Kept:
 
 
 class StepAssembly:
-    """The groups of one training step. Pure: the controller decides which groups are added, and sends the pieces."""
+    """The groups of one training step. Pure: the controller decides which groups are added, and sends the batches."""
 
     def __init__(self, training_step: int, args: GRPOConfig, options: CollationOptions) -> None:
         self.training_step = training_step
@@ -74,7 +74,7 @@ class StepAssembly:
         self._unsent: list[_Kept] = []
         self._num_unsent_tokens = 0
         """Prompt and response tokens of the samples in it."""
-        self._num_pieces = 0
+        self._num_partial_batches = 0
         self._num_computed = 0
         self._packing_s = 0.0
 
@@ -151,14 +151,14 @@ class StepAssembly:
             masks=masks,
         )
 
-    def next_piece(self, *, last: bool) -> Piece | None:
-        """The next piece, or None while not every rank has a full share. The last piece is always made, and may be empty."""
+    def next_partial_batch(self, *, last: bool) -> PartialBatch | None:
+        """The next partial batch, or None while not every rank has a full share. The last is always made, and may be empty."""
         started = time.perf_counter()
         if not last and not (self._args.streaming and self._num_unsent_tokens >= self._full_share):
             return None
-        piece = self._make_piece()
+        batch = self._make_partial_batch()
         self._packing_s += time.perf_counter() - started
-        return piece
+        return batch
 
     @property
     def _full_share(self) -> int:
@@ -166,9 +166,9 @@ class StepAssembly:
         args = self._args
         return self._options.num_ranks * args.per_device_train_batch_size * args.pack_length * args.min_batch_count
 
-    def _make_piece(self) -> Piece:
+    def _make_partial_batch(self) -> PartialBatch:
         args, options = self._args, self._options
-        # In the order of issue: a batch in one piece does not depend on which group was done first.
+        # In the order of issue: a batch that is whole does not depend on which group was done first.
         unsent = sorted(self._unsent, key=lambda kept: kept.issue_number)
         samples = [sample for kept in unsent for sample in kept.samples]
         rank_batches = prepare_collated_data_for_workers(
@@ -180,21 +180,21 @@ class StepAssembly:
             pad_token_id=options.pad_token_id,
             num_mini_batches=args.num_mini_batches,
         )
-        piece = Piece(
-            number=self._num_pieces,
+        batch = PartialBatch(
+            number=self._num_partial_batches,
             rank_batches=rank_batches,
             num_samples=len(samples),
             min_version=min((kept.oldest_trained_version for kept in unsent), default=self.training_step - 1),
         )
         self._unsent = []
         self._num_unsent_tokens = 0
-        self._num_pieces += 1
+        self._num_partial_batches += 1
         self._num_computed += batch_building.num_computed_tokens(rank_batches)
-        return piece
+        return batch
 
     def metrics(self, now: float) -> dict[str, float]:
-        """Metrics of the whole step, whose last piece was made at Unix time `now`. Rewards and lengths are means over all groups,
-        also those without a gradient; ages are those of the trained tokens."""
+        """Metrics of the whole step, whose last partial batch was made at Unix time `now`. Rewards and lengths are means over all
+        groups, also those without a gradient; ages are those of the trained tokens."""
         args = self._args
         kept = sorted(self._kept, key=lambda one: one.issue_number)
         samples = [sample for one in kept for sample in one.samples]
@@ -212,7 +212,7 @@ class StepAssembly:
                 mask_truncated_completions=args.mask_truncated_completions,
             ),
             "packed_ratio": sum(len(sample) for sample in samples) / max(self._num_computed, 1),
-            "batch/num_pieces": self._num_pieces,
+            "batch/num_partial_batches": self._num_partial_batches,
             "time/packing": self._packing_s,
             "time/verification": self.groups[-1].score_s,  # of the last to come: the others were scored meanwhile
         }

@@ -254,7 +254,7 @@ class Parts:
 
         # An engine measures the free memory of its whole GPU when it starts, so learners that share the GPU come after it.
         learners = [] if args.shares_devices else start_learners()
-        ready(self.manager.controller.ready.remote(), "the start of the controller")
+        ready(self.manager.controller.__ray_ready__.remote(), "the start of the controller")
         for number in range(len(self.manager.rollout_engines)):
             self._start_engine(number, ready)
         self.sharing.offload_engines()

@@ -23,7 +23,7 @@ from open_instruct.cluster.failures import ComponentDied, root_cause
 from open_instruct.cluster.node_watch import LostNode
 from open_instruct.config.options import GRPOConfig
 from open_instruct.report.component_log import components
-from open_instruct.vllm_utils3 import POLL_S
+from open_instruct.system.work_threads import POLL_S
 
 if TYPE_CHECKING:
     from ray.actor import ActorHandle

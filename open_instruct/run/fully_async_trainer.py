@@ -1,10 +1,10 @@
-"""The trainer's side of the step loop: pieces of a step from the message queue to the learners.
+"""The trainer's side of the step loop: the batches of a step from the message queue to the learners.
 
-    MessageQueue ──get──► FullyAsyncTrainer.train_step ──► RayTrainGroup.async_train(piece) … the last piece makes the step
-                          waits for the next piece, while the learners work on those that it handed over
+    MessageQueue ──get──► FullyAsyncTrainer.train_step ──► RayTrainGroup.async_train(batch) … the last batch makes the step
+                          waits for the next batch, while the learners work on those that it handed over
 
-Only references pass through here. A step has one piece, or with `--streaming` several, of which the first are trained while the
-rest of the step is still being generated.
+Only references pass through here. A step has one batch, or with `--streaming` several partial batches, of which the first are
+trained while the rest of the step is still being generated.
 """
 
 import logging
@@ -34,7 +34,7 @@ class TrainedStep:
 
 
 class FullyAsyncTrainer:
-    """Takes what the rollout side has ready, piece by piece, and has the learners train on it.
+    """Takes what the rollout side has ready, batch by batch, and has the learners train on it.
 
     Subclasses may override `_compute_custom_metrics`; name them with `trainer.cls`.
     """
@@ -61,19 +61,19 @@ class FullyAsyncTrainer:
         `describe_progress` says who is waited for. `on_idle` is called now and then while the learners still have the weights of
         the step before; `before_training` once data has come.
 
-        Raises `TimeoutError` when no piece came for `progress_timeout_s`, and `Interrupted` while one is waited for: weights are
+        Raises `TimeoutError` when no batch came for `progress_timeout_s`, and `Interrupted` while one is waited for: weights are
         those of the step before then.
         """
-        pieces: list[RolloutBatch] = []
+        batches: list[RolloutBatch] = []
         under_way: list[Any] = []
-        while not pieces or not pieces[-1].is_last:
-            piece = self.load_data_from_packing_thread(
-                training_step, len(pieces), under_way, describe_progress, on_idle
+        while not batches or not batches[-1].is_last:
+            batch = self.load_data_from_packing_thread(
+                training_step, len(batches), under_way, describe_progress, on_idle
             )
-            if not pieces:
+            if not batches:
                 before_training()
-            under_way = self._parts.group.async_train(training_step - 1, piece)
-            pieces.append(piece)
+            under_way = self._parts.group.async_train(training_step - 1, batch)
+            batches.append(batch)
         with self._timer("learners"):
             reports = self._parts.wait(
                 under_way,
@@ -81,10 +81,10 @@ class FullyAsyncTrainer:
                 timeout_s=self._args.progress_timeout_s,
                 limit="progress_timeout_s",
             )
-        last = pieces[-1]
+        last = batches[-1]
         self.global_steps = training_step
-        self.processed_samples += sum(piece.num_samples for piece in pieces)
-        self._log_batch(last.metrics, sum(piece.num_samples for piece in pieces))
+        self.processed_samples += sum(batch.num_samples for batch in batches)
+        self._log_batch(last.metrics, sum(batch.num_samples for batch in batches))
         metrics = {**last.metrics, **merge_step_metrics(reports), **self._compute_custom_metrics(last)}
         self._nonfinite.check(training_step, metrics)
         return TrainedStep(training_step, int(last.metrics["val/num_step_tokens"]), metrics)
@@ -97,7 +97,7 @@ class FullyAsyncTrainer:
         describe_progress: Callable[[], str],
         on_idle: Callable[[], None],
     ) -> RolloutBatch:
-        """The next piece of the step. Every `batch_timeout` seconds of waiting the log says who is waited for."""
+        """The next batch of the step. Every `batch_timeout` seconds of waiting the log says who is waited for."""
         deadline = time.monotonic() + self._args.progress_timeout_s
         with self._timer("trainer_waiting_for_data"):
             while True:
@@ -117,16 +117,16 @@ class FullyAsyncTrainer:
                     raise TimeoutError(f"{waiting_for}. Nothing came for {self._args.progress_timeout_s:g} s")
                 logger.warning("%s", waiting_for)
         [item] = received
-        piece = item.payload
-        assert (piece.training_step, piece.number) == (training_step, number), f"{piece} came for step {training_step}"
-        return piece
+        batch = item.payload
+        assert (batch.training_step, batch.number) == (training_step, number), f"{batch} came for step {training_step}"
+        return batch
 
     def _log_batch(self, metrics: dict[str, Any], num_samples: int) -> None:
         ages = {"avg_age": metrics["avg_sample_age"], "max_age": metrics["max_sample_age"]}
         components.info(processing_batch(num_samples, **ages))
 
     def _compute_custom_metrics(self, batch: RolloutBatch) -> dict[str, float]:
-        """For subclasses: further metrics of a step, from its last piece (`batch.metrics` holds those of the whole step;
+        """For subclasses: further metrics of a step, from its last batch (`batch.metrics` holds those of the whole step;
         `ray.get(batch.rank_data[0])` the data of the first learner)."""
         return {}
 

@@ -113,7 +113,7 @@ class ParameterSynchronizer:
         return self.sync(self._held_version()).version
 
     def _held_version(self) -> int:
-        """The version that the learners hold. They answer once they have trained the piece that they are at work on; the version
+        """The version that the learners hold. They answer once they have trained the batch that they are working on; the version
         counts whole steps only."""
         versions = self._parts.wait(
             self._parts.group.async_held_version(),

@@ -1,0 +1,78 @@
+"""Reads a mixer list: `[name, amount, name, amount, …]`, and a split for each name."""
+
+from collections.abc import Sequence
+
+MOST_MISTAKES_SHOWN = 20
+MOST_ROWS = 10**12
+Amount = int | float
+"""Of a source's rows, from the first on: an int is their number, a float their fraction."""
+
+
+class DatasetError(ValueError):
+    """All that is wrong with the data, in one message."""
+
+
+class Mistakes:
+    """Collects what is wrong, so that a user reads it all at once."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._shown: list[str] = []
+
+    def add(self, mistake: str) -> None:
+        self.count += 1
+        if len(self._shown) < MOST_MISTAKES_SHOWN:
+            self._shown.append(mistake)
+
+    def raise_any(self) -> None:
+        """Raises `DatasetError` if there were any."""
+        if not self.count:
+            return
+        more = [f"and {self.count - len(self._shown)} more"] if self.count > len(self._shown) else []
+        raise DatasetError("\n".join(self._shown + more))
+
+
+def parse_mixer_list(mixer_list: Sequence[str], flag: str = "--dataset_mixer_list") -> list[tuple[str, Amount]]:
+    """`[name, amount, name, amount, …]` as pairs; `0.5` is half of a source's rows, `1.0` all, `500` (no point) the
+    first 500.
+
+    Raises:
+        ValueError: all bad pairs of the list, and what to write instead.
+    """
+    if len(mixer_list) % 2:
+        raise ValueError(
+            f"{flag} is name, amount, name, amount, …; got {len(mixer_list)} words: {' '.join(map(str, mixer_list))}"
+        )
+    mistakes = Mistakes()
+    pairs: list[tuple[str, Amount]] = []
+    for name, amount in zip(mixer_list[::2], mixer_list[1::2], strict=True):
+        try:
+            pairs.append((str(name), _parse_amount(str(amount))))
+        except ValueError:
+            mistakes.add(
+                f"{flag} {name} {amount}: an amount is a fraction in (0, 1] such as 1.0, or a count such as 500"
+            )
+    mistakes.raise_any()
+    return pairs
+
+
+def _parse_amount(text: str) -> Amount:
+    amount = float(text) if "." in text else int(text)
+    if not (0 < amount <= 1 if isinstance(amount, float) else 0 < amount <= MOST_ROWS):
+        raise ValueError(text)
+    return amount
+
+
+def splits_of_names(splits: Sequence[str], num_names: int, flag: str = "--dataset_mixer_list_splits") -> list[str]:
+    """One split per name; a single one holds for all.
+
+    Raises:
+        ValueError: another number of them.
+    """
+    if len(splits) == 1:
+        return list(splits) * num_names
+    if len(splits) != num_names:
+        raise ValueError(
+            f"{flag} needs one split, or one for each of the {num_names} names; got {len(splits)}: {' '.join(splits)}"
+        )
+    return list(splits)

@@ -1,0 +1,178 @@
+"""Checks one row of a source, and makes chat messages, ground truth and verifier of it."""
+
+import difflib
+import json
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from open_instruct.chat_codec import ChatCodec
+from open_instruct.data.sample_record import has_proto_columns, prompt_fields
+from open_instruct.data.sources import RawRow
+from open_instruct.verifiers.reasoning_gym_data import check_verifier_name
+from open_instruct.verifiers.verifiers import check_label as check_label_of_verifier
+from open_instruct.verifiers.verifiers import verifier_name
+from open_instruct.workflows.base import OwnPrompt
+
+DATASET_KEY = "dataset"
+"""The column that names the verifier."""
+OwnPromptMaker = Callable[[Sequence[dict[str, str]], ChatCodec], OwnPrompt]
+"""As `Workflow.own_prompt`."""
+
+
+@dataclass(frozen=True)
+class RowRules:
+    """What a row must be like, and how it becomes a prompt."""
+
+    messages_key: str
+    ground_truths_key: str
+    system_prompt_override: str | None
+    known_verifiers: Collection[str]
+    check_label: Callable[[str, object], None] | None
+    max_prompt_token_length: int
+    overlong_prompts: Literal["drop", "error"]
+    held_out: frozenset[bytes]
+    special_tokens: tuple[str, ...] = ()
+    """Spellings that become control tokens."""
+    own_prompt: OwnPromptMaker | None = None
+    """How a workflow makes prompts of rows. None: the chat template around the messages."""
+
+    @property
+    def columns(self) -> tuple[str, str, str]:
+        return self.messages_key, self.ground_truths_key, DATASET_KEY
+
+
+@dataclass(frozen=True)
+class CheckedRow:
+    """A row that can be trained on, if its prompt is not too long."""
+
+    place: str
+    messages: list[dict[str, str]]
+    ground_truth: object
+    dataset: str
+    rendered: str | None = None
+    """The prompt's text where the row has it finished, chat template applied; then there are no messages."""
+
+
+class RowError(ValueError):
+    """What is wrong with a row, said without its place."""
+
+
+def check_row(row: RawRow, rules: RowRules) -> CheckedRow:
+    """The row as a prompt's messages, ground truth and verifier.
+
+    Raises:
+        RowError: the first thing that is wrong.
+    """
+    if row.problem:
+        raise RowError(row.problem)
+    if DATASET_KEY not in row.values and has_proto_columns(row.values):
+        return _check_proto_row(row, rules)
+    for column in rules.columns:
+        if row.values.get(column) in (None, "", []) and not (column == rules.messages_key and column in row.values):
+            raise RowError(_missing(column, row, rules))
+    dataset = _check_dataset(row.values[DATASET_KEY], rules)
+    ground_truth = row.values[rules.ground_truths_key]
+    messages = _check_messages(row.values[rules.messages_key])
+    check_ground_truth(dataset, ground_truth, rules.check_label)
+    return CheckedRow(row.place, _prompt_messages(messages, rules.system_prompt_override), ground_truth, dataset)
+
+
+def _check_proto_row(row: RawRow, rules: RowRules) -> CheckedRow:
+    """`check_row` of the document's sample format."""
+    try:
+        fields = prompt_fields(row.values)
+    except ValueError as err:
+        raise RowError(str(err)) from err
+    dataset = _check_dataset(_without_publisher(fields.data_source, rules), rules, column="data_source")
+    check_ground_truth(dataset, fields.ground_truth, rules.check_label)
+    if fields.rendered_prompt is None:
+        messages = _prompt_messages(_check_messages(fields.messages), rules.system_prompt_override)
+        return CheckedRow(row.place, messages, fields.ground_truth, dataset)
+    if rules.system_prompt_override is not None:
+        raise RowError("has its prompt as finished text alone: a system prompt cannot be put in")
+    _check_text(fields.rendered_prompt, "'full_prompts'")
+    return CheckedRow(row.place, [], fields.ground_truth, dataset, fields.rendered_prompt)
+
+
+def _without_publisher(data_source: object, rules: RowRules) -> object:
+    """`openai/gsm8k` is `gsm8k`'s; `reasoning_gym/chain_sum` stays."""
+    if not isinstance(data_source, str) or verifier_name(data_source, rules.known_verifiers) is not None:
+        return data_source
+    last = data_source.rpartition("/")[2]
+    return last if verifier_name(last, rules.known_verifiers) is not None else data_source
+
+
+def check_ground_truth(
+    dataset: str, ground_truth: object, check_label: Callable[[str, object], None] | None = check_label_of_verifier
+) -> None:
+    """Whether the verifier that the `dataset` column names is there, and can use the ground truth.
+
+    Raises:
+        RowError: what is wrong.
+    """
+    _check_text(json.dumps(ground_truth, ensure_ascii=False, default=str), "the ground truth")
+    if check_label is None:
+        return
+    try:
+        check_verifier_name(dataset)
+        check_label(dataset, ground_truth)
+    except ValueError as err:
+        raise RowError(str(err)) from err
+    except Exception as err:  # whatever a verifier makes of a broken row
+        raise RowError(f"a ground truth of no use ({type(err).__name__}: {err})") from err
+
+
+def _missing(column: str, row: RawRow, rules: RowRules) -> str:
+    flag = {rules.messages_key: "--sft_messages_key", rules.ground_truths_key: "--ground_truths_key"}.get(column)
+    there = ", ".join(row.values) or "nothing"
+    return f"no {column!r}; it has: {there}" + (f" ({flag} names the column)" if flag else "")
+
+
+def _check_dataset(value: object, rules: RowRules, *, column: str = DATASET_KEY) -> str:
+    if isinstance(value, list) and len(value) == 1:
+        value = value[0]
+    if not isinstance(value, str):
+        raise RowError(f"'{column}' is one verifier's name, got {value!r:.80}")
+    _check_text(value, f"'{column}'")
+    if verifier_name(value, rules.known_verifiers) is None:
+        known = sorted(rules.known_verifiers)
+        near = difflib.get_close_matches(value.lower()[:100], known, n=1)  # it takes quadratic time
+        hint = f"nearest: {near[0]}" if near else f"there are: {', '.join(known)}"
+        raise RowError(f"unknown verifier {value!r:.80} in '{column}'; {hint}")
+    return value
+
+
+def _check_messages(value: object) -> list[dict[str, str]]:
+    if not isinstance(value, list):
+        raise RowError(f"messages are a list of {{role, content}}, got {type(value).__name__}")
+    messages = []
+    for message in value:
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            raise RowError(f"a message is an object with role and content, got {message!r:.80}")
+        content = message.get("content")
+        if not isinstance(content, str):
+            raise RowError(f"a message's content is text, got {type(content).__name__}")
+        _check_text(content, "a message's content")
+        _check_text(message["role"], "a message's role")
+        messages.append({"role": message["role"], "content": content})
+    return messages
+
+
+def _check_text(text: str, what: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as err:  # half a surrogate pair, which JSON can say and no tokenizer takes
+        raise RowError(f"{what} is not valid text: {err}") from err
+
+
+def _prompt_messages(messages: list[dict[str, str]], system_prompt: str | None) -> list[dict[str, str]]:
+    """Without the demonstration at the end, and with the system message that was asked for."""
+    if messages and messages[-1]["role"] == "assistant":
+        messages = messages[:-1]
+    if not any(message["role"] != "system" for message in messages):
+        raise RowError("empty messages: nobody says anything before the assistant")
+    if system_prompt is None:
+        return messages
+    rest = messages[1:] if messages[0]["role"] == "system" else messages
+    return [{"role": "system", "content": system_prompt}, *rest]

@@ -1,0 +1,105 @@
+"""One round of the engine thread: control calls, new requests, one engine step, finished requests."""
+
+import threading
+import time
+from typing import Any
+
+from open_instruct.engines.control_calls import ControlCalls
+from open_instruct.engines.engine_sleep import EngineSleep
+from open_instruct.engines.engine_state import EngineState
+from open_instruct.engines.held_work import HeldRequest, HeldWork
+from open_instruct.engines.vllm_engine import VLLMEngine, sampling_params
+from open_instruct.workflows.runner import Answer
+
+IDLE_S = 0.05
+"""Longest wait of the engine thread when it has nothing to generate."""
+
+
+class GenerationLoop:
+    """Steps the engine as long as there is something to generate. Its methods run in the thread that owns the engine.
+
+    `generation_timeout`: seconds that a request may take before it is broken off; None is no limit.
+    """
+
+    def __init__(
+        self,
+        engine: VLLMEngine,
+        sleep: EngineSleep,
+        state: EngineState,
+        work: HeldWork,
+        calls: ControlCalls,
+        lock: threading.Condition,
+        *,
+        generation_timeout: float | None,
+    ) -> None:
+        self._engine = engine
+        self._sleep = sleep
+        self._state = state
+        self._work = work
+        self._calls = calls
+        self._lock = lock
+        self._generation_timeout = generation_timeout
+        self._last_step_at = time.monotonic()
+        self.num_generated_tokens = 0
+        """In finished requests."""
+        self.busy_s = 0.0
+        """Inside engine steps."""
+
+    def tick(self) -> None:
+        self._calls.serve()
+        if not self._state.may_step:
+            self._wait_for_work()
+            return
+        if self._state.may_admit:
+            self._admit()
+        self._break_off_late_requests()
+        if not self._engine.has_unfinished_requests():
+            self._sleep.sleep_if_due()
+            self._wait_for_work()
+            return
+        self._sleep.has_work()
+        started = time.perf_counter()
+        for output in self._engine.step():
+            if output.finished:
+                self._finish(output)
+        self.busy_s += time.perf_counter() - started
+        self._last_step_at = time.monotonic()
+
+    def _wait_for_work(self) -> None:
+        with self._lock:
+            self._lock.notify_all()  # an update may wait for the engine to be empty
+            if not self._calls and not (self._state.may_admit and self._work.waits_for_admission):
+                self._lock.wait(IDLE_S)
+
+    def _admit(self) -> None:
+        if self._work.waits_for_admission:
+            self._sleep.resume()
+        while self._work.waits_for_admission:
+            held = self._work.admit()
+            prompt = {"prompt_token_ids": held.prompt.tolist()}
+            self._engine.add_request(held.request_id, prompt, sampling_params(held.sampling))
+
+    def _finish(self, output: Any) -> None:
+        held = self._work.get(output.request_id)
+        if held is not None:  # else it was broken off
+            self._hand_over(held, held.answer(output))
+
+    def _hand_over(self, held: HeldRequest, answer: Answer) -> None:
+        self.num_generated_tokens += answer.statistics.num_response_tokens
+        self._work.hand_over(held, answer)
+
+    def _break_off_late_requests(self) -> None:
+        """Answer requests with an error that have taken longer than `generation_timeout`. Others go on."""
+        limit_s = self._generation_timeout
+        if limit_s is None:
+            return
+        for held in self._work.later_than(limit_s):
+            self._engine.abort_request([held.request_id])
+            self._hand_over(held, held.broken_off(limit_s))
+
+    @property
+    def idle_s(self) -> float:
+        """Seconds since the last engine step, while there is something to generate and nothing that forbids it."""
+        if not (self._work.has_requests and self._state.shall_generate):
+            return 0.0
+        return time.monotonic() - max(self._last_step_at, self._work.began_at)

@@ -1,0 +1,162 @@
+"""What is inside an engine actor: rollouts, their requests to the engine, and finished groups on their way out."""
+
+import threading
+import time
+from collections import deque
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from open_instruct.data_types import GenerationResult, Moment, PromptRequest, SamplingConfig, TokenStatistics
+from open_instruct.engines.vllm_engine import completions_of
+from open_instruct.workflows.runner import Answer
+
+
+@dataclass
+class HeldRequest:
+    """A request to the engine."""
+
+    request_id: str
+    prompt: np.ndarray  # (Q,) int32
+    sampling: SamplingConfig
+    reply: "Future[Answer]"
+    admitted: Moment | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """Most tokens that the request comes to."""
+        return self.sampling.n * (len(self.prompt) + self.sampling.max_tokens)
+
+    def answer(self, output: Any) -> Answer:
+        """The answer from what vLLM says once the request is finished."""
+        admitted, completions = self.admitted or Moment(), completions_of(output)
+        num_response_tokens = sum(len(completion.token_ids) for completion in completions)
+        statistics = TokenStatistics(len(self.prompt), num_response_tokens, admitted.elapsed_s(), admitted.unix)
+        return Answer(completions, statistics)
+
+    def broken_off(self, limit_s: float) -> Answer:
+        """The answer for a request that took longer than `limit_s`."""
+        admitted = self.admitted or Moment()
+        statistics = TokenStatistics(len(self.prompt), 0, admitted.elapsed_s(), admitted.unix)
+        return Answer([], statistics, f"generation_timeout: over {limit_s:g} s")
+
+
+class HeldWork:
+    """The account of one engine actor's work. `lock` guards it, and is notified when something leaves.
+
+    Args:
+        max_num_seqs, max_tokens: limits of the engine; above them no further prompt is taken in.
+    """
+
+    def __init__(self, lock: threading.Condition, *, max_num_seqs: int, max_tokens: float) -> None:
+        self._lock = lock
+        self._max_num_seqs = max_num_seqs
+        self._max_tokens = max_tokens
+        self._requests: dict[str, HeldRequest] = {}
+        """Those of rollouts, and direct calls."""
+        self._to_admit: deque[HeldRequest] = deque()
+        self._rollouts: dict[str, PromptRequest | None] = {}
+        """Prompts that are being rolled out, as long as a rollout has not asked the engine for anything."""
+        self._outgoing: set[str] = set()
+        """Finished groups that were not put into the results queue yet."""
+        self.began_at = time.monotonic()
+        """When the first of the requests that are here came."""
+
+    # --- rollouts -----------------------------------------------------------------------------------------------------
+
+    def begin_rollout(self, request: PromptRequest) -> None:
+        with self._lock:
+            self._rollouts[request.prompt_id] = request
+
+    def finish_rollout(self, result: GenerationResult) -> None:
+        with self._lock:
+            self._rollouts.pop(result.prompt_id, None)
+            self._outgoing.add(result.prompt_id)
+            self._lock.notify_all()
+
+    def delivered(self, results: list[GenerationResult]) -> None:
+        """The results are in the results queue."""
+        with self._lock:
+            self._outgoing.difference_update(result.prompt_id for result in results)
+            self._lock.notify_all()
+
+    # --- requests -----------------------------------------------------------------------------------------------------
+
+    def submit(self, request_id: str, prompt: np.ndarray, sampling: SamplingConfig) -> "Future[Answer]":
+        """Take in a request to the engine: a prompt of shape (Q,), int32. The part of its id before a slash names the rollout."""
+        held = HeldRequest(request_id, prompt, sampling, Future())
+        prompt_id = request_id.partition("/")[0]
+        with self._lock:
+            if prompt_id in self._rollouts:
+                self._rollouts[prompt_id] = None
+            if not self._requests:
+                self.began_at = time.monotonic()
+            self._requests[request_id] = held
+            self._to_admit.append(held)
+            self._lock.notify_all()
+        return held.reply
+
+    @property
+    def waits_for_admission(self) -> bool:
+        return bool(self._to_admit)
+
+    def admit(self) -> HeldRequest:
+        """The next request for the engine. Its time runs from now on."""
+        held = self._to_admit.popleft()
+        held.admitted = Moment()
+        return held
+
+    def get(self, request_id: str) -> HeldRequest | None:
+        """None if the request was broken off."""
+        return self._requests.get(request_id)
+
+    def hand_over(self, held: HeldRequest, answer: Answer) -> None:
+        """The request is done; its answer goes to who asked, unless that rollout was broken off."""
+        with self._lock:
+            del self._requests[held.request_id]
+            self._lock.notify_all()
+        if held.reply.set_running_or_notify_cancel():
+            held.reply.set_result(answer)
+
+    def later_than(self, limit_s: float) -> list[HeldRequest]:
+        """Requests that the engine has had for longer than `limit_s`."""
+        with self._lock:
+            return [
+                held
+                for held in self._requests.values()
+                if held.admitted is not None and held.admitted.elapsed_s() > limit_s
+            ]
+
+    # --- room ---------------------------------------------------------------------------------------------------------
+
+    def has_room(self) -> bool:
+        """Whether one more group may be taken in: always if there is none, else while sequences and tokens are under the limits.
+
+        Results that nobody takes close the door too. A rollout counts for the requests that it has here at the moment, but for
+        one sequence at least: between two requests it is about to come back. Before its first request it counts for all samples.
+        """
+        if len(self._outgoing) > self._max_num_seqs:
+            return False
+        if not self._requests and not self._rollouts:
+            return True
+        begun = [request.generation_config for request in self._rollouts.values() if request is not None]
+        held = [held.sampling for held in self._requests.values()]
+        num_seqs = max(sum(config.n for config in [*held, *begun]), len(self._rollouts))
+        num_tokens = self.num_outstanding_tokens + sum(config.n * config.max_tokens for config in begun)
+        return num_seqs < self._max_num_seqs and num_tokens < self._max_tokens
+
+    @property
+    def num_outstanding_tokens(self) -> int:
+        """Most tokens that the requests come to."""
+        return sum(held.num_tokens for held in self._requests.values())
+
+    @property
+    def has_requests(self) -> bool:
+        return bool(self._requests)
+
+    @property
+    def prompt_ids(self) -> list[str]:
+        """Prompts inside this actor, finished ones on their way out included."""
+        return [*self._rollouts, *self._outgoing]

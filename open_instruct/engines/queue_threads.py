@@ -1,0 +1,79 @@
+"""The two threads between an engine actor and its queues.
+
+param_prompt_Q ──► pull_prompts, while there is room ──► begin_rollout        finished groups ──► push_results ──► results queue
+"""
+
+import queue
+from collections.abc import Callable
+
+from ray.util.queue import Empty, Full, Queue
+
+from open_instruct.data_types import GenerationResult, PromptRequest, ShutdownSentinel
+from open_instruct.engines.held_work import HeldWork
+from open_instruct.system.work_threads import POLL_S, WorkThreads
+
+
+class QueueThreads:
+    """Pulls prompts and pushes results, while `threads` run.
+
+    The puller asks for a prompt only while the tokens outstanding here are under the engine's limit, so several engines on the
+    same queues share the work by themselves.
+    """
+
+    def __init__(
+        self,
+        threads: WorkThreads,
+        work: HeldWork,
+        prompt_queue: Queue,
+        results_queue: Queue,
+        begin_rollout: Callable[[PromptRequest], None],
+    ) -> None:
+        self._threads = threads
+        self._work = work
+        self._prompt_queue = prompt_queue
+        self._results_queue = results_queue
+        self._begin_rollout = begin_rollout
+        self._finished: queue.SimpleQueue[GenerationResult] = queue.SimpleQueue()
+
+    def pull_prompts(self) -> None:
+        """A thread. It ends all threads when a `ShutdownSentinel` comes."""
+        threads = self._threads
+        while not threads.stopping.is_set():
+            with threads.lock:
+                if not threads.lock.wait_for(self._work.has_room, timeout=POLL_S):
+                    continue
+            try:
+                bundle = self._prompt_queue.get(timeout=POLL_S)
+            except Empty:
+                continue
+            if isinstance(bundle, ShutdownSentinel):
+                threads.stop()
+                return
+            for request in bundle:
+                self._work.begin_rollout(request)
+                self._begin_rollout(request)
+
+    def hand_over(self, result: GenerationResult) -> None:
+        """A rollout is finished: its result goes out."""
+        self._work.finish_rollout(result)
+        self._finished.put(result)
+
+    def push_results(self) -> None:
+        """A thread."""
+        while not self._threads.stopping.is_set():
+            try:
+                results = [self._finished.get(timeout=POLL_S)]
+            except queue.Empty:
+                continue
+            while not self._finished.empty():  # what came meanwhile goes along: a queue call costs more than its items
+                results.append(self._finished.get())
+            self._put(results)
+
+    def _put(self, results: list[GenerationResult]) -> None:
+        while not self._threads.stopping.is_set():
+            try:
+                self._results_queue.put(results, timeout=POLL_S)
+                self._work.delivered(results)
+                return
+            except Full:
+                continue

@@ -1,0 +1,126 @@
+"""The loss of a micro-batch: forward passes, the algorithm's loss per token, corrections, KL penalty, metric sums."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from open_instruct.algorithms.corrections import RhoOptions, compute_rho_correction
+from open_instruct.algorithms.losses import LOSSES
+from open_instruct.algorithms.mismatch import logprob_difference_sums
+from open_instruct.algorithms.objective import compute_objective, make_loss_inputs
+from open_instruct.config.options import GRPOConfig
+from open_instruct.data_types import CollatedBatchData, MiniBatch
+from open_instruct.registry import options_of
+
+
+class PolicyLoss:
+    """Computes losses and log-probs of `engine`, the DeepSpeed engine of the policy.
+
+    Args:
+        engine: called with token ids, positions and temperature; returns log-probs and entropies.
+        reference: the reference model, called in the same way; None without a KL penalty.
+        device: where the tensors of a micro-batch go.
+    """
+
+    def __init__(self, args: GRPOConfig, engine: Any, reference: Any | None, device: torch.device) -> None:
+        self._args = args
+        self._engine = engine
+        self._reference = reference
+        self._device = device
+        self._loss_fn = LOSSES[args.loss_fn]
+        self._loss_options = options_of(args, self._loss_fn.options)
+
+    def compute(
+        self, micro_batch: CollatedBatchData, old_logprobs: torch.Tensor | None
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+        """The loss summed over trained tokens, with its gradient; metric sums; sums of the mismatch with the engine's log-probs.
+
+        `old_logprobs` of shape (rows, tokens - 1) are those before the first update of the step. None means that there was no
+        update yet, so the policy itself is the old one.
+        """
+        args = self._args
+        tensors = self._to_tensors(micro_batch)
+        mask = tensors["response_masks"][:, 1:]
+        vllm_logprobs = tensors["vllm_logprobs"][:, 1:]
+        new_logprobs, entropy = self._forward(self._engine, tensors)
+        if args.use_vllm_logprobs:
+            old_logprobs = vllm_logprobs
+        elif old_logprobs is None:
+            old_logprobs = new_logprobs.detach()
+        positions = tensors["position_ids"][:, 1:]
+        weights, rho_sums = None, {}
+        if args.corrects_off_policy:
+            weights, rho_sums = compute_rho_correction(old_logprobs, vllm_logprobs, mask, positions, _rho_options(args))
+        inputs = make_loss_inputs(
+            new_logprobs=new_logprobs,
+            old_logprobs=old_logprobs,
+            behaviour_logprobs=vllm_logprobs,
+            ref_logprobs=self._ref_logprobs(tensors),
+            advantages=tensors["advantages"][:, 1:],
+            mask=mask,
+            position_ids=positions,
+        )
+        loss, sums = compute_objective(
+            inputs,
+            lambda inputs: self._loss_fn.value(inputs, self._loss_options),
+            beta=args.beta,
+            kl_estimator=args.kl_estimator,
+            weights=weights,
+            loss_weights=tensors["loss_weights"][:, 1:] if "loss_weights" in tensors else None,
+        )
+        sums |= rho_sums
+        sums["policy/entropy_avg"] = (entropy * mask).sum()
+        mismatch = logprob_difference_sums(new_logprobs.detach(), vllm_logprobs, mask)
+        return loss, sums, mismatch
+
+    def old_logprobs(self, mini_batches: Sequence[MiniBatch]) -> list[list[torch.Tensor]] | None:
+        """Log-probs before the first update of the step, per mini- and micro-batch; None where there is one update alone.
+
+        With a single update the policy itself is the old one: the ratio is 1 and nothing is clipped.
+        """
+        if self._args.num_epochs * len(mini_batches) == 1 or self._args.use_vllm_logprobs:
+            return None
+        with torch.no_grad():
+            return [
+                [self._forward(self._engine, self._to_tensors(micro))[0] for micro in mini.micro_batches]
+                for mini in mini_batches
+            ]
+
+    @torch.no_grad()
+    def score(self, prompt: np.ndarray, response: np.ndarray) -> np.ndarray:
+        """(R,) float32 log-probs of a response of R tokens after its prompt."""
+        ids = torch.from_numpy(np.concatenate([prompt, response])).long()[None].to(self._device)
+        positions = torch.arange(ids.shape[1], device=self._device)[None]
+        logprobs, _ = self._engine(ids, positions, self._args.temperature)
+        return logprobs[0, len(prompt) - 1 :].float().cpu().numpy()
+
+    def _forward(self, model: Any, tensors: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        return model(tensors["query_responses"], tensors["position_ids"], self._args.temperature)
+
+    def _ref_logprobs(self, tensors: dict[str, torch.Tensor]) -> torch.Tensor | None:
+        if self._reference is None:
+            return None
+        with torch.no_grad():
+            return self._forward(self._reference, tensors)[0]
+
+    def _to_tensors(self, micro_batch: CollatedBatchData) -> dict[str, torch.Tensor]:
+        """Arrays from Ray are read-only, so this copies them. Ids as int64, the rest as it is; what is None is left out."""
+        arrays = {name: array for name, array in vars(micro_batch).items() if array is not None}
+        tensors = {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
+        for name in ("query_responses", "position_ids"):
+            tensors[name] = tensors[name].long()
+        return {name: tensor.to(self._device) for name, tensor in tensors.items()}
+
+
+def _rho_options(args: GRPOConfig) -> RhoOptions:
+    """How tokens of other weights, or of other kernels, are weighed."""
+    return RhoOptions(
+        clamp_lower=args.rho_clamp_lower_bound,
+        clamp_upper=args.rho_clamp_upper_bound,
+        mask_lower=args.rho_mask_lower_bound,
+        mask_upper=args.rho_mask_upper_bound,
+        sequence_level=args.rho_mask_sequence_level,
+        tv_divergence=args.rho_mask_tv_divergence,
+    )

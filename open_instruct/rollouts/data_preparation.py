@@ -1,0 +1,138 @@
+"""Takes results from the engines and has them scored.
+
+inference_results_Q ─► take ─► verifiers ─► training groups ─► `scored` ─► step_filling.py
+                        │          └──────► evaluation
+                        └─ an engine gave the group up, or too few responses were scored: its prompt is issued again
+"""
+
+import queue
+from concurrent.futures import Future
+from dataclasses import replace
+
+import numpy as np
+from ray.util.queue import Empty, Queue
+
+from open_instruct.config.options import GRPOConfig
+from open_instruct.data_types import GenerationResult
+from open_instruct.rollouts.evaluations import Evaluations
+from open_instruct.rollouts.generation_failures import GenerationFailures
+from open_instruct.rollouts.result_scoring import ResultScoring
+from open_instruct.rollouts.rollout_state import FinishedGroup
+from open_instruct.rollouts.staleness import PromptFlow
+from open_instruct.scored_groups import ScoredGroup
+from open_instruct.system.work_threads import POLL_S, WorkThreads
+from open_instruct.verifiers.scoring_processes import Scored
+from open_instruct.workflows.base import Workflow
+
+
+class DataPreparation:
+    """Every result that is waited for is scored once. Scored groups of training go into the queue `scored`."""
+
+    def __init__(
+        self,
+        args: GRPOConfig,
+        threads: WorkThreads,
+        flow: PromptFlow,
+        workflow: Workflow,
+        scoring: ResultScoring,
+        evaluations: Evaluations,
+        results_queue: Queue,
+    ) -> None:
+        self._args = args
+        self._threads = threads
+        self._flow = flow
+        self._workflow = workflow
+        self._scoring = scoring
+        self._evaluations = evaluations
+        self._results_queue = results_queue
+        self.scored: queue.SimpleQueue[ScoredGroup] = queue.SimpleQueue()
+        self.being_scored: dict[str, GenerationResult] = {}
+        """Results of training prompts, from their arrival until `PromptFlow` has their groups."""
+        self.failures = GenerationFailures()
+        self.num_samples = 0
+        self.num_response_tokens = 0
+
+    def data_preparation_thread(self) -> None:
+        """The thread. It takes results from the results queue until the run ends."""
+        while not self._threads.stopping.is_set():
+            try:
+                results = self._results_queue.get(timeout=POLL_S)
+            except Empty:
+                continue
+            for result in results:
+                self.take(result)
+
+    def take(self, result: GenerationResult) -> None:
+        """Have a result scored, unless nobody waits for it."""
+        with self._threads.lock:
+            if result.is_eval and self._evaluations.measured_by(result) is None:
+                return
+            if result.error:
+                self._give_up(result)
+                return
+            if not self._is_waited_for(result):
+                return
+            if not result.is_eval:
+                self.being_scored[result.prompt_id] = result
+                self.num_samples += len(result.samples)
+                self.num_response_tokens += result.token_statistics.num_response_tokens
+        self._scoring.submit(result, lambda future, score_s: self._scored(result, future, score_s))
+
+    def _is_waited_for(self, result: GenerationResult) -> bool:
+        if (evaluation := self._evaluations.measured_by(result)) is not None:
+            return evaluation.begin_scoring(result)
+        return self._flow.waits_for(result.prompt_id, self.being_scored)
+
+    def _give_up(self, result: GenerationResult) -> None:
+        """An engine gave a group up: issue its prompt again, or drop it after `max_generation_attempts` failures."""
+        is_tried_again = None
+        if (evaluation := self._evaluations.measured_by(result)) is not None:
+            nothing = np.zeros(self._args.eval_sampling.n, dtype=np.float32)
+            is_tried_again = not evaluation.fail(self._scoring.group(result, nothing))
+        elif self._flow.waits_for(result.prompt_id, self.being_scored):  # else another copy of it came
+            is_tried_again = self._flow.give_up(result.prompt_id, max_attempts=self._args.max_generation_attempts)
+            if not is_tried_again:
+                self._workflow.dropped(result.prompt_id)
+        self.failures.record(result, is_tried_again=is_tried_again)
+        self._threads.lock.notify_all()
+
+    def _scored(self, result: GenerationResult, future: "Future[list[Scored]]", score_s: float) -> None:
+        """Called by the verifiers' threads. Results of an evaluation are taken in here, because `packing_thread` may be waiting
+        for room in the message queue while the driver waits for the evaluation."""
+        if self._threads.stopping.is_set():
+            return
+        try:
+            group, cause = self._scoring.scored_group(result, future.result(), score_s)
+            if group is None:
+                self._leave_out(result, cause)
+            elif result.is_eval:
+                self._take_into_evaluation(group)
+            else:
+                self.scored.put(group)
+        except Exception as error:  # nobody looks at what a callback raises
+            failure = RuntimeError(f"verification of {result.prompt_id} failed: {error!r}")
+            failure.__cause__ = error
+            self._threads.fail(failure)
+
+    def _take_into_evaluation(self, group: ScoredGroup) -> None:
+        with self._threads.lock:
+            if (evaluation := self._evaluations.measured_by(group.result)) is not None:
+                evaluation.add(group)
+                self._threads.lock.notify_all()
+
+    def _leave_out(self, result: GenerationResult, cause: str) -> None:
+        """Too few responses of this group were scored. So a training prompt is issued again, and an evaluation goes without the
+        prompt."""
+        failed = replace(result, error=cause)
+        with self._threads.lock:
+            if not result.is_eval:
+                self.being_scored.pop(result.prompt_id, None)
+                self._give_up(failed)
+            elif (evaluation := self._evaluations.measured_by(result)) is not None:
+                evaluation.leave_out(result.index)
+                self.failures.record(failed, is_tried_again=False)
+                self._threads.lock.notify_all()
+
+    def finished_groups(self) -> list[FinishedGroup]:
+        """Groups that were generated and are not scored yet."""
+        return [FinishedGroup(result) for result in self.being_scored.values()]

@@ -1,0 +1,66 @@
+"""What the engines are asked for: a row of a dataset, a prompt id and a seed become a `PromptRequest`. Pure."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from open_instruct.config.options import GRPOConfig
+from open_instruct.data.prompt_dataset import PromptDataset, PromptOrder
+from open_instruct.data_types import EVAL, PromptRequest
+from open_instruct.rollouts.evaluation import Evaluation
+from open_instruct.rollouts.staleness import IssuedPrompt
+from open_instruct.workflows.base import Workflow
+
+EVAL_STREAM = 1
+"""Keeps the seeds of evaluation prompts apart from those of training prompts."""
+RETRY_STREAM = 2
+"""Keeps the seeds of training prompts that are tried again apart from both."""
+
+
+def request_seed(*key: int) -> int:
+    """The seed of one group. vLLM samples its n responses with this seed, the next one, and so on."""
+    return int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0] >> np.uint64(2))
+
+
+class PromptRequests:
+    """Makes the requests of a run. The same prompt gets the same request in every run with the same `--seed`."""
+
+    def __init__(
+        self, args: GRPOConfig, workflow: Workflow, train: PromptDataset, held_out: PromptDataset | None
+    ) -> None:
+        self.train = train
+        self.held_out = held_out
+        self._args = args
+        self._workflow = workflow
+        self._order = PromptOrder(len(train), args.seed)
+
+    def row_number(self, issue_number: int) -> int:
+        """The row of the training data that the prompt with this issue number asks about."""
+        return self._order[issue_number][1]
+
+    def for_training(self, prompt: IssuedPrompt, version: int) -> PromptRequest:
+        """The request for a training prompt, where every engine serves `version`.
+
+        A prompt that was broken off gets another seed, because with the same seed it would take too long again.
+        """
+        number, failures = prompt.issue_number, prompt.num_failures
+        first_seed = request_seed(self._args.seed, number)
+        seed = request_seed(self._args.seed, number, RETRY_STREAM, failures) if failures else first_seed
+        row_number = self.row_number(number)
+        row = self.train[row_number]
+        task = self._workflow.task(
+            row, row_number, prompt_id=prompt.prompt_id, version=version, seed=first_seed, is_eval=False
+        )
+        config = replace(self._args.train_sampling, seed=seed)
+        return PromptRequest(row.prompt, config, row_number, prompt.prompt_id, prompt.version, task=task)
+
+    def for_evaluation(self, evaluation: Evaluation, row_number: int) -> PromptRequest:
+        """The request for a row of the evaluation data. Its seed is the same at every version, so that two evaluations differ by
+        their weights alone."""
+        assert self.held_out is not None
+        row = self.held_out[row_number]
+        seed = request_seed(self._args.seed, row_number, EVAL_STREAM)
+        version, prompt_id = evaluation.version, evaluation.prompt_id(row_number)
+        task = self._workflow.task(row, row_number, prompt_id=prompt_id, version=version, seed=seed, is_eval=True)
+        config = replace(self._args.eval_sampling, seed=seed)
+        return PromptRequest(row.prompt, config, row_number, prompt_id, version, marker=EVAL, task=task)

@@ -1,0 +1,73 @@
+"""Threads of one actor: they share a lock, the first error among them ends the run, and they end together."""
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+POLL_S = 0.5
+"""Longest wait of a background thread before it looks whether it should stop."""
+
+
+class WorkThreads:
+    """The threads, and the lock that guards what they share. `owner` is the name of the actor in messages.
+
+    An error in a thread is raised by the next `raise_error`, so a caller hears of it although nobody looks at the thread.
+    """
+
+    def __init__(self, owner: str) -> None:
+        self.lock = threading.Condition()
+        """Notified whenever something happened that a thread or a caller may wait for."""
+        self.stopping = threading.Event()
+        self._owner = owner
+        self._error: BaseException | None = None
+        self._running: list[threading.Thread] = []
+
+    @property
+    def has_started(self) -> bool:
+        return bool(self._running)
+
+    def start(self, *works: Callable[[], None]) -> None:
+        """Run each of `works` in a thread that has its name."""
+        for work in works:
+            thread = threading.Thread(target=self._guard, args=(work,), name=work.__name__, daemon=True)
+            thread.start()
+            self._running.append(thread)
+
+    def _guard(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except BaseException as error:
+            if not self.stopping.is_set():
+                self.fail(error)
+                raise
+
+    def fail(self, error: BaseException) -> None:
+        """The next `raise_error` raises `error`."""
+        with self.lock:
+            self._error = error
+            self.lock.notify_all()
+
+    def raise_error(self) -> None:
+        """Raises `RuntimeError` if a thread has failed."""
+        if self._error is not None:
+            raise RuntimeError(f"{self._owner} failed: {self._error!r}") from self._error
+
+    def wait_for(self, condition: Callable[[], Any], timeout_s: float | None = None) -> bool:
+        """Whether `condition` came true in `timeout_s`. Raises `RuntimeError` if a thread fails meanwhile."""
+        with self.lock:
+            came_true = self.lock.wait_for(lambda: self._error is not None or condition(), timeout_s)
+            self.raise_error()
+            return bool(came_true)
+
+    def stop(self) -> None:
+        """Tell every thread to end. `join` waits for them."""
+        self.stopping.set()
+        with self.lock:
+            self.lock.notify_all()
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for the threads to end, all together at most `timeout_s`."""
+        deadline = time.monotonic() + timeout_s
+        for thread in self._running:
+            thread.join(timeout=max(deadline - time.monotonic(), 0))
