@@ -14,7 +14,6 @@ import numpy as np
 import ray
 from ray.util.queue import Empty, Queue
 
-from open_instruct import grpo_fast
 from open_instruct.config.options import GRPOConfig
 from open_instruct.data_types import (
     GenerationResult,
@@ -27,7 +26,7 @@ from open_instruct.data_types import (
 from open_instruct.engines.engine_client import UpdateReport
 from open_instruct.learners.actor_group import RayTrainGroup
 from open_instruct.learners.train_actor import TrainRayActor
-from open_instruct.run import coordinator, rollout_manager
+from open_instruct.run import components, rollout_manager, wiring
 from open_instruct.run.placement_group import create_placement_groups
 
 ENGINES_PER_PROCESS = 64
@@ -186,10 +185,10 @@ def faked_parts() -> Iterator[None]:
         return {**groups, "rollout": (group, [place] * args.vllm_num_engines)}
 
     fakes: list[tuple[Any, str, Any]] = [
-        (coordinator, "create_placement_groups", make_room),
-        (coordinator, "create_actor_group", make_group),
+        (components, "create_placement_groups", make_room),
+        (components, "create_actor_group", make_group),
         (rollout_manager, "create_rollout_engines", make_engines),
-        (grpo_fast, "WeightAgreement", lambda args, parts: None),  # fake engines have no weights to agree on
+        (wiring, "WeightAgreement", lambda args, components: None),  # fake engines have no weights to agree on
     ]
     real = [(module, name, getattr(module, name)) for module, name, _ in fakes]
     try:

@@ -231,12 +231,6 @@ class Device:
             return total - free
         return self.memory_in_use_bytes()
 
-    def num_workers_needed(self, num_learners: int, num_engines: int, tensor_parallel_size: int) -> int:
-        """Places (see `num_places`) that a run takes up."""
-        if self.colocated:
-            return num_learners
-        return num_learners + num_engines * tensor_parallel_size
-
     @property
     def num_places(self) -> int:
         """Workers that this machine has room for: one per GPU, or as many as cores and memory allow."""
@@ -246,14 +240,16 @@ class Device:
             return torch.cuda.device_count()
         return min(_num_cores() * WORKERS_PER_CORE, _memory_bytes() // WORKER_BYTES)
 
-    @property
-    def places_explained(self) -> str:
-        """Where `num_places` comes from, for a message to the user."""
-        if self.kind == "cuda":
-            return f"GPUs: {self.num_places}, one worker each"
-        gib = _memory_bytes() / 2**30
-        each = WORKER_BYTES / 2**30
-        return f"{_num_cores()} CPU cores, at most {WORKERS_PER_CORE} workers each; {gib:.0f} GiB of memory, {each:g} GiB each"
+
+def places_explained(device: Device) -> str:
+    """Where `num_places` comes from, for a message to the user."""
+    if device.kind == "cuda":
+        return f"GPUs: {device.num_places}, one worker each"
+    gib = _memory_bytes() / 2**30
+    each = WORKER_BYTES / 2**30
+    return (
+        f"{_num_cores()} CPU cores, at most {WORKERS_PER_CORE} workers each; {gib:.0f} GiB of memory, {each:g} GiB each"
+    )
 
 
 def _engine_env_on_cpu(*, enforce_eager: bool) -> dict[str, str]:

@@ -26,11 +26,12 @@ from open_instruct.config.cli import UsageError, convert, fail_with, make_config
 from open_instruct.config.extensions import MODULE_OPTIONS, config_class_with, plain_config
 from open_instruct.config.options import GRPOConfig
 from open_instruct.config.yaml_files import Door, in_terms_of_the_file, unknown_key
-from open_instruct.grpo_fast import Roles, RunInputs
+from open_instruct.data.run_inputs import RunInputs
 from open_instruct.registry import option_fields
 from open_instruct.report.component_log import LOG_FILE
 from open_instruct.rollouts.controller import Rollouter
 from open_instruct.run.fully_async_trainer import FullyAsyncTrainer
+from open_instruct.run.wiring import Roles
 from open_instruct.system.interruption import ends_by_signals
 from open_instruct.system.masking import mask_tracebacks
 

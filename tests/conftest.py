@@ -85,9 +85,9 @@ def untied_model(tmp_path_factory: pytest.TempPathFactory) -> str:
 def ray_session() -> Iterator[Any]:
     import ray
 
-    from open_instruct.run import coordinator
+    from open_instruct.run.ray_session import ray_cluster
 
-    with coordinator.ray_cluster() as signals:
+    with ray_cluster() as signals:
         signals.remove()  # pytest keeps Ctrl-C
         yield ray
 

@@ -11,17 +11,19 @@ from typing import Any
 
 from conftest import make_args
 
-from open_instruct import grpo_fast
 from open_instruct.cluster.failures import ComponentDied
 from open_instruct.data_types import RolloutBatch
 from open_instruct.engines.engine_client import UpdateReport
 from open_instruct.report.run_log import RunLog
-from open_instruct.run.coordinator import Signals, Timer
 from open_instruct.run.device_sharing import DeviceSharing
 from open_instruct.run.fully_async_trainer import FullyAsyncTrainer
 from open_instruct.run.parameter_synchronizer import ParameterSynchronizer
 from open_instruct.run.run_saving import checkpoint_store
+from open_instruct.run.step_loop import run_to_its_end
 from open_instruct.run.weight_agreement import MismatchWatch
+from open_instruct.run.wiring import Run
+from open_instruct.system.signals import Signals
+from open_instruct.system.timer import Timer
 
 NUM_STEPS = 6
 PROMPTS_PER_STEP = 4
@@ -206,8 +208,8 @@ class PlayedMessages:
         return {"queue_size": 0}
 
 
-class PlayedParts:
-    """Waits for nothing, notices signals where the real `Parts` does.
+class PlayedComponents:
+    """Waits for nothing, notices signals where the real `Components` do.
 
     Args:
         during: what is waited for (or a part of its name) when something happens.
@@ -225,7 +227,7 @@ class PlayedParts:
         self.manager = SimpleNamespace(
             controller=Remote(self.controller), rollout_engines=self.supervisor.engines, async_eval=lambda version: None
         )
-        self.is_ending = False
+        self.health = SimpleNamespace(is_ending=False, check=lambda: None, watch=lambda: None)
         self.waits: list[str] = []
         self.limits: dict[str, str] = {}
         """By what was waited for, the option that a message names when it takes too long."""
@@ -249,12 +251,6 @@ class PlayedParts:
             raise PowerLoss
         self.signals.received = signal.SIGTERM
 
-    def check_health(self) -> None:
-        pass
-
-    def watch(self) -> None:
-        pass
-
 
 def played_run(
     output_dir: Path,
@@ -276,17 +272,17 @@ def played_run(
         **options,
     }
     args = make_args(**settings)
-    parts: Any = PlayedParts(during=during, at_time=at_time, power_fails=power_fails)
+    components: Any = PlayedComponents(during=during, at_time=at_time, power_fails=power_fails)
     messages: Any = PlayedMessages(num_batches)
     timer = Timer()
-    return grpo_fast.Run(
+    return Run(
         args=args,
-        parts=parts,
+        components=components,
         log=RunLog(args),
         store=checkpoint_store(args),
         evaluates=True,
-        trainer=FullyAsyncTrainer(args, parts, messages, timer),
-        synchronizer=ParameterSynchronizer(args, parts),
+        trainer=FullyAsyncTrainer(args, components, messages, timer),
+        synchronizer=ParameterSynchronizer(args, components),
         message_queue=messages,
         timer=timer,
         identity={"train": None},
@@ -301,6 +297,6 @@ def go(run: Any) -> int:
     if newest is not None:
         run.message_queue.next_partial_batch = (newest.state["progress"]["training_step"] + 1, 0)
     try:
-        return grpo_fast.run_to_its_end(run)
+        return run_to_its_end(run)
     finally:
         run.log.close()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from runs import EVALUATION, Process, assert_ledger_balances, command, rows
 
-from open_instruct.run.device_sharing import DeviceSharing, ExclusiveSharing
+from open_instruct.run.device_sharing import DeviceSharing, ExclusiveSharing, FreeDevices
 
 
 class Play:
@@ -25,7 +25,8 @@ class Play:
         group: Any = SimpleNamespace(
             async_offload=lambda: self.note("learners sleep", 50), async_onload=lambda: self.note("learners wake")
         )
-        self.sharing = ExclusiveSharing(manager, group, lambda refs, **_: refs, timeout_s=1.0)
+        self.devices = FreeDevices(for_engines=False)
+        self.sharing = ExclusiveSharing(manager, group, lambda refs, **_: refs, self.devices, timeout_s=1.0)
 
     def note(self, call: str, released: int = 0) -> list[int]:
         self.calls.append(call)
@@ -81,13 +82,12 @@ def test_for_a_replaced_engine_the_others_give_way_too() -> None:
 
 def test_engines_start_only_where_no_learner_is_awake() -> None:
     play = Play()
-    assert not play.sharing.engines_may_start
+    assert not play.devices.for_engines
     with play.sharing.weight_update():
-        assert not play.sharing.engines_may_start
-    assert play.sharing.engines_may_start
+        assert not play.devices.for_engines
+    assert play.devices.for_engines
     play.sharing.learners_compute()
-    assert not play.sharing.engines_may_start
-    assert DeviceSharing().engines_may_start
+    assert not play.devices.for_engines
 
 
 def test_saving_has_the_learners_alone() -> None:

@@ -10,7 +10,7 @@ import pytest
 from conftest import make_args
 
 from open_instruct import device as device_module
-from open_instruct.device import Device, current_device
+from open_instruct.device import Device, current_device, places_explained
 
 
 @pytest.fixture
@@ -176,12 +176,7 @@ def test_places_are_bounded_by_cores_and_by_memory(monkeypatch: pytest.MonkeyPat
     assert cpu.num_places == 8
     monkeypatch.setattr(device_module, "_memory_bytes", lambda: 6 * 2**30)
     assert cpu.num_places == 3
-    assert cpu.places_explained.startswith("2 CPU cores, at most 4 workers each; 6 GiB")
-
-
-def test_workers_needed(cpu: Device, shared_gpu: Device) -> None:
-    assert cpu.num_workers_needed(2, 3, 4) == 14
-    assert shared_gpu.num_workers_needed(1, 1, 1) == 1
+    assert places_explained(cpu).startswith("2 CPU cores, at most 4 workers each; 6 GiB")
 
 
 def test_cores_are_those_that_the_process_may_use() -> None:

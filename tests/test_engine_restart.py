@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from component_fakes import components_of
 from conftest import MAX_MODEL_LEN, TIMEOUT_S, make_args
 
 from open_instruct.cluster import bundles
@@ -20,9 +21,10 @@ from open_instruct.data_types import PromptRequest, SamplingConfig
 from open_instruct.engines.engine_client import HELD_UP, EngineClient, UpdateAbandoned
 from open_instruct.learners.weight_sync import DeepSpeedWeightSource, RayObjectSender
 from open_instruct.run import engine_supervisor, rollout_manager
-from open_instruct.run.coordinator import Heartbeats, Parts, Signals
-from open_instruct.run.device_sharing import ExclusiveSharing
+from open_instruct.run.components import Components
+from open_instruct.run.device_sharing import ExclusiveSharing, FreeDevices
 from open_instruct.run.engine_supervisor import EngineSupervisor
+from open_instruct.run.heartbeats import Heartbeats
 from open_instruct.run.parameter_synchronizer import ParameterSynchronizer
 from open_instruct.system.interruption import Interrupted
 
@@ -399,7 +401,7 @@ def test_failure_in_a_collective_lets_those_go_who_wait_in_it(stage: Callable[..
 
 
 @pytest.fixture
-def queues_and_parts(stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
+def queues_and_components(stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
     """Real queues and a played rest, watched as in a run."""
     from ray.util.queue import Queue
 
@@ -411,14 +413,16 @@ def queues_and_parts(stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatc
     prompts, results = (Queue(actor_options={"num_cpus": 0}) for _ in range(2))
     messages = MessageQueue.create(8)
     manager = SimpleNamespace(controller=play.controller, rollout_engines=play.engines)
-    parts = Parts(manager, SimpleNamespace(workers=[]), messages, play.supervisor, Signals())  # type: ignore[arg-type]
+    components = components_of(
+        manager=manager, group=SimpleNamespace(workers=[]), message_queue=messages, supervisor=play.supervisor
+    )
     play.supervisor.serve([0, 1])
-    parts.heartbeats = Heartbeats.of_queues([prompts, results], messages)
+    components.health.heartbeats = Heartbeats.of_queues([prompts, results], messages)
     for queue in (prompts, results):
         queue.qsize()
     messages.qsize()
     yield SimpleNamespace(
-        parts=parts,
+        components=components,
         play=play,
         actors={
             "the prompt queue": prompts.actor,
@@ -431,25 +435,25 @@ def queues_and_parts(stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatc
     messages.shutdown()
 
 
-def wait_for_nothing(parts: Parts, ray: Any) -> None:
+def wait_for_nothing(components: Components, ray: Any) -> None:
     nothing = ray.remote(lambda: time.sleep(60)).options(num_cpus=0).remote()
     try:
-        parts.wait(nothing, what="nothing", timeout_s=30.0)
+        components.wait(nothing, what="nothing", timeout_s=30.0)
     finally:
         ray.cancel(nothing, force=True)
 
 
 @pytest.mark.parametrize("name", ["the prompt queue", "the results queue", "the message queue"])
-def test_a_dead_queue_ends_the_run_by_name(queues_and_parts: SimpleNamespace, ray_session: Any, name: str) -> None:
-    ray_session.kill(queues_and_parts.actors[name])
+def test_a_dead_queue_ends_the_run_by_name(queues_and_components: SimpleNamespace, ray_session: Any, name: str) -> None:
+    ray_session.kill(queues_and_components.actors[name])
     started = time.monotonic()
     with pytest.raises(ComponentDied, match=f"{name} failed: ActorDiedError"):
-        wait_for_nothing(queues_and_parts.parts, ray_session)
+        wait_for_nothing(queues_and_components.components, ray_session)
     assert time.monotonic() - started < 10
 
 
-def test_an_engine_that_dies_while_devices_are_handed_over_is_replaced(queues_and_parts: SimpleNamespace) -> None:
-    parts, play = queues_and_parts.parts, queues_and_parts.play
+def test_an_engine_that_dies_while_devices_are_handed_over_is_replaced(queues_and_components: SimpleNamespace) -> None:
+    components, play = queues_and_components.components, queues_and_components.play
     pid = play.pid(1)
 
     def offload(*, keep_weights: bool) -> list[Any]:
@@ -457,58 +461,60 @@ def test_an_engine_that_dies_while_devices_are_handed_over_is_replaced(queues_an
         return [engine.release_memory_occupation.remote() for engine in play.engines]
 
     manager: Any = SimpleNamespace(async_offload=offload)
-    turns = ExclusiveSharing(manager, SimpleNamespace(), parts.wait, timeout_s=TIMEOUT_S)  # type: ignore[arg-type]
+    group: Any = SimpleNamespace()
+    devices = FreeDevices(for_engines=False)
+    turns = ExclusiveSharing(manager, group, components.wait, devices, timeout_s=TIMEOUT_S)
     turns.offload_engines()
     assert turns.take_metrics()["memory/engines_offloaded_bytes"] == 10  # of the other
     play.check_until(lambda: play.supervisor.num_restarts == 1)
 
 
 def test_an_engine_that_cannot_give_its_memory_back_ends_the_run(
-    queues_and_parts: SimpleNamespace, ray_session: Any
+    queues_and_components: SimpleNamespace, ray_session: Any
 ) -> None:
     def fail() -> None:
         raise RuntimeError("out of memory")
 
     failed = ray_session.remote(fail).options(num_cpus=0, max_retries=0).remote()
     with pytest.raises(ComponentDied, match="engines: offload failed: RuntimeError: out of memory"):
-        queues_and_parts.parts.wait([failed], what="engines: offload", timeout_s=TIMEOUT_S, without_dead=True)
+        queues_and_components.components.wait([failed], what="engines: offload", timeout_s=TIMEOUT_S, without_dead=True)
 
 
 def test_a_dead_queue_is_named_even_when_its_users_die_first(
-    queues_and_parts: SimpleNamespace, ray_session: Any
+    queues_and_components: SimpleNamespace, ray_session: Any
 ) -> None:
     def fail() -> None:
         raise RuntimeError("a queue is gone")
 
-    parts = queues_and_parts.parts
-    parts.watches["the controller"] = ray_session.remote(fail).options(num_cpus=0).remote()
-    ray_session.wait([parts.watches["the controller"]], timeout=TIMEOUT_S)
-    ray_session.kill(queues_and_parts.actors["the prompt queue"])
+    components = queues_and_components.components
+    components.health.watches["the controller"] = ray_session.remote(fail).options(num_cpus=0).remote()
+    ray_session.wait([components.health.watches["the controller"]], timeout=TIMEOUT_S)
+    ray_session.kill(queues_and_components.actors["the prompt queue"])
     with pytest.raises(ComponentDied, match="the prompt queue failed: ActorDiedError"):
-        wait_for_nothing(parts, ray_session)
+        wait_for_nothing(components, ray_session)
 
 
-def test_a_queue_that_hangs_ends_the_run_by_name(queues_and_parts: SimpleNamespace, ray_session: Any) -> None:
-    actor = queues_and_parts.actors["the message queue"]
+def test_a_queue_that_hangs_ends_the_run_by_name(queues_and_components: SimpleNamespace, ray_session: Any) -> None:
+    actor = queues_and_components.actors["the message queue"]
     pid = ray_session.get(actor.__ray_call__.remote(lambda _: os.getpid()), timeout=TIMEOUT_S)
     os.kill(pid, signal.SIGSTOP)
     try:
         with pytest.raises(ComponentDied, match="the message queue did not answer for 2 s"):
-            wait_for_nothing(queues_and_parts.parts, ray_session)
+            wait_for_nothing(queues_and_components.components, ray_session)
     finally:
         os.kill(pid, signal.SIGCONT)
 
 
 def test_a_signal_is_told_once_while_something_is_finished_first(
-    queues_and_parts: SimpleNamespace, ray_session: Any, caplog: pytest.LogCaptureFixture
+    queues_and_components: SimpleNamespace, ray_session: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    parts = queues_and_parts.parts
-    parts.signals.received = signal.SIGTERM
+    components = queues_and_components.components
+    components.signals.received = signal.SIGTERM
     step = ray_session.remote(lambda: time.sleep(1.2)).options(num_cpus=0).remote()
-    parts.wait(step, what="training step 3", timeout_s=TIMEOUT_S)
+    components.wait(step, what="training step 3", timeout_s=TIMEOUT_S)
     assert caplog.text.count("SIGTERM came: training step 3 is finished first") == 1
     with pytest.raises(Interrupted):
-        parts.wait(step, what="the batch of step 4", timeout_s=TIMEOUT_S, interruptible=True)
+        components.wait(step, what="the batch of step 4", timeout_s=TIMEOUT_S, interruptible=True)
 
 
 # --- a real engine ----------------------------------------------------------------------------------------------------
@@ -569,20 +575,20 @@ def real(ray_session: Any, tied_model: str) -> Iterator[SimpleNamespace]:
         message_queue.shutdown()
 
     manager: Any = SimpleNamespace(controller=controller, rollout_engines=engines, queues=queues, shut_down=end)
-    parts = Parts(manager, learner, message_queue, supervisor, Signals())
-    synchronizer = ParameterSynchronizer(args, parts)
+    components = components_of(manager=manager, group=learner, message_queue=message_queue, supervisor=supervisor)
+    synchronizer = ParameterSynchronizer(args, components)
     synchronizer.sync(0)
     supervisor.serve([0])
-    yield SimpleNamespace(parts=parts, engines=engines, queues=queues, model=model, synchronizer=synchronizer)
-    parts.shut_down()
+    yield SimpleNamespace(components=components, engines=engines, queues=queues, model=model, synchronizer=synchronizer)
+    components.shut_down()
 
 
 def wait_until_one_serves(real: SimpleNamespace) -> None:
     """As the step loop does while it waits for data."""
     deadline = time.monotonic() + TIMEOUT_S
-    while not real.parts.supervisor.serving:
+    while not real.components.supervisor.serving:
         assert time.monotonic() < deadline
-        real.parts.check_health()
+        real.components.health.check()
         real.synchronizer.give_weights_to_newcomers()
         time.sleep(0.1)
 
@@ -609,7 +615,7 @@ def change(model: torch.nn.Module) -> None:
 def test_an_engine_killed_while_it_samples_serves_again_with_the_current_weights(
     ray_session: Any, real: SimpleNamespace, prompts: list[np.ndarray]
 ) -> None:
-    supervisor = real.parts.supervisor
+    supervisor = real.components.supervisor
     pid = ray_session.get(real.engines[0].pid.remote(), timeout=TIMEOUT_S)
     long = SamplingConfig(max_tokens=100, n=8, ignore_eos=True)
     real.queues[0].put([PromptRequest(prompts[0], long, 0, "train-0", 0)], timeout=TIMEOUT_S)
@@ -617,9 +623,9 @@ def test_an_engine_killed_while_it_samples_serves_again_with_the_current_weights
         time.sleep(0.01)
     os.kill(pid, signal.SIGKILL)
     while supervisor.num_restarts == 0:
-        real.parts.check_health()
+        real.components.health.check()
     change(real.model)
-    real.parts.group.version = 1
+    real.components.group.version = 1
     real.synchronizer.sync(1)  # nobody is there to take it
     assert not supervisor.serving
     wait_until_one_serves(real)
@@ -636,7 +642,7 @@ def test_an_engine_whose_swap_broke_off_is_replaced(
     good.data = torch.zeros(1, 2, 3)
     real.synchronizer.sync(1)
     assert "engine 0 did not take version 1: start_weight_update: RuntimeError: the weights are half old" in caplog.text
-    assert not real.parts.supervisor.serving
+    assert not real.components.supervisor.serving
     good.data = data
     change(real.model)
     wait_until_one_serves(real)

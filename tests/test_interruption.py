@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from open_instruct import rc_actor
-from open_instruct.run import coordinator
 from open_instruct.system.interruption import Interrupted
+from open_instruct.system.signals import Signals
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 85), (signal.SIGINT, 130)])
@@ -22,7 +22,7 @@ def test_exit_codes(number: int, code: int) -> None:
 
 
 def test_both_ways_to_take_a_signal_end_in_the_same_exception() -> None:
-    signals = coordinator.Signals()
+    signals = Signals()
     signals.install()
     signal.raise_signal(signal.SIGTERM)
     signals.remove()

@@ -10,9 +10,9 @@ from driver_fakes import FakeSupervisor
 
 from open_instruct.cluster.failures import DO_NOT_FIT, ComponentDied, WeightsDiffer
 from open_instruct.engines.engine_client import UpdateReport
-from open_instruct.run.coordinator import Signals
 from open_instruct.run.device_sharing import DeviceSharing
 from open_instruct.run.parameter_synchronizer import ParameterSynchronizer
+from open_instruct.system.signals import Signals
 
 
 class Play:
@@ -32,6 +32,7 @@ class Play:
         self.manager = SimpleNamespace(rollout_engines=engines)
         self.sharing = DeviceSharing()
         self.signals = Signals()
+        self.health = SimpleNamespace(check=self.replace_the_dead)
         self.held = 0
         """Version of the weights that the learners hold."""
         self.group = SimpleNamespace(
@@ -61,10 +62,10 @@ class Play:
         return [UpdateReport(confirmed, failures, dict.fromkeys(confirmed, 0.25))]
 
     def wait(self, refs: Any, **_: Any) -> Any:
-        self.check_health()
+        self.replace_the_dead()
         return refs
 
-    def check_health(self) -> None:
+    def replace_the_dead(self) -> None:
         for number in list(self.dying):
             self.supervisor.replace(number, "died")
             self.dying.discard(number)

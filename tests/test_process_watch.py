@@ -144,7 +144,7 @@ def test_marked_processes_end_even_if_they_are_stopped() -> None:
 DRIVER = """
 import os, subprocess, sys, time
 import ray
-from open_instruct.run.coordinator import ray_cluster
+from open_instruct.run.ray_session import ray_cluster
 from open_instruct.cluster.process_watch import ray_processes_here
 class Actor:
     def __init__(self):

@@ -13,7 +13,7 @@ from open_instruct.cluster import ray_access
 START_AND_LIST_DOORS = """
 import os, sys
 import psutil, ray
-from open_instruct.run import coordinator
+from open_instruct.run.ray_session import ray_cluster
 from open_instruct.cluster.ray_lock import Lock
 from open_instruct.cluster.process_group import open_store
 
@@ -26,7 +26,7 @@ class Actor:
     def address(self):
         return ray.util.get_node_ip_address()
 
-with coordinator.ray_cluster() as signals:
+with ray_cluster() as signals:
     signals.remove()
     actor, lock = Actor.remote(), Lock.remote()
     assert ray.get(lock.acquire.remote(timeout=30))
@@ -91,7 +91,7 @@ def test_what_keeps_ray_on_this_machine_is_not_inherited_by_what_comes_later(
 
 ACTOR = """
 import ray
-from open_instruct.run import coordinator
+from open_instruct.run.ray_session import ray_cluster
 
 class Actor:
     def __init__(self):
@@ -100,7 +100,7 @@ class Actor:
         import mine, transformers
         return transformers.__version__, mine.value
 
-with coordinator.ray_cluster() as signals:
+with ray_cluster() as signals:
     signals.remove()
     actor = ray.remote(Actor).options(num_cpus=0).remote()
     print(ray.get(actor.where.remote(), timeout=60))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from open_instruct.run import coordinator
+from open_instruct.run import storage_check
 from open_instruct.storage import shared_storage
 from open_instruct.storage.checkpoints import StorageNotShared
 
@@ -53,9 +53,9 @@ def test_learners_nodes_are_asked_for_every_directory(
     """The one node that there is here answers, as one of learners, to a driver that takes itself to be elsewhere."""
     home = ray_session.get_runtime_context().get_node_id()
     elsewhere = SimpleNamespace(get_node_id=lambda: "another node")
-    monkeypatch.setattr(coordinator.ray, "get_runtime_context", lambda: elsewhere)
+    monkeypatch.setattr(storage_check.ray, "get_runtime_context", lambda: elsewhere)
     judged: list[tuple[Path, dict[str, bool]]] = []
     monkeypatch.setattr(shared_storage, "judge", lambda path, answers: judged.append((path.parent, answers)))
-    coordinator.check_storage([tmp_path / "state", tmp_path / "out"], [home])
+    storage_check.check_storage([tmp_path / "state", tmp_path / "out"], [home])
     [address] = {address for _, answers in judged for address in answers}
     assert judged == [(tmp_path / "state", {address: True}), (tmp_path / "out", {address: True})]

@@ -16,7 +16,7 @@ from open_instruct import grpo_fast
 from open_instruct.data.run_identity import run_identity
 from open_instruct.learners.step_sums import NONFINITE_STEPS
 from open_instruct.report import run_log
-from open_instruct.run import fully_async_trainer
+from open_instruct.run import fully_async_trainer, step_loop
 from open_instruct.run.device_sharing import DeviceSharing
 from open_instruct.run.run_saving import checkpoint_store, resumes_the_same_run
 from open_instruct.storage.checkpoints import STATE_FILE
@@ -58,7 +58,7 @@ def test_a_run_without_incident(tmp_path: Path) -> None:
     assert_nothing_is_lost_or_repeated(tmp_path)
     assert evaluated_steps(tmp_path) == [2, 4, 6]
     assert run.progress.eval_accuracy_after == 0.06
-    assert {what: limit for what, limit in run.parts.limits.items() if limit} == {
+    assert {what: limit for what, limit in run.components.limits.items() if limit} == {
         **{f"training step {step}": "progress_timeout_s" for step in range(1, NUM_STEPS + 1)},
         **{f"the evaluation of version {step}": "eval_timeout_s" for step in (2, 4, 6)},
         **{f"weights of version {step}": "weight_sync_timeout_s" for step in range(NUM_STEPS + 1)},
@@ -70,9 +70,9 @@ def test_a_run_without_incident(tmp_path: Path) -> None:
 def test_steps_without_a_finite_gradient_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fully_async_trainer, "merge_step_metrics", lambda reports: {NONFINITE_STEPS: 1})
     run = played_run(tmp_path, max_nonfinite_steps=3)
-    run.parts.shut_down = lambda *_: None
+    run.components.shut_down = lambda *_: None
     monkeypatch.setattr(grpo_fast, "set_up", lambda *_: run)
-    monkeypatch.setattr(grpo_fast.coordinator, "ray_cluster", lambda *_: nullcontext(run.parts.signals))
+    monkeypatch.setattr(grpo_fast, "ray_cluster", lambda *_: nullcontext(run.components.signals))
     inputs: Any = SimpleNamespace(reports=[])
     assert grpo_fast.run(run.args, inputs) == 1
     run.log.close()
@@ -105,7 +105,7 @@ def test_sigterm_saves_where_the_run_stands_in_every_phase(
 ) -> None:
     run = played_run(tmp_path, **phase)
     assert go(run) == 85
-    assert run.parts.is_ending
+    assert run.components.health.is_ending
     newest = run.store.newest()
     assert newest is not None
     assert newest.state["progress"]["training_step"] == saved_step
@@ -121,10 +121,10 @@ def test_sigterm_in_a_sync_that_fails_ends_it_after_the_attempt(tmp_path: Path) 
     """The learners are in the middle of the attempt, and could not save before its end; there is no second one."""
     run = played_run(tmp_path, during="weights of version 3", max_sync_retries=5)
     failing = [{}, {}, {}, {1: "deaf"}, {1: "deaf"}]  # versions 0, 1, 2, and two attempts of 3
-    run.parts.group.sync_failures = list(failing)
+    run.components.group.sync_failures = list(failing)
     assert go(run) == 85
-    assert run.parts.waits.count("weights of version 3") == 1
-    assert run.parts.supervisor.replaced == []
+    assert run.components.waits.count("weights of version 3") == 1
+    assert run.components.supervisor.replaced == []
     assert run.progress.training_step == 3
     assert go(played_run(tmp_path)) == 0
     assert_nothing_is_lost_or_repeated(tmp_path)
@@ -133,7 +133,7 @@ def test_sigterm_in_a_sync_that_fails_ends_it_after_the_attempt(tmp_path: Path) 
 def test_sigterm_in_a_learner_s_step_skips_what_comes_after_it(tmp_path: Path) -> None:
     run = played_run(tmp_path, during="training step 3")
     assert go(run) == 85
-    after = run.parts.waits[run.parts.waits.index("training step 3") + 1 :]
+    after = run.components.waits[run.components.waits.index("training step 3") + 1 :]
     assert "weights of version 3" not in after
     assert after.count("the evaluation of version 2") == 1  # left at once
     assert "the evaluation's metrics" not in after
@@ -160,7 +160,7 @@ def test_at_the_end_engines_on_shared_devices_that_gave_way_are_not_asked_again(
             raise AssertionError("engines would be woken up again")
 
     run = played_run(tmp_path, during="training step 3")
-    run.parts.sharing = turns = Turns()
+    run.components.sharing = turns = Turns()
     assert go(run) == 85
     assert turns.taken_over == 1
 
@@ -175,7 +175,7 @@ def test_an_evaluation_that_is_written_is_not_made_again_after_a_resume(tmp_path
     assert evaluated_steps(tmp_path) == [2]
     run = played_run(tmp_path, during="the batch of step 3", checkpoint_state_freq=2)
     assert go(run) == 85
-    assert run.parts.controller.evaluating is None
+    assert run.components.controller.evaluating is None
     assert run.progress.eval_accuracy_after == 0.02
     assert go(played_run(tmp_path)) == 0
     assert evaluated_steps(tmp_path) == [2, 4, 6]
@@ -242,12 +242,12 @@ def test_a_torn_checkpoint_is_no_traceback_before_the_start(tmp_path: Path) -> N
 
 def test_the_controller_hears_of_weights_that_engines_got_between_two_syncs(tmp_path: Path) -> None:
     run = played_run(tmp_path, trigger_parameter_sync_step=3, async_steps=2)
-    run.parts.supervisor.serve([0, 1])
-    run.parts.group.version = 5
-    grpo_fast.give_weights_to_newcomers(run)
-    assert run.parts.manager.controller.calls == []
-    run.parts.supervisor.replace(1, "died")
-    run.parts.supervisor.load(1)
-    grpo_fast.give_weights_to_newcomers(run)
-    assert run.parts.manager.controller.calls == [("set_version", 5)]
+    run.components.supervisor.serve([0, 1])
+    run.components.group.version = 5
+    step_loop.give_weights_to_newcomers(run)
+    assert run.components.manager.controller.calls == []
+    run.components.supervisor.replace(1, "died")
+    run.components.supervisor.load(1)
+    step_loop.give_weights_to_newcomers(run)
+    assert run.components.manager.controller.calls == [("set_version", 5)]
     run.log.close()

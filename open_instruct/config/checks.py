@@ -19,7 +19,7 @@ from open_instruct.config.model_checks import (
 )
 from open_instruct.config.option_groups import NEVER
 from open_instruct.config.options import GRPOConfig
-from open_instruct.device import flash_attention_can_run
+from open_instruct.device import flash_attention_can_run, places_explained
 from open_instruct.option_text import shown
 from open_instruct.registry import chosen_entries, option_kinds
 from open_instruct.weight_transports import IPC, NCCL, NEEDS_GPU, WITHOUT_GPU
@@ -277,11 +277,12 @@ def machine_has_room(args: GRPOConfig) -> Iterator[str]:
     if os.environ.get("RAY_ADDRESS") or len(args.num_learners_per_node) > 1:
         return
     options = shown(args, "num_learners_per_node", "vllm_num_engines", "vllm_tensor_parallel_size")
-    needed = args.device.num_workers_needed(args.num_learners, args.vllm_num_engines, args.vllm_tensor_parallel_size)
+    num_workers = args.vllm_num_engines * args.vllm_tensor_parallel_size
+    needed = args.num_learners + (0 if args.shares_devices else num_workers)
     if needed > args.device.num_places:
         yield (
             f"{options}: {needed} workers, and this machine has room for {args.device.num_places} "
-            f"({args.device.places_explained}). Ask for fewer, or set RAY_ADDRESS to the cluster that has more."
+            f"({places_explained(args.device)}). Ask for fewer, or set RAY_ADDRESS to the cluster that has more."
         )
 
 

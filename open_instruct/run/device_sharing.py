@@ -9,6 +9,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from open_instruct.engines.engine_sleep import KV_CACHE, WEIGHTS
@@ -16,12 +17,18 @@ from open_instruct.learners.actor_group import RayTrainGroup
 from open_instruct.run.rollout_manager import RolloutManager
 
 
+@dataclass
+class FreeDevices:
+    """Who may take memory on the shared devices now."""
+
+    for_engines: bool
+    """Whether no learner has memory on a device where a dead engine is to be started again."""
+
+
 class DeviceSharing:
     """Learners and engines have devices of their own: there is nothing to hand over."""
 
     is_exclusive = False
-    engines_may_start = True
-    """Whether no learner has memory on a device where a dead engine is to be started again."""
 
     def offload_engines(self) -> None:
         """Engines give their memory back; learners do not take theirs yet."""
@@ -50,21 +57,24 @@ class ExclusiveSharing(DeviceSharing):
     """Engines and learners hand their devices to each other.
 
     Args:
-        wait: waits for references; `Parts.wait`.
+        wait: waits for references; `Waits.wait`.
+        devices: is told whether engines may be started.
         timeout_s: deadline of one hand-over.
     """
 
     is_exclusive = True
 
-    def __init__(self, manager: RolloutManager, group: RayTrainGroup, wait: Any, *, timeout_s: float) -> None:
+    def __init__(
+        self, manager: RolloutManager, group: RayTrainGroup, wait: Any, devices: FreeDevices, *, timeout_s: float
+    ) -> None:
         self._manager = manager
         self._group = group
         self._wait_for = wait
+        self._devices = devices
         self._timeout_s = timeout_s
         self._metrics: dict[str, float] = defaultdict(float)
         self._engines_are_asleep = False
         self._learners_are_awake = False
-        self.engines_may_start = False
 
     def offload_engines(self) -> None:
         self._offload_engines(keep_weights=False)  # each of them gets new ones before it wakes
@@ -108,14 +118,14 @@ class ExclusiveSharing(DeviceSharing):
         return dict(metrics)
 
     def _wake_learners(self) -> None:
-        self.engines_may_start = False
+        self._devices.for_engines = False
         self._timed("learners_onload", self._group.async_onload())
         self._learners_are_awake = True
 
     def _offload_learners(self) -> int:
         self._learners_are_awake = False
         released = self._timed("learners_offload", self._group.async_offload())
-        self.engines_may_start = True
+        self._devices.for_engines = True
         return sum(released)
 
     def _wake_engines(self, tags: list[str] | None = None) -> None:

@@ -9,16 +9,16 @@ trained while the rest of the step is still being generated.
 
 import logging
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from open_instruct.config.options import GRPOConfig
 from open_instruct.data_types import RolloutBatch
 from open_instruct.learners.step_sums import NonfiniteWatch, merge_step_metrics
 from open_instruct.report.component_log import components, processing_batch
 from open_instruct.rollouts.message_queue import MessageQueue
-from open_instruct.run.coordinator import Parts, Timer
+from open_instruct.run.components import Components
+from open_instruct.system.timer import Timer
 
 logger = logging.getLogger(__name__)
 
@@ -33,15 +33,31 @@ class TrainedStep:
     metrics: dict[str, Any]
 
 
+class StepHooks(Protocol):
+    """What the step loop does while the trainer waits."""
+
+    def describe_progress(self) -> str:
+        """Who is waited for, for a message."""
+        ...
+
+    def on_idle(self) -> None:
+        """Called now and then, while the learners still have the weights of the step before."""
+        ...
+
+    def before_training(self) -> None:
+        """Called once the first data of a step has come."""
+        ...
+
+
 class FullyAsyncTrainer:
     """Takes what the rollout side has ready, batch by batch, and has the learners train on it.
 
     Subclasses may override `_compute_custom_metrics`; name them with `trainer.cls`.
     """
 
-    def __init__(self, args: GRPOConfig, parts: Parts, message_queue: MessageQueue, timer: Timer) -> None:
+    def __init__(self, args: GRPOConfig, components: Components, message_queue: MessageQueue, timer: Timer) -> None:
         self._args = args
-        self._parts = parts
+        self._components = components
         self._queue = message_queue
         self._timer = timer
         self._nonfinite = NonfiniteWatch(args.max_nonfinite_steps)
@@ -51,15 +67,9 @@ class FullyAsyncTrainer:
     def train_step(
         self,
         training_step: int,
-        *,
-        describe_progress: Callable[[], str],
-        on_idle: Callable[[], None],
-        before_training: Callable[[], None],
+        hooks: "StepHooks",
     ) -> TrainedStep:
         """Wait for the data of `training_step`, train on it as it comes; returns when the optimizer step is done.
-
-        `describe_progress` says who is waited for. `on_idle` is called now and then while the learners still have the weights of
-        the step before; `before_training` once data has come.
 
         Raises `TimeoutError` when no batch came for `progress_timeout_s`, and `Interrupted` while one is waited for: weights are
         those of the step before then.
@@ -67,15 +77,13 @@ class FullyAsyncTrainer:
         batches: list[RolloutBatch] = []
         under_way: list[Any] = []
         while not batches or not batches[-1].is_last:
-            batch = self.load_data_from_packing_thread(
-                training_step, len(batches), under_way, describe_progress, on_idle
-            )
+            batch = self.load_data_from_packing_thread(training_step, len(batches), under_way, hooks)
             if not batches:
-                before_training()
-            under_way = self._parts.group.async_train(training_step - 1, batch)
+                hooks.before_training()
+            under_way = self._components.group.async_train(training_step - 1, batch)
             batches.append(batch)
         with self._timer("learners"):
-            reports = self._parts.wait(
+            reports = self._components.wait(
                 under_way,
                 what=f"training step {training_step}",
                 timeout_s=self._args.progress_timeout_s,
@@ -94,25 +102,24 @@ class FullyAsyncTrainer:
         training_step: int,
         number: int,
         under_way: list[Any],
-        describe_progress: Callable[[], str],
-        on_idle: Callable[[], None],
+        hooks: "StepHooks",
     ) -> RolloutBatch:
         """The next batch of the step. Every `batch_timeout` seconds of waiting the log says who is waited for."""
         deadline = time.monotonic() + self._args.progress_timeout_s
         with self._timer("trainer_waiting_for_data"):
             while True:
                 slice_s = max(0.0, min(self._args.batch_timeout, deadline - time.monotonic()))
-                received = self._parts.wait(
+                received = self._components.wait(
                     self._queue.get_ref(timeout=slice_s, max_batch_count=1),
                     what=f"the batch of step {training_step}",
                     timeout_s=slice_s + 30.0,
                     interruptible=True,
                     watched=under_way,
-                    on_poll=on_idle,
+                    on_poll=hooks.on_idle,
                 )
                 if received:
                     break
-                waiting_for = f"batch {training_step} is not ready: {describe_progress()}"
+                waiting_for = f"batch {training_step} is not ready: {hooks.describe_progress()}"
                 if time.monotonic() >= deadline:
                     raise TimeoutError(f"{waiting_for}. Nothing came for {self._args.progress_timeout_s:g} s")
                 logger.warning("%s", waiting_for)

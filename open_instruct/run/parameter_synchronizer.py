@@ -39,12 +39,12 @@ class SyncReport:
 class ParameterSynchronizer:
     """Brings every engine that serves to the version that the learners have reached. Only the driver's step loop uses it."""
 
-    def __init__(self, args: GRPOConfig, parts: Any, agreement: WeightAgreement | None = None) -> None:
+    def __init__(self, args: GRPOConfig, components: Any, agreement: WeightAgreement | None = None) -> None:
         """`agreement` compares each new engine with the learners before the engine serves. None: engines are not compared."""
         self._args = args
         self._agreement = agreement
-        self._parts = parts
-        self._supervisor: EngineSupervisor = parts.supervisor
+        self._components = components
+        self._supervisor: EngineSupervisor = components.supervisor
         self._group: dict[int, Any] = {}
         """The engines that the learners are connected with, by position."""
         self._versions: dict[Any, int] = {}
@@ -77,12 +77,12 @@ class ParameterSynchronizer:
             Interrupted: a signal came. It is looked for before and after an attempt, never within one, because learners that are
                 sending weights could not save their state.
         """
-        self._parts.signals.raise_if_received()
+        self._components.signals.raise_if_received()
         started = time.perf_counter()
         components.info(component_log.syncing(version))
         if self._agreement is not None and version == 0:
             self._agreement.note_loaded(self._members())
-        with self._parts.sharing.weight_update():
+        with self._components.sharing.weight_update():
             pauses_s, num_failed_attempts = self._update(version)
         self._compare(version)
         self._supervisor.admit_replacement([n for n in self._supervisor.ready if self.versions.get(n) == version])
@@ -108,15 +108,15 @@ class ParameterSynchronizer:
         for number in self._supervisor.needs_weights:
             self._versions.pop(self._members().get(number), None)
         self._supervisor.needs_weights.clear()
-        if self._parts.sharing.is_exclusive:  # every engine sleeps meanwhile, and level-2 sleep discards weights
+        if self._components.sharing.is_exclusive:  # every engine sleeps meanwhile, and level-2 sleep discards weights
             self._versions.clear()
         return self.sync(self._held_version()).version
 
     def _held_version(self) -> int:
         """The version that the learners hold. They answer once they have trained the batch that they are working on; the version
         counts whole steps only."""
-        versions = self._parts.wait(
-            self._parts.group.async_held_version(),
+        versions = self._components.wait(
+            self._components.group.async_held_version(),
             what="the version of the learners' weights",
             timeout_s=2 * self._args.weight_sync_timeout_s + 60.0,
             limit="weight_sync_timeout_s",
@@ -128,7 +128,7 @@ class ParameterSynchronizer:
         """The engines that can take weights now: those that serve and replacements that are loaded; at first, all."""
         members = self._supervisor.serving | self._supervisor.ready
         if not members and not self._supervisor.has_begun:
-            return dict(enumerate(self._parts.manager.rollout_engines))
+            return dict(enumerate(self._components.manager.rollout_engines))
         return dict(sorted(members.items()))
 
     def _behind(self, version: int) -> list[int]:
@@ -148,8 +148,8 @@ class ParameterSynchronizer:
             causes |= report.failures
             raise_if_weights_do_not_fit(report.failures)
             components.warning(component_log.sync_attempt_failed(attempt, report.failures))
-            self._parts.signals.raise_if_received()
-            self._parts.check_health()  # a dead engine is replaced and not sent to again
+            self._components.signals.raise_if_received()
+            self._components.health.check()  # a dead engine is replaced and not sent to again
             if not self._behind(version):
                 return pauses_s, attempt
             if attempt <= self._args.max_sync_retries:
@@ -193,8 +193,8 @@ class ParameterSynchronizer:
             return UpdateReport()
         if members != self._group and (unreachable := self._connect(members)):
             return UpdateReport(failures=dict.fromkeys(behind, HELD_UP) | unreachable)
-        reports = self._parts.wait(
-            self._parts.group.async_update_weights(version, behind),
+        reports = self._components.wait(
+            self._components.group.async_update_weights(version, behind),
             what=f"weights of version {version}",
             timeout_s=2 * self._args.weight_sync_timeout_s + 60.0,
             limit="weight_sync_timeout_s",
@@ -207,8 +207,8 @@ class ParameterSynchronizer:
     def _connect(self, members: dict[int, Any]) -> dict[int, str]:
         """Make the communication group of learners and `members`. Returns the engines that were not reached, with the cause."""
         self._group = {}
-        [unreachable, *_] = self._parts.wait(
-            self._parts.group.async_init_weight_update_connections(self._parts.manager, members),
+        [unreachable, *_] = self._components.wait(
+            self._components.group.async_init_weight_update_connections(self._components.manager, members),
             what="the connection of learners and engines",
             timeout_s=self._args.init_timeout_s + CONNECTING_S,
             limit="init_timeout_s",

@@ -24,7 +24,7 @@ from open_instruct.system.interruption import tell
 
 if TYPE_CHECKING:
     from open_instruct.data.run_inputs import RunInputs
-    from open_instruct.grpo_fast import Run
+    from open_instruct.run.wiring import Run
 
 
 def checkpoint_store(args: GRPOConfig) -> CheckpointStore:
@@ -100,16 +100,16 @@ def save_checkpoint(run: "Run", *, is_last: bool = False) -> None:
     with run.timer("saving"):
         state = {"identity": run.identity, "progress": vars(run.progress), "evaluation_of": run.evaluation_of}
         if is_last:
-            run.parts.sharing.learners_take_over()
-        with nullcontext() if is_last else run.parts.sharing.learners_only():
+            run.components.sharing.learners_take_over()
+        with nullcontext() if is_last else run.components.sharing.learners_only():
             run.store.save(step, state, lambda path: _write_parts(run, path))
 
 
 def _write_parts(run: "Run", path: Path) -> dict[str, int]:
     """Bytes of each file that the learners have written."""
-    learners = run.parts.group.async_save_checkpoint(str(path))
-    controller = run.parts.manager.controller.save.remote(run.progress.training_step, str(path / ROLLOUT_STATE))
-    *written, _ = run.parts.wait(
+    learners = run.components.group.async_save_checkpoint(str(path))
+    controller = run.components.manager.controller.save.remote(run.progress.training_step, str(path / ROLLOUT_STATE))
+    *written, _ = run.components.wait(
         [*learners, controller], what="saving a checkpoint", timeout_s=run.args.init_timeout_s, limit="init_timeout_s"
     )
     return {name: num_bytes for files in written for name, num_bytes in files.items()}
@@ -118,9 +118,11 @@ def _write_parts(run: "Run", path: Path) -> dict[str, int]:
 def save_model(run: "Run", directory: Path) -> Path:
     """A Hugging Face model directory that Transformers and vLLM load."""
     directory = directory.absolute()  # the learner on another node has another current directory
-    with run.timer("saving"), run.parts.sharing.learners_only(), atomic_directory(directory) as beside:
-        run.parts.wait(
-            run.parts.group.async_save_model(run.progress.training_step, directory=str(beside), with_optimizer=False),
+    with run.timer("saving"), run.components.sharing.learners_only(), atomic_directory(directory) as beside:
+        run.components.wait(
+            run.components.group.async_save_model(
+                run.progress.training_step, directory=str(beside), with_optimizer=False
+            ),
             what="saving the model",
             timeout_s=run.args.init_timeout_s,
             limit="init_timeout_s",

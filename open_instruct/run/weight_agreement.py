@@ -35,12 +35,12 @@ class WeightAgreement:
     """Compares each engine once with the learners. Used by the parameter synchronizer.
 
     Args:
-        parts: `manager`, `group`, `turns` and `wait` of the run.
+        components: `manager`, `group`, `sharing` and `wait` of the run.
     """
 
-    def __init__(self, args: GRPOConfig, parts: Any) -> None:
+    def __init__(self, args: GRPOConfig, components: Any) -> None:
         self._args = args
-        self._parts = parts
+        self._components = components
         self._compared: set[Any] = set()
         self._loaded: dict[Any, dict[str, float] | None] = {}
         """Fingerprints of engines' parameters as they were read from disk."""
@@ -48,7 +48,7 @@ class WeightAgreement:
     def note_loaded(self, engines: Mapping[int, Any]) -> None:
         """Call before engines take version 0, whose weights are those that they loaded: no parameter may change by that."""
         new = [engine for engine in engines.values() if engine not in self._compared]
-        if not self._parts.sharing.is_exclusive:  # else they sleep, without weights
+        if not self._components.sharing.is_exclusive:  # else they sleep, without weights
             self._loaded = dict(zip(new, self._fingerprints(new), strict=True))
 
     def check(self, engines: Mapping[int, Any], *, send_again: Callable[[], object]) -> None:
@@ -60,9 +60,9 @@ class WeightAgreement:
         samples = {number: sample for number, sample in self._sample(new).items() if sample is not None}
         if not samples:
             return
-        with self._parts.sharing.weight_update():
+        with self._components.sharing.weight_update():
             scores = {number: self._score(results) for number, results in samples.items()}
-            if self._parts.sharing.is_exclusive:
+            if self._components.sharing.is_exclusive:
                 send_again()
         for number, results in samples.items():
             theirs = np.concatenate([result.logprobs[0] for result in results])
@@ -75,7 +75,7 @@ class WeightAgreement:
             temperature=self._args.temperature, max_tokens=NUM_TOKENS, seed=self._args.seed, ignore_eos=True
         )
         refs = [engine.generate_with_single_engine.remote(comparison_prompts(), config) for engine in engines.values()]
-        answers = self._parts.wait(
+        answers = self._components.wait(
             refs, what="a few tokens of each new engine", timeout_s=self._args.init_timeout_s, without_dead=True
         )
         return dict(zip(engines, answers, strict=True))
@@ -83,8 +83,8 @@ class WeightAgreement:
     def _score(self, results: Sequence[GenerationResult]) -> np.ndarray:
         """(R,) the learners' log-probs of all sampled tokens."""
         sequences = [(prompt, r.responses[0]) for prompt, r in zip(comparison_prompts(), results, strict=True)]
-        scores = self._parts.wait(
-            self._parts.group.async_score(sequences),
+        scores = self._components.wait(
+            self._components.group.async_score(sequences),
             what="the learners' log-probs of a few tokens",
             timeout_s=self._args.init_timeout_s,
         )
@@ -115,7 +115,7 @@ class WeightAgreement:
         return f"Weights that it had read from disk already came out otherwise, most of all {', '.join(changed[:4])}."
 
     def _fingerprints(self, engines: Sequence[Any]) -> list[dict[str, float] | None]:
-        return self._parts.wait(
+        return self._components.wait(
             [engine.weight_fingerprints.remote() for engine in engines],
             what="fingerprints of engines' weights",
             timeout_s=self._args.init_timeout_s,

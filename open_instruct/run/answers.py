@@ -1,0 +1,24 @@
+"""The values of references that are done, with an error that names the part."""
+
+from typing import Any
+
+import ray
+
+from open_instruct.cluster.failures import ComponentDied, root_cause
+
+FETCH_S = 10.0
+"""How long it may take to fetch a value that has been computed."""
+
+
+def value_of(ref: Any, what: str) -> Any:
+    """Raises `ComponentDied` that names `what` if the call failed or its actor died."""
+    try:
+        return ray.get(ref, timeout=FETCH_S)
+    except ray.exceptions.RayError as error:
+        raise ComponentDied(f"{what} failed: {root_cause(error)}") from error
+
+
+def was_killed(error: ComponentDied) -> bool:
+    """Whether an actor's process ended without raising an error: by a signal, or because memory was short."""
+    cause = error.__cause__
+    return isinstance(cause, ray.exceptions.ActorDiedError) and not cause.actor_init_failed

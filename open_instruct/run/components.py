@@ -1,0 +1,146 @@
+"""All actors of a run, and the objects of the driver that look after them: made in one pass, from the leaves up.
+
+places ─► learners, RolloutManager (controller, engines, queues) ─► EngineSupervisor ─► Health ─► Waits ─► DeviceSharing
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ray.util.placement_group import PlacementGroup, remove_placement_group
+from ray.util.queue import Queue
+
+from open_instruct.cluster import bundles
+from open_instruct.cluster.failures import ComponentDied
+from open_instruct.cluster.node_watch import NodeWatch
+from open_instruct.cluster.process_watch import ProcessWatch
+from open_instruct.config.options import GRPOConfig
+from open_instruct.data.run_inputs import RunInputs
+from open_instruct.learners.actor_group import RayTrainGroup
+from open_instruct.rollouts.controller import RolloutController
+from open_instruct.rollouts.message_queue import MessageQueue
+from open_instruct.run.answers import was_killed
+from open_instruct.run.device_sharing import DeviceSharing, ExclusiveSharing, FreeDevices
+from open_instruct.run.engine_supervisor import EngineSupervisor
+from open_instruct.run.health import Health, actors_of
+from open_instruct.run.placement_group import create_actor_group, create_placement_groups, create_rollout_manager
+from open_instruct.run.rollout_manager import RolloutManager
+from open_instruct.run.storage_check import check_storage
+from open_instruct.run.waits import Waits
+from open_instruct.system.signals import Signals
+
+logger = logging.getLogger(__name__)
+
+SHUTDOWN_S = 5.0
+"""How long parts may take to end by themselves before they are killed."""
+SHUTDOWN_AFTER_FAILURE_S = 2.0
+"""How long parts may take to end by themselves after a failure. Shorter, because nothing is lost by killing them then."""
+
+
+@dataclass(frozen=True)
+class Components:
+    """The parts of a run, as the step loop uses them."""
+
+    manager: RolloutManager
+    group: RayTrainGroup
+    message_queue: MessageQueue
+    supervisor: EngineSupervisor
+    signals: Signals
+    health: Health
+    wait: Callable[..., Any]
+    """`Waits.wait`: every wait of the driver goes through it."""
+    sharing: DeviceSharing
+    """How learners and engines share devices."""
+    placement: PlacementGroup | None = None
+
+    def wait_until_ready(self, args: GRPOConfig) -> None:
+        """Wait until the controller, the engines and the learners have started, and the engines and learners their models."""
+        for doubt in args.device.doubts:
+            logger.warning("%s", doubt)
+
+        def ready(refs: Any, what: str) -> Any:
+            return self.wait(refs, what=what, timeout_s=args.init_timeout_s, limit="init_timeout_s", interruptible=True)
+
+        def start_learners() -> list:
+            return self.group.async_init(args, with_ref=args.load_ref_policy)
+
+        # An engine measures the free memory of its whole GPU when it starts, so learners that share the GPU come after it.
+        learners = [] if args.shares_devices else start_learners()
+        ready(self.manager.controller.__ray_ready__.remote(), "the start of the controller")
+        for number in range(len(self.manager.rollout_engines)):
+            self._start_engine(number, ready)
+        self.sharing.offload_engines()
+        ready(learners or start_learners(), "the start of the learners")
+
+    def _start_engine(self, number: int, ready: Callable[[Any, str], Any]) -> None:
+        """Wait until an engine is loaded. An engine that is killed meanwhile is started again while restarts are left. An engine
+        that raises an error is not started again, because it would raise the same error."""
+        while True:
+            engine = self.manager.rollout_engines[number]
+            try:
+                ready(engine.ready.remote(), f"the start of engine {number}")
+                self.supervisor.began(number)
+                return
+            except ComponentDied as error:
+                was_replaced = self.manager.rollout_engines[number] is not engine  # it was stopped
+                if not was_replaced and not was_killed(error):
+                    raise
+                if not was_replaced:
+                    self.supervisor.replace(number, "died while it started")
+
+    def shut_down(self, timeout_s: float = SHUTDOWN_S) -> None:
+        """End all parts. They are asked to end, and killed if they do not. Never raises, because an error may be on its way."""
+        self.manager.shut_down(timeout_s=timeout_s, expected=self.supervisor.futures)
+        self.group.shut_down()
+        if self.placement is not None:
+            remove_placement_group(self.placement)
+
+
+def create_components(
+    args: GRPOConfig,
+    inputs: RunInputs,
+    queues: tuple[Queue, Queue],
+    message_queue: MessageQueue,
+    signals: Signals,
+    *,
+    rollouter_cls: type[RolloutController] = RolloutController,
+) -> Components:
+    """Create all actors of a run. They start side by side; `Components.wait_until_ready` waits for them.
+
+    Raises `CannotPlace` when the cluster has no room for them, and `StorageNotShared` when they could not save together.
+    """
+    pgs = create_placement_groups(args)
+    check_storage([args.state_dir, Path(args.output_dir)], bundles.node_ids(pgs["actor"]))
+    group = create_actor_group(args, pgs["actor"], wandb_run_id=None)
+    manager = create_rollout_manager(
+        args,
+        pgs["rollout"],
+        wandb_run_id=None,
+        supervised=True,
+        inputs=inputs,
+        queues=queues,
+        message_queue=message_queue,
+        rollouter_cls=rollouter_cls,
+    )
+    nodes = NodeWatch(bundles.node_ids(pgs["actor"]), lambda: manager.engine_nodes)
+    logger.info("places: %s", nodes.describe())
+    devices = FreeDevices(for_engines=not args.colocate)
+    supervisor = EngineSupervisor(
+        args,
+        manager.rollout_engines,
+        manager.controller,
+        manager.start_engine,
+        lost_node=nodes.lost_under,
+        may_start=lambda: devices.for_engines,
+    )
+    processes = ProcessWatch(lambda: actors_of(manager, group, message_queue), args.stopped_timeout_s)
+    health = Health(manager, group, message_queue, supervisor, nodes=nodes, processes=processes)
+    wait = Waits(health, signals).wait
+    sharing = DeviceSharing()
+    if args.colocate:
+        sharing = ExclusiveSharing(manager, group, wait, devices, timeout_s=args.weight_sync_timeout_s)
+    return Components(
+        manager, group, message_queue, supervisor, signals, health, wait, sharing, placement=pgs["actor"][0]
+    )

@@ -1,0 +1,89 @@
+"""Evaluations within a run: when they are due, and how their results are collected before the engines get new weights."""
+
+import logging
+
+from open_instruct.run.wiring import Run
+
+logger = logging.getLogger(__name__)
+
+CONTROL_S = 60.0
+"""Deadline of a call that only asks or tells something."""
+
+
+def evaluation_is_due(run: Run) -> bool:
+    every, step = run.args.local_eval_every, run.progress.training_step
+    return run.evaluates and every > 0 and (step % every == 0 or step == run.args.num_training_steps)
+
+
+def evaluation_is_missing(run: Run, *, was_under_way: bool) -> bool:
+    """Whether the version that the run goes on from is still to be evaluated: that was cut off, or not yet begun.
+
+    If `metrics.jsonl` has the evaluation already, its accuracy is that of the run again.
+    """
+    if not run.evaluates or not (was_under_way or evaluation_is_due(run)):
+        return False
+    accuracy = run.log.accuracy_at(run.progress.training_step)
+    if accuracy is not None:
+        run.progress.eval_accuracy_after = accuracy
+    return accuracy is None
+
+
+def start_evaluation(run: Run) -> None:
+    """Issue the evaluation prompts. The engines keep their weights until `maybe_evaluate` has the results."""
+    version = run.progress.training_step
+    run.components.wait(
+        run.components.manager.controller.start_evaluation.remote(version),
+        what="the start of an evaluation",
+        timeout_s=CONTROL_S,
+    )
+    run.evaluation_of = version
+
+
+def maybe_evaluate(run: Run) -> bool:
+    """Collect the evaluation in flight, if there is one. Comes before new weights, so that it measures one version.
+
+    A signal ends the wait: an evaluation of 30 minutes would outlive the time that a scheduler gives. The resumed run begins with
+    an evaluation of the weights of its checkpoint.
+    """
+    if run.evaluation_of is None:
+        return False
+    with run.timer("waiting_for_evaluation"):
+        try:
+            run.components.wait(
+                run.components.manager.async_eval(run.evaluation_of),
+                what=f"the evaluation of version {run.evaluation_of}",
+                timeout_s=run.args.eval_timeout_s + 10,
+                limit="eval_timeout_s",
+                interruptible=True,
+                on_poll=lambda: some_engine_serves(run),
+            )
+        except NobodyServes:
+            logger.error(
+                "the evaluation of version %d is lost: no engine is left with those weights", run.evaluation_of
+            )
+            run.components.manager.controller.give_up_evaluation.remote()
+            run.evaluation_of = None
+            return False
+    metrics = run.components.wait(
+        run.components.manager.controller.take_evaluation.remote(), what="the evaluation's metrics", timeout_s=CONTROL_S
+    )
+    if "eval/pass_at_1" not in metrics:
+        logger.error("the evaluation of version %d measured nothing: no verifier scored a prompt", run.evaluation_of)
+        run.evaluation_of = None
+        return True
+    accuracy = metrics["eval/pass_at_1"]
+    if run.evaluation_of == 0:
+        run.progress.eval_accuracy_before = accuracy
+    run.progress.eval_accuracy_after = accuracy
+    run.log.evaluation(run.evaluation_of, metrics)
+    run.evaluation_of = None
+    return True
+
+
+class NobodyServes(Exception):
+    """All engines are being started again."""
+
+
+def some_engine_serves(run: Run) -> None:
+    if not run.components.supervisor.serving:
+        raise NobodyServes

@@ -1,0 +1,127 @@
+"""Whether every part of a run is alive. Dead engines are replaced; the death of another part ends the run."""
+
+from typing import Any
+
+import ray
+
+from open_instruct.cluster.failures import ComponentDied
+from open_instruct.cluster.node_watch import LostNode, NodeWatch
+from open_instruct.cluster.process_watch import ProcessWatch
+from open_instruct.learners.actor_group import RayTrainGroup
+from open_instruct.rollouts.message_queue import MessageQueue
+from open_instruct.run.answers import value_of
+from open_instruct.run.engine_supervisor import EngineSupervisor
+from open_instruct.run.heartbeats import Heartbeats
+from open_instruct.run.rollout_manager import RolloutManager
+
+
+def engine_name(number: int) -> str:
+    return f"engine {number}"
+
+
+def actors_of(manager: RolloutManager, group: RayTrainGroup, message_queue: MessageQueue) -> dict[str, Any]:
+    """All actors of a run as they are now, by name. Replacements of engines stand in the places of the dead."""
+    prompts, results = manager.queues
+    return {
+        "the controller": manager.controller,
+        "the prompt queue": prompts.actor,
+        "the results queue": results.actor,
+        "the message queue": message_queue.actor,
+        "the keeper of the lock": manager.rollout_engine_lock.keeper,
+        **{f"learner {rank}": worker for rank, worker in enumerate(group.workers)},
+        **{engine_name(number): engine for number, engine in enumerate(manager.rollout_engines)},
+    }
+
+
+class Health:
+    """Looks at the parts of a run. `check` is called wherever the driver waits.
+
+    Args:
+        nodes, processes: None where nodes or processes are not watched.
+    """
+
+    def __init__(
+        self,
+        manager: RolloutManager,
+        group: RayTrainGroup,
+        message_queue: MessageQueue,
+        supervisor: EngineSupervisor,
+        *,
+        nodes: NodeWatch | None = None,
+        processes: ProcessWatch | None = None,
+    ) -> None:
+        self._manager = manager
+        self._group = group
+        self._message_queue = message_queue
+        self._supervisor = supervisor
+        self._nodes = nodes
+        self._processes = processes
+        self.watches: dict[str, Any] = {}
+        """References that become done only when something is wrong, by the name of the part."""
+        self.heartbeats: Heartbeats | None = None
+        self.is_ending = False
+        """The run is ending and no engine will generate any more, so the death of an engine does not matter."""
+
+    def actors(self) -> dict[str, Any]:
+        """All actors of the run, by name."""
+        return actors_of(self._manager, self._group, self._message_queue)
+
+    def watch(self) -> None:
+        """Begin to watch the controller and the queues for failing and hanging."""
+        self.watches["the controller"] = self._manager.controller.watch.remote()
+        self.heartbeats = Heartbeats.of_queues(self._manager.queues, self._message_queue)
+
+    def check(self) -> None:
+        """Replace engines that have ended. Raises `ComponentDied` if another part has ended."""
+        for lost in self._nodes.lost() if self._nodes is not None else []:
+            self._handle_lost_node(lost)
+        self._look_for_stopped()
+        try:
+            for name, ref in self.watches.items():
+                if ray.wait([ref], timeout=0)[0]:
+                    value_of(ref, name)
+                    raise ComponentDied(f"{name} ended before the run did")
+            if self.heartbeats is not None:
+                self.heartbeats.check()
+            if not self.is_ending:
+                self._supervisor.check()
+                self._raise_if_dead()
+        except ComponentDied:
+            if self.heartbeats is not None:
+                self.heartbeats.name_the_dead()  # a queue that died takes those who use it along: it is the cause to tell
+            raise
+
+    def _handle_lost_node(self, lost: LostNode) -> None:
+        """Replace the engines of a lost node. Raises `ComponentDied` if learners were on it."""
+        if lost.learners:
+            raise ComponentDied(str(lost))
+        for number in () if self.is_ending else lost.engines:
+            self._supervisor.replace(number, "is gone")
+
+    def _look_for_stopped(self) -> None:
+        """Replace engines whose process is stopped. Raises `ComponentDied` if a process of another part is stopped."""
+        engines = {engine_name(number): number for number in range(len(self._manager.rollout_engines))}
+        for stopped in self._processes.stopped() if self._processes is not None else []:
+            if stopped.name not in engines:
+                raise ComponentDied(str(stopped))
+            if not self.is_ending:
+                self._supervisor.replace(engines[stopped.name], str(stopped).removeprefix(f"{stopped.name} "))
+
+    def _raise_if_dead(self) -> None:
+        """Find the death of a part that no call waits for: a learner while prompts are generated, the keeper of the lock."""
+        engines = {engine_name(number) for number in range(len(self._manager.rollout_engines))}
+        dead = [name for name in self._processes.dead if name not in engines] if self._processes is not None else []
+        if dead:
+            raise ComponentDied(self.lost_nodes() or f"{' and '.join(dead)} died: the process is gone")
+
+    def lost_nodes(self) -> str:
+        """Says which nodes are gone at this moment; "" if none is."""
+        return "; ".join(map(str, self._nodes.lost_now())) if self._nodes is not None else ""
+
+    def name_of_dead(self, error: BaseException | None) -> str:
+        """The part whose death an error reports, or "". It is not always the part that was called."""
+        while isinstance(error, ray.exceptions.RayTaskError):
+            error = error.cause
+        dead = getattr(error, "actor_id", None)
+        names = (name for name, actor in self.actors().items() if dead and actor._actor_id.hex() == dead)
+        return next(names, "")

@@ -1,0 +1,81 @@
+"""Ray for one run: started or joined at the beginning, and shut down with all that it has started at the end."""
+
+import logging
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+
+import ray
+
+from open_instruct.cluster import ray_access
+from open_instruct.cluster.process_watch import RayWatch, kill_marked, marked, nothing_is_left, ray_processes_here
+from open_instruct.system.signals import Signals
+
+logger = logging.getLogger(__name__)
+
+RAY_SHUTDOWN_S = 3.0
+"""How long Ray may take to end its processes before they are killed."""
+
+
+@contextmanager
+def ray_cluster(stopped_timeout_s: float = 12.0) -> Iterator[Signals]:
+    """Ray on this machine, or the cluster that RAY_ADDRESS names. At the end Ray is shut down with all that it has started here.
+
+    If Ray's own processes on this machine end, or are stopped for `stopped_timeout_s`, this process ends too (`RayWatch`).
+
+    SIGTERM, SIGINT and SIGHUP are blocked while Ray starts its processes. These inherit the block, so a signal to the whole
+    process group reaches the driver alone, which then ends the other processes in order. Ray's own signal handler is replaced
+    before the signals are unblocked.
+    """
+    blocked = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
+    signals = Signals()
+    is_own = not ray_access.is_there_a_cluster()
+    signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
+    try:
+        with marked() as mark:
+            _enter_ray(mark, is_own=is_own)
+        signals.install()
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, blocked)
+    ray_watch = RayWatch(ray_processes_here(), mark, stopped_timeout_s)
+    ray_watch.start()
+    with nothing_is_left(mark) if is_own else nullcontext():
+        try:
+            yield signals
+        finally:
+            ray_watch.stop()
+            _leave_ray(mark)
+            signals.remove()
+
+
+def _enter_ray(mark: str, *, is_own: bool) -> None:
+    """Join the cluster that is there, or start one. Starting is tried twice, because Ray's limit of 30 s is short for a busy
+    machine."""
+    for is_last in (False, True):
+        try:
+            with ray_access.this_machine_alone() if is_own else nullcontext():
+                ray.init(
+                    address="local" if is_own else os.environ.get("RAY_ADDRESS"),
+                    include_dashboard=False,
+                    log_to_driver=False,
+                    configure_logging=False,
+                )
+            return
+        except Exception as error:
+            if is_last or "timed out during startup" not in str(error):
+                raise
+            logger.warning("Ray has not started in time (is this machine busy?): trying once more")
+            ray.shutdown()
+            kill_marked(mark)
+
+
+def _leave_ray(mark: str) -> None:
+    """Shut Ray down, by force if need be: a process that is stopped (SIGSTOP) does not end when it is asked to."""
+    force = threading.Timer(RAY_SHUTDOWN_S, kill_marked, [mark])
+    force.daemon = True
+    force.start()
+    ray.shutdown()
+    force.cancel()
+    kill_marked(mark)

@@ -1,0 +1,252 @@
+"""The step loop: from the newest checkpoint to the trained model, or to the next checkpoint if a signal comes.
+
+Each step waits for the data of step t (unblocked by the controller), lets the learners train on it, sends version t to every
+engine, and tells the controller, which then admits the prompts that the staleness bound allows.
+"""
+
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from open_instruct.data.run_identity import says_which_data
+from open_instruct.report.run_log import ComponentStatus
+from open_instruct.report.run_summary import PromptCounts, RunSummary
+from open_instruct.rollouts.rollout_state import FILE as ROLLOUT_STATE
+from open_instruct.run.evaluating import (
+    CONTROL_S,
+    evaluation_is_due,
+    evaluation_is_missing,
+    maybe_evaluate,
+    start_evaluation,
+)
+from open_instruct.run.fully_async_trainer import StepHooks, TrainedStep
+from open_instruct.run.run_saving import save_checkpoint, save_if_due, save_model
+from open_instruct.run.run_state import Progress
+from open_instruct.run.wiring import Run
+from open_instruct.system.interruption import Interrupted
+
+logger = logging.getLogger(__name__)
+
+
+def run_to_its_end(run: Run) -> int:
+    """From the newest checkpoint to the trained model, or to the next checkpoint if a signal comes; the exit code."""
+    try:
+        resume(run)
+        start_queue_processing_on_actors(run)
+        train(run)
+        finish(run)
+    except Interrupted as interruption:
+        return stop_early(run, interruption)
+    return 0
+
+
+def resume(run: Run) -> None:
+    """Go on from the newest checkpoint, if there is one; bring the weights to the engines either way."""
+    newest = run.store.newest()
+    components, controller = run.components, run.components.manager.controller
+    evaluation_was_under_way = False
+    if newest is not None:
+        path, progress = newest.path, Progress(**newest.state["progress"])
+        for torn in newest.passed_over:
+            logger.warning("a newer checkpoint is not whole and is passed over: %s", torn)
+        if not says_which_data(newest.state["identity"]):
+            logger.warning(
+                "%s is of an earlier version: whether data and tokenizer are still the same is not known", path
+            )
+        loading = [
+            *components.group.async_load_checkpoint(str(path), progress.training_step),
+            controller.load.remote(progress.training_step, str(path / ROLLOUT_STATE)),
+        ]
+        components.wait(
+            loading,
+            what=f"loading {path}",
+            timeout_s=run.args.init_timeout_s,
+            limit="init_timeout_s",
+            interruptible=True,
+        )
+        run.progress = progress
+        evaluation_was_under_way = newest.state["evaluation_of"] is not None
+    run.log.started(run.progress.training_step, newest.path if newest else None)
+    run.synchronizer.sync(run.progress.training_step)
+    if newest is not None and evaluation_is_missing(run, was_under_way=evaluation_was_under_way):
+        start_evaluation(run)
+    components.wait(
+        controller.start.remote(run.progress.training_step), what="the controller's start", timeout_s=CONTROL_S
+    )
+
+
+def start_queue_processing_on_actors(run: Run) -> None:
+    """Let every engine serve the queues. The driver sees that an engine died by the reference that this call gives."""
+    run.components.supervisor.serve(list(range(len(run.components.manager.rollout_engines))))
+    run.components.health.watch()
+
+
+def stop_early(run: Run, interruption: Interrupted) -> int:
+    """A signal came: write a checkpoint, so that the same command goes on from here."""
+    logger.warning("%s: saving a checkpoint, then leaving", interruption)
+    run.components.health.is_ending = True
+    save_checkpoint(run, is_last=True)
+    run.log.ended(summarize(run), exit_code=interruption.exit_code)
+    return interruption.exit_code
+
+
+# --- the loop ---------------------------------------------------------------------------------------------------------
+
+
+def train(run: Run) -> None:
+    """All training steps that are left."""
+    args, hooks = run.args, LoopHooks(run)
+    if run.evaluates and args.eval_on_step_0 and run.progress.training_step == 0:
+        start_evaluation(run)
+    for training_step in range(run.progress.training_step + 1, args.num_training_steps + 1):
+        started = time.perf_counter()
+        step = run.trainer.train_step(training_step, hooks)
+        commit_step(run, training_step)
+        with recorded(run, step, since=started):
+            maybe_evaluate(run)
+            sync_weights_and_prepare_prompts(run, training_step)
+        save_if_due(run)
+    maybe_evaluate(run)
+
+
+def commit_step(run: Run, training_step: int) -> None:
+    """The learners have trained the step: commit the fates of its prompts. A checkpoint from here on is one of this step."""
+    run.progress.training_step = training_step
+    commit = run.components.manager.controller.commit.remote(training_step)
+    fates = run.components.wait(commit, what="the ledger", timeout_s=CONTROL_S)
+    run.log.prompts(training_step, fates)
+
+
+@contextmanager
+def recorded(run: Run, step: TrainedStep, *, since: float) -> Iterator[None]:
+    """Write the row of metrics of the step after the block, also if a signal ends the block, because the step was trained."""
+    try:
+        yield
+    except Interrupted:
+        record_step(run, step, seconds=time.perf_counter() - since)
+        raise
+    record_step(run, step, seconds=time.perf_counter() - since)
+
+
+class LoopHooks(StepHooks):
+    """What the step loop does while the trainer waits for the data of a step."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+
+    def describe_progress(self) -> str:
+        describe = self._run.components.manager.controller.describe_progress.remote()
+        return self._run.components.wait(describe, what="the controller", timeout_s=CONTROL_S)
+
+    def on_idle(self) -> None:
+        """Let replacements of engines begin to serve."""
+        give_weights_to_newcomers(self._run)
+
+    def before_training(self) -> None:
+        """With `--colocate`: once the engines have nothing left to do, hand the devices to the learners."""
+        if self._run.components.sharing.is_exclusive:
+            maybe_evaluate(self._run)
+        self._run.components.sharing.learners_compute()
+
+
+def give_weights_to_newcomers(run: Run) -> None:
+    """Let replacements begin to serve. If all engines have a newer version after that, the controller is told."""
+    version = run.synchronizer.give_weights_to_newcomers()
+    if version is not None:
+        told = run.components.manager.controller.set_version.remote(version)
+        run.components.wait(told, what="the controller", timeout_s=CONTROL_S)
+
+
+def sync_weights_and_prepare_prompts(run: Run, training_step: int) -> None:
+    """The step is trained: send its weights to every engine, and admit new prompts."""
+    sends = training_step % run.args.trigger_parameter_sync_step == 0 or evaluation_is_due(run)
+    if sends:
+        run.synchronizer.sync(training_step)
+    if evaluation_is_due(run):
+        start_evaluation(run)  # before training prompts are admitted: it does not stand behind them
+    tell_version(run, training_step, engines_have_it=sends)
+
+
+def tell_version(run: Run, version: int, *, engines_have_it: bool) -> None:
+    """Tell the message queue which version the learners hold, and the controller which version every engine serves."""
+    told = [run.message_queue.actor.set_version.remote(version)]
+    if engines_have_it:
+        told.append(run.components.manager.controller.set_version.remote(version))
+    run.components.wait(told, what="the controller and the message queue", timeout_s=CONTROL_S)
+
+
+def record_step(run: Run, step: TrainedStep, *, seconds: float) -> None:
+    """One row of metrics. Rates are tokens over the wall time of this step, or of the whole run for `_overall`."""
+    progress, args = run.progress, run.args
+    progress.episode += args.num_samples_per_step
+    progress.num_total_tokens += step.num_tokens
+    progress.wall_seconds += seconds
+    status = component_status(run)
+    row = {
+        "training_step": progress.training_step,
+        "episode": progress.episode,
+        "val/num_total_tokens": progress.num_total_tokens,
+        "learner_tokens_per_second_step": step.num_tokens / seconds,
+        "learner_tokens_per_second_overall": progress.num_total_tokens / progress.wall_seconds,
+        "time/total": seconds,
+        **step.metrics,
+        **run.timer.take(),
+        **run.synchronizer.take_metrics(),
+        **run.components.sharing.take_metrics(),
+        **run.components.supervisor.busy(),
+        **status.as_metrics(),
+    }
+    run.log.step(row)
+    run.log.components(status)
+    run.mismatch_watch.check(progress.training_step, row)
+
+
+def component_status(run: Run) -> ComponentStatus:
+    """The statistics of each component, asked for side by side."""
+    controller, queue = run.components.wait(
+        [run.components.manager.controller.status.remote(), run.message_queue.get_statistics_ref()],
+        what="the controller and the message queue",
+        timeout_s=CONTROL_S,
+    )
+    for notice in controller["notices"]:
+        logger.warning("the rollout controller: %s", notice)
+    return ComponentStatus(
+        trainer=run.trainer.get_statistics() | run.synchronizer.get_statistics(),
+        rollouter=controller["statistics"],
+        queue=queue,
+        prompts=controller["prompts"],
+        queues=controller["queues"],
+    )
+
+
+# --- the end ----------------------------------------------------------------------------------------------------------
+
+
+def finish(run: Run) -> None:
+    """End the run: write a last checkpoint, the model, the plot and the table."""
+    if run.args.checkpoint_state_freq > 0:
+        save_checkpoint(run)
+    model = save_model(run, Path(run.args.output_dir) / "model")
+    run.log.ended(summarize(run, model=model), exit_code=0)
+
+
+def summarize(run: Run, *, model: Path | None = None) -> RunSummary:
+    """Close the ledger and add up. `checkpoint` is the saved model, or the newest checkpoint of a run cut short."""
+    progress = run.progress
+    counts = run.components.wait(
+        run.components.manager.controller.close_ledger.remote(), what="the ledger", timeout_s=CONTROL_S
+    )
+    newest = run.store.newest()
+    checkpoint = model or (newest.path if newest else None)
+    return RunSummary(
+        eval_accuracy_before=progress.eval_accuracy_before,
+        eval_accuracy_after=progress.eval_accuracy_after,
+        training_steps=progress.training_step,
+        wall_seconds=progress.wall_seconds,
+        tokens_per_second=progress.num_total_tokens / progress.wall_seconds if progress.wall_seconds else 0.0,
+        prompts=PromptCounts(**{name: counts[name] for name in ("issued", "consumed", "dropped", "reissued")}),
+        checkpoint=None if checkpoint is None else str(checkpoint),
+        plot=None,
+    )

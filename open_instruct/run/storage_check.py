@@ -1,0 +1,39 @@
+"""Whether the nodes of the learners see the directories that the driver writes to."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from open_instruct.run.answers import value_of
+from open_instruct.storage import shared_storage
+
+STORAGE_S = 60.0
+"""How long the nodes of the learners have to say whether they see a file; a process of Ray is started for it."""
+
+
+def check_storage(directories: Sequence[Path], learner_nodes: Sequence[str]) -> None:
+    """Raises `StorageNotShared` if learners on other nodes do not see the driver's directories."""
+    home = ray.get_runtime_context().get_node_id()
+    others = {
+        node["NodeManagerAddress"]: NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+        for node in ray.nodes()
+        if node["NodeID"] in learner_nodes and node["NodeID"] != home
+    }
+    ask = ray.remote(num_cpus=0, max_retries=0)(shared_storage.answer)
+    for directory in directories if others else ():
+        with shared_storage.probe(directory.absolute()) as path:
+            refs = [
+                ask.options(scheduling_strategy=place).remote(str(path), address) for address, place in others.items()
+            ]
+            saw = [value_of(ref, "the look at the storage") for ref in _answered(refs, "the look at the storage")]
+            shared_storage.judge(path, dict(zip(others, saw, strict=True)))
+
+
+def _answered(refs: list[Any], what: str) -> list[Any]:
+    _, waiting = ray.wait(refs, num_returns=len(refs), timeout=STORAGE_S)
+    if waiting:
+        raise TimeoutError(f"{what}: {len(waiting)} of {len(refs)} nodes did not answer in {STORAGE_S:g} s")
+    return refs

@@ -1,0 +1,88 @@
+"""Every wait of the driver: it has a deadline, and notices within a second that an actor died or a signal came."""
+
+import logging
+import signal
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import ray
+
+from open_instruct.cluster.failures import ComponentDied
+from open_instruct.run.answers import value_of
+from open_instruct.run.health import Health
+from open_instruct.system.signals import Signals
+
+logger = logging.getLogger(__name__)
+
+HEALTH_POLL_S = 0.5
+"""How often a waiting driver looks at signals and at the parts."""
+
+
+class Waits:
+    """Waits for references, looking at `health` and `signals` meanwhile."""
+
+    def __init__(self, health: Health, signals: Signals) -> None:
+        self._health = health
+        self._signals = signals
+
+    def wait(
+        self,
+        refs: Any,
+        *,
+        what: str,
+        timeout_s: float,
+        limit: str | None = None,
+        interruptible: bool = False,
+        without_dead: bool = False,
+        watched: Sequence[Any] = (),
+        on_poll: Callable[[], None] | None = None,
+    ) -> Any:
+        """The values of `refs` (one reference or a list); with `without_dead`, None for an actor that is dead.
+
+        Raises `TimeoutError` that names `what` and the option that `timeout_s` comes from (`limit`), `ComponentDied` if an actor
+        failed, and, where nothing is lost by leaving (`interruptible`), `Interrupted` when a signal came. Those of `watched` are
+        not waited for, but their failure is noticed. `on_poll` is called now and then.
+        """
+        all_refs = list(refs) if isinstance(refs, list) else [refs]
+        values: dict[Any, Any] = {}
+        deadline = time.monotonic() + timeout_s
+        while pending := [ref for ref in all_refs if ref not in values]:
+            if interruptible:
+                self._signals.raise_if_received()
+            self._tell_of_signal(what)
+            self._health.check()
+            if on_poll is not None:
+                on_poll()
+            failed, _ = ray.wait(list(watched), num_returns=len(watched), timeout=0) if watched else ([], [])
+            for ref in failed:
+                self._value(ref, what)
+            done, waiting = ray.wait(pending, num_returns=len(pending), timeout=HEALTH_POLL_S)
+            for ref in done:  # at once: while one has failed, the others may wait for it in a collective
+                values[ref] = self._value(ref, what, without_dead=without_dead)
+            if waiting and time.monotonic() > deadline:
+                advice = f". Where it only takes longer, raise --{limit}" if limit else ""
+                raise TimeoutError(
+                    f"{what}: {len(waiting)} of {len(all_refs)} did not answer in {timeout_s:g} s{advice}"
+                )
+        ordered = [values[ref] for ref in all_refs]
+        return ordered if isinstance(refs, list) else ordered[0]
+
+    def _tell_of_signal(self, what: str) -> None:
+        """Log once that a signal came, and that the run ends after what is being waited for."""
+        if self._signals.received is not None and not self._signals.is_told:
+            self._signals.is_told = True
+            logger.warning("%s came: %s is finished first", signal.Signals(self._signals.received).name, what)
+
+    def _value(self, ref: Any, what: str, *, without_dead: bool = False) -> Any:
+        """The value of a reference that is done. If an actor died because its node was lost, the error names the node."""
+        try:
+            return value_of(ref, what)
+        except ComponentDied as error:
+            if without_dead and isinstance(error.__cause__, ray.exceptions.RayActorError):
+                return None
+            if lost := self._health.lost_nodes():
+                raise ComponentDied(lost) from error
+            if dead := self._health.name_of_dead(error.__cause__):
+                raise ComponentDied(f"{dead} died: {error}") from error.__cause__
+            raise

@@ -1,0 +1,101 @@
+"""All that the step loop works with, made in one pass."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from open_instruct.cluster.placement_plan import CannotPlace
+from open_instruct.config.cli import fail_with
+from open_instruct.config.options import GRPOConfig
+from open_instruct.data.run_identity import run_identity
+from open_instruct.data.run_inputs import RunInputs
+from open_instruct.option_text import shown
+from open_instruct.report.run_log import Monitor, RunLog
+from open_instruct.rollouts.controller import RolloutController
+from open_instruct.rollouts.message_queue import MessageQueue
+from open_instruct.run.components import Components, create_components
+from open_instruct.run.fully_async_trainer import FullyAsyncTrainer
+from open_instruct.run.parameter_synchronizer import ParameterSynchronizer
+from open_instruct.run.rollout_manager import create_message_queue, create_queues
+from open_instruct.run.run_saving import checkpoint_store
+from open_instruct.run.run_state import Progress
+from open_instruct.run.weight_agreement import MismatchWatch, WeightAgreement
+from open_instruct.storage.checkpoints import CheckpointStore, StorageNotShared
+from open_instruct.system.signals import Signals
+from open_instruct.system.timer import Timer
+
+
+@dataclass(frozen=True)
+class Roles:
+    """Classes and functions that a user may put in place of ours."""
+
+    trainer: type[FullyAsyncTrainer] = FullyAsyncTrainer
+    rollouter: type[RolloutController] = RolloutController
+    monitor: Monitor | None = None
+    """`custom_monitor(trainer_stats, rollouter_stats)`, every `--statistics_interval_s`."""
+    component_log_file: str | None = None
+    """A further log under the output directory, in the format that the fully async policy documents."""
+
+
+OUR_ROLES = Roles()
+
+
+@dataclass
+class Run:
+    """All that the step loop works with."""
+
+    args: GRPOConfig
+    components: Components
+    log: RunLog
+    store: CheckpointStore
+    evaluates: bool
+    trainer: FullyAsyncTrainer
+    synchronizer: ParameterSynchronizer
+    message_queue: MessageQueue
+    timer: Timer
+    identity: dict[str, Any]
+    """What must be the same when the run goes on from a checkpoint."""
+    mismatch_watch: MismatchWatch
+    progress: Progress = field(default_factory=Progress)
+    evaluation_of: int | None = None
+    """Version whose evaluation is in flight."""
+
+
+def set_up(args: GRPOConfig, inputs: RunInputs, roles: Roles, log: RunLog, signals: Signals) -> Run:
+    """Create the queues, the actors, and the objects of the driver that work with them."""
+    message_queue = create_message_queue(args)
+    components = _start_components(args, inputs, message_queue, roles, signals)
+    timer = Timer()
+    return Run(
+        args=args,
+        components=components,
+        log=log,
+        store=checkpoint_store(args),
+        evaluates=inputs.eval_dataset is not None,
+        trainer=roles.trainer(args, components, message_queue, timer),
+        synchronizer=ParameterSynchronizer(args, components, WeightAgreement(args, components)),
+        message_queue=message_queue,
+        timer=timer,
+        identity=run_identity(args, inputs),
+        mismatch_watch=MismatchWatch(args),
+    )
+
+
+def _start_components(
+    args: GRPOConfig, inputs: RunInputs, message_queue: MessageQueue, roles: Roles, signals: Signals
+) -> Components:
+    """Start controller, engines and learners side by side, where the cluster has room for them."""
+    try:
+        components = create_components(
+            args, inputs, create_queues(args), message_queue, signals, rollouter_cls=roles.rollouter
+        )
+    except CannotPlace as error:
+        options = "num_learners_per_node", "vllm_num_engines", "vllm_tensor_parallel_size", "colocate"
+        fail_with([f"{shown(args, *options)}: {error}"])
+    except StorageNotShared as error:
+        fail_with([f"{shown(args, 'output_dir', 'checkpoint_state_dir')}: {error}"])
+    try:
+        components.wait_until_ready(args)
+    except BaseException:
+        components.shut_down()
+        raise
+    return components

@@ -1,0 +1,39 @@
+"""The driver's waits, with fakes in place of the actors."""
+
+from types import SimpleNamespace
+
+import pytest
+import ray.exceptions
+from component_fakes import components_of
+
+from open_instruct.cluster.failures import ComponentDied
+from open_instruct.run import answers, waits
+
+
+def test_a_wait_that_was_too_short_names_the_option_to_raise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waits.ray, "wait", lambda refs, **_: ([], refs))
+    with pytest.raises(
+        TimeoutError, match=r"^the start of engine 0: 1 of 1 did not answer in 0 s\. .* --init_timeout_s$"
+    ):
+        components_of().wait("never", what="the start of engine 0", timeout_s=0.0, limit="init_timeout_s")
+
+
+@pytest.mark.parametrize("through_another", [False, True])
+def test_a_death_is_told_by_the_name_of_who_died(monkeypatch: pytest.MonkeyPatch, through_another: bool) -> None:
+    died: Exception = ray.exceptions.ActorDiedError()
+    died.actor_id = "b2"  # type: ignore[attr-defined]
+    if through_another:
+        died = ray.exceptions.RayTaskError("get", "a traceback", died)
+
+    def fail(*_: object, **__: object) -> None:
+        raise died
+
+    monkeypatch.setattr(waits.ray, "wait", lambda refs, **_: (refs, []))
+    monkeypatch.setattr(answers.ray, "get", fail)
+    components = components_of()
+    actors = {
+        name: SimpleNamespace(_actor_id=bytes.fromhex(id_)) for name, id_ in (("learner 0", "a1"), ("learner 1", "b2"))
+    }
+    monkeypatch.setattr(components.health, "actors", lambda: actors)
+    with pytest.raises(ComponentDied, match=r"^learner 1 died: saving a checkpoint failed: ActorDiedError: "):
+        components.wait("it", what="saving a checkpoint", timeout_s=1.0)
