@@ -190,7 +190,7 @@ def last_line(name: str) -> Callable[[Surroundings], Outcome]:
 
 
 def tests_command(here: Surroundings) -> list[str]:
-    names = ["test_device.py", "test_logprobs.py", "algorithms"]
+    names = ["test_device.py", "learners/test_logprobs.py", "algorithms"]
     return [sys.executable, "-m", "pytest", "-q", "-m", "gpu or not slow", *(f"tests/{name}" for name in names)]
 
 

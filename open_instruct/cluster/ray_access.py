@@ -26,8 +26,8 @@ def this_machine_alone() -> Iterator[None]:
     """A Ray that is started meanwhile listens on the loopback interface, and its token is kept to this user.
 
     For Ray 2.60: only the setting that it has for Windows and macOS makes it choose the loopback address as that of a node, and
-    it is read when Ray is imported. tests/test_ray_access.py notices. What this process starts later, a cluster of several
-    nodes maybe, does not inherit it.
+    it is read when Ray is imported. tests/cluster/test_ray_access.py notices. What this process starts later, a cluster of
+    several nodes maybe, does not inherit it.
     """
     if not os.environ.get("RAY_AUTH_TOKEN") and not os.environ.get("RAY_AUTH_TOKEN_PATH"):
         _make_private_token(Path.home() / TOKEN)

@@ -5,7 +5,7 @@ Both run vLLM's own classes, on both sides, packed as on GPU; what they would as
 when a member dies, and a shared buffer is filled again while others may still read it. What goes wrong there goes wrong here too,
 where tests can see it.
 
-For vLLM 0.32. `tests/test_gpu_transports.py` notices when the classes ask CUDA for something else.
+For vLLM 0.32. `tests/scenarios/test_gpu_transports.py` notices when the classes ask CUDA for something else.
 """
 
 import threading

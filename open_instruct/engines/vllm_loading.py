@@ -65,7 +65,7 @@ def repack_tied_lm_head(model: torch.nn.Module) -> None:
     """Pack a tied output head anew after its embedding was loaded.
 
     For vLLM 0.32 on CPU: the head keeps a packed copy of the tied embedding that layerwise reload does not renew; log-probs are
-    then off by up to 2 and nothing complains. `tests/test_weight_sync.py` compares engine and learner and notices.
+    then off by up to 2 and nothing complains. `tests/learners/test_weight_sync.py` compares engine and learner and notices.
     """
     lm_head = getattr(model, "lm_head", None)
     quant_method = getattr(lm_head, "quant_method", None)
@@ -78,7 +78,7 @@ def _forget_kernels_of_packed_experts(model: torch.nn.Module) -> None:
 
     For vLLM 0.32 on CPU: the kernel of the experts reads weights in a packed layout, and only the first load packs them; a
     reload leaves plain weights under a kernel that takes them for packed ones. Log-probs are then off by 0.2 and nothing
-    complains. `tests/test_model_families.py` compares engine and learner and notices.
+    complains. `tests/scenarios/test_model_families.py` compares engine and learner and notices.
     """
     for module in model.modules():
         method: Any = getattr(module, "quant_method", None)

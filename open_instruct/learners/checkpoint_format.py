@@ -60,7 +60,7 @@ def _keep_used_conversions(model: Any) -> None:
     """Drop conversions that matched nothing in the checkpoint.
 
     `from_pretrained` of Transformers 5.19 does so itself, except under ZeRO-3: there the names of checkpoints from before
-    2020 would be brought back too (`LayerNorm.gamma`). `tests/test_checkpoint_format.py` notices.
+    2020 would be brought back too (`LayerNorm.gamma`). `tests/learners/test_checkpoint_format.py` notices.
     """
     conversions = getattr(model, "_weight_conversions", None)
     if conversions is not None:

@@ -126,7 +126,7 @@ def authentication(environment: Mapping[str, str], num_nodes: int) -> dict[str, 
     Windows and macOS).
 
     For Ray 2.60: without it a head turns authentication on where it finds a token, and workers and drivers do not; they then
-    fail for ever with InvalidAuthToken. tests/test_ray_node_setup.py notices.
+    fail for ever with InvalidAuthToken. tests/project/test_ray_node_setup.py notices.
 
     Raises:
         ValueError: a token is asked for, or needed, and is not here.

@@ -1,0 +1,193 @@
+"""Losses, advantages and their options that a user brings in a file: found by name, with flags of their own."""
+
+import dataclasses
+import pickle
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import TINY_MODEL
+from whole_runs import Process, command, rows
+
+from open_instruct.algorithms.advantages import ADVANTAGES, group_advantages
+from open_instruct.algorithms.losses import LOSSES, ClipOptions
+from open_instruct.config.checks import options_have_their_entry
+from open_instruct.config.cli import UsageError, parse_args, read_lists
+from open_instruct.config.extensions import MODULE_OPTIONS, config_class_with, plain_config
+from open_instruct.config.options import GRPOConfig
+from open_instruct.registry import NoOptions, Registry, UnknownName, options_of
+
+LOSS = '''
+    """A loss with the ratio of whole sequences (GSPO, arXiv:2507.18071), in one file."""
+
+    from dataclasses import dataclass
+
+    from open_instruct.algorithms.losses import LOSSES
+    from open_instruct.algorithms.sequences import sequence_means
+
+
+    @dataclass(kw_only=True)
+    class SequenceClipOptions:
+        """Sequence-level ratio"""
+
+        sequence_clip: float = 0.1
+        """The ratio of a sequence is clipped at this distance from 1."""
+
+
+    @LOSSES.register("toy_sequence", options=SequenceClipOptions)
+    def sequence_loss(inputs, options):
+        log_ratio = sequence_means(inputs.new_logprobs - inputs.old_logprobs, inputs.mask, inputs.sequence_ids)
+        ratio = log_ratio.exp()
+        clipped = ratio.clamp(1 - options.sequence_clip, 1 + options.sequence_clip)
+        loss = (-inputs.advantages * ratio).maximum(-inputs.advantages * clipped)
+        return loss, {"policy/sequence_clipfrac": clipped != ratio}
+'''
+ADVANTAGE = """
+    from open_instruct.algorithms.advantages import ADVANTAGES
+
+    @ADVANTAGES.register("toy_leave_one_out")
+    def leave_one_out(rewards_G, options):
+        return (rewards_G - rewards_G.mean()) * len(rewards_G) / max(len(rewards_G) - 1, 1)
+"""
+MODEL = ["--model_name_or_path", "x"]
+
+
+@pytest.fixture
+def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A file with a loss and one with an advantage. What they register is forgotten after the test."""
+    for registry in (LOSSES, ADVANTAGES):
+        monkeypatch.setattr(registry, "_entries", dict(registry._entries))
+    files = {"my_loss.py": LOSS, "my_advantage.py": ADVANTAGE}
+    for name, text in files.items():
+        (tmp_path / name).write_text(textwrap.dedent(text))
+    return [str(tmp_path / name) for name in files]
+
+
+def read(argv: list[str]) -> GRPOConfig:
+    config_cls, mistakes = config_class_with(read_lists(argv, MODULE_OPTIONS))
+    assert not mistakes
+    return plain_config(parse_args(argv, config_cls, validators=[lambda args: list(options_have_their_entry(args))]))
+
+
+def test_a_loss_and_an_advantage_come_with_one_file_each(modules: list[str]) -> None:
+    names = ["--loss_fn", "toy_sequence", "--advantage_normalization_type", "toy_leave_one_out"]
+    args = read([*MODEL, "--algorithm_modules", *modules, *names, "--sequence_clip", "0.25"])
+    assert type(args) is GRPOConfig
+    assert pickle.loads(pickle.dumps(args)).own_options == {"sequence_clip": 0.25}
+    options = options_of(args, LOSSES[args.loss_fn].options)
+    assert dataclasses.asdict(options) == {"sequence_clip": 0.25}
+    assert group_advantages(np.array([0.0, 1.0]), args.advantage_normalization_type).tolist() == [-1.0, 1.0]
+
+
+def test_options_of_built_in_entries_are_those_of_the_run(modules: list[str]) -> None:
+    args = read([*MODEL, "--clip_lower", "0.3", "--algorithm_modules", *modules])
+    assert options_of(args, ClipOptions) == ClipOptions(clip_lower=0.3)
+    assert options_of(args, NoOptions) == NoOptions()
+    assert args.own_options == {"sequence_clip": 0.1}
+
+
+def test_own_options_are_flags_with_help_and_in_yaml(
+    modules: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "options.yaml"
+    file.write_text(f"algorithm_modules: [{modules[0]}]\nloss_fn: toy_sequence\nsequence_clip: 0.5\n")
+    assert read([*MODEL, "--config", str(file)]).own_options == {"sequence_clip": 0.5}
+    with pytest.raises(SystemExit):
+        read(["--help", "--algorithm_modules", *modules])
+    text = " ".join(capsys.readouterr().out.split())
+    assert "Sequence-level ratio: --sequence_clip NUMBER" in text
+    assert "--loss_fn {dapo,toy_sequence}" in text
+
+
+@pytest.mark.parametrize(
+    ("argv", "mistake"),
+    [
+        (["--loss_fn", "toy_sequence"], "--loss_fn toy_sequence: expected one of dapo."),
+        (["--sequence_clip", "1"], "--sequence_clip: no such option. --help lists them all."),
+        (["--algorithm_modules", "{loss}", "--sequence_clip", "x"], "--sequence_clip x: expected one number."),
+        (
+            ["--algorithm_modules", "{loss}", "--sequence_clip", "1"],
+            "--loss_fn dapo --sequence_clip 1.0: the loss dapo has no such option. Leave it out, or set loss_fn to toy_sequence.",
+        ),
+        (
+            ["--algorithm_modules", "{loss}", "--loss_fn", "toy_sequence", "--clip_lower", "0.5"],
+            "--loss_fn toy_sequence --clip_lower 0.5: the loss toy_sequence has no such option. Leave it out, or set loss_fn "
+            "to dapo.",
+        ),
+    ],
+)
+def test_options_without_their_entry_are_mistakes(modules: list[str], argv: list[str], mistake: str) -> None:
+    with pytest.raises(UsageError) as told:
+        read([*MODEL, *(word.format(loss=modules[0]) for word in argv)])
+    assert told.value.mistakes == [mistake]
+
+
+@pytest.mark.parametrize(
+    ("text", "mistake"),
+    [
+        ("import nothing_like_this", "cannot be imported: ModuleNotFoundError: No module named 'nothing_like_this'."),
+        (
+            "from open_instruct.algorithms.losses import LOSSES\n@LOSSES.register('dapo')\ndef mine(i, o): ...",
+            "the loss 'dapo' exists already (open_instruct.algorithms.losses.dapo_loss).",
+        ),
+        (
+            LOSS.replace("sequence_clip:", "seed:").replace("toy_sequence", "toy_seed"),
+            "--seed: an option of user_module_broken_",
+        ),
+        (
+            LOSS.replace("sequence_clip:", "clip_lower:").replace("toy_sequence", "toy_clip"),
+            "the option 'clip_lower' exists already (open_instruct.algorithms.losses.ClipOptions).",
+        ),
+    ],
+)
+def test_modules_that_cannot_be_used_are_mistakes(modules: list[str], tmp_path: Path, text: str, mistake: str) -> None:
+    (tmp_path / "broken.py").write_text(textwrap.dedent(text))
+    _, mistakes = config_class_with({"algorithm_modules": [str(tmp_path / "broken.py")]})
+    assert len(mistakes) == 1
+    assert mistake in mistakes[0]
+
+
+@pytest.mark.parametrize("option", MODULE_OPTIONS)
+def test_a_missing_file_is_one_message_and_exit_code_2(option: str) -> None:
+    model = ["--model_name_or_path", str(TINY_MODEL), "--dataset_mixer_list", "reasoning_gym/chain_sum?size=10", "1.0"]
+    words = [sys.executable, "open_instruct/grpo_fast.py", *model, f"--{option}", "nowhere.py", "--seed", "1"]
+    told = subprocess.run(
+        words, capture_output=True, text=True, timeout=120, check=False, cwd=Path(__file__).parents[2]
+    )
+    assert told.returncode == 2
+    assert f"--{option} nowhere.py: nowhere.py: there is no file" in told.stderr
+    assert "Traceback" not in told.stderr
+
+
+def test_an_entry_may_be_registered_again_by_the_same_definition_only() -> None:
+    registry: Registry[object] = Registry("thing", flag="thing")
+
+    def mine() -> None: ...
+
+    registry.register("mine")(mine)
+    registry.register("mine")(mine)
+    with pytest.raises(ValueError, match="the thing 'mine' exists already"):
+        registry.register("mine")(test_a_missing_file_is_one_message_and_exit_code_2)
+    with pytest.raises(UnknownName, match="there is no thing called 'yours'; there are: mine"):
+        registry["yours"]
+
+
+@pytest.mark.slow
+def test_a_run_trains_with_a_loss_and_an_advantage_of_the_users(modules: list[str], tmp_path: Path) -> None:
+    words = command(
+        tmp_path / "out",
+        algorithm_modules=modules,
+        loss_fn="toy_sequence",
+        advantage_normalization_type="toy_leave_one_out",
+        sequence_clip=1e-9,
+        num_mini_batches=2,
+        filter_zero_std_samples=False,
+    )
+    code, output = Process(words).wait()
+    assert code == 0, output[-3000:]
+    last = rows(tmp_path / "out" / "metrics.jsonl")[-1]
+    assert last["policy/sequence_clipfrac"] > 0
+    assert "policy/clipfrac_avg" not in last

@@ -1,0 +1,149 @@
+"""Learners and engines take turns on the same devices: who gives way to whom, and a whole run of it."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from whole_runs import EVALUATION, Process, assert_ledger_balances, command, rows
+
+from open_instruct.run.device_sharing import DeviceSharing, ExclusiveSharing, FreeDevices
+
+
+class Play:
+    """Learners and engines that write down what they are asked. Engines that sleep without weights need new ones."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        manager: Any = SimpleNamespace(
+            async_offload=lambda *, keep_weights: self.note(
+                "engines sleep with weights" if keep_weights else "engines sleep", 30
+            ),
+            async_onload=lambda tags=None: self.note(f"engines {tags}"),
+        )
+        group: Any = SimpleNamespace(
+            async_offload=lambda: self.note("learners sleep", 50), async_onload=lambda: self.note("learners wake")
+        )
+        self.devices = FreeDevices(for_engines=False)
+        self.sharing = ExclusiveSharing(manager, group, lambda refs, **_: refs, self.devices, timeout_s=1.0)
+
+    def note(self, call: str, released: int = 0) -> list[int]:
+        self.calls.append(call)
+        return [released, released]
+
+
+def test_one_step_in_the_right_order() -> None:
+    play = Play()
+    play.sharing.learners_compute()
+    play.calls.append("train")
+    with play.sharing.weight_update():
+        play.calls.append("new weights")
+    assert play.calls == [
+        "engines sleep",
+        "learners wake",
+        "train",
+        "learners wake",  # they are awake: nothing to do
+        "engines ['weights']",
+        "new weights",
+        "learners sleep",
+        "engines ['kv_cache']",
+    ]
+    metrics = play.sharing.take_metrics()
+    assert metrics["memory/engines_offloaded_bytes"] == 60
+    assert metrics["memory/learners_offloaded_bytes"] == 100
+    assert {
+        "time/engines_offload",
+        "time/engines_onload",
+        "time/learners_offload",
+        "time/learners_onload",
+    } <= metrics.keys()
+    assert play.sharing.take_metrics() == {}
+
+
+def test_for_a_replaced_engine_the_others_give_way_too() -> None:
+    play = Play()
+    with play.sharing.learners_only():
+        pass
+    play.calls.clear()
+    with (
+        play.sharing.weight_update()
+    ):  # not after a step: engines are at work, and new weights come to one of them alone
+        play.calls.append("new weights")
+    assert play.calls == [
+        "engines sleep with weights",
+        "learners wake",
+        "engines ['weights']",
+        "new weights",
+        "learners sleep",
+        "engines ['kv_cache']",
+    ]
+
+
+def test_engines_start_only_where_no_learner_is_awake() -> None:
+    play = Play()
+    assert not play.devices.for_engines
+    with play.sharing.weight_update():
+        assert not play.devices.for_engines
+    assert play.devices.for_engines
+    play.sharing.learners_compute()
+    assert not play.devices.for_engines
+
+
+def test_saving_has_the_learners_alone() -> None:
+    play = Play()
+    with play.sharing.learners_only():
+        play.calls.append("save")
+    assert play.calls == ["engines sleep with weights", "learners wake", "save", "learners sleep", "engines None"]
+
+
+def test_at_the_end_engines_that_gave_way_are_not_asked_again() -> None:
+    play = Play()
+    with pytest.raises(KeyError), play.sharing.weight_update():
+        raise KeyError("a signal, say")
+    play.calls.clear()
+    play.sharing.learners_take_over()
+    assert play.calls == []  # one of the engines may hang in the update
+    play = Play()
+    with play.sharing.weight_update():
+        pass
+    play.calls.clear()
+    play.sharing.learners_take_over()
+    assert play.calls == ["engines sleep", "learners wake"]
+
+
+def test_side_by_side_nothing_is_handed_over() -> None:
+    turns = DeviceSharing()
+    turns.offload_engines()
+    turns.learners_compute()
+    turns.learners_take_over()
+    with turns.weight_update(), turns.learners_only():
+        assert turns.take_metrics() == {}
+
+
+@pytest.mark.timeout(400)
+def test_a_colocated_run_is_the_on_policy_run(tmp_path: Path) -> None:
+    """The same samples, fates and losses as side by side, evaluations and checkpoints included."""
+    options = {
+        "dataset_mixer_eval_list": EVALUATION,
+        "local_eval_every": 2,
+        "eval_on_step_0": True,
+        "checkpoint_state_freq": 2,
+        "deepspeed_stage": 2,
+    }
+    runs = {"beside": {"async_steps": 0}, "colocated": {"colocate": True}}
+    for name, own in runs.items():
+        process = Process(command(tmp_path / name, **options, **own))
+        code, output = process.wait()
+        assert code == 0, output
+    metrics = {name: rows(tmp_path / name / "metrics.jsonl") for name in runs}
+    for beside, colocated in zip(metrics["beside"], metrics["colocated"], strict=True):
+        for name in ("scores", "loss/policy_avg", "optim/grad_norm", "eval/pass_at_1"):
+            assert colocated.get(name) == pytest.approx(beside.get(name), abs=1e-6), name
+    steps = [row for row in metrics["colocated"] if "time/learners_onload" in row]
+    assert len(steps) == 4
+    assert all(row["memory/engines_offloaded_bytes"] >= 0 for row in steps)
+    assert (
+        assert_ledger_balances(tmp_path / "colocated")
+        == json.loads((tmp_path / "beside" / "summary.json").read_text())["prompts"]
+    )

@@ -1,0 +1,253 @@
+"""The driver's step loop with parts that are played: what a signal does in each phase, and what a resumed run repeats."""
+
+import logging
+from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from conftest import make_args
+from driver_fakes import NUM_STEPS, PowerLoss, go, played_run
+from whole_runs import assert_each_prompt_once, prompts_by_step, rows
+
+from open_instruct import grpo_fast
+from open_instruct.data.run_identity import run_identity
+from open_instruct.learners.step_sums import NONFINITE_STEPS
+from open_instruct.report import run_log
+from open_instruct.run import fully_async_trainer, step_loop
+from open_instruct.run.device_sharing import DeviceSharing
+from open_instruct.run.run_saving import checkpoint_store, resumes_the_same_run
+from open_instruct.storage.checkpoints import STATE_FILE
+
+
+@pytest.fixture(autouse=True)
+def logging_as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A run sends its log to its own directory."""
+    monkeypatch.setattr(fully_async_trainer, "merge_step_metrics", lambda reports: {NONFINITE_STEPS: 0})
+    monkeypatch.setattr(run_log, "plot_reward_curve", lambda *_: None)
+    root, ours = logging.getLogger(), logging.getLogger("open_instruct")
+    handlers, levels = list(root.handlers), (root.level, ours.level)
+    yield
+    for handler in [handler for handler in root.handlers if handler not in handlers]:
+        root.removeHandler(handler)
+        handler.close()
+    root.setLevel(levels[0])
+    ours.setLevel(levels[1])
+
+
+def evaluated_steps(out: Path) -> list[int]:
+    return [row["training_step"] for row in rows(out / "metrics.jsonl") if "eval/pass_at_1" in row]
+
+
+def trained_steps(out: Path) -> list[int]:
+    return [row["training_step"] for row in rows(out / "metrics.jsonl") if "scores" in row]
+
+
+def assert_nothing_is_lost_or_repeated(out: Path) -> None:
+    """Every step has its row of metrics once, and every prompt its fate."""
+    assert trained_steps(out) == list(range(1, NUM_STEPS + 1))
+    assert len(prompts_by_step(out)) == NUM_STEPS
+    assert_each_prompt_once(out)
+
+
+def test_a_run_without_incident(tmp_path: Path) -> None:
+    run = played_run(tmp_path)
+    assert go(run) == 0
+    assert_nothing_is_lost_or_repeated(tmp_path)
+    assert evaluated_steps(tmp_path) == [2, 4, 6]
+    assert run.progress.eval_accuracy_after == 0.06
+    assert {what: limit for what, limit in run.components.limits.items() if limit} == {
+        **{f"training step {step}": "progress_timeout_s" for step in range(1, NUM_STEPS + 1)},
+        **{f"the evaluation of version {step}": "eval_timeout_s" for step in (2, 4, 6)},
+        **{f"weights of version {step}": "weight_sync_timeout_s" for step in range(NUM_STEPS + 1)},
+        "the connection of learners and engines": "init_timeout_s",
+        "saving the model": "init_timeout_s",
+    }
+
+
+def test_steps_without_a_finite_gradient_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fully_async_trainer, "merge_step_metrics", lambda reports: {NONFINITE_STEPS: 1})
+    run = played_run(tmp_path, max_nonfinite_steps=3)
+    run.components.shut_down = lambda *_: None
+    monkeypatch.setattr(grpo_fast, "set_up", lambda *_: run)
+    monkeypatch.setattr(grpo_fast, "ray_cluster", lambda *_: nullcontext(run.components.signals))
+    inputs: Any = SimpleNamespace(reports=[])
+    assert grpo_fast.run(run.args, inputs) == 1
+    run.log.close()
+    assert trained_steps(tmp_path) == [1, 2]
+
+
+# --- SIGTERM, phase by phase ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("phase", "saved_step", "evaluated"),
+    [
+        ({"during": "the batch of step 3"}, 2, [2, 4, 6]),
+        # A partial batch of step 3 is trained already: the half step is given up, and all of its prompts come again.
+        ({"during": "the batch of step 3", "at_time": 2, "num_batches": 3}, 2, [2, 4, 6]),
+        ({"during": "training step 3"}, 3, [3, 4, 6]),
+        # Its evaluation was to begin with the weights of this step: the resumed run begins with it.
+        ({"during": "training step 4"}, 4, [2, 4, 6]),
+        ({"during": "the evaluation of version 2"}, 3, [3, 4, 6]),
+        ({"during": "the evaluation of version 6"}, 6, [2, 4, 6]),
+        ({"during": "weights of version 3"}, 3, [2, 4, 6]),
+        ({"during": "weights of version 4"}, 4, [2, 4, 6]),
+        ({"during": "saving a checkpoint", "checkpoint_state_freq": 3}, 3, [2, 4, 6]),
+        ({"during": "the ledger"}, 1, [2, 4, 6]),
+    ],
+    ids=lambda value: value.get("during", "") if isinstance(value, dict) else None,
+)
+def test_sigterm_saves_where_the_run_stands_in_every_phase(
+    tmp_path: Path, phase: dict[str, Any], saved_step: int, evaluated: list[int]
+) -> None:
+    run = played_run(tmp_path, **phase)
+    assert go(run) == 85
+    assert run.components.health.is_ending
+    newest = run.store.newest()
+    assert newest is not None
+    assert newest.state["progress"]["training_step"] == saved_step
+    assert (newest.path / "weights").read_text() == str(saved_step)
+    assert trained_steps(tmp_path) == list(range(1, saved_step + 1))
+    assert run.progress.num_total_tokens == 100 * saved_step
+    assert go(played_run(tmp_path, num_batches=phase.get("num_batches", 1))) == 0
+    assert_nothing_is_lost_or_repeated(tmp_path)
+    assert evaluated_steps(tmp_path) == evaluated
+
+
+def test_sigterm_in_a_sync_that_fails_ends_it_after_the_attempt(tmp_path: Path) -> None:
+    """The learners are in the middle of the attempt, and could not save before its end; there is no second one."""
+    run = played_run(tmp_path, during="weights of version 3", max_sync_retries=5)
+    failing = [{}, {}, {}, {1: "deaf"}, {1: "deaf"}]  # versions 0, 1, 2, and two attempts of 3
+    run.components.group.sync_failures = list(failing)
+    assert go(run) == 85
+    assert run.components.waits.count("weights of version 3") == 1
+    assert run.components.supervisor.replaced == []
+    assert run.progress.training_step == 3
+    assert go(played_run(tmp_path)) == 0
+    assert_nothing_is_lost_or_repeated(tmp_path)
+
+
+def test_sigterm_in_a_learner_s_step_skips_what_comes_after_it(tmp_path: Path) -> None:
+    run = played_run(tmp_path, during="training step 3")
+    assert go(run) == 85
+    after = run.components.waits[run.components.waits.index("training step 3") + 1 :]
+    assert "weights of version 3" not in after
+    assert after.count("the evaluation of version 2") == 1  # left at once
+    assert "the evaluation's metrics" not in after
+
+
+def test_sigterm_while_the_weights_of_the_start_are_sent_leaves_at_once(tmp_path: Path) -> None:
+    run = played_run(tmp_path, during="the connection of learners and engines")
+    assert go(run) == 85
+    assert run.store.newest() is None
+    assert go(played_run(tmp_path)) == 0
+    assert_nothing_is_lost_or_repeated(tmp_path)
+
+
+def test_at_the_end_engines_on_shared_devices_that_gave_way_are_not_asked_again(tmp_path: Path) -> None:
+    """One of them may hang in the update that the signal ended."""
+
+    class Turns(DeviceSharing):
+        taken_over = 0
+
+        def learners_take_over(self) -> None:
+            self.taken_over += 1
+
+        def learners_only(self) -> Any:
+            raise AssertionError("engines would be woken up again")
+
+    run = played_run(tmp_path, during="training step 3")
+    run.components.sharing = turns = Turns()
+    assert go(run) == 85
+    assert turns.taken_over == 1
+
+
+# --- what a resumed run repeats ---------------------------------------------------------------------------------------
+
+
+def test_an_evaluation_that_is_written_is_not_made_again_after_a_resume(tmp_path: Path) -> None:
+    """The checkpoint of step 2 was written while its evaluation was under way, which then ended before the power did."""
+    with pytest.raises(PowerLoss):
+        go(played_run(tmp_path, during="the batch of step 4", power_fails=True, checkpoint_state_freq=2))
+    assert evaluated_steps(tmp_path) == [2]
+    run = played_run(tmp_path, during="the batch of step 3", checkpoint_state_freq=2)
+    assert go(run) == 85
+    assert run.components.controller.evaluating is None
+    assert run.progress.eval_accuracy_after == 0.02
+    assert go(played_run(tmp_path)) == 0
+    assert evaluated_steps(tmp_path) == [2, 4, 6]
+    assert_nothing_is_lost_or_repeated(tmp_path)
+
+
+def test_an_evaluation_that_was_cut_off_is_made_after_a_resume(tmp_path: Path) -> None:
+    with pytest.raises(PowerLoss):
+        go(played_run(tmp_path, during="the evaluation of version 2", power_fails=True, checkpoint_state_freq=2))
+    assert evaluated_steps(tmp_path) == []
+    assert go(played_run(tmp_path)) == 0
+    assert evaluated_steps(tmp_path) == [2, 4, 6]
+
+
+def test_a_torn_checkpoint_is_told_when_the_run_goes_on_from_the_one_before(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(PowerLoss):
+        go(played_run(tmp_path, during="the batch of step 5", power_fails=True, checkpoint_state_freq=2))
+    store = checkpoint_store(make_args(output_dir=str(tmp_path)))
+    (store.path(4) / STATE_FILE).write_text("")
+    run = played_run(tmp_path, checkpoint_state_freq=2)
+    run.message_queue.next_partial_batch = (3, 0)
+    assert go(run) == 0
+    assert f"a newer checkpoint is not whole and is passed over: {store.path(4)}" in caplog.text
+    assert f"going on from {store.path(2)} after step 2" in caplog.text
+    assert_nothing_is_lost_or_repeated(tmp_path)
+    assert store.has(4)
+
+
+def test_a_checkpoint_of_an_earlier_version_is_gone_on_from_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = played_run(tmp_path, during="training step 3")
+    run.identity = {"seed": 1}
+    assert go(run) == 85
+    assert go(played_run(tmp_path)) == 0
+    assert caplog.text.count("whether data and tokenizer are still the same is not known") == 1
+
+
+# --- before the start -------------------------------------------------------------------------------------------------
+
+
+def test_a_torn_checkpoint_is_no_traceback_before_the_start(tmp_path: Path) -> None:
+    """The newest may be torn: the one before is compared. When all are, the user decides."""
+    args = make_args(output_dir=str(tmp_path))
+    store = checkpoint_store(args)
+    for step in (1, 2):
+        state = {"identity": run_identity(args), "progress": {"training_step": step}, "evaluation_of": None}
+        store.save(step, state, lambda _: {})
+    (store.path(2) / STATE_FILE).write_text("")
+    assert resumes_the_same_run(args, None) == []
+    assert "--seed was 1, now 2" in resumes_the_same_run(make_args(output_dir=str(tmp_path), seed=2), None)[0]
+    (store.path(1) / STATE_FILE).write_text("{")
+    [mistake] = resumes_the_same_run(args, None)
+    assert mistake.startswith(
+        f"--output_dir {tmp_path}: none of its checkpoints is whole: {store.path(2)} (its run_state"
+    )
+    assert mistake.endswith("Remove them to start anew, or give another one.")
+
+
+# --- replaced engines -------------------------------------------------------------------------------------------------
+
+
+def test_the_controller_hears_of_weights_that_engines_got_between_two_syncs(tmp_path: Path) -> None:
+    run = played_run(tmp_path, trigger_parameter_sync_step=3, async_steps=2)
+    run.components.supervisor.serve([0, 1])
+    run.components.group.version = 5
+    step_loop.give_weights_to_newcomers(run)
+    assert run.components.manager.controller.calls == []
+    run.components.supervisor.replace(1, "died")
+    run.components.supervisor.load(1)
+    step_loop.give_weights_to_newcomers(run)
+    assert run.components.manager.controller.calls == [("set_version", 5)]
+    run.log.close()

@@ -1,0 +1,375 @@
+"""The command as a user runs it: a whole run, its end, its interruption, its resumption, and mistakes."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import MAX_MODEL_LEN, TIMEOUT_S, TINY_MODEL, make_args
+from whole_runs import (
+    EVALUATION,
+    SUMS,
+    Process,
+    assert_each_prompt_once,
+    command,
+    prompts_by_step,
+    rows,
+    shared_memory,
+)
+
+from open_instruct.storage.checkpoints import files_in, sync_files_of_rank
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A run of four steps with evaluation, two engines and two learners, all the way."""
+    output_dir = tmp_path_factory.mktemp("run") / "out"
+    before = shared_memory()
+    process = Process(
+        command(
+            output_dir,
+            dataset_mixer_eval_list=EVALUATION,
+            local_eval_every=2,
+            eval_on_step_0=True,
+            vllm_num_engines=2,
+            num_learners_per_node=2,
+            deepspeed_stage=2,
+            save_freq=2,
+        )
+    )
+    code, output = process.wait()
+    assert code == 0, output
+    process.assert_nothing_is_left(before)
+    return output_dir, output
+
+
+def test_a_run_ends_with_summary_table_and_plot(finished: tuple[Path, str]) -> None:
+    output_dir, output = finished
+    summary = json.loads((output_dir / "summary.json").read_text())
+    assert summary["training_steps"] == 4
+    assert 0 <= summary["eval_accuracy_before"] <= 1
+    assert 0 <= summary["eval_accuracy_after"] <= 1
+    assert summary["wall_seconds"] > 0
+    assert summary["tokens_per_second"] > 0
+    prompts = summary["prompts"]
+    assert prompts["issued"] == prompts["consumed"] + sum(prompts["dropped"].values()) >= 16
+    assert prompts["reissued"] == 0
+    assert Path(summary["plot"]).read_bytes().startswith(b"\x89PNG")
+    assert "eval accuracy after" in output
+    assert "step 4/4" in output
+    assert "Traceback" not in output
+    assert_each_prompt_once(output_dir)
+
+
+def test_metrics_have_a_row_per_step_that_adds_up(finished: tuple[Path, str]) -> None:
+    table = rows(finished[0] / "metrics.jsonl")
+    assert [row["training_step"] for row in table] == [0, 1, 2, 3, 4]
+    assert [row["training_step"] for row in table if "eval/pass_at_1" in row] == [0, 2, 4]
+    for row in table[1:]:
+        assert row["prompts/issued"] == row["prompts/consumed"] + row["prompts/open"] + row.get(
+            "prompts/dropped_zero_std", 0
+        )
+        assert 0 <= row["num_steps_off_policy"] <= 1
+        assert row["val/num_total_tokens"] >= row["val/num_step_tokens"] > 0
+    assert table[1]["debug/vllm_vs_local_logprob_diff_max"] < 1e-4  # the first batch is on-policy
+
+
+def test_the_saved_model_is_loaded_by_transformers_and_vllm(finished: tuple[Path, str], ray_session: Any) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from open_instruct.data_types import SamplingConfig
+    from open_instruct.run import rollout_manager
+
+    path = json.loads((finished[0] / "summary.json").read_text())["checkpoint"]
+    assert (finished[0] / "step_000002" / "model.safetensors").is_file()
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(path), AutoTokenizer.from_pretrained(path)
+    ids = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "12 + 34 ="}], add_generation_prompt=True, return_dict=True, return_tensors="pt"
+    )["input_ids"]
+    expected = model.generate(ids, do_sample=False, max_new_tokens=8)[0, ids.shape[1] :].tolist()
+    args = make_args(model_name_or_path=path)
+    queues = rollout_manager.create_queues(args)
+    [engine] = rollout_manager.create_rollout_engines(args, None, queues=queues, max_model_len=MAX_MODEL_LEN)
+    config = SamplingConfig(temperature=0.0, max_tokens=8)
+    prompt = ids[0].numpy().astype(np.int32)
+    [result] = ray_session.get(engine.generate_with_single_engine.remote([prompt], config), timeout=TIMEOUT_S)
+    ray_session.kill(engine)
+    assert result.responses[0].tolist() == expected
+
+
+def test_a_checkpoint_lists_the_files_of_every_learner(finished: tuple[Path, str]) -> None:
+    path = finished[0] / "checkpoint_states" / "step_000004"
+    state = json.loads((path / "run_state.json").read_text())
+    assert state["files"] == {name: n for name, n in files_in(path).items() if name != "run_state.json"}
+    by_rank = [set(sync_files_of_rank(path, rank)) for rank in (0, 1)]
+    assert by_rank[0] | by_rank[1] | {"rollout_state.npz"} == state["files"].keys()
+    assert {"random_state_1.pt", "deepspeed/zero_pp_rank_1_mp_rank_00_optim_states.pt"} == by_rank[1]
+
+
+def test_the_same_command_again_says_that_it_is_complete(finished: tuple[Path, str]) -> None:
+    before = (finished[0] / "metrics.jsonl").read_bytes()
+    words = command(finished[0], dataset_mixer_eval_list=EVALUATION, num_learners_per_node=2, deepspeed_stage=2)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0
+    assert "complete" in done.stdout
+    assert (finished[0] / "metrics.jsonl").read_bytes() == before
+
+
+def test_another_seed_in_the_same_directory_is_refused(finished: tuple[Path, str]) -> None:
+    words = command(finished[0], dataset_mixer_eval_list=EVALUATION, num_learners_per_node=2, deepspeed_stage=2, seed=4)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert "--seed was 3, now 4" in done.stderr
+
+
+def test_sigterm_writes_a_checkpoint_and_the_same_command_goes_on(tmp_path: Path) -> None:
+    words = command(tmp_path / "out", total_episodes=16 * 12, async_steps=2)
+    before = shared_memory()
+    process = Process(words)
+    process.wait_for_rows(tmp_path / "out" / "prompts.jsonl", 4)
+    os.killpg(process.popen.pid, signal.SIGTERM)
+    started = time.monotonic()
+    code, output = process.wait(60)
+    assert code == 85, output
+    assert time.monotonic() - started < 30
+    process.assert_nothing_is_left(before)
+    interrupted = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert interrupted["training_steps"] >= 4
+
+    code, output = Process(words).wait()
+    assert code == 0, output
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert summary["training_steps"] == 12
+    assert summary["prompts"]["reissued"] > 0
+    assert summary["prompts"]["issued"] == summary["prompts"]["consumed"] + sum(summary["prompts"]["dropped"].values())
+    assert [row["training_step"] for row in rows(tmp_path / "out" / "metrics.jsonl")] == list(range(1, 13))
+    assert_each_prompt_once(tmp_path / "out")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("phase", "options"),
+    [
+        (
+            "evaluation",
+            {"dataset_mixer_eval_list": [f"{SUMS}&size=20000", "1.0"], "local_eval_every": 3, "async_steps": 1},
+        ),
+        ("step", {"num_epochs": 40, "async_steps": 1}),
+        ("pieces", {"streaming": True, "deepspeed_stage": 2, "async_steps": 0}),
+        ("any", {"colocate": True}),
+        ("sync", {"weight_sync_timeout_s": 8.0, "vllm_num_engines": 2, "async_steps": 1}),
+    ],
+)
+def test_sigterm_ends_every_phase_in_time(tmp_path: Path, phase: str, options: dict[str, Any]) -> None:
+    """An evaluation of minutes, steps of seconds, pieces of a step, and a sync that waits for an engine that hangs."""
+    out = tmp_path / "out"
+    words = command(out, total_episodes=16 * 500, **options)
+    process = Process(words)
+    process.wait_for_rows(out / "prompts.jsonl", 4 if phase == "evaluation" else 2)
+    if phase == "sync":
+        [*_, (engine, _)] = [one for one in process.processes() if one[1].startswith("ray::LLMRayActor")]
+        os.kill(engine, signal.SIGSTOP)
+        time.sleep(3.0)
+    os.killpg(process.popen.pid, signal.SIGTERM)
+    started = time.monotonic()
+    code, output = process.wait(120)
+    assert code == 85, output
+    assert time.monotonic() - started < 60
+    summary = json.loads((out / "summary.json").read_text())
+    step = summary["training_steps"]
+    assert [row["training_step"] for row in rows(out / "metrics.jsonl") if "scores" in row] == list(range(1, step + 1))
+    assert_each_prompt_once(out)
+    assert (out / "checkpoint_states" / f"step_{step:06d}" / "run_state.json").is_file()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("async_steps", [0, 2])
+def test_killed_runs_go_on_without_losing_or_repeating_a_prompt(tmp_path: Path, async_steps: int) -> None:
+    options = {"total_episodes": 16 * 10, "async_steps": async_steps, "checkpoint_state_freq": 2}
+    code, output = Process(command(tmp_path / "unbroken", **options)).wait()
+    assert code == 0, output
+    words = command(tmp_path / "killed", **options)
+    for num_rows in (3, 6):
+        process = Process(words)
+        process.wait_for_rows(tmp_path / "killed" / "prompts.jsonl", num_rows)
+        os.killpg(process.popen.pid, signal.SIGKILL)
+        process.wait(30)
+        deadline = time.monotonic() + 60
+        while process.left_behind() and time.monotonic() < deadline:
+            time.sleep(0.5)
+    newest = max((tmp_path / "killed" / "checkpoint_states").glob("step_*"))
+    os.truncate(newest / "rollout_state.npz", 100)  # as a power loss may leave it
+    code, output = Process(words).wait()
+    assert code == 0, output
+    assert f"is passed over: {newest} (rollout_state.npz has 100 bytes instead of" in output
+    assert_each_prompt_once(tmp_path / "killed")
+    assert [row["training_step"] for row in rows(tmp_path / "killed" / "metrics.jsonl")] == list(range(1, 11))
+    if async_steps == 0:
+        assert prompts_by_step(tmp_path / "killed") == prompts_by_step(tmp_path / "unbroken")
+
+
+@pytest.mark.slow
+def test_ctrl_c_leaves_nothing_behind(tmp_path: Path) -> None:
+    before = shared_memory()
+    process = Process(command(tmp_path / "out", total_episodes=16 * 500))
+    process.wait_for_rows(tmp_path / "out" / "prompts.jsonl", 2)
+    os.killpg(process.popen.pid, signal.SIGINT)
+    code, output = process.wait(60)
+    assert code == 130, output
+    assert "Traceback" not in output
+    process.assert_nothing_is_left(before)
+
+
+@pytest.mark.slow
+def test_two_learners_and_two_engines_learn(tmp_path: Path) -> None:
+    words = command(
+        tmp_path / "out",
+        dataset_mixer_list=[f"{SUMS}&size=8000&seed=7", "1.0"],
+        dataset_mixer_eval_list=[f"{SUMS}&size=256&seed=20240", "1.0"],
+        eval_on_step_0=True,
+        num_unique_prompts_rollout=32,
+        num_samples_per_prompt_rollout=8,
+        response_length=32,
+        pack_length=2048,
+        total_episodes=256 * 80,
+        learning_rate=2e-4,
+        vllm_num_engines=2,
+        num_learners_per_node=2,
+        deepspeed_stage=3,
+    )
+    code, output = Process(words).wait(600)
+    assert code == 0, output
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert summary["eval_accuracy_after"] > summary["eval_accuracy_before"] + 0.25
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("actor", ["LLMRayActor", "PolicyTrainerRayProcess", "RolloutController"])
+def test_a_run_whose_actor_dies_ends_at_once_and_says_so(tmp_path: Path, actor: str) -> None:
+    words = command(tmp_path / "out", total_episodes=16 * 500, max_engine_restarts=0)
+    before = shared_memory()
+    process = Process(words)
+    process.wait_for_rows(tmp_path / "out" / "prompts.jsonl", 2)
+    [victim] = [pid for pid, title in process.processes() if title.startswith(f"ray::{actor}")]
+    os.kill(victim, signal.SIGKILL)
+    started = time.monotonic()
+    code, output = process.wait(90)
+    assert time.monotonic() - started < 45  # of which shutting down the others is the most
+    assert code == 1, output
+    assert "ERROR" in output
+    assert "Traceback" not in output
+    named = {"LLMRayActor": "engine 0", "PolicyTrainerRayProcess": "learner 0", "RolloutController": "the controller"}
+    assert named[actor] in output.splitlines()[-1], output
+    process.assert_nothing_is_left(before)
+
+
+@pytest.mark.slow
+def test_a_lock_that_a_killed_build_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of an operator that DeepSpeed compiles on CPU: whoever finds the lock waits for ever."""
+    build = tmp_path / "extensions" / "deepspeed_shm_comm"
+    build.mkdir(parents=True)
+    (build / "lock").touch()
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(build.parent))
+    code, output = Process(command(tmp_path / "out", total_episodes=16, init_timeout_s=90.0)).wait(150)
+    assert code == 0, output
+
+
+# --- mistakes ---------------------------------------------------------------------------------------------------------
+
+
+def write_rows(path: Path, lines: list[str]) -> str:
+    path.write_text("\n".join(lines) + "\n")
+    return str(path)
+
+
+GOOD_ROW = {"messages": [{"role": "user", "content": "1+1?"}], "ground_truth": "2", "dataset": "gsm8k"}
+
+
+def bad_inputs(tmp_path: Path) -> dict[str, tuple[dict[str, object], list[str]]]:
+    """Options and what the message must say."""
+    good = json.dumps(GOOD_ROW)
+    no_template = tmp_path / "no_template"
+    no_template.mkdir()
+    for name in ("config.json", "tokenizer.json", "model.safetensors"):
+        (no_template / name).write_bytes((TINY_MODEL / name).read_bytes())
+    tokenizer = json.loads((TINY_MODEL / "tokenizer_config.json").read_text())
+    (no_template / "tokenizer_config.json").write_text(json.dumps(tokenizer | {"chat_template": None}))
+    no_truth = json.dumps({k: v for k, v in GOOD_ROW.items() if k != "ground_truth"})
+    unknown = json.dumps(GOOD_ROW | {"dataset": "gsm9k"})
+
+    def data(name: str, lines: list[str]) -> dict[str, object]:
+        return {"dataset_mixer_list": [write_rows(tmp_path / name, lines), "1.0"]}
+
+    return {
+        "unknown flag": ({"learning_rat": "1"}, ["learning_rat", "learning_rate"]),
+        "missing model": ({"model_name_or_path": tmp_path / "nowhere"}, ["model_name_or_path", "nowhere"]),
+        "no chat template": ({"model_name_or_path": no_template}, ["chat template"]),
+        "empty data": ({"dataset_mixer_list": [str(tmp_path / "empty.jsonl"), "1.0"]}, ["empty.jsonl"]),
+        "missing data": ({"dataset_mixer_list": [str(tmp_path / "absent.jsonl"), "1.0"]}, ["absent.jsonl"]),
+        "broken row": (data("broken.jsonl", [good, good[:-3]]), ["broken.jsonl", "2"]),
+        "no ground truth": (data("truth.jsonl", [good, good, no_truth]), ["truth.jsonl", "3", "ground_truth"]),
+        "unknown verifier": (data("verifier.jsonl", [good, unknown]), ["verifier.jsonl", "2", "gsm9k", "gsm8k"]),
+        "long prompts": (
+            {"max_prompt_token_length": 5, "overlong_prompts": "error"},
+            ["200", "max_prompt_token_length"],
+        ),
+        "pack_length": ({"pack_length": 40}, ["pack_length", "40", "80"]),
+        "too many learners": ({"num_learners_per_node": 500}, ["num_learners_per_node", "500"]),
+        "too many engines": ({"vllm_num_engines": 500}, ["vllm_num_engines", "500"]),
+        "zero prompts": ({"num_unique_prompts_rollout": 0}, ["num_unique_prompts_rollout", "0"]),
+        "no system prompt": ({"system_prompt_override_file": tmp_path / "none.txt"}, ["system_prompt_override_file"]),
+        "negative steps": ({"async_steps": -1}, ["async_steps", "-1"]),
+    }
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        "unknown flag",
+        "missing model",
+        "no chat template",
+        "empty data",
+        "missing data",
+        "broken row",
+        "no ground truth",
+        "unknown verifier",
+        "long prompts",
+        "pack_length",
+        "too many learners",
+        "too many engines",
+        "zero prompts",
+        "no system prompt",
+        "negative steps",
+    ],
+)
+def test_a_mistake_is_told_at_once(tmp_path: Path, case: str, capsys: pytest.CaptureFixture[str]) -> None:
+    from open_instruct import grpo_fast
+
+    (tmp_path / "empty.jsonl").write_text("")
+    options, expected = bad_inputs(tmp_path)[case]
+    with pytest.raises(SystemExit) as exit_info:
+        grpo_fast.read_options_and_data(command(tmp_path / "out", **options)[2:])
+    assert exit_info.value.code == 2
+    message = capsys.readouterr().err
+    assert all(part in message for part in expected), message
+    assert not (tmp_path / "out").exists()
+
+
+def test_all_mistakes_come_in_one_message_without_a_traceback(tmp_path: Path) -> None:
+    data = write_rows(tmp_path / "rows.jsonl", [json.dumps(GOOD_ROW | {"dataset": "gsm9k"}), "{"])
+    words = command(
+        tmp_path / "out", learning_rat=1, pack_length=8, num_unique_prompts_rollout=0, dataset_mixer_list=[data, "1.0"]
+    )
+    started = time.monotonic()
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    assert time.monotonic() - started < 15
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    for part in ("learning_rat", "pack_length", "num_unique_prompts_rollout", "gsm9k", "rows.jsonl"):
+        assert part in done.stderr, done.stderr

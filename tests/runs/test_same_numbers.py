@@ -1,0 +1,69 @@
+"""On-policy runs on one learner give bitwise the weights that they gave when the numbers below were recorded.
+
+A change that is meant to move the numbers records them anew and says so in the changelog. Another kind of processor has other
+kernels and rounds in another way, so there is nothing to compare on one.
+"""
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from whole_runs import EVALUATION, SUMS, Process, command
+
+RECORDED_ON = ("Intel", "AVX512")
+DEMO: dict[str, Any] = {
+    "dataset_mixer_list": [f"{SUMS}&size=8000&seed=7", "1.0"],
+    "response_length": 32,
+    "pack_length": 2048,
+    "num_unique_prompts_rollout": 32,
+    "num_samples_per_prompt_rollout": 8,
+    "total_episodes": 10 * 256,
+    "learning_rate": 2e-4,
+    "seed": 1,
+}
+"""The first ten steps of `scripts/train/debug/cpu_demo.sh`."""
+RC: dict[str, Any] = {
+    "rollout_workflow": "rc",
+    "rc_reasoning_prompt_template": "{problem}{curr_summary}",
+    "rc_summarization_prompt_template": "{problem}{existing_summary}{reasoning}",
+    "rc_max_summary_tokens": 16,
+    "rc_num_reasoning_steps": 2,
+    "filter_zero_std_samples": False,
+}
+RC_STATES = RC | {
+    "rc_buffer_size": 64,
+    "rc_max_state_age": 2,
+    "weight_decay": 20.0,
+    "dataset_mixer_list": [f"{SUMS}&size=8&seed=7", "1.0"],
+    "dataset_mixer_eval_list": EVALUATION,
+    "local_eval_every": 4,
+    "save_traces": True,
+}
+RC_TURNS = RC | {
+    "rc_train_on": "turns",
+    "rc_summary_reward": "downstream_mean",
+    "rc_turn_weights": ["reasoning:2=2.0", "summarization=0.5"],
+    "beta": 0.05,
+    "load_ref_policy": True,
+}
+
+
+def kind_of_processor() -> tuple[str, str]:
+    vendor = "Intel" if "GenuineIntel" in Path("/proc/cpuinfo").read_text() else "another"
+    return vendor, torch.backends.cpu.get_cpu_capability()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("options", "sha256"),
+    [(DEMO, "e11e7ca64f0aad16"), (RC_STATES, "4f18a6b400135134"), (RC_TURNS, "c6ab4180f62ae3b5")],
+    ids=["demo", "rc_states", "rc_turns"],
+)
+def test_on_policy_weights_are_bitwise_those_on_record(tmp_path: Path, options: dict[str, Any], sha256: str) -> None:
+    if kind_of_processor() != RECORDED_ON:
+        pytest.skip(f"the numbers were recorded on {RECORDED_ON}, this is {kind_of_processor()}")
+    code, output = Process(command(tmp_path, async_steps=0, **options)).wait(400)
+    assert code == 0, output[-3000:]
+    assert hashlib.sha256((tmp_path / "model" / "model.safetensors").read_bytes()).hexdigest()[:16] == sha256

@@ -1,0 +1,156 @@
+"""Verifiers that a user brings in a file: found by name, with weight, query and cost, wherever responses are scored."""
+
+import json
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import make_args
+from whole_runs import command, rows
+
+from open_instruct.data.run_inputs import load_inputs
+from open_instruct.verifiers.pool import VerifierPool
+from open_instruct.verifiers.scoring_processes import Scored
+
+PACKAGE = Path(__file__).parents[2]
+REWARDS = """
+    from open_instruct.ground_truth_utils import VerificationResult, VerifierFunction
+
+    class Echo(VerifierFunction):
+        name = "Echo"
+        weight = 0.5
+
+        def __call__(self, tokenized_prediction, prediction, label, query=None):
+            return VerificationResult(float(label in query), cost=0.25)
+
+    class WrittenForOpenInstruct(VerifierFunction):
+        def __init__(self, verifier_config=None):
+            super().__init__("longer", weight=2.0, verifier_config=verifier_config)
+
+        def __call__(self, tokenized_prediction, prediction, label, query=None, rollout_state=None):
+            return VerificationResult(score=float(len(tokenized_prediction) > int(label)))
+"""
+
+
+@pytest.fixture
+def rewards(tmp_path: Path) -> str:
+    (tmp_path / "my_rewards.py").write_text(textwrap.dedent(REWARDS))
+    return str(tmp_path / "my_rewards.py")
+
+
+def in_a_process_of_its_own(code: str, cwd: Path) -> str:
+    """Verifiers that a process has imported stay there for the tests after this one."""
+    code = "from open_instruct.verifiers.verifiers import *\nimport open_instruct.verifiers.verifiers as utils\n" + code
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=cwd, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_a_file_is_imported_once_by_whatever_path(rewards: str, tmp_path: Path) -> None:
+    code = f"""
+utils.import_verifiers([{rewards!r}, "my_rewards.py", "./my_rewards.py"])
+print(sorted({{"echo", "longer"}} & set(utils.verifier_names())))
+print(utils.verifier_weight("ECHO/x"), utils.verifier_weight("longer"))
+print(utils.score_response("echo", "4", [], "", "2 + 2 = 4").score, utils.score_response("longer", 2, [1, 2, 3], "").score)
+"""
+    assert in_a_process_of_its_own(code, tmp_path) == "['echo', 'longer']\n0.5 2.0\n1.0 1.0"
+
+
+def test_a_module_is_imported_by_its_dotted_name(rewards: str, tmp_path: Path) -> None:
+    package = tmp_path / "theirs"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    Path(rewards).rename(package / "rewards.py")
+    code = f"""
+import sys
+sys.path.append({str(tmp_path)!r})
+utils.import_verifiers(["theirs.rewards"])
+print(utils.verifier_weight("echo"))
+"""
+    assert in_a_process_of_its_own(code, tmp_path) == "0.5"
+
+
+BASE = "from open_instruct.verifiers.verifiers import VerifierFunction, GSM8KVerifier\n"
+CALL = "\n    def __call__(self, *_): ..."
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (None, "mine.py: there is no file /"),
+        ("1 / 0", "cannot be imported: ZeroDivisionError: division by zero"),
+        ("import surely_not_there", "cannot be imported: ModuleNotFoundError: No module named 'surely_not_there'"),
+        ("x = 1", "defines no verifier: it holds no subclass of VerifierFunction"),
+        (BASE, "defines no verifier"),
+        (f"{BASE}class A(VerifierFunction):\n    name = 'a'", "defines no verifier"),  # it lacks `__call__`
+        (f"{BASE}class A(VerifierFunction):{CALL}", "the verifier A of "),
+        (f"{BASE}class A(VerifierFunction):{CALL}", 'has no name: set `name = "my_verifier"`, without a slash'),
+        (f"{BASE}class A(VerifierFunction):\n    name = 'a/b'{CALL}", "has no name"),
+        (
+            f"{BASE}class A(VerifierFunction):\n    name = 'GSM8K'{CALL}",
+            "has the name 'GSM8K' of GSM8KVerifier: set another",
+        ),
+        (
+            f"{BASE}class A(VerifierFunction):\n    name = 'a'\n    weight = 'x'{CALL}",
+            "has weight 'x': set a finite number",
+        ),
+        (f"{BASE}class A(VerifierFunction):\n    name = 'a'\n    weight = float('nan'){CALL}", "has weight nan"),
+        (f"{BASE}class A(VerifierFunction):\n    def __init__(self, x): ...{CALL}", "cannot be made without arguments"),
+    ],
+)
+def test_a_module_that_cannot_be_used_is_named(text: str | None, words: str, tmp_path: Path) -> None:
+    if text is not None:
+        (tmp_path / "mine.py").write_text(text)
+    code = """
+try:
+    utils.import_verifiers(["mine.py"])
+except utils.UserModuleError as error:
+    print(error)
+"""
+    said = in_a_process_of_its_own(code, tmp_path)
+    assert words in said
+    assert "mine.py" in said
+
+
+def test_a_mistake_in_a_module_is_one_of_the_options(tmp_path: Path) -> None:
+    inputs, mistakes = load_inputs(make_args(verifier_modules=[str(tmp_path / "nope.py")]))
+    assert inputs is None
+    [mistake] = mistakes
+    assert mistake.startswith(f"--verifier_modules {tmp_path}/nope.py: ")
+
+
+def test_the_jail_scores_by_a_users_file_with_the_prompt_at_hand(rewards: str) -> None:
+    with VerifierPool(1, 10.0, ready=["echo"], modules=[rewards]) as pool:
+        texts = ["a", "b"]
+        assert pool.score_group("echo", "4", [[1]] * 2, texts, "What is 2 + 2? Not 4.") == [Scored(1.0, None, 0.25)] * 2
+        assert pool.score_group("echo", "5", [[1]] * 2, texts, "What is 2 + 2?") == [Scored(0.0, None, 0.25)] * 2
+        assert pool.score_group("longer", "1", [[1], [1, 2]], texts) == [Scored(0.0), Scored(1.0)]
+
+
+@pytest.mark.slow
+def test_a_run_trains_on_the_rewards_of_a_users_file(rewards: str, tmp_path: Path) -> None:
+    """Rewards are score x weight x verification_reward, and the bill is in the metrics."""
+    data: list[dict[str, Any]] = [
+        {"messages": [{"role": "user", "content": f"{n} + 1 = ?"}], "ground_truth": "+", "dataset": "echo"}
+        for n in range(40)
+    ]
+    (tmp_path / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in data))
+    words = command(
+        tmp_path / "out",
+        dataset_mixer_list=[tmp_path / "data.jsonl", "1.0"],
+        verifier_modules=[rewards],
+        verification_reward=4.0,
+        filter_zero_std_samples=False,
+        total_episodes=16 * 2,
+    )
+    done = subprocess.run(words, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for row in rows(tmp_path / "out" / "metrics.jsonl"):
+        assert row["scores"] == row["objective/echo_reward"] == 2.0
+        assert row["objective/echo_correct_rate"] == 1.0
+        assert row["objective/verifier_cost"] == 16 * 0.25
