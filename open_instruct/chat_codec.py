@@ -7,11 +7,11 @@ if TYPE_CHECKING:
 
 THINK, END_THINK = "<think>", "</think>"
 OMISSION = "\n[…]\n"
-"""Stands where the middle of a text was left out."""
+"""Takes the place of the middle of a text that was left out."""
 
 
 def special_tokens(tokenizer: "PreTrainedTokenizerBase") -> tuple[str, ...]:
-    """Spellings of the tokens that a tokenizer takes for control tokens wherever they stand in a text, longest first."""
+    """Spellings that a tokenizer takes for control tokens wherever they stand in a text, longest first."""
     added = getattr(tokenizer, "added_tokens_decoder", {}).values()
     spellings = {*tokenizer.all_special_tokens, *(token.content for token in added if token.special)}
     return tuple(sorted(filter(None, spellings), key=lambda spelling: (-len(spelling), spelling)))
@@ -26,9 +26,9 @@ class ChatCodec:
         self._special_tokens = special_tokens(tokenizer)
 
     def chat_prompt(self, text: str, *, opens_think: bool = False) -> list[int]:
-        """One user message, the chat template around it once; with `opens_think` the model's turn begins with the tag.
+        """One user message with the chat template around it. With `opens_think` the model's turn begins with the opening tag.
 
-        Special tokens that the message spells out are left out: it holds what a model wrote, put together from pieces.
+        Special tokens that the message spells out are left out, because the message holds text that a model wrote.
         """
         text = self.without_special_tokens(text)
         messages = [{"role": "user", "content": text}]
@@ -38,19 +38,20 @@ class ChatCodec:
         return self.encode(rendered)
 
     def encode(self, text: str) -> list[int]:
-        """Without special tokens around it. The tokenizer's own call takes five times as long: it is the second choice."""
+        """Token ids of a text, without special tokens around it. The backend is asked first, because the tokenizer's own call
+        takes five times as long."""
         if (backend := self._backend_for_whole_texts()) is not None:
             return backend.encode(text, add_special_tokens=False).ids
         return self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
 
     def encode_all(self, texts: list[str]) -> list[list[int]]:
-        """`encode` of each, on all cores."""
+        """`encode` of each text, on all cores."""
         if (backend := self._backend_for_whole_texts()) is not None:
             return [encoding.ids for encoding in backend.encode_batch_fast(texts, add_special_tokens=False)]
         return self._tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"] if texts else []
 
     def _backend_for_whole_texts(self) -> Any:
-        """Without the truncation and padding that somebody else's call may have left in it; None where there is none."""
+        """The backend, without truncation and padding that an earlier call may have left in it; None if there is none."""
         if self._backend is not None:
             if self._backend.truncation is not None:
                 self._backend.no_truncation()
@@ -63,9 +64,9 @@ class ChatCodec:
         return str(self._tokenizer.decode(token_ids, skip_special_tokens=True))
 
     def without_special_tokens(self, text: str) -> str:
-        """What a model wrote, safe inside a prompt: spelled-out special tokens would become real ones there.
+        """The text without spelled-out special tokens, which would become real special tokens in a prompt.
 
-        Nor do any come about where one is taken out of another's middle: `<|e<|end|>nd|>` leaves nothing.
+        Nor does a new special token form when one is taken out of the middle of another: `<|e<|end|>nd|>` leaves nothing.
         """
         if not any(token in text for token in self._special_tokens):
             return text

@@ -1,7 +1,7 @@
 """Every message that travels between processes. Read this first.
 
 Messages are frozen dataclasses that hold numpy arrays and plain Python values: token ids and log-probs, never text that has
-to be tokenized again and never torch tensors. Arrays come out of Ray read-only; copy when a batch is built.
+to be tokenized again, and never torch tensors. Arrays that come out of Ray are read-only, so copy them when a batch is built.
 
 Shapes: B rows, T tokens, Q prompt tokens, R response tokens, G samples of one prompt.
 """
@@ -21,7 +21,7 @@ EVAL = "EVAL"
 
 @dataclass(frozen=True)
 class SamplingConfig:
-    """How one group is sampled. Log-probs are always returned, of the distribution that was sampled from."""
+    """How one group is sampled. Log-probs are always returned, and are those of the distribution that was sampled from."""
 
     temperature: float = 1.0
     """0 is greedy."""
@@ -31,7 +31,7 @@ class SamplingConfig:
     n: int = 1
     """Samples per prompt (G)."""
     stop: tuple[str, ...] = ()
-    """Strings that end a response, beside the model's own end token."""
+    """Strings that end a response, besides the model's own end token."""
     ignore_eos: bool = False
     """Sample `max_tokens` tokens even if the model ends its response. For benchmarks, which need responses of one length."""
     seed: int | None = None
@@ -52,7 +52,7 @@ class PromptRequest:
     """Version that the engines served when the prompt was issued; for an evaluation the version that it measures."""
     marker: str = TRAIN
     task: Any = None
-    """What the rollout's workflow has to know beside prompt and sampling (`Workflow.task`)."""
+    """What the workflow has to know besides the prompt and the sampling (`Workflow.task`)."""
 
     @property
     def is_eval(self) -> bool:
@@ -61,13 +61,13 @@ class PromptRequest:
 
 @dataclass(frozen=True)
 class Moment:
-    """A point in time: as Unix time for people, and on a clock that nobody sets for measuring the seconds since then."""
+    """A point in time: Unix time for people to read, and a monotonic clock, which nobody sets, to measure the seconds since."""
 
     unix: float = field(default_factory=time.time)
     _clock: float = field(default_factory=time.monotonic)
 
     def elapsed_s(self) -> float:
-        """Seconds since then, in the process that made it."""
+        """Seconds since this moment. Valid only in the process that made it."""
         return time.monotonic() - self._clock
 
 
@@ -78,16 +78,16 @@ class TokenStatistics:
     num_prompt_tokens: int
     """Tokens of the prompt, counted once."""
     num_response_tokens: int
-    """Tokens of all G responses together, and of the turns on the way to them."""
+    """Tokens of all G responses together, and of the turns that were sampled on the way to them."""
     generation_time: float
     """Seconds from the moment when the engine admitted the prompt to the last token of the group."""
     start_time: float
     """Unix time at which the engine admitted the prompt."""
     tool_time: float = 0.0
-    """Seconds of the rollout in which a call of a tool or an environment was under way."""
+    """Seconds of the rollout during which a call of a tool or an environment was under way."""
     num_preempted: int | None = None
-    """How often the engine put samples of the group back to make room for others. None: not known, because vLLM counts this only
-    with its statistics on, and our engines leave them off."""
+    """How often the engine preempted samples of the group to make room for others. None: not known, because vLLM counts
+    preemptions only with its statistics on, and our engines leave statistics off."""
 
 
 @dataclass(frozen=True)
@@ -112,31 +112,31 @@ class Sample:
     logprobs: np.ndarray  # (R,) float32, as sampled; 0 where `loss_mask` is False
     finish_reason: str
     version_spans: list[tuple[int, int]]
-    """As in `Completion`. They cover all R tokens; those that the policy did not sample have the version of their neighbours."""
+    """As in `Completion`. The spans cover all R tokens; a token that the policy did not sample has its neighbours' version."""
     loss_mask: np.ndarray | None = None
-    """(R,) bool: True on tokens that the policy sampled, False on inserted text such as a tool's answer. None: it sampled all."""
+    """(R,) bool: True on tokens that the policy sampled, False on inserted text such as a tool's answer. None: all are True."""
     group: int = 0
-    """Samples of one rollout with the same number are each other's baseline."""
+    """Number of the sample's group. Samples of one rollout with the same number are each other's baseline."""
     kind: str = ""
-    """What kind of response it is, where a workflow has several."""
+    """Kind of the response, where a workflow has several kinds, such as `reasoning` and `summarization`."""
     number: int = 0
-    """Of its kind within the rollout, from 1; 0 where there is no such order."""
+    """Number of the turn among the turns of its kind, from 1: the third reasoning turn has 3. 0 where turns are not numbered."""
     weight: float = 1.0
-    """Weight of its tokens in the loss; 0 leaves the sample out."""
+    """Weight of the sample's tokens in the loss; 0 leaves the sample out."""
     is_judged: bool = True
-    """Whether a verifier scores it. If not, `reward` or the workflow says what it is worth."""
+    """Whether a verifier scores the sample. If not, its reward is `reward` or comes from `Workflow.rewards`."""
     reward: float | None = None
-    """In [0, 1], where the workflow knows it. None: not known yet; it never counts as 0."""
+    """Reward in [0, 1], where the workflow knows it. None: not known yet, which never counts as 0."""
     parent: int = -1
-    """Position, among the samples of the rollout, of the sample whose text stands in its prompt; -1: none of them."""
+    """Position, among the samples of the rollout, of the sample whose text stands in this sample's prompt; -1: there is none."""
 
 
 @dataclass(frozen=True)
 class GenerationResult:
-    """What one prompt became, on its way back through `inference_results_Q`."""
+    """The result of one prompt, on its way back through `inference_results_Q`."""
 
     samples: list[Sample]
-    """With single turns the G responses to the prompt."""
+    """With the workflow `single_turn`, the G responses to the prompt."""
     index: int
     prompt_id: str
     issue_version: int
@@ -144,13 +144,13 @@ class GenerationResult:
     token_statistics: TokenStatistics
     marker: str = TRAIN
     error: str = ""
-    """Why the rollout was given up. Then there are no samples. "": it was not."""
+    """Why the rollout was given up, in which case there are no samples; "" if it was not given up."""
     notes: Any = None
-    """What the workflow tells its own side in the controller: JSON values."""
+    """JSON values that the workflow sends to its object in the controller (`Workflow.arrived`)."""
 
     @classmethod
     def given_up(cls, request: PromptRequest, engine_id: int, error: str, began: Moment) -> "GenerationResult":
-        """A group without responses."""
+        """The result of a rollout that was given up: a group without responses."""
         return cls(
             samples=[],
             index=request.index,
@@ -178,22 +178,22 @@ class GenerationResult:
 
     @property
     def finish_reasons(self) -> list[str]:
-        """Of each sample."""
+        """The finish reason of each sample."""
         return [sample.finish_reason for sample in self.samples]
 
     @property
     def version_spans(self) -> list[list[tuple[int, int]]]:
-        """Of each sample."""
+        """The version spans of each sample."""
         return [sample.version_spans for sample in self.samples]
 
     @property
     def oldest_version(self) -> int:
-        """The oldest version that sampled a token of the group. Without a token: the version that was served at its issue."""
+        """The oldest version that sampled a token of the group. Without a token: the version served at the prompt's issue."""
         return min(self._versions(), default=self.issue_version)
 
     @property
     def newest_version(self) -> int:
-        """The newest version that sampled a token of the group. Without a token: the version that was served at its issue."""
+        """The newest version that sampled a token of the group. Without a token: the version served at the prompt's issue."""
         return max(self._versions(), default=self.issue_version)
 
     def _versions(self) -> Iterator[int]:
@@ -215,7 +215,7 @@ class TrainingSample:
     logprobs: np.ndarray  # (R,) float32, the engine's
     advantage: float
     weight: float = 1.0
-    """Weight of its tokens in the loss."""
+    """Weight of the response's tokens in the loss."""
 
     def __len__(self) -> int:
         return len(self.query) + len(self.response)
@@ -225,8 +225,8 @@ class TrainingSample:
 class CollatedBatchData:
     """One micro-batch: B rows of T tokens, right-padded or packed. The learner treats both kinds alike.
 
-    A token attends to the earlier tokens of its own sequence and to no others: padding stands to the right of a sequence, and in
-    a packed row `position_ids` start again at 0 with each sequence. Entry `t` of every array belongs to token `t` of
+    A token attends to the earlier tokens of its own sequence and to no others, because padding stands to the right of a sequence,
+    and in a packed row `position_ids` start again at 0 with each sequence. Entry `t` of every array belongs to token `t` of
     `query_responses`.
     """
 
@@ -248,15 +248,15 @@ class MiniBatch:
     """One rank's share of one optimizer step."""
 
     micro_batches: list[CollatedBatchData]
-    """As many as on every other rank. Micro-batches without a trained token make up for missing ones."""
+    """The same number on every rank. A rank with less data gets micro-batches without a trained token in addition."""
     num_global_tokens: int
     """Trained tokens of this optimizer step over all ranks: the denominator of the loss."""
 
 
 @dataclass(frozen=True)
 class RolloutBatch:
-    """The data of one training step, or a partial batch of it, on its way to the learners. The step loop sees references, no
-    samples."""
+    """The data of one training step, or a partial batch of it, on its way to the learners. The step loop sees
+    references, never the samples."""
 
     training_step: int
     rank_data: list[object]
@@ -278,7 +278,7 @@ class RolloutBatch:
 
 @dataclass(frozen=True)
 class Box:
-    """Carries a Ray object reference unchanged. Ray replaces a bare reference by its value when it is an argument of a call."""
+    """Carries a Ray object reference unchanged. Ray would replace a bare reference that is an argument of a call by its value."""
 
     inner: object
     """Reference to a `RolloutBatch`."""

@@ -1,7 +1,7 @@
-"""The one place where CPU and GPU differ. Everyone else asks a `Device` and has no branch of its own.
+"""The one place where CPU and GPU differ. All other code asks a `Device` and has no branch of its own.
 
-The driver finds the device out once and hands it to the actors: an actor that was given no GPU sees none, and would
-answer differently.
+The driver finds the device out once and hands it to the actors, because an actor that was given no GPU sees no GPU and
+would answer differently.
 """
 
 import math
@@ -26,8 +26,8 @@ CPU_BATCHED_TOKENS = 8192
 CPU_KV_CACHE_BYTES = 2**30
 """Key-value cache of one engine on CPU."""
 ONE_PROCESS = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
-"""Executor on CPU that has the model in the process of the engine core. By default (vLLM 0.32) it has one of its own, and the
-two wait for each other by spinning: several times the CPU time on two cores."""
+"""Executor on CPU that has the model in the process of the engine core. By default (vLLM 0.32) the model has a process of its
+own, and the two processes wait for each other by spinning, which takes several times the CPU time on two cores."""
 ALLOCATOR_VARIABLES = "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"
 SHARED_MEMORY = "/dev/shm"
 ENOUGH_SHARED_BYTES = 2**30
@@ -82,15 +82,16 @@ class Device:
 
     @property
     def logits_at_once(self) -> int:
-        """Logits that a learner holds at a time, in float32 and about three copies of them: 64 MiB on CPU, 512 MiB on GPU.
+        """Logits that a learner holds at a time, in float32 and about three copies: 64 MiB a copy on CPU, 512 MiB on GPU.
 
-        Each chunk reads and writes the gradient of the whole head, so small chunks cost time: at 152 k words 2**24 is 110 tokens.
+        Each chunk reads and writes the gradient of the whole head, so small chunks cost time: with a vocabulary of
+        152 k, 2**24 logits are 110 tokens.
         """
         return 2**24 if self.kind == "cpu" else 2**27
 
     @property
     def doubts(self) -> list[str]:
-        """What on this machine may make a run fail, for a warning before anything starts."""
+        """Warnings about this machine, given before anything starts: what may make a run fail."""
         shared = shutil.disk_usage(SHARED_MEMORY).total if self.kind == "cuda" else ENOUGH_SHARED_BYTES
         if shared >= ENOUGH_SHARED_BYTES:
             return []
@@ -122,20 +123,20 @@ class Device:
     def threads_per_worker(self) -> int | None:
         """Threads for `torch.set_num_threads`; None leaves torch's choice.
 
-        One on CPU: an engine and a learner with a thread per core each are several times slower than with one each.
+        On CPU 1, because an engine and a learner with a thread per core each are several times slower than with one thread each.
         """
         return 1 if self.kind == "cpu" else None
 
     @property
     def place_resources(self) -> dict[str, float]:
         """Ray resources of one place: of a learner, or of one worker of an engine."""
-        # Ray counts cores, and a whole one each would leave most actors waiting for ever on a laptop. At four workers a
-        # core, a fifth each leaves a fifth of the machine for the other actors.
+        # Ray counts cores. If each worker took a whole core, most actors would wait for ever on a laptop. With four workers a
+        # core, a fifth of a core each leaves a fifth of the machine for the other actors.
         return {"CPU": 0.2} if self.kind == "cpu" else {"CPU": 1.0, "GPU": 1.0}
 
     @property
     def places_per_core(self) -> int:
-        """Places that share what a worker would like to have for itself."""
+        """Places that share a core that a worker would rather have for itself."""
         return 5 if self.kind == "cpu" else 1
 
     @property
@@ -144,7 +145,7 @@ class Device:
         env = {"VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "WARNING"), "TOKENIZERS_PARALLELISM": "false"}
         if self.kind == "cpu":
             return env | {"OMP_NUM_THREADS": str(self.threads_per_worker)}
-        # Ray would set it to the CPUs that an actor asks for, which is 1, so that loading and copies would use one core.
+        # Ray would set OMP_NUM_THREADS to the CPUs that an actor asks for, which is 1, so loading and copies would use one core.
         return env | _unless_set_by_user({"OMP_NUM_THREADS": str(max(_num_cores() // max(self.num_places, 1), 1))})
 
     def engine_kwargs(self, *, max_model_len: int, gpu_memory_utilization: float) -> dict[str, Any]:
@@ -152,20 +153,20 @@ class Device:
         if self.kind == "cuda":
             return {"gpu_memory_utilization": gpu_memory_utilization}
         return {
-            # A prompt in one piece: a sampler with a seed cannot take back what it drew for a piece (vLLM 0.32 on CPU).
+            # Prompts in one piece, because a sampler with a seed cannot take back what it drew for a piece (vLLM 0.32 on CPU).
             "enable_chunked_prefill": False,
             "max_num_batched_tokens": max(CPU_BATCHED_TOKENS, max_model_len),
-            "kv_cache_memory_bytes": CPU_KV_CACHE_BYTES,  # vLLM would take a share of the whole machine
+            "kv_cache_memory_bytes": CPU_KV_CACHE_BYTES,  # by default vLLM takes a share of the whole machine
         }
 
     def engine_env(self, *, enforce_eager: bool, ready_timeout_s: float) -> dict[str, str]:
         """Environment of an engine's process, to be set before vLLM is imported. What the user has set wins."""
-        env = {"VLLM_ENGINE_READY_TIMEOUT_S": str(math.ceil(ready_timeout_s))}  # 600 by itself, whatever we wait for
-        if self.weight_transport in SHARES_HANDLES:  # msgpack alone refuses what handles of shared memory consist of
+        env = {"VLLM_ENGINE_READY_TIMEOUT_S": str(math.ceil(ready_timeout_s))}  # by default 600, however long we wait
+        if self.weight_transport in SHARES_HANDLES:  # msgpack alone refuses handles of shared memory
             env["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"
         if self.kind == "cuda":
             return _unless_set_by_user(env)
-        env["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the engine core in the actor itself: half the time to start
+        env["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # engine core in the actor itself, which starts in half the time
         return _unless_set_by_user(env | _engine_env_on_cpu(enforce_eager=enforce_eager))
 
     @property
@@ -178,13 +179,13 @@ class Device:
         """Words of the command line of vLLM's server that depend on the device; on CPU it is eager."""
         if self.kind == "cuda":
             return []
-        # Not in pieces, as above; nor in a process beside the engine's.
+        # Prompts in one piece and the model in the engine's process, as above.
         words = ["--dtype", self.dtype, "--enforce-eager", "--no-enable-chunked-prefill"]
         return [*words, "--distributed-executor-backend", ONE_PROCESS]
 
     def server_env(self, *, gpu: int) -> dict[str, str]:
-        """Environment of a server's process beside the one that is there; `gpu` says which, where there are any. What the user
-        has set wins, but for the choice of the GPU."""
+        """Variables to add to the environment of a server's process; `gpu` is the number of the GPU to use, if there is any. What
+        the user has set wins, except for the choice of the GPU."""
         if self.kind == "cuda":
             return {"CUDA_VISIBLE_DEVICES": str(gpu)}
         of_the_server = {
@@ -203,18 +204,18 @@ class Device:
         return resident_pages * os.sysconf("SC_PAGE_SIZE")
 
     def synchronize(self) -> None:
-        """Wait until everything that this process has queued on its GPU is done; on CPU it is."""
+        """Wait until everything that this process has queued on its GPU is done. On CPU nothing is queued."""
         if self.kind == "cuda":
             import torch
 
             torch.cuda.synchronize()
 
     def return_freed_memory(self) -> None:
-        """Let other processes have what tensors of this one no longer use. On CPU the allocator does it by itself."""
+        """Let other processes have memory that tensors of this process no longer use. On CPU the allocator does so by itself."""
         if self.kind == "cuda":
             import torch
 
-            torch.cuda.ipc_collect()  # of tensors that an engine had a look at
+            torch.cuda.ipc_collect()  # memory of tensors that an engine has opened
             torch.cuda.empty_cache()
 
     @property
@@ -223,7 +224,7 @@ class Device:
         return self.kind == "cuda"
 
     def whole_memory_in_use_bytes(self) -> int:
-        """Memory in use on the GPU, whoever holds it (an engine is a process of its own there); on CPU, this process's."""
+        """Memory in use on the GPU by all processes, because engines have processes of their own there; on CPU, by this one."""
         if self.kind == "cuda":
             import torch
 
@@ -253,16 +254,16 @@ def places_explained(device: Device) -> str:
 
 
 def _engine_env_on_cpu(*, enforce_eager: bool) -> dict[str, str]:
-    """What an engine on CPU needs, in an actor and in a server."""
-    env = {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}  # tensor parallelism fails to bind its workers otherwise
+    """Environment that an engine on CPU needs, in an actor and in a server."""
+    env = {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}  # otherwise tensor parallelism fails to bind its workers
     if enforce_eager:  # vLLM compiles its sampler all the same: ten seconds in the first step
         env["TORCHDYNAMO_DISABLE"] = "1"
     return env
 
 
 def _without_expandable_segments() -> dict[str, str]:
-    """Torch's allocator as the user has set it, but with plain segments. A tensor in an expandable one cannot go to another
-    process without rights that containers do not give."""
+    """Torch's allocator as the user has set it, but with plain segments. A tensor in an expandable segment cannot be
+    shared with another process without rights that containers do not give."""
     changed = {}
     for name in ALLOCATOR_VARIABLES:
         settings = os.environ.get(name, "").split(",")
@@ -287,7 +288,7 @@ def current_device(
     """The device of this machine.
 
     Args:
-        kind: None asks torch. Give it where this process does not see what the workers will see.
+        kind: None asks torch. Give the kind where this process does not see the devices that the workers will see.
         dtype: `auto` is bfloat16 on GPU and float32 on CPU, where bfloat16 is emulated and many times slower.
         attn_implementation: `auto` is flash attention where it can run, else torch's scaled dot product.
     """

@@ -4,7 +4,7 @@
     python open_instruct/fully_async_main.py --config-path /path/to/config --config-name my_config trainer.seed=2
 
 The file (`conf/fully_async.yaml` shows all sections) is composed by hydra. Every key is an option of `grpo_fast.py --help`,
-whichever section it stands in; beside those there are the few of `SPECIAL_KEYS`. Log, monitor and subclasses:
+in whichever section it stands. Keys of the file alone are the few of `SPECIAL_KEYS`. Log, monitor and subclasses:
 docs/source_systems.md.
 """
 
@@ -42,24 +42,24 @@ SPECIAL_KEYS = {
     "trainer": ("cls", "n_gpus_per_node", "nnodes", "device"),
     "rollout": ("cls", "n_gpus_per_node", "nnodes"),
 }
-"""Keys that are no option of `grpo_fast.py` under the same name."""
+"""Keys that are not options of `grpo_fast.py` under the same name."""
 
 
 @dataclass(frozen=True)
 class FullyAsyncMain:
-    """The coordinator: every component of a run is started, watched and ended here, by the loop that both doors share."""
+    """The coordinator: it starts, watches and ends every component of a run, by the loop that both doors share."""
 
     args: GRPOConfig
     inputs: RunInputs
     roles: Roles
 
     def run(self) -> int:
-        """Train; the exit code."""
+        """Train. Returns the exit code."""
         return grpo_fast.run(self.args, self.inputs, self.roles)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Compose, check, train; the exit code of `grpo_fast.run`, or 2 for mistakes."""
+    """Compose, check, train. Returns the exit code of `grpo_fast.run`, or 2 for mistakes."""
     mask_tracebacks()
     yaml_door.let_user_modules_be_found()
     with ends_by_signals():
@@ -82,7 +82,7 @@ def compose(argv: Sequence[str]) -> dict[str, Any]:
 
 
 def _may_be_new(key: str) -> bool:
-    """An option of a run needs no `+`, whether the file has it or not; hydra tells of other keys that the file lacks."""
+    """Whether a key may be given without `+` though the file lacks it: options of a run may. Hydra reports other unknown keys."""
     return key.count(".") == 1 and key.partition(".")[2] in _option_names()
 
 
@@ -95,7 +95,7 @@ def read(config: Mapping[str, Any]) -> FullyAsyncMain:
     """A run from the composed sections, checked in full.
 
     Raises:
-        UsageError: with all mistakes; options are named by section and key.
+        UsageError: there are mistakes. It has all of them, and names options by section and key.
     """
     config_cls, mistakes_of_modules = config_class_with(_modules(config))
     written, where, mistakes = _flatten(config, config_cls)
@@ -119,7 +119,7 @@ def _section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _modules(config: Mapping[str, Any]) -> dict[str, list[str]]:
-    """What the file gives for `MODULE_OPTIONS`, in whichever section. What is no list of texts is told of later."""
+    """What the file gives for `MODULE_OPTIONS`, in whichever section. A value that is no list of texts is reported later."""
     found: dict[str, list[str]] = {}
     for section in config.values():
         for option in MODULE_OPTIONS if isinstance(section, Mapping) else ():
@@ -133,7 +133,7 @@ def _modules(config: Mapping[str, Any]) -> dict[str, list[str]]:
 def _flatten(
     config: Mapping[str, Any], config_cls: type[GRPOConfig]
 ) -> tuple[dict[str, Any], dict[str, str], list[str]]:
-    """Options as they were written, where each stands, and mistakes. A null leaves the default."""
+    """Options as they were written, the place of each option in the file, and mistakes. A null leaves the default."""
     options = [field.name for field in option_fields(config_cls)]
     written: dict[str, Any] = {}
     where: dict[str, str] = {}
@@ -189,7 +189,7 @@ def _special_options(config: Mapping[str, Any], where: dict[str, str], mistakes:
 
 
 def _tensor_parallel_size(rollout: Mapping[str, Any]) -> int:
-    """1 also where the section says what no size is: `make_config` tells of it."""
+    """Tensor parallel size; 1 also where the section has an invalid size, which `make_config` reports."""
     try:
         return max(convert(rollout.get("vllm_tensor_parallel_size"), int), 1)
     except ValueError:

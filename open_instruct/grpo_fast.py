@@ -40,7 +40,7 @@ from open_instruct.run.run_saving import (
     resumes_the_same_run,
     tell_that_it_is_complete,
 )
-from open_instruct.run.step_loop import run_to_its_end, sync_weights_and_prepare_prompts  # noqa: F401 - the same
+from open_instruct.run.step_loop import run_to_its_end, sync_weights_and_prepare_prompts  # noqa: F401 - open-instruct has it here
 from open_instruct.run.wiring import OUR_ROLES, Roles, set_up
 from open_instruct.storage.checkpoints import StorageNotShared
 from open_instruct.storage.output_directory import UnusableDirectory, describe, held, is_of_storage
@@ -91,13 +91,13 @@ def _run_alone(args: GRPOConfig, inputs: "RunInputs", roles: Roles) -> int:
                 patience_s = SHUTDOWN_S
                 return code
             except Exception as error:
-                tell_of_failure(log, error)  # before all is ended, which may take seconds
+                tell_of_failure(log, error)  # before all components are ended, which may take seconds
                 return 1
             finally:
                 current.components.shut_down(patience_s)
     except Interrupted as interruption:
         return interruption.exit_code
-    except Exception as error:  # before all parts were there
+    except Exception as error:  # before all components were there
         tell_of_failure(log, error)
         return 1
     finally:
@@ -105,7 +105,7 @@ def _run_alone(args: GRPOConfig, inputs: "RunInputs", roles: Roles) -> int:
 
 
 def tell_of_failure(log: RunLog, error: Exception) -> None:
-    """One line that says why a run failed, for errors that a user can do something about. Other errors are raised again."""
+    """Log one line that says why a run failed, for errors that a user can do something about. Raise other errors again."""
     if is_of_storage(error):
         log.failed(RuntimeError(f"{describe(error)}{log.room_left()}. Make room and start the same command again."))
     elif isinstance(error, ComponentDied | NonfiniteSteps | StorageNotShared | TimeoutError | WeightsDiffer):
@@ -140,7 +140,7 @@ def validators(inputs: list[RunInputs]) -> list[Callable[[GRPOConfig], list[str]
 
 
 def weights_are_whole(args: GRPOConfig) -> list[str]:
-    """What is wrong with the weights of a model in a directory. Files of the hub are checked when they are fetched."""
+    """What is wrong with the weights of a model in a directory. Files from the hub are checked when they are fetched."""
     directory = Path(args.model_name_or_path)
     problem = problem_with_weights(directory) if os.path.isfile(directory / "config.json") else ""
     return [f"{shown(args, 'model_name_or_path')}: {problem}"] if problem else []

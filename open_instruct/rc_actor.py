@@ -5,11 +5,11 @@
 
     data sets ─► RCActorLoop ◄─► worker processes ─► HTTP servers
                      └─► output_dir/streams/actor.jsonl, one line a turn; live line; summary.json
-                         of an evaluation: eval.jsonl, eval_summary.json, accuracy_by_cycle.png
+                         for an evaluation: eval.jsonl, eval_summary.json, accuracy_by_cycle.png
 
 The file (`conf/rc_base.yaml` holds every key) is composed by hydra. Start the same command again after an interruption:
-trajectories that are in the stream are not made again. Exit code 0 done, 1 failed, 2 mistakes in the options, 85 by SIGTERM,
-130 by Ctrl-C.
+trajectories that are in the stream are not made again. Exit codes: 0 done, 1 failed, 2 mistakes in the options, 85 ended by
+SIGTERM, 130 ended by Ctrl-C.
 """
 
 import asyncio
@@ -53,7 +53,7 @@ EVALUATION = "eval"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Compose, check, roll out; the exit code."""
+    """Compose, check, roll out. Returns the exit code."""
     mask_tracebacks()
     with ends_by_signals():
         return _main(sys.argv[1:] if argv is None else argv)
@@ -102,10 +102,10 @@ def _run(options: RCOptions, problems: Mapping[str, list[Problem]]) -> int:
 
 
 def load_problems(options: RCOptions) -> dict[str, list[Problem]]:
-    """Problems of the training and the test data sets; policies are looked at too.
+    """Problems of the training and the test data sets. Rollout policies are checked too.
 
     Raises:
-        UsageError: with all mistakes.
+        UsageError: there are mistakes; it has all of them.
     """
     yaml_door.let_user_modules_be_found()
     mistakes: list[str] = []
@@ -123,10 +123,10 @@ def load_problems(options: RCOptions) -> dict[str, list[Problem]]:
 
 
 def _problems(load: Any, names: list[Any], run: RunOptions) -> list[Problem]:
-    """What the loader finds under these names; the loader may be the user's.
+    """The problems that the loader finds under these names. The loader may be the user's.
 
     Raises:
-        ValueError: it fails, or returns something else.
+        ValueError: the loader fails, or returns something else.
     """
     try:
         found = load(names, seed=run.seed)
@@ -137,8 +137,10 @@ def _problems(load: Any, names: list[Any], run: RunOptions) -> list[Problem]:
         raise ValueError(
             f"{run.dataset_loader} fails ({type(error).__name__}: {error}). It is called as load(names, seed=…)."
         ) from error
-    if not isinstance(found, list) or not all(isinstance(one, Problem) for one in found):
-        raise ValueError(f"{run.dataset_loader} gives {type(found).__name__}, not a list of rc_types.Problem.")
+    if not isinstance(found, list) or not all(isinstance(problem, Problem) for problem in found):
+        raise ValueError(
+            f"{run.dataset_loader} gives {type(found).__name__}, not a list of open_instruct.workflows.rc.types.Problem."
+        )
     return found
 
 
@@ -151,10 +153,10 @@ def _tried(mistakes: list[str], prefix: str, function: Any, *args: Any, **option
 
 
 def find_servers(options: RCOptions) -> ServedModel:
-    """The model that all servers serve; the shortest context of theirs.
+    """The model that all servers serve, with the shortest context of all servers.
 
     Raises:
-        ServerProblem: one does not answer in time, or serves something else.
+        ServerProblem: a server does not answer in time, or serves another model.
     """
     urls = list(dict.fromkeys([*split_urls(options.me.llm_urls), *split_urls(options.me.summarization_llm_urls)]))
     with_key = split_urls(options.me.api_key_urls)
@@ -184,7 +186,7 @@ def find_servers(options: RCOptions) -> ServedModel:
 
 
 class signals_as_exceptions:
-    """SIGINT and SIGTERM raise `Interrupted` in the main thread; a second one is left to Python."""
+    """SIGINT and SIGTERM raise `Interrupted` in the main thread. A second signal is left to Python."""
 
     def __enter__(self) -> None:
         self._before = {number: signal.signal(number, self._raise) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -215,7 +217,7 @@ def phases(options: RCOptions, problems: Mapping[str, list[Problem]]) -> Iterato
 
 
 def run_phase(phase: Phase, options: RCOptions, model: ServedModel) -> dict[str, Any]:
-    """Roll out what is not in the phase's stream yet; its summary, which is also written and printed."""
+    """Roll out what is not in the phase's stream yet. Returns the phase's summary, which is also written and printed."""
     output_dir = Path(options.run.output_dir)
     path = output_dir / "streams" / f"{phase.name}.jsonl"
     check_same_run(path.with_suffix(".settings.json"), phase, model)
@@ -247,7 +249,7 @@ def run_phase(phase: Phase, options: RCOptions, model: ServedModel) -> dict[str,
 
 
 def warn_of_short_context(phase: Phase, model: ServedModel) -> None:
-    """One long turn that the model has no room for is a weaker control than it should be."""
+    """Warn if the model has no room for one long turn, because the control is then weaker than it should be."""
     budget = phase.settings.token_budgets[-1]
     assert model.max_model_len is not None
     if phase.one_long_turn and budget >= model.max_model_len:
@@ -260,10 +262,10 @@ def warn_of_short_context(phase: Phase, model: ServedModel) -> None:
 
 
 def check_same_run(path: Path, phase: Phase, model: ServedModel) -> None:
-    """A stream holds trajectories of one kind: what they are sampled with lies beside it.
+    """Check that a stream holds trajectories of the same settings, which lie in a file beside it.
 
     Raises:
-        RunFailed: it was begun with other settings.
+        RunFailed: the stream was begun with other settings.
     """
     data = hashlib.sha256(repr([asdict(problem) for problem in phase.problems]).encode(errors="replace")).hexdigest()[
         :16

@@ -1,4 +1,4 @@
-"""Things that a run chooses by name and that a file of the user's may add to: losses, advantages, workflows.
+"""Registries of things that a run chooses by name, and to which a user's file may add: losses, advantages, workflows.
 
     LOSSES: Registry[Loss] = Registry("loss", flag="loss_fn")
 
@@ -6,7 +6,7 @@
     def dapo_loss(inputs, options): ...
 
 An entry may bring options of its own: a dataclass whose fields become flags of the command line, with the string under a field as
-its help. `option_groups` collects those of all entries that are registered.
+the flag's help. `option_groups` collects these dataclasses from all registered entries.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -32,7 +32,7 @@ class Entry(Generic[T]):
 
 
 class UnknownName(ValueError):
-    """Nothing is registered under the name; the message lists the names that there are."""
+    """Nothing is registered under the name. The message lists the registered names."""
 
 
 class Registry(Generic[T]):
@@ -106,7 +106,7 @@ def _where(value: Any) -> str:
 
 _CHOICES = "choices"
 NO_FLAG: Mapping[str, Any] = {"is_flag": False}
-"""Metadata of a field of an option class that is no option."""
+"""Metadata that mark a field of an option class as no option."""
 
 
 def chosen_from(registry: Registry[Any], default: str) -> Any:
@@ -116,36 +116,36 @@ def chosen_from(registry: Registry[Any], default: str) -> Any:
 
 def option_fields(config_cls: type[Any]) -> "list[Field[Any]]":
     """The fields of an option class that are options."""
-    return [one for one in fields(config_cls) if one.metadata.get("is_flag", True)]
+    return [option for option in fields(config_cls) if option.metadata.get("is_flag", True)]
 
 
 def option_kinds(config_cls: type[Any]) -> dict[str, Any]:
-    """The annotation of each option. That of an option that chooses an entry is a `Literal` of the names that there are now."""
+    """The annotation of each option. An option that chooses an entry has a `Literal` of the names that are registered now."""
     hints = get_type_hints(config_cls)
     kinds = {}
-    for one in option_fields(config_cls):
-        registry = one.metadata.get(_CHOICES)
+    for option in option_fields(config_cls):
+        registry = option.metadata.get(_CHOICES)
         if registry is None:
-            kinds[one.name] = hints[one.name]
+            kinds[option.name] = hints[option.name]
         else:
-            kinds[one.name] = Literal[tuple(registry.names)]  # pyrefly: ignore[invalid-literal]
+            kinds[option.name] = Literal[tuple(registry.names)]  # pyrefly: ignore[invalid-literal]
     return kinds
 
 
 def chosen_entries(options: Any) -> Iterator[tuple[Registry[Any], str]]:
     """Each registry that an option chooses from, with the name that is chosen."""
-    for one in fields(options):
-        if _CHOICES in one.metadata:
-            yield one.metadata[_CHOICES], getattr(options, one.name)
+    for option in fields(options):
+        if _CHOICES in option.metadata:
+            yield option.metadata[_CHOICES], getattr(options, option.name)
 
 
 def options_of(args: Any, group: type[Group]) -> Group:
-    """The part of a run's options that a group declares; what is not given has the group's default."""
+    """The part of a run's options that a group declares; options that `args` lacks have the group's default."""
     own = getattr(args, "own_options", {})
     values = {}
-    for one in fields(group):  # type: ignore[arg-type]
-        if one.name in own:
-            values[one.name] = own[one.name]
-        elif hasattr(args, one.name):
-            values[one.name] = getattr(args, one.name)
+    for option in fields(group):  # type: ignore[arg-type]
+        if option.name in own:
+            values[option.name] = own[option.name]
+        elif hasattr(args, option.name):
+            values[option.name] = getattr(args, option.name)
     return group(**values)

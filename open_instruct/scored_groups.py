@@ -17,15 +17,15 @@ class ScoredGroup:
     dataset: str
     scores: np.ndarray  # (G,) float32 in [0, 1]
     num_failures: int = 0
-    """Responses on which the verifier raised; they score 0."""
+    """Responses on which the verifier raised an error; they score 0."""
     num_not_scored: int = 0
-    """Responses of which nothing is known. They are not among the samples."""
+    """Responses that were not scored. They are not among the samples."""
     score_s: float = 0.0
     """Seconds from the arrival of the group to its last score."""
     cost: float = 0.0
     """US dollars that scoring the group cost."""
     reward_weight: float = 1.0
-    """Of its verifier: what multiplies the scores on their way into the reward."""
+    """Weight of the group's verifier, by which scores are multiplied to become rewards."""
 
     @property
     def samples(self) -> list[Sample]:
@@ -34,24 +34,24 @@ class ScoredGroup:
 
     @property
     def first(self) -> Sample:
-        """The first sample. In a group that `split` made it stands for all in kind, number, weight and whether it is judged."""
+        """The first sample. In a group that `split` made, all samples have its kind, number, weight and `is_judged`."""
         return self.result.samples[0]
 
     @property
     def weighted_scores(self) -> np.ndarray:
-        """(G,) float32, times `reward_weight`: rewards but for `--verification_reward`."""
+        """(G,) float32, scores times `reward_weight`; times `--verification_reward` they are the rewards."""
         return self.reward_weight * self.scores
 
     @property
     def has_zero_std(self) -> bool:
-        """Whether all responses scored alike: their advantages are all 0 and teach nothing."""
+        """Whether all responses have the same score, so that their advantages are all 0 and teach nothing."""
         return bool(np.all(self.scores == self.scores[0]))
 
 
 def split(rollout: ScoredGroup) -> list[ScoredGroup]:
     """The rollout divided into groups whose samples are compared with each other (`Sample.group`).
 
-    What is counted once for the whole rollout (failures, cost) stays with the first group that a verifier saw.
+    Numbers that count once for the whole rollout (failures, cost) stay with the first group that a verifier scores.
     """
     members: defaultdict[int, list[int]] = defaultdict(list)
     for position, sample in enumerate(rollout.samples):

@@ -1,4 +1,4 @@
-"""Files and modules of the user's that add verifiers, losses, advantages or workflows: imported by name, once in a process."""
+"""Imports user files and modules that add verifiers, losses, advantages or workflows: by name, and a file once in a process."""
 
 import importlib
 import importlib.util
@@ -9,7 +9,7 @@ from types import ModuleType
 
 
 class UserModuleError(ValueError):
-    """A module of the user's cannot be used; the text says which one and why."""
+    """A user's module cannot be used; the text says which module and why."""
 
 
 def import_user_module(name: str) -> ModuleType:
@@ -32,7 +32,7 @@ def _import_file(path: Path) -> ModuleType:
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None, path  # a name that ends in .py has one, and a loader
+    assert spec is not None, path  # a name that ends in .py has a spec, and a loader
     assert spec.loader is not None, path
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     try:

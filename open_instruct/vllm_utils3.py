@@ -5,8 +5,9 @@
                             engine has no room                  ▲                              │
     learners, driver ── control calls (weights, stop) ──────────┘       inference_results_Q ◄──put── pusher thread
 
-An item of `param_prompt_Q` is a `list[PromptRequest]`, one of `inference_results_Q` a `list[GenerationResult]` (lists, because a
-queue call costs more than what it carries). The run's workflow makes requests to the engine of a prompt (workflows/runner.py).
+Each item of `param_prompt_Q` is a `list[PromptRequest]`, and each item of `inference_results_Q` is a `list[GenerationResult]`.
+They are lists because a queue call costs more than what it carries. The run's workflow turns a prompt into requests to the engine
+(workflows/runner.py).
 """
 
 import functools
@@ -39,7 +40,7 @@ from open_instruct.workflows.runner import EngineFacts, RolloutRunner
 class LLMRayActor:
     """One vLLM engine. Make it a Ray actor with `create_vllm_engines`; it needs `max_concurrency` of at least 4.
 
-    Public calls answer within `timeout_s` or raise `TimeoutError` that says which call waited for the engine thread.
+    Control calls wait at most `timeout_s` for the engine thread, then raise `TimeoutError`.
     """
 
     def __init__(
@@ -96,7 +97,7 @@ class LLMRayActor:
     def process_queue_continuously(self) -> None:
         """Serve `param_prompt_Q` until `stop`. Consumes prompts, produces `GenerationResult`s; blocks only while idle.
 
-        Raises what went wrong in the engine or in a helper thread: the future of this call is the engine's sign of life.
+        Raises the error that the engine or a helper thread ended with, so the future of this call is the engine's sign of life.
         """
         threads = self._threads
         self._calls.is_served = True
@@ -126,8 +127,14 @@ class LLMRayActor:
         return [
             GenerationResult(
                 samples=[
-                    Sample(prompt, one.token_ids, one.logprobs, one.finish_reason, one.version_spans)
-                    for one in answer.completions
+                    Sample(
+                        prompt,
+                        completion.token_ids,
+                        completion.logprobs,
+                        completion.finish_reason,
+                        completion.version_spans,
+                    )
+                    for completion in answer.completions
                 ],
                 index=number,
                 prompt_id=ids[number],
@@ -159,10 +166,10 @@ class LLMRayActor:
     def take_inventory(self) -> dict[str, Any]:
         """What this engine holds and how it is doing. Answered at once, whatever the engine thread is doing.
 
-        `held`: ids of prompts inside, finished ones on their way out included; `num_outstanding_tokens` that they may still come
-        to; `version`; `num_generated_tokens` of finished groups and `busy_s` inside engine steps since the start; `idle_s` since
-        the last engine step, while there is something to generate and no update, which has a limit of its own; `state`;
-        `needs_weights`: prompts wait, and the weights were dropped in sleep.
+        `held`: ids of the prompts inside, including finished prompts on their way out. `num_outstanding_tokens`: most tokens that
+        the requests to the engine can come to. `num_generated_tokens` and `busy_s`: tokens of finished requests and seconds
+        inside engine steps, since the start. `idle_s`: seconds since the last engine step while there is something to generate
+        and no update, because updates have a limit of their own. `needs_weights`: prompts wait, but sleep dropped the weights.
         """
         work, sleep, loop = self._work, self._sleep, self._loop
         with self._threads.lock:
@@ -183,9 +190,9 @@ class LLMRayActor:
             }
 
     def release_memory_occupation(self, *, keep_weights: bool = False) -> int:
-        """Finish what is being generated, then fall asleep until `resume_memory_occupation`; the bytes that this gave back.
+        """Finish what is being generated, then sleep until `resume_memory_occupation`. Returns the bytes that this gave back.
 
-        Without `keep_weights` an engine whose sleep has level 2 generates only after new weights have come.
+        Without `keep_weights`, sleep at level 2 drops the weights, and the engine generates only after new weights have come.
         """
         self._drain()
         try:
@@ -215,8 +222,9 @@ class LLMRayActor:
     def start_weight_update(self, update_id: int | None = None) -> None:
         """Begin an update. An earlier update that was not finished is given up.
 
-        With in-flight updates responses go on with the new weights afterwards. Without, the engine first finishes what it has
-        begun. Updates are numbered upwards; None is the next, and in the calls below the one under way.
+        With in-flight updates, responses that were begun go on with the new weights afterwards. Otherwise the engine finishes
+        them first. Updates are numbered upwards. `update_id` None is the next number here, and in the calls below the update
+        under way.
         """
         if not self._inflight_updates:
             self._drain()
@@ -250,12 +258,12 @@ class LLMRayActor:
         return self._calls.run(finish)
 
     def abort_weight_update(self) -> None:
-        """The rest of the update under way will not come: stop the workers from waiting for it. Answered at once."""
+        """Stop the workers from waiting for the rest of the update under way, because it will not come. Answered at once."""
         self._receiver.abort()
 
 
 def _codec_reader(options: EngineOptions) -> Callable[[], ChatCodec]:
-    """Reads the tokenizer when it is first asked for: most workflows need none."""
+    """A function that reads the tokenizer on its first call only, because most workflows need none."""
 
     @functools.cache
     def read_codec() -> ChatCodec:

@@ -1,6 +1,8 @@
 """Names that users write in YAML files and in modules of their own, wherever their code lies."""
 
 import importlib
+import subprocess
+import sys
 
 import pytest
 
@@ -23,3 +25,10 @@ def test_names_that_users_write_lead_to_the_code(name: str, module: str) -> None
     found = getattr(importlib.import_module(door), wanted)
     target = importlib.import_module(module)
     assert found is getattr(target, wanted)
+
+
+def test_mistakes_are_told_before_torch_is_imported() -> None:
+    """It takes three seconds, and who mistyped a flag waits for the message."""
+    program = "import sys; import open_instruct.grpo_fast; print(sorted({'torch', 'transformers', 'vllm'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout == "[]\n"

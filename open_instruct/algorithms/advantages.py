@@ -25,8 +25,8 @@ ADVANTAGES: Registry[Advantage] = Registry("advantage", flag="advantage_normaliz
 
 @ADVANTAGES.register("centered")
 def centered(rewards_G: np.ndarray, options: NoOptions) -> np.ndarray:
-    """Reward less the group's mean. Leaves out GRPO's division, which would favour prompts that are nearly solved or nearly
-    hopeless (Dr. GRPO, arXiv:2503.20783)."""
+    """Reward minus the group's mean. Leaves out GRPO's division by the standard deviation, which would favour prompts that are
+    nearly solved or nearly hopeless (Dr. GRPO, arXiv:2503.20783). Rewards 1, 0, 0, 0 give 0.75, -0.25, -0.25, -0.25."""
     del options
     return rewards_G - rewards_G.mean()
 
@@ -38,11 +38,11 @@ def standard(rewards_G: np.ndarray, options: NoOptions) -> np.ndarray:
 
 
 def group_advantages(rewards_G: np.ndarray, name: str, options: Any = None) -> np.ndarray:
-    """(G,) float32: the advantages of one group's responses, as the function registered under `name` has them.
+    """(G,) float32: the advantages of one group's responses, from the function that is registered under `name`.
 
     Raises:
         UnknownName: there is no such function.
-        ValueError: it did not give one finite number for each response.
+        ValueError: the function did not give one finite number for each response.
     """
     entry = ADVANTAGES[name]
     rewards_G = np.asarray(rewards_G, dtype=np.float64)

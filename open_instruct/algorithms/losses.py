@@ -27,22 +27,22 @@ class LossInputs:
     """What a loss sees of one micro-batch. All tensors are (B, T), and 0 on tokens that are not trained on."""
 
     new_logprobs: "torch.Tensor"
-    """Of the policy as it is; the only tensor with a gradient."""
+    """Log-probs of the policy as it is; the only tensor with a gradient."""
     old_logprobs: "torch.Tensor"
-    """Of the policy before the first update of the training step. The ratio is taken to it."""
+    """Log-probs of the policy before the first update of the training step, the denominator of the ratio."""
     behaviour_logprobs: "torch.Tensor"
-    """Of the engine that sampled the tokens, as it reported them."""
+    """Log-probs of the engine that sampled the tokens, as the engine reported them."""
     advantages: "torch.Tensor"
     mask: "torch.Tensor"
     """Bool: True on tokens that are trained on."""
     position_ids: "torch.Tensor"
     """Positions within the sequence. Where they do not increase along a row, another sequence begins."""
     ref_logprobs: "torch.Tensor | None" = None
-    """Of the reference policy; None without one."""
+    """Log-probs of the reference policy; None without a reference policy."""
 
     @cached_property
     def ratio(self) -> "torch.Tensor":
-        """New over old policy."""
+        """Probability under the new policy divided by that under the old policy."""
         return (self.new_logprobs - self.old_logprobs).exp()
 
     @cached_property
@@ -53,7 +53,7 @@ class LossInputs:
 
 Loss = Callable[[LossInputs, Any], "tuple[torch.Tensor, dict[str, torch.Tensor]]"]
 """`(inputs, options) -> (loss, metrics)`: the loss of each token, (B, T), and by metric name a value of each token, (B, T), whose
-mean over the trained tokens of the step is reported. What they hold outside the mask is not used, but must be finite."""
+mean over the trained tokens of the step is reported. Values outside the mask are not used, but must be finite."""
 
 LOSSES: Registry[Loss] = Registry("loss", flag="loss_fn")
 
@@ -72,7 +72,7 @@ class ClipOptions:
 def dapo_loss(inputs: LossInputs, options: ClipOptions) -> "tuple[torch.Tensor, dict[str, torch.Tensor]]":
     """PPO's clipped objective with separate bounds below and above (DAPO, arXiv:2503.14476).
 
-    `policy/clipfrac_avg` is the share of tokens whose clipped term is the larger, so that they have no gradient.
+    `policy/clipfrac_avg` is the share of tokens whose clipped term is the larger term, so that these tokens have no gradient.
     """
     unclipped = -inputs.advantages * inputs.ratio
     clipped = -inputs.advantages * inputs.ratio.clamp(1 - options.clip_lower, 1 + options.clip_higher)

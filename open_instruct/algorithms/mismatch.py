@@ -1,7 +1,4 @@
-"""How far the learner's log-probs lie from the engine's, in sums that are merged exactly over micro-batches and ranks."""
-
-import math
-from collections.abc import Mapping, Sequence
+"""How far the learner's log-probs lie from the engine's, in sums that `merging.py` merges exactly."""
 
 import torch
 
@@ -27,28 +24,4 @@ def logprob_difference_sums(
         "sum_of_squares": absolute.square().sum(),
         "max": absolute.amax(),
         "signed_sum": difference.sum(),
-    }
-
-
-def merge_logprob_differences(parts: Sequence[Mapping[str, torch.Tensor | float]]) -> dict[str, float]:
-    """One of several micro-batches or ranks; the result can be merged again. A NaN anywhere stays one."""
-    columns = {name: torch.tensor([float(part[name]) for part in parts], dtype=torch.float64) for name in parts[0]}
-    return {name: float(column.max() if name == "max" else column.sum()) for name, column in columns.items()}
-
-
-def finish_logprob_difference(parts: Sequence[Mapping[str, torch.Tensor | float]]) -> dict[str, float]:
-    """The metrics over all tokens of all parts; 0 when none was trained on.
-
-    `debug/vllm_vs_local_logprob_diff_mean|max|std` are those of the absolute difference (std of the population).
-    `debug/vllm_local_reverse_kl` is the mean of `log vllm - log local`. The engine sampled the tokens, so this is an
-    unbiased estimate of KL(vllm ‖ local) as it stands, without a further weight; it may fall a little below 0.
-    """
-    merged = merge_logprob_differences(parts)
-    count = max(merged["count"], 1.0)
-    mean = merged["sum"] / count
-    return {
-        "debug/vllm_vs_local_logprob_diff_mean": mean,
-        "debug/vllm_vs_local_logprob_diff_max": merged["max"],
-        "debug/vllm_vs_local_logprob_diff_std": math.sqrt(max(merged["sum_of_squares"] / count - mean**2, 0.0)),
-        "debug/vllm_local_reverse_kl": merged["signed_sum"] / count,
     }

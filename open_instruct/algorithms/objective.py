@@ -1,6 +1,6 @@
 """The objective of a micro-batch: a policy loss, its weights, and the KL to the reference policy.
 
-Everything comes out as sums over trained tokens: sums of micro-batches and ranks add up, and whoever adds them up divides by the
+All results are sums over trained tokens. Sums of micro-batches and ranks can be added up, and whoever adds them up divides by the
 number of tokens once. Shapes: B rows, T tokens.
 """
 
@@ -10,10 +10,7 @@ import torch
 
 from open_instruct.algorithms.kl import estimate_kl
 from open_instruct.algorithms.losses import LossInputs
-
-RATIO_SPREAD = "val/ratio_spread"
-"""Sum of (ratio - 1)^2, that `finish_ratio_variance` turns into a variance. About 1, because a ratio strays from it by 1e-4 or
-less where the learning rate is small: as a difference of mean squares nothing would be left of that in float32."""
+from open_instruct.algorithms.merging import RATIO_SPREAD
 
 
 def make_loss_inputs(
@@ -56,12 +53,12 @@ def compute_objective(
 
     Args:
         loss: a `losses.Loss` with its options.
-        kl_estimator: which of the four of `estimate_kl` enters the objective.
-        weights: (B, T), of the policy loss alone (see `compute_rho_correction`), without a gradient; None is 1 everywhere.
-        loss_weights: (B, T), of both parts of the objective; None is 1 everywhere.
+        kl_estimator: which of the four estimates of `estimate_kl` enters the objective, 0 to 3.
+        weights: (B, T) factors of the policy loss alone (see `compute_rho_correction`), without a gradient; None is 1 everywhere.
+        loss_weights: (B, T) factors of both parts of the objective; None is 1 everywhere.
 
     Returns:
-        The scalar objective, and by metric name the detached float32 sums to divide by the token count for a mean: the parts of
+        The scalar objective, and by metric name detached float32 sums, which divided by the token count are means: the parts of
         the objective (`loss/kl_avg` includes `beta`), the metrics of the loss, `val/ratio` and its spread, and with a reference
         the four estimates `objective/kl0_avg` to `kl3_avg`.
     """
@@ -81,12 +78,3 @@ def compute_objective(
     per_token |= {"loss/policy_avg": policy_loss, "loss/kl_avg": kl_loss, "loss/total_avg": total_loss}
     sums = {name: (values.detach() * mask).sum(dtype=torch.float32) for name, values in per_token.items()}
     return (total_loss * mask).sum(), sums
-
-
-def finish_ratio_variance(metrics: dict[str, float]) -> dict[str, float]:
-    """`val/ratio_var`, the variance over all trained tokens, in place of `RATIO_SPREAD`. Takes the means of a whole step."""
-    metrics = dict(metrics)
-    spread = metrics.pop(RATIO_SPREAD, None)
-    if spread is not None:
-        metrics["val/ratio_var"] = max(spread - (metrics["val/ratio"] - 1) ** 2, 0.0)
-    return metrics

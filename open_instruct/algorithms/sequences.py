@@ -15,7 +15,8 @@ def number_sequences(position_ids: "torch.Tensor") -> "torch.Tensor":
 
 
 def sequence_means(values: "torch.Tensor", mask: "torch.Tensor", sequence_ids: "torch.Tensor") -> "torch.Tensor":
-    """(B, T): at each token the mean of `values` over the trained tokens (`mask`) of its sequence. `values` are 0 elsewhere."""
+    """(B, T): at each token the mean of `values` over the trained tokens (`mask`) of its sequence. `values` must be 0
+    elsewhere."""
     ids = sequence_ids.flatten()
     sums = values.new_zeros(values.numel())  # there are no more sequences than tokens
     counts = values.new_zeros(values.numel())

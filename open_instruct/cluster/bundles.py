@@ -1,6 +1,6 @@
-"""Room on a Ray cluster: reserved bundle by bundle, one bundle per place, on the nodes that the plan names.
+"""Reserves room on a Ray cluster: one bundle per place, on the nodes that the plan names.
 
-`reserve` compares what is asked with what the cluster has before it waits for anything, and each of its waits has a deadline.
+`reserve` compares what is asked for with what the cluster has before it waits for anything, and each of its waits has a deadline.
 """
 
 import math
@@ -28,27 +28,28 @@ from open_instruct.cluster.placement_plan import (
 from open_instruct.device import Device
 
 Bundles = tuple[PlacementGroup, list[int]]
-"""A placement group and the indices of those of its bundles that belong to one role, neighbours in hardware side by side."""
+"""A placement group, and the indices of its bundles that belong to one role, with neighbours in hardware side by side."""
 
 POLL_S = 0.5
 MAKE_S = 10
-"""Least time for a group for which there is room. Ray makes it in milliseconds, but one that is removed while it is being made
-keeps its resources for as long as the cluster lives."""
+"""Least wait for a placement group for which there is room. Ray makes a group in milliseconds, but a group that is removed while
+it is being made keeps its resources for as long as the cluster lives."""
 PROBE_S = 300.0
-"""Deadline of the look at where a bundle is, unless a run says how long starting may take. Each takes a new process of Ray."""
+"""Deadline for finding out which GPU each bundle has, unless a run sets one (`--init_timeout_s`). Each bundle starts a new
+process of Ray for it."""
 NODE_ID_LABEL = "ray.io/node-id"
 KEEP_VISIBLE_DEVICES = "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"
-"""Variable with which Ray leaves the environment of a worker as that of its node."""
+"""With this variable Ray leaves a worker the visible devices of its node."""
 
 _gpus: dict[PlacementGroupID, dict[int, "Gpu"]] = {}
-"""By group, then bundle. They can be asked for only while nobody computes there: a question takes the GPU for a moment."""
+"""GPUs by group, then bundle. They can be found out only while nobody computes there, because a look needs the GPU."""
 
 
 class Gpu(NamedTuple):
     """The GPU of a bundle."""
 
     number: int
-    """On its node; where GPUs have names instead of numbers, the position in the node's list."""
+    """Number of the GPU on its node; where GPUs have names instead of numbers, the position in the node's list."""
     name: str
     """As `CUDA_VISIBLE_DEVICES` names it: a number, the GPU's UUID, or a name of a part of it (MIG)."""
 
@@ -63,7 +64,7 @@ class Reservation:
 
 
 def cluster_nodes() -> list[Node]:
-    """The live nodes with what they have and what of it is free."""
+    """The live nodes with their total and their free resources."""
     from ray._private.state import available_resources_per_node  # Ray 2.60 has no public call for it
 
     free = available_resources_per_node()
@@ -75,12 +76,12 @@ def cluster_nodes() -> list[Node]:
 
 
 def reserve(asked: Asked, *, timeout_s: float, probe_s: float = PROBE_S) -> Reservation:
-    """Reserve places for what is asked. A look inside each place, which GPU it has, may take `probe_s`.
+    """Reserve places for what is asked. To find out which GPU each place has may take `probe_s` seconds.
 
     Raises:
-        CannotPlace: at once, if the cluster could not hold it though nothing else ran there; after `timeout_s`, if there is no
-            room because of others; or if Ray does not make a group for which there is room (`MAKE_S` at least). Says what was
-            asked and what every node has.
+        CannotPlace: at once, if the cluster could not hold what is asked even with nothing else running; after `timeout_s`, if
+            others leave no room; or if Ray does not make a group for which there is room (it gets at least `MAKE_S`). The
+            message says what was asked for and what every node has.
     """
     deadline = time.monotonic() + timeout_s
     shares = _wait_for_room(asked, deadline, timeout_s)
@@ -119,9 +120,10 @@ def _asked_and_there(asked: Asked) -> str:
 
 
 def bundle_places(group: PlacementGroup, *, probe_s: float = PROBE_S) -> dict[int, BundlePlace]:
-    """Where each bundle of a ready group is: the node from Ray's table, its GPU from a look inside.
+    """Where each bundle of a ready group is: its node from Ray's table, its GPU from a task that runs inside the bundle.
 
-    The first call comes before anybody computes there. CPU bundles have no number: they count as slots 0, 1, … of their node.
+    The first call must come before anybody computes in the bundles. CPU bundles have no device number, so they count as slots
+    0, 1, … of their node.
     """
     node_of_bundle = _node_of_bundle(group)
     address = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
@@ -148,7 +150,7 @@ def _count_slots(node_of_bundle: dict[int, str]) -> dict[int, int]:
 
 
 def _probe_gpus(group: PlacementGroup, *, timeout_s: float) -> dict[int, Gpu]:
-    # Unless told, Ray shows a task its own GPU alone, and the node's list is not to be had.
+    # Without this variable Ray shows a task its own GPU alone, and the task cannot read the node's list.
     @ray.remote(num_cpus=0, num_gpus=1, max_retries=0, runtime_env={"env_vars": {KEEP_VISIBLE_DEVICES: "1"}})
     def gpu() -> Gpu:
         name = str(ray.get_gpu_ids()[0])
@@ -168,7 +170,7 @@ def _probe_gpus(group: PlacementGroup, *, timeout_s: float) -> dict[int, Gpu]:
 
 
 def as_bundles(pg: Bundles | PlacementGroup) -> Bundles:
-    """A bare placement group as all of its bundles in hardware order."""
+    """`pg`, where a bare placement group stands for all of its bundles in hardware order."""
     if isinstance(pg, tuple):
         return pg
     if not pg.wait(timeout_seconds=PROBE_S):
@@ -188,9 +190,9 @@ def is_alive(node_id: str) -> bool:
 
 
 def actor_options(device: Device, bundles: Bundles | None, position: int = 0, *, share: float = 1.0) -> dict[str, Any]:
-    """`.options()` of an actor that computes on the bundle at `position`, or anywhere without bundles.
+    """`.options()` of an actor that computes on the bundle at `position`; without bundles, anywhere.
 
-    `share` of the place is the actor's: below 1 others share it.
+    The actor takes `share` of the place. Below 1, others can share the place.
     """
     options: dict[str, Any] = {
         **{f"num_{name.lower()}s": amount * share for name, amount in device.place_resources.items()},

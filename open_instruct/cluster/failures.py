@@ -1,9 +1,9 @@
-"""What a run ends with when a part of it fails."""
+"""The errors that a run ends with when a part of it fails."""
 
 import ray
 
 DO_NOT_FIT = "the weights that were sent do not fit the engine's model"
-"""So begins the message of an engine that has no place for a tensor, or got none for a parameter: no other attempt helps."""
+"""Beginning of the message of an engine that has no place for a tensor, or got no tensor for a parameter. A retry fails too."""
 
 
 class ComponentDied(RuntimeError):
@@ -15,7 +15,7 @@ class WeightsDiffer(RuntimeError):
 
 
 def root_cause(error: BaseException) -> str:
-    """One line on what lies under an error that came through Ray."""
+    """One line on the original cause of an error that came through Ray."""
     while isinstance(error, ray.exceptions.RayTaskError) and error.cause is not None:
         error = error.cause
     text = str(error).strip().splitlines() or [""]

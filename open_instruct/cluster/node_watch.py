@@ -1,4 +1,4 @@
-"""Notices nodes that a cluster has lost, and knows who was on them."""
+"""Notices nodes that a cluster has lost, and knows which learners and engines were on them."""
 
 import socket
 import time
@@ -9,7 +9,7 @@ from typing import Any
 import ray
 
 EVERY_S = 2.0
-"""From one look at the cluster to the next."""
+"""Time from one look at the cluster to the next."""
 ANSWER_S = 2.0
 """How long a node may take to accept a connection."""
 
@@ -33,7 +33,7 @@ class NodeWatch:
 
     Args:
         learner_nodes: node id of each rank.
-        engine_nodes: node id of each engine by position; asked anew each time, since engines move.
+        engine_nodes: node id of each engine by position; asked anew each time, because engines move.
     """
 
     def __init__(self, learner_nodes: Sequence[str], engine_nodes: Callable[[], Mapping[int, str]]) -> None:
@@ -43,22 +43,24 @@ class NodeWatch:
         self._told: set[str] = set()
 
     def describe(self) -> str:
-        """Who is on which node."""
+        """Which learner and which engine is on which node, as text."""
         address = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
         learners = [f"learner {rank} on {address[node]}" for rank, node in enumerate(self._learner_nodes)]
         return ", ".join(learners + [f"engine {n} on {address[node]}" for n, node in self._engine_nodes().items()])
 
     def lost_now(self) -> list[LostNode]:
-        """Somebody has failed: nodes that do not answer. Ray itself takes 15 s and more to notice that one is gone."""
+        """Nodes that do not answer. To be called when a part of the run has failed, because Ray itself takes 15 s and more to
+        notice that a node is gone."""
         return self._look(_is_gone)
 
     def lost_under(self, engine: int) -> LostNode | None:
-        """The node of an engine that has died, if it does not answer either; then `lost` does not tell of it again."""
+        """The node of an engine that has died, if the node does not answer either. Then `lost` does not report the node again,
+        unless learners were on it."""
         residence = self._engine_nodes().get(engine)
         for node in ray.nodes():
             if node["NodeID"] == residence and _is_gone(node):
                 lost = self._lost(node["NodeID"], node["NodeManagerAddress"])
-                if not lost.learners:  # else their end has this cause too
+                if not lost.learners:  # `lost` has to report it as the cause of the learners' end
                     self._told.add(lost.node_id)
                 return lost
         return None

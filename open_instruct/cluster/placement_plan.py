@@ -1,7 +1,7 @@
-"""Where learners and engines go. Pure: takes what the nodes have, says how many of each go to which node, or what is missing.
+"""Where learners and engines go. Pure: from the nodes' resources it says how many of each go to which node, or what is missing.
 
-A *place* is room for one worker: one GPU, or on CPU a share of a core. A learner takes one place, an engine as many as its
-tensor parallelism on one node; colocated engines use the places of the learners.
+A *place* is room for one worker: one GPU, or on CPU a share of a core. A learner takes one place. An engine takes as many places
+as its tensor parallelism, all on one node. Colocated engines use the places of the learners.
 
     plan_placement(nodes, asked) ─► how many of each on which node ─► bundles, one per place ─► probed ─► `hardware_order`
 """
@@ -32,11 +32,11 @@ class Asked:
     learners_per_node: tuple[int, ...]
     num_engines: int
     places_per_engine: int
-    """On one node: an engine does not span two."""
+    """All on one node, because an engine does not span two nodes."""
     place: Mapping[str, float]
     """Resources of one place."""
     places_per_core: int = 1
-    """Places that share a core; they are spread over the nodes before they do."""
+    """Places that share a core. Workers are spread over the nodes before they share cores."""
     colocate: bool = False
 
     @property
@@ -57,13 +57,13 @@ class Asked:
 
 @dataclass
 class NodeShare:
-    """What one node holds."""
+    """What the plan puts on one node."""
 
     node: Node
     room: int
-    """Places that are left on it."""
+    """Places that are left on the node."""
     comfortable: int
-    """Of them, those on which a worker has a core of its own."""
+    """How many of these places give a worker a core of its own."""
     num_learners: int = 0
     num_engines: int = 0
     colocated: int = field(default=0, repr=False)
@@ -73,7 +73,7 @@ class NodeShare:
         return self.num_engines * asked.places_per_engine
 
     def num_places(self, asked: "Asked") -> int:
-        """Of both roles together."""
+        """Places of both roles together."""
         engines = self.num_engine_places(asked)
         return max(self.num_learners, engines) if asked.colocate else self.num_learners + engines
 
@@ -83,13 +83,14 @@ class NodeShare:
 
 
 class CannotPlace(ValueError):
-    """There is not enough; the message says of what."""
+    """The cluster has not enough; the message says of what."""
 
 
 def plan_placement(nodes: Iterable[Node], asked: Asked, *, home: str = "", of_total: bool = False) -> list[NodeShare]:
-    """How many learners and engines each node takes; nodes that take any, in the order of their addresses.
+    """How many learners and engines each node takes. Returns the nodes that take any, in the order of their addresses.
 
-    Learners of one entry of `learners_per_node` share a node, and entries have different nodes where there are enough. Workers
+    Learners of one entry of `learners_per_node` share a node, and entries have different nodes where there are enough: (2, 1)
+    puts two learners on one node and one on another. Workers
     are put close together, but spread over nodes before they share cores.
 
     Args:
@@ -97,7 +98,7 @@ def plan_placement(nodes: Iterable[Node], asked: Asked, *, home: str = "", of_to
         of_total: plan as if nothing were in use.
 
     Raises:
-        CannotPlace: with the numbers.
+        CannotPlace: there is not enough room; the message has the numbers.
     """
     shares = [_share(node, asked, node.total if of_total else node.free) for node in nodes]
     shares.sort(key=lambda share: (address_key(share.node.address), share.node.node_id))
@@ -121,7 +122,7 @@ def _place_learners(shares: Sequence[NodeShare], asked: Asked, home: str) -> Non
         able = [share for share in shares if share.room >= wanted]
         if not able:
             raise CannotPlace(f"no node has room for {wanted} learners{_beside(shares)}: {_rooms(shares)}")
-        # The tightest fit of a node without learners, so that larger ones stay whole for engines.
+        # The tightest fit among nodes without learners, so that larger nodes stay whole for engines.
         best = min(
             able,
             key=lambda share: (
@@ -163,8 +164,8 @@ def _share_learners_places(shares: Sequence[NodeShare], asked: Asked) -> None:
 
 
 def _beside(shares: Sequence[NodeShare]) -> str:
-    placed = [(share.num_learners, share.num_engines) for share in shares]
-    learners, engines = sum(one[0] for one in placed), sum(one[1] for one in placed)
+    learners = sum(share.num_learners for share in shares)
+    engines = sum(share.num_engines for share in shares)
     return f" beside {learners} learners and {engines} engines" if learners or engines else ""
 
 
@@ -190,13 +191,13 @@ class BundlePlace:
     address: str
     node_id: str
     device: int
-    """Number of the GPU on its node, or its position in the node's list; on CPU, of the slot."""
+    """Number of the GPU on its node, or its position in the node's list; on CPU, number of the slot."""
     gpu: str = ""
     """The GPU as `CUDA_VISIBLE_DEVICES` names it."""
 
 
 def hardware_order(places: Mapping[int, BundlePlace]) -> list[int]:
-    """Bundle indices by (node address, device number), both as numbers, so that neighbours in the list are so in hardware.
+    """Bundle indices by (node address, device number), both as numbers, so that list neighbours are hardware neighbours.
 
     Ray's own order says nothing about hardware, and as text 10.0.0.10 comes before 10.0.0.9.
     """
@@ -218,7 +219,7 @@ def split_roles(
 ) -> tuple[list[int], list[int]]:
     """Bundles of the learners and of the engines, each in hardware order.
 
-    Colocated, those of the engines are among those of the learners.
+    When colocated, the bundles of the engines are among the bundles of the learners.
     """
     actor: list[int] = []
     rollout: list[int] = []

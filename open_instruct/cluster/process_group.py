@@ -4,14 +4,11 @@ import os
 import socket
 from datetime import timedelta
 
-import psutil
 import ray
 import torch
 
+from open_instruct.cluster.network_interface import OF_GLOO, OF_NCCL, network_interface
 from open_instruct.device import Device
-
-OF_GLOO, OF_NCCL = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
-"""Variables that name the network interface."""
 
 
 def open_store(world_size: int, timeout_s: float) -> "torch.distributed.TCPStore":
@@ -26,7 +23,7 @@ def open_store(world_size: int, timeout_s: float) -> "torch.distributed.TCPStore
         is_master=True,
         wait_for_workers=False,
         timeout=timedelta(seconds=timeout_s),
-        master_listen_fd=door.detach(),  # left alone it listens on every interface, and asks nobody for a password
+        master_listen_fd=door.detach(),  # by default it listens on every interface, and asks nobody for a password
     )
 
 
@@ -46,7 +43,7 @@ def join(
     world_size: int,
     timeout: timedelta,
 ) -> None:
-    """Join the process group of torch.distributed and of DeepSpeed; `store` is the open one, on the first rank."""
+    """Join the process group of torch.distributed and of DeepSpeed; `store` is the open store, on the first rank alone."""
     host, port = address
     os.environ.update(
         MASTER_ADDR=host,
@@ -65,17 +62,8 @@ def join(
         device.collective_backend, store=store, rank=rank, world_size=world_size, timeout=timeout
     )
     if device.deepspeed_compiles_collectives:
-        # It does so behind a lock file without a deadline: a run that was killed meanwhile would hang every later one. Gloo does
-        # without. `test_a_lock_that_a_killed_build_left` notices. Elsewhere a look at this table would probe every CUDA operator.
+        # DeepSpeed compiles behind a lock file without a deadline, so a run that was killed meanwhile would hang every later run.
+        # Gloo needs no operator. `test_a_lock_that_a_killed_build_left` notices. On GPU a look at this table would probe every
+        # CUDA operator.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     deepspeed.init_distributed(dist_backend=device.collective_backend, auto_mpi_discovery=False)
-
-
-def network_interface(*variables: str) -> dict[str, str]:
-    """The network interface of this node's address in the cluster, unless the user has named another; for these variables.
-
-    Left alone, gloo takes that of the host's name and NCCL the first that it finds.
-    """
-    address = ray.util.get_node_ip_address()
-    names = [name for name, addresses in psutil.net_if_addrs().items() if address in (one.address for one in addresses)]
-    return {variable: os.environ.get(variable, names[0]) for variable in variables} if names else {}

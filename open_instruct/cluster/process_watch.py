@@ -1,12 +1,12 @@
-"""Notices processes that are stopped (SIGSTOP, a debugger, a frozen container), and Ray's own when they are gone.
+"""Notices processes that are stopped (SIGSTOP, a debugger, a frozen container), and Ray's own processes when they are gone.
 
-A stopped process keeps its connections and answers nobody, so that whoever waits for it waits for the limit of that wait, half an
-hour for a learner. Asking it for a sign of life would mistake long work for death: a process that loads a model or compiles may
-keep its interpreter to itself for minutes. The kernel knows which it is. So the kernel is asked (`/proc`), on each node by a
-process of that node.
+A stopped process keeps its connections and answers nobody, so whoever waits for the process waits until the limit of that wait,
+half an hour for a learner. Asking the process for a sign of life would mistake long work for death, because a process that loads
+a model or compiles may keep its interpreter to itself for minutes. The kernel knows the difference. So the kernel is asked
+(`/proc`), on each node by a process of that node.
 
-    ProcessWatch    actors of the run, and what they have started: names those that have been stopped for too long, or are dead
-    RayWatch        a thread of the driver: where Ray itself is gone or stopped, nothing else could end the run
+    ProcessWatch    looks at the run's actors and at what they have started: names actors that are dead or stopped for too long
+    RayWatch        a thread of the driver that ends the run when Ray itself is gone or stopped, because nothing else could
 """
 
 import logging
@@ -31,22 +31,25 @@ from open_instruct.system.stand_by import ENGINE_MARK, StandBy
 logger = logging.getLogger(__name__)
 
 EVERY_S = 1.0
-"""From one look to the next."""
+"""Time from one look to the next."""
 KILL_ROUNDS = 20
 RUN_MARK = "OPEN_INSTRUCT_RUN"
-"""In the environment of Ray's processes of one run, and of all that they start."""
+"""Environment variable that marks Ray's processes of one run, and all that they start."""
 
 
 def find_stopped(pids: Sequence[int]) -> list[int]:
-    """Those that are stopped, or have started something that is. Processes of verifiers are the pool's to watch."""
-    return [pid for pid in pids if any(is_stopped(one) and not _is_of_verifiers(one) for one in _family(pid))]
+    """The processes that are stopped, or have started a process that is stopped. Verifier processes are left out, because the
+    verifier pool watches them."""
+    return [
+        pid for pid in pids if any(is_stopped(process) and not _is_of_verifiers(process) for process in _family(pid))
+    ]
 
 
 def _family(pid: int) -> list[psutil.Process]:
     try:
         process = psutil.Process(pid)
         return [process, *process.children(recursive=True)]
-    except psutil.Error:  # gone: that is found out by asking Ray
+    except psutil.Error:  # the process is gone, which is found out by asking Ray
         return []
 
 
@@ -58,7 +61,7 @@ def _is_of_verifiers(process: psutil.Process) -> bool:
 
 @dataclass(frozen=True)
 class Stopped:
-    """A part that does nothing and will answer nobody."""
+    """A part of the run that is stopped, so that it answers nobody."""
 
     name: str
     pid: int
@@ -76,7 +79,7 @@ class ProcessWatch:
 
     Args:
         actors: the actors by name, asked anew each time because engines are replaced.
-        limit_s: a process that has been stopped for longer is told of.
+        limit_s: a process that has been stopped for longer is reported.
     """
 
     def __init__(self, actors: Callable[[], Mapping[str, Any]], limit_s: float) -> None:
@@ -84,7 +87,7 @@ class ProcessWatch:
         self._limit_s = limit_s
         self._home = ray.get_runtime_context().get_node_id()
         self._eyes: dict[str, Any] = {}
-        """Tasks that are under way on other nodes."""
+        """By node, the task that is looking at the processes of another node now."""
         self._names: dict[tuple[str, int], str] = {}
         self._since: dict[tuple[str, int], float] = {}
         """When a process (by node and id) was first seen stopped."""
@@ -108,7 +111,7 @@ class ProcessWatch:
         for node, ref in list(self._eyes.items()):
             if ray.wait([ref], timeout=0)[0]:
                 del self._eyes[node]
-                with suppress(ray.exceptions.RayError):  # a node that is lost is told of by others
+                with suppress(ray.exceptions.RayError):  # `NodeWatch` reports lost nodes
                     self._note(node, ray.get(ref), now)
         for node, pids in by_node.items():
             if node not in self._eyes:
@@ -117,7 +120,7 @@ class ProcessWatch:
                 self._eyes[node] = ask.remote(pids)
 
     def _pids_by_node(self) -> dict[str, list[int]]:
-        """Of the actors that are there now."""
+        """Process ids of the actors that are alive now, by node."""
         known = ray._private.state.actors()
         self._names.clear()
         self.dead = []
@@ -148,8 +151,8 @@ class ProcessWatch:
 class RayWatch(threading.Thread):
     """Ends this process, and all that Ray has started on this machine, when Ray itself is gone or has been stopped for too long.
 
-    The driver's calls into Ray may never return then, `ray.shutdown` among them, and after a minute Ray ends the driver by itself
-    without a word in the log. So this thread says what happened and ends the process with code 1.
+    When Ray is gone, the driver's calls into Ray may never return, not even `ray.shutdown`, and after a minute Ray ends the
+    driver without a word in the log. So this thread logs what happened and ends the process with code 1.
     """
 
     def __init__(self, processes: Mapping[str, int], mark: str, limit_s: float) -> None:
@@ -189,7 +192,7 @@ class RayWatch(threading.Thread):
 
 
 def ray_processes_here() -> dict[str, int]:
-    """Process ids of the Ray that this process uses, as far as they are on this machine: the GCS may be on another one."""
+    """Ids by name of those processes of our Ray that are on this machine. The GCS may be on another machine."""
     node = ray._private.worker._global_node
     if node is None:
         return {}
@@ -209,7 +212,7 @@ def ray_processes_here() -> dict[str, int]:
 
 @contextmanager
 def marked() -> Iterator[str]:
-    """What is started in the block, and whatever that starts later, carries this mark."""
+    """Processes that are started in the block, and processes that those start later, carry this mark."""
     mark = os.environ[RUN_MARK] = uuid.uuid4().hex
     try:
         yield mark
@@ -219,12 +222,13 @@ def marked() -> Iterator[str]:
 
 @contextmanager
 def nothing_is_left(mark: str) -> Iterator[None]:
-    """Around a run whose Ray is its own: when this process is killed, Ray's processes here and what carries the mark end, too.
+    """To put around a run that has started its own Ray. When this process is killed, Ray's processes here and all processes that
+    carry the mark are ended too.
 
-    Ray itself leaves its agents for a minute: they try to tell the GCS, which is gone, of the raylet's end.
+    Ray itself leaves its agents running for a minute, because they try to tell the GCS, which is gone, of the raylet's end.
     """
     stands_by = StandBy(f"{RUN_MARK}={mark}")
-    stands_by.tell(one.pid for pid in ray_processes_here().values() for one in _family(pid))
+    stands_by.tell(process.pid for pid in ray_processes_here().values() for process in _family(pid))
     try:
         yield
     finally:
@@ -232,7 +236,8 @@ def nothing_is_left(mark: str) -> Iterator[None]:
 
 
 def _kill_family() -> None:
-    """What this process has started, and what that has: Ray's agents write their title over the environment that a mark is in."""
+    """Kill all descendants of this process. The mark is not enough, because Ray's agents write their title over the environment
+    that holds the mark."""
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.Error):
             if not any(ENGINE_MARK in word for word in process.cmdline()):
@@ -240,11 +245,11 @@ def _kill_family() -> None:
 
 
 def kill_marked(mark: str) -> None:
-    """End every process on this machine that carries the mark, also one that is stopped and cannot end by itself.
+    """Kill every process on this machine that carries the mark, also a stopped process, which cannot end by itself.
 
-    Those that clean up after an engine stay until they have done so.
+    Processes that clean up after an engine are left to finish.
     """
-    for _ in range(KILL_ROUNDS):  # what is about to be started is found in the next round
+    for _ in range(KILL_ROUNDS):  # processes that are just being started are found in the next round
         num_killed = sum(_kill_if_marked(directory, mark) for directory in Path("/proc").glob("[0-9]*"))
         if not num_killed:
             return

@@ -1,6 +1,6 @@
-"""Who can reach the Ray that a run starts: this machine alone, with a token that nobody else can read.
+"""Limits who can reach the Ray that a run starts: this machine alone, with a token that no other user can read.
 
-Whoever reaches a Ray cluster without a token runs what they like on it.
+Without a token, anybody who reaches a Ray cluster can run any code on it.
 """
 
 import os
@@ -13,27 +13,27 @@ from pathlib import Path
 from ray._private import ray_constants, services
 
 TOKEN = Path(".ray") / "auth_token"
-"""Ray's own place for it, under the home directory."""
+"""Where Ray itself looks for its token, under the home directory."""
 
 
 def is_there_a_cluster() -> bool:
-    """Whether `ray.init` would join a cluster: the one of RAY_ADDRESS, or one that `ray start` has started on this machine."""
+    """Whether `ray.init` would join a cluster: that of RAY_ADDRESS, or a cluster that `ray start` has started here."""
     return services.canonicalize_bootstrap_address(None) is not None
 
 
 @contextmanager
 def this_machine_alone() -> Iterator[None]:
-    """A Ray that is started meanwhile listens on the loopback interface, and its token is kept to this user.
+    """A Ray that is started in the block listens on the loopback interface alone, and only this user can read its token.
 
-    For Ray 2.60: only the setting that it has for Windows and macOS makes it choose the loopback address as that of a node, and
-    it is read when Ray is imported. tests/cluster/test_ray_access.py notices. What this process starts later, a cluster of
-    several nodes maybe, does not inherit it.
+    For Ray 2.60: only the setting that Ray has for Windows and macOS makes it choose the loopback address as the address of a
+    node, and Ray reads this setting when it is imported. tests/cluster/test_ray_access.py notices. The setting ends with the
+    block, so that what this process starts later, perhaps a cluster of several nodes, does not inherit it.
     """
     if not os.environ.get("RAY_AUTH_TOKEN") and not os.environ.get("RAY_AUTH_TOKEN_PATH"):
         _make_private_token(Path.home() / TOKEN)
     name = ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR
     before, is_enabled = os.environ.get(name), ray_constants.ENABLE_RAY_CLUSTER
-    os.environ[name], ray_constants.ENABLE_RAY_CLUSTER = "0", False  # of the processes that Ray starts, and here
+    os.environ[name], ray_constants.ENABLE_RAY_CLUSTER = "0", False  # for processes that Ray starts, and here
     try:
         yield
     finally:
@@ -45,7 +45,7 @@ def this_machine_alone() -> Iterator[None]:
 
 
 def _make_private_token(path: Path) -> None:
-    """Ray itself writes its token for everybody to read, where there is none yet."""
+    """Make sure that there is a token and that only this user can read it. Ray itself would make a token for all to read."""
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

@@ -9,9 +9,9 @@
                     └────────── a TCP connection, open as long as the process lives ──┘
 
 The connection is the lease. The kernel closes it the moment a process ends, however it ends, and sends its keep-alive probes even
-while the process is stopped or holds the interpreter for long: so a dead holder is noticed at once (its whole node within
-`tcp.LOST_S`) and a busy one is never taken for dead. An unfinished Ray call of the holder would tell of its death too, but keeps
-an actor from leaving by itself (`exit_actor` waits for the calls it made).
+while the process is stopped or holds the interpreter for long. So a dead holder is noticed at once (a lost node within
+`tcp.LOST_S`), and a busy holder is never taken for dead. An unfinished Ray call of the holder would reveal its death too, but it
+would keep an actor from leaving by itself (`exit_actor` waits for the calls that the actor made).
 """
 
 import asyncio
@@ -37,16 +37,16 @@ from open_instruct.system.tcp import notice_a_lost_machine
 ACQUIRE_S = 120.0
 """How long `acquire` waits unless told otherwise."""
 REPLY_S = 30.0
-"""Beyond a caller's own timeout, how long the keeper may take to answer."""
+"""How long the keeper may take to answer, in addition to a caller's own timeout."""
 MAX_WAITING = 10_000
-"""Calls that the keeper can have open; one that waits for the lock is one."""
+"""Most calls that the keeper can have open. A call that waits for the lock is an open call."""
 
 
 class Lock:
-    """A handle on a lock. Who owns the lock is found out here: callers pass nothing.
+    """A handle on a lock. The handle finds out who the owner is, so callers pass nothing.
 
-    The owner is a process where the caller is an actor or the driver, so that one method may acquire and another release. A
-    task's lease ends with the task at the latest: there it belongs to the handle, which the task gets as an argument.
+    If the caller is an actor or the driver, its process owns the lock, so that one method may acquire and another release. In a
+    task the lease belongs to the handle, which the task gets as an argument, so the lease ends with the task at the latest.
     """
 
     def __init__(self, keeper: Any) -> None:
@@ -58,7 +58,7 @@ class Lock:
 
     @staticmethod
     def options(**ray_options: Any) -> "_Remote":
-        """As of any Ray actor: `Lock.options(name="broadcast").remote()`."""
+        """Options as of any Ray actor: `Lock.options(name="broadcast").remote()`."""
         keeper_class = ray.remote(_LockKeeper).options(**{"num_cpus": 0, "max_concurrency": MAX_WAITING, **ray_options})
         return _Remote(lambda: Lock(keeper_class.remote()))
 
@@ -72,7 +72,7 @@ class Lock:
 
     @property
     def release(self) -> "_Remote":
-        """`release.remote()`: a reference to None, or to an error that names the owner where that is somebody else."""
+        """`release.remote()`: a reference to None, or to an error that names the owner if the caller is not the owner."""
         return _Remote(self._release)
 
     @property
@@ -86,7 +86,7 @@ class Lock:
         try:
             got_it = ray.get(self._acquire(timeout_s), timeout=timeout_s + REPLY_S)
         except ray.exceptions.GetTimeoutError:
-            self._line().close()  # else the lock might be ours later without our knowing
+            self._line().close()  # otherwise the lock might become ours later without our knowing
             raise
         if not got_it:
             holder = ray.get(self._keeper.holder.remote(), timeout=REPLY_S)
@@ -131,7 +131,7 @@ class Lock:
 
 @dataclass(frozen=True)
 class _Remote:
-    """What makes `x.remote(…)` of a function."""
+    """Lets a function be called as `x.remote(…)`."""
 
     remote: Callable[..., Any]
 
@@ -153,7 +153,7 @@ class _Line:
         self._socket.setblocking(False)
 
     def is_open(self) -> bool:
-        """The keeper sends nothing more, so whatever can be read is the end."""
+        """Whether the connection is open. The keeper sends nothing more, so anything that can be read is the connection's end."""
         try:
             return bool(self._socket.recv(1))
         except BlockingIOError:
@@ -166,7 +166,7 @@ class _Line:
 
 
 _lines: dict[tuple[str, str | None], _Line] = {}
-"""By the keeper's actor id and, in a task, the id of the task."""
+"""Connections by the keeper's actor id and, in a task, the id of the task."""
 _lines_lock = threading.Lock()
 
 
@@ -196,7 +196,7 @@ def _current_task() -> str | None:
 
 
 def _own_name() -> str:
-    """For people: who this is."""
+    """The name of this process, for people to read."""
     context = ray.get_runtime_context()
     where = f"process {os.getpid()} on {ray.util.get_node_ip_address()}"
     if context.worker.mode != ray.WORKER_MODE:
@@ -226,11 +226,11 @@ class _LockKeeper:
 
     def __init__(self) -> None:
         self._password = secrets.token_hex(16)
-        """Whoever comes through the door without it is no process of this cluster."""
+        """A process that connects without it does not belong to this cluster."""
         self._door: asyncio.Server | None = None
         self._opening = asyncio.Lock()
         self._owners: dict[str, _Owner] = {}
-        """Everybody whose connection is open."""
+        """All processes and tasks whose connection is open, by key."""
         self._holder: _Owner | None = None
         self._queue: deque[_Waiter] = deque()
 

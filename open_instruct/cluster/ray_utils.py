@@ -1,4 +1,4 @@
-"""What Ray leaves open: which devices a process sees, which one it computes on, and a lock (see `ray_lock`)."""
+"""What Ray does not provide: which devices a process sees, which device it computes on, and a lock (see `ray_lock`)."""
 
 import os
 import re
@@ -28,7 +28,7 @@ NOSET_VISIBLE_DEVICES_ENV_VARS_LIST = [
 
 
 def ray_noset_visible_devices(env: Mapping[str, str] = os.environ) -> bool:
-    """Whether Ray leaves the visible devices alone: every worker then sees all of its node's. Reads values as Ray does."""
+    """Whether Ray leaves the visible devices alone, so that a worker sees all devices of its node. Reads values as Ray does."""
     return any(env.get(name, "").lower() in ("1", "true") for name in NOSET_VISIBLE_DEVICES_ENV_VARS_LIST)
 
 
@@ -37,8 +37,8 @@ def get_physical_gpu_id() -> str:
 
     On GPU its UUID, as torch tells it: the same in every container and whichever devices are visible. On CPU it is
     `CPU-<Ray's id of the node>-<slot>`. The slot is the bundle of the placement group that the worker was put in (id of the group
-    and index), for that is what stands for a device there: workers that share a bundle share the slot, and a worker that is
-    restarted in its bundle keeps it. A worker without a bundle is a slot of its own, for as long as it lives.
+    and index), because on CPU a bundle stands for a device: workers that share a bundle share the slot, and a worker that is
+    restarted in its bundle keeps the slot. A worker without a bundle is a slot of its own, for as long as it lives.
     """
     return gpu_uuid() or _cpu_slot()
 
@@ -46,7 +46,7 @@ def get_physical_gpu_id() -> str:
 def _cpu_slot() -> str:
     context = ray.get_runtime_context()
     # Ray 2.60 tells in which bundle a worker is only by the names of its resources: `CPU_group_<index>_<group>`. Every worker of
-    # a group also has a bit of a resource `bundle`, which may be of another bundle where none was asked for: so it comes last.
+    # a group also has a bit of a resource `bundle`, which may be of another bundle where none was asked for, so it comes last.
     names = sorted(context.worker.core_worker.resource_ids(), key=lambda name: name.startswith("bundle_group_"))
     indexed = (re.fullmatch(r".+_group_(\d+)_([0-9a-f]+)", name) for name in names)
     bundles = [f"{match[2]}.{match[1]}" for match in indexed if match]

@@ -1,7 +1,7 @@
-"""Which options are mistakes: one short function per rule, all told at once.
+"""Which values of options are mistakes: one short function per rule; all mistakes are reported together.
 
-A mistake reads `--flag value: what is wrong. What to do.` Before the colon stands every option that the judgement rests
-on; `cli.py` relies on this.
+A mistake reads `--flag value: what is wrong. What to do.` Before the colon stands every option that the rule has looked at.
+`cli.py` relies on this: it leaves out a mistake about an option whose value it could not read.
 """
 
 import os
@@ -27,17 +27,17 @@ from open_instruct.workflows.base import WORKFLOWS
 
 
 def collect_mistakes(args: GRPOConfig) -> list[str]:
-    """What is wrong with the options, apart from tokenizer (`load_tokenizer`) and data. Empty if nothing is."""
+    """All mistakes in the options; empty if there are none. Tokenizer (`load_tokenizer`) and data are checked elsewhere."""
     return [mistake for rule in RULES for mistake in rule(args)]
 
 
 MOST_OF_SHARED_GPU = 0.5
-"""Largest share of a GPU that an engine may take where the learner stays in its memory too."""
+"""Largest share of a GPU's memory that an engine may take if a learner stays in that memory too."""
 
 
 def every_node_has_learners(args: GRPOConfig) -> Iterator[str]:
     if not args.num_learners_per_node or min(args.num_learners_per_node) < 1:
-        yield f"{shown(args, 'num_learners_per_node')}: every node needs a learner. Give 1 or more for each."
+        yield f"{shown(args, 'num_learners_per_node')}: every node needs a learner. Give 1 or more for each node."
 
 
 def choices_are_known(args: GRPOConfig) -> Iterator[str]:
@@ -49,28 +49,31 @@ def choices_are_known(args: GRPOConfig) -> Iterator[str]:
 def loss_denominator_is_token_or_positive(args: GRPOConfig) -> Iterator[str]:
     value = args.loss_denominator
     if value != "token" and (isinstance(value, str) or not POSITIVE.hold(value)):
-        yield f"{shown(args, 'loss_denominator')}: no denominator. Give token or a number above 0."
+        yield f"{shown(args, 'loss_denominator')}: the loss cannot be divided by it. Give token or a number above 0."
 
 
 def staleness_bounds_are_in_order(args: GRPOConfig) -> Iterator[str]:
     if args.staleness_bound < args.staleness_target:
         options = shown(args, "max_staleness_allowed", "staleness_threshold", "async_steps")
-        yield f"{options}: pacing aims past the bound. Set max_staleness_allowed to {args.staleness_target} or more."
+        yield (
+            f"{options}: pacing aims at samples that are older than the bound allows. Set max_staleness_allowed to "
+            f"{args.staleness_target} or more."
+        )
 
 
 def over_issuing_has_room(args: GRPOConfig) -> Iterator[str]:
-    """A prompt that is left to the next step grows older than pacing aims at."""
+    """A prompt that a step leaves to the next step becomes older than pacing aims at."""
     if args.over_issued_prompts <= 0:
         return
     if args.staleness_target < 1 or args.staleness_bound <= args.staleness_target:
         options = shown(args, "over_issued_prompts", "staleness_threshold", "max_staleness_allowed", "async_steps")
         yield (
-            f"{options}: what a step leaves behind grows older. Set staleness_threshold to 1 or more and "
-            f"max_staleness_allowed to more than that, or leave over_issued_prompts 0."
+            f"{options}: a prompt that a step leaves to the next step becomes older than the threshold. Set "
+            f"staleness_threshold to 1 or more and max_staleness_allowed to more than that, or over_issued_prompts to 0."
         )
     if args.over_issued_prompts > args.num_unique_prompts_rollout:
         options = shown(args, "over_issued_prompts", "num_unique_prompts_rollout")
-        yield f"{options}: more than a step takes. Give {args.num_unique_prompts_rollout} or fewer."
+        yield f"{options}: more prompts than a step takes. Give {args.num_unique_prompts_rollout} or fewer."
 
 
 def weights_are_sent_within_the_bound(args: GRPOConfig) -> Iterator[str]:
@@ -78,56 +81,65 @@ def weights_are_sent_within_the_bound(args: GRPOConfig) -> Iterator[str]:
     if 0 <= args.staleness_target < needed:
         options = shown(args, "trigger_parameter_sync_step", "staleness_threshold", "async_steps")
         yield (
-            f"{options}: between two updates samples grow {needed} steps old. Set staleness_threshold to {needed} or "
-            f"more, or send weights after every step."
+            f"{options}: between two updates of the engines' weights samples become {needed} steps old. Set "
+            f"staleness_threshold to {needed} or more, or trigger_parameter_sync_step to 1."
         )
 
 
 def truncation_has_fresh_tokens(args: GRPOConfig) -> Iterator[str]:
     if args.straggler_policy == "truncate" and not args.inflight_updates:
         options = shown(args, "straggler_policy", "inflight_updates")
-        yield f"{options}: without in-flight updates all tokens of a response are of one age. Use drop or wait."
+        yield f"{options}: without in-flight updates all tokens of a response have the same age. Use drop or wait."
 
 
 def streaming_has_one_update_a_step(args: GRPOConfig) -> Iterator[str]:
     if args.streaming and args.num_epochs * args.num_mini_batches > 1:
         options = shown(args, "streaming", "num_epochs", "num_mini_batches")
-        yield f"{options}: a step that begins before its batch is whole makes one update. Set both to 1."
+        yield (
+            f"{options}: with streaming a step begins before its batch is complete, so it can make only one update. Set "
+            f"num_epochs and num_mini_batches to 1, or leave out streaming."
+        )
 
 
 def queue_holds_a_step(args: GRPOConfig) -> Iterator[str]:
     needed = args.num_unique_prompts_rollout * args.lengths.samples
     if args.max_queue_size is not None and 0 < args.max_queue_size < needed:
         options = shown(args, "max_queue_size", "num_unique_prompts_rollout", "num_samples_per_prompt_rollout")
-        yield f"{options}: smaller than one step. Give {needed} or more, or leave it out."
+        yield f"{options}: the queue cannot hold one step. Set max_queue_size to {needed} or more, or leave it out."
 
 
 def one_old_policy(args: GRPOConfig) -> Iterator[str]:
     if args.use_vllm_logprobs and args.use_rho_correction:
         options = shown(args, "use_vllm_logprobs", "use_rho_correction")
-        yield f"{options}: with the engine as old policy there is nothing to correct. Leave one out."
+        yield (
+            f"{options}: with the engine's log-probs as the old policy, rho is always 1 and corrects nothing. Leave out "
+            f"one of the two."
+        )
 
 
 def rho_bounds_are_in_order(args: GRPOConfig) -> Iterator[str]:
     for kind in ("clamp", "mask"):
         low, high = f"rho_{kind}_lower_bound", f"rho_{kind}_upper_bound"
         if 0 < getattr(args, high) < getattr(args, low):
-            yield f"{shown(args, low, high)}: lower is above upper. Exchange them, or set the upper to 0 for none."
+            yield (
+                f"{shown(args, low, high)}: the lower bound is above the upper bound. Exchange them, or set the upper "
+                f"bound to 0 for none."
+            )
     if args.rho_mask_tv_divergence and args.rho_mask_sequence_level:
         options = shown(args, "rho_mask_tv_divergence", "rho_mask_sequence_level")
-        yield f"{options}: two ways to judge a response. Choose one."
+        yield f"{options}: both decide which responses are masked. Leave out one of the two."
     elif args.rho_mask_tv_divergence and args.rho_mask_upper_bound == 0:
         options = shown(args, "rho_mask_tv_divergence", "rho_mask_upper_bound")
         yield f"{options}: nothing would be masked. Set an upper bound, such as 0.1."
     elif args.rho_mask_sequence_level and args.rho_mask_lower_bound == args.rho_mask_upper_bound == 0:
         options = shown(args, "rho_mask_sequence_level", "rho_mask_lower_bound", "rho_mask_upper_bound")
-        yield f"{options}: nothing would be masked. Set a bound."
+        yield f"{options}: nothing would be masked. Set a lower or an upper bound."
 
 
 def alerts_are_limits(args: GRPOConfig) -> Iterator[str]:
     for alert in args.alerts:
         if not re.fullmatch(r"[\w/]+=[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?", alert):
-            yield f"--alerts {alert}: no limit. Write metric=number, such as max_sample_age=3."
+            yield f"--alerts {alert}: not a limit on a metric. Write metric=number, such as max_sample_age=3."
 
 
 def stop_strings_are_not_empty(args: GRPOConfig) -> Iterator[str]:
@@ -140,7 +152,10 @@ def pack_holds_a_sample(args: GRPOConfig) -> Iterator[str]:
     if args.pack_length < needed:
         further = WORKFLOWS[args.rollout_workflow].value.length_options
         options = shown(args, "pack_length", "max_prompt_token_length", "response_length", *further)
-        yield f"{options}: a prompt with its response does not fit into a row. Set pack_length to {needed} or more."
+        yield (
+            f"{options}: the longest prompt with the longest response does not fit into a row. Set pack_length to {needed} "
+            f"or more."
+        )
 
 
 def kl_has_its_reference(args: GRPOConfig) -> Iterator[str]:
@@ -152,13 +167,15 @@ def kl_has_its_reference(args: GRPOConfig) -> Iterator[str]:
 def groups_have_something_to_compare(args: GRPOConfig) -> Iterator[str]:
     if args.num_samples_per_prompt_rollout == 1:
         options = shown(args, "num_samples_per_prompt_rollout")
-        yield f"{options}: a response is compared with the others of its group, and there are none. Give 2 or more."
+        yield f"{options}: a response is compared with the other responses of its group. Give 2 or more."
 
 
 def episodes_fill_a_step(args: GRPOConfig) -> Iterator[str]:
     if 0 < args.total_episodes < args.num_samples_per_step:
         options = shown(args, "total_episodes", "num_unique_prompts_rollout", "num_samples_per_prompt_rollout")
-        yield f"{options}: not enough for one step. Set total_episodes to {args.num_samples_per_step} or more."
+        yield (
+            f"{options}: fewer episodes than one step needs. Set total_episodes to {args.num_samples_per_step} or more."
+        )
 
 
 def mini_batches_are_not_empty(args: GRPOConfig) -> Iterator[str]:
@@ -181,7 +198,7 @@ def system_prompt_file_can_be_read(args: GRPOConfig) -> Iterator[str]:
     if path is None:
         return
     if not (os.path.isfile(path) and os.access(path, os.R_OK)):
-        yield f"{shown(args, 'system_prompt_override_file')}: no file that can be read. Check the path."
+        yield f"{shown(args, 'system_prompt_override_file')}: there is no readable file. Check path and permissions."
         return
     try:
         Path(path).read_text()
@@ -207,57 +224,72 @@ def single_gpu_has_one_of_each(args: GRPOConfig) -> Iterator[str]:
         return
     names = "num_learners_per_node", "vllm_num_engines", "vllm_tensor_parallel_size"
     if [args.num_learners_per_node, args.vllm_num_engines, args.vllm_tensor_parallel_size] != [[1], 1, 1]:
-        yield f"{shown(args, 'single_gpu_mode', *names)}: one GPU holds one learner and one engine. Set each to 1."
+        yield (
+            f"{shown(args, 'single_gpu_mode', *names)}: the GPU is shared by one learner and one engine. Set each of these "
+            f"numbers to 1."
+        )
     if args.device.kind == "cpu":
-        yield f"{shown(args, 'single_gpu_mode')}: this machine has no GPU. Leave it out: on CPU processes share anyway."
+        yield (
+            f"{shown(args, 'single_gpu_mode')}: this machine has no GPU. Leave out single_gpu_mode: on CPU learner and "
+            f"engine share the machine in any case."
+        )
     elif args.vllm_gpu_memory_utilization > MOST_OF_SHARED_GPU:
         options = shown(args, "single_gpu_mode", "vllm_gpu_memory_utilization")
         yield (
-            f"{options}: the engine would take most of the memory that it shares with the learner, which is out of memory then. "
-            f"Set vllm_gpu_memory_utilization to {MOST_OF_SHARED_GPU} or less (0.3 leaves room for most models), or use colocate."
+            f"{options}: the engine would take most of the GPU memory, and the learner would run out of memory. Set "
+            f"vllm_gpu_memory_utilization to {MOST_OF_SHARED_GPU} or less (0.3 leaves room for most models), or use colocate."
         )
 
 
 def turns_have_an_order(args: GRPOConfig) -> Iterator[str]:
-    """Engines sleep while learners train, so nothing can be generated ahead."""
+    """With `colocate`, engines sleep while learners train, so nothing can be generated ahead."""
     if not args.colocate:
         return
     if args.staleness_bound > 0 or args.streaming:
         options = shown(args, "colocate", "async_steps", "max_staleness_allowed", "streaming")
-        yield f"{options}: engines and learners take turns. Set async_steps to 0 and leave out streaming, or leave out colocate."
+        yield (
+            f"{options}: with colocate engines and learners use the devices by turns, so nothing is generated while learners "
+            f"train. Set async_steps and max_staleness_allowed to 0 and leave out streaming, or leave out colocate."
+        )
     if args.single_gpu_mode:
-        yield f"{shown(args, 'colocate', 'single_gpu_mode')}: take turns, or both stay in memory. Leave one out."
+        yield (
+            f"{shown(args, 'colocate', 'single_gpu_mode')}: with colocate engines and learners use the device by turns, with "
+            f"single_gpu_mode both stay in its memory. Leave out one of the two."
+        )
     if args.engine_sleep_after_s is not None:
         options = shown(args, "colocate", "engine_sleep_after_s")
-        yield f"{options}: engines sleep whenever learners train. Leave out engine_sleep_after_s."
+        yield f"{options}: with colocate engines sleep whenever learners train. Leave out engine_sleep_after_s."
 
 
 def weight_transport_fits(args: GRPOConfig) -> Iterator[str]:
-    """NCCL refuses two processes on one GPU; memory of a GPU can be shared only with processes on it."""
+    """NCCL refuses two processes on one GPU; with `ipc` both processes must be on the same GPU, whose memory they share."""
     chosen, has_gpu = args.weight_transport, args.device.kind == "cuda"
-    cure = "Leave it out, or take ray_object, which works everywhere."
+    cure = "Leave out weight_transport, or set it to ray_object, which works everywhere."
     if chosen in NEEDS_GPU and not has_gpu:
         yield f"{shown(args, 'weight_transport')}: this machine has no GPU. {cure}"
     elif chosen in WITHOUT_GPU and has_gpu:
-        yield f"{shown(args, 'weight_transport')}: this is for machines without a GPU. {cure}"
+        yield f"{shown(args, 'weight_transport')}: this transport is for machines without a GPU. {cure}"
     elif (chosen == NCCL and args.shares_devices) or (chosen == IPC and not args.shares_devices):
-        together = "share GPUs" if args.shares_devices else "have GPUs of their own"
-        yield f"{shown(args, 'weight_transport', 'colocate', 'single_gpu_mode')}: engines and learners {together}. {cure}"
+        why = "share GPUs, which NCCL refuses" if args.shares_devices else "share no GPU, which ipc needs"
+        yield f"{shown(args, 'weight_transport', 'colocate', 'single_gpu_mode')}: engines and learners {why}. {cure}"
 
 
 def colocated_engines_fit(args: GRPOConfig) -> Iterator[str]:
     needed = args.vllm_num_engines * args.vllm_tensor_parallel_size
     if args.colocate and needed > args.num_learners:
         options = shown(args, "colocate", "num_learners_per_node", "vllm_num_engines", "vllm_tensor_parallel_size")
-        yield f"{options}: engines take {needed} places, learners have {args.num_learners}. Ask for fewer or smaller engines."
+        yield (
+            f"{options}: the engines need {needed} places on the devices of the learners, and there are "
+            f"{args.num_learners}. Ask for fewer or smaller engines."
+        )
 
 
 def options_have_their_entry(args: GRPOConfig) -> Iterator[str]:
-    """Options of a loss, an advantage or a workflow that is not chosen are as they are by default."""
+    """An option of a loss, an advantage or a workflow that is not chosen must keep its default."""
     default = type(args)(model_name_or_path=args.model_name_or_path)
     for registry, name in chosen_entries(args):
-        chosen = {one.name for entry in registry if entry.name == name for one in fields(entry.options)}
-        owners = {one.name: entry.name for entry in registry for one in fields(entry.options)}
+        chosen = {option.name for entry in registry if entry.name == name for option in fields(entry.options)}
+        owners = {option.name: entry.name for entry in registry for option in fields(entry.options)}
         for option, owner in owners.items():
             if option not in chosen and getattr(args, option) != getattr(default, option):
                 yield (
@@ -269,11 +301,11 @@ def options_have_their_entry(args: GRPOConfig) -> Iterator[str]:
 def attention_can_run(args: GRPOConfig) -> Iterator[str]:
     if args.attn_implementation == "flash_attention_2" and not flash_attention_can_run(args.device.kind):
         options = shown(args, "attn_implementation")
-        yield f"{options}: it needs an NVIDIA GPU and the package flash_attn. Choose auto or sdpa."
+        yield f"{options}: flash attention needs an NVIDIA GPU and the package flash_attn. Choose auto or sdpa."
 
 
 def machine_has_room(args: GRPOConfig) -> Iterator[str]:
-    """A cluster's room is checked after connecting to it."""
+    """The room of a cluster is not checked here but after connecting to the cluster."""
     if os.environ.get("RAY_ADDRESS") or len(args.num_learners_per_node) > 1:
         return
     options = shown(args, "num_learners_per_node", "vllm_num_engines", "vllm_tensor_parallel_size")

@@ -1,4 +1,4 @@
-"""The command line, made from the option dataclasses: parsing, `--help`, and all mistakes in one message.
+"""The command line, made from the option dataclasses: parsing, `--help`, and all mistakes reported in one message.
 
     try:
         args = parse_args(sys.argv[1:], GRPOConfig, validators=[collect_mistakes])
@@ -35,11 +35,11 @@ if TYPE_CHECKING:
 Config = TypeVar("Config", bound="DataclassInstance")
 
 NUMBER = re.compile(r"^-(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?$")
-"""A negative number, which is no option though it begins with a dash."""
+"""A negative number, which is not an option although it begins with a dash."""
 
 
 class UsageError(Exception):
-    """The user's options cannot be used; `mistakes` says why, one sentence or two each."""
+    """The user's options cannot be used; `mistakes` says why, in one or two sentences per mistake."""
 
     def __init__(self, mistakes: Sequence[str]) -> None:
         super().__init__("\n".join(mistakes))
@@ -47,7 +47,7 @@ class UsageError(Exception):
 
 
 def fail_with(mistakes: Sequence[str], *, program: str = "grpo_fast.py") -> NoReturn:
-    """Tell all mistakes on stderr and exit with code 2. Nothing that looks like a secret is shown."""
+    """Print all mistakes to stderr and exit with code 2. Whatever looks like a secret is masked."""
     count = "1 mistake" if len(mistakes) == 1 else f"{len(mistakes)} mistakes"
     lines = [f"  {number}. {without_secrets(mistake)}" for number, mistake in enumerate(mistakes, start=1)]
     print("\n".join([f"{program}: {count}:", *lines]), file=sys.stderr)
@@ -66,12 +66,12 @@ def parse_args(
     Args:
         argv: the arguments after the program's name.
         config_cls: a dataclass whose fields are bool, int, float, str, Literal, lists of these, or unions of these.
-        validators: each is given the options and tells what is wrong with them, as `config.collect_mistakes` does. An
-            option whose value cannot be read has its default then, and what is said about it is left out.
+        validators: functions that take the options and return the mistakes in them, as `checks.collect_mistakes` does. If the
+            value of an option cannot be read, validators see its default, and their mistakes about that option are left out.
         program: name of the program, for `--help`.
 
     Raises:
-        UsageError: with all mistakes, of writing and of meaning.
+        UsageError: with all mistakes: values that cannot be read, and values that the validators refuse.
         SystemExit: with code 0, after `--help`.
     """
     kinds = option_kinds(config_cls)
@@ -83,7 +83,7 @@ def parse_args(
 
 
 def read_lists(argv: Sequence[str], names: Sequence[str]) -> dict[str, list[str]]:
-    """The values of options that hold lists of texts, before the other options are known. Mistakes are passed over."""
+    """The values of the options `names`, which hold lists of strings, read before other options are known. Ignores mistakes."""
     kinds = dict.fromkeys(names, list[str])
     parser = _Parser(add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
     for name in (*names, "config"):
@@ -100,17 +100,17 @@ def make_config(
     validators: Sequence[Callable[[Config], Iterable[str]]] = (),
     mistakes: Sequence[str] = (),
 ) -> Config:
-    """Options from values as they were written (texts, or what YAML made of them), checked.
+    """Options from values as the user wrote them (strings, or what YAML made of them), checked by `validators`.
 
     Raises:
-        UsageError: with `mistakes`, which were found before, and all of writing and meaning that are found here.
+        UsageError: with `mistakes`, which were found before, and all mistakes that are found here.
     """
     kinds = option_kinds(config_cls)
     values, unreadable = _convert_all(written, kinds)
     mistakes = [*mistakes, *unreadable.values()]
     for name in _required(config_cls):
         if name not in values:
-            values[name] = ""  # so that the validators can look at the others
+            values[name] = ""  # so that the validators can look at the other options
             mistakes += [] if name in unreadable else [f"--{name}: missing. It must be given."]
             unreadable.setdefault(name, "")
     config = config_cls(**values)
@@ -122,7 +122,7 @@ def make_config(
 
 
 def field_help(config_cls: type) -> dict[str, tuple[str, str]]:
-    """Title of the group and help text of every field: the docstring of its class, and the string under the field."""
+    """For every field, the title of its group (the docstring of its class) and its help text (the string under the field)."""
     found = {}
     names = {field.name for field in option_fields(config_cls)}
     for cls in config_cls.__mro__[:-1]:
@@ -137,7 +137,7 @@ def field_help(config_cls: type) -> dict[str, tuple[str, str]]:
 
 @functools.cache
 def _class_bodies(module_name: str) -> dict[str, list[ast.stmt]]:
-    """Of the classes at the top level of a module. Read once: `inspect.getsource` of each class parses it all again."""
+    """Statements of each class at the top level of a module. Cached, because `inspect.getsource` of a class parses the module."""
     tree = ast.parse(inspect.getsource(sys.modules[module_name]))
     return {node.name: node.body for node in tree.body if isinstance(node, ast.ClassDef)}
 
@@ -156,7 +156,7 @@ def _options_before_colon(mistake: str) -> set[str]:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Splits the command line at the names. How many values an option takes, and which, is judged later."""
+    """Splits the command line at the option names. How many values an option takes, and which ones, is checked later."""
 
     def error(self, message: str) -> NoReturn:
         raise UsageError([message])
@@ -167,7 +167,7 @@ class _HelpFormatter(argparse.HelpFormatter):
         super().__init__(prog, max_help_position=32, width=100)
 
     def _split_lines(self, text: str, width: int) -> list[str]:
-        return textwrap.wrap(text, width, break_on_hyphens=False)  # names of datasets stay in one piece
+        return textwrap.wrap(text, width, break_on_hyphens=False)  # so that names of datasets are not broken
 
     def _format_args(self, action: argparse.Action, default_metavar: str) -> str:
         return str(action.metavar or default_metavar)
@@ -178,7 +178,8 @@ def _make_parser(config_cls: "type[DataclassInstance]", kinds: Mapping[str, Any]
     parser = _Parser(
         program,
         usage=" ".join(["%(prog)s", *required, "[--config FILE]", "[option ...]"]),
-        description="A list is written --name a b c; a switch --name, --name False or --no_name. The last of two wins.",
+        description="Write a list as --name a b c, and a switch as --name, --name False or --no_name. If an option is given "
+        "twice, the last value wins.",
         formatter_class=_HelpFormatter,
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
@@ -216,7 +217,7 @@ def _default_text(field: "dataclasses.Field[Any]") -> str:
 def _read_command_line(
     argv: Sequence[str], kinds: Mapping[str, Any], parser: _Parser
 ) -> tuple[dict[str, Any], list[str]]:
-    """Values by option, as written, and the mistakes: texts, lists of texts, and True for a bare switch."""
+    """Values by option, as the user wrote them (a string, a list of strings, or True for a bare switch), and the mistakes."""
     negations = {f"--no_{name}": f"--{name}=False" for name, kind in kinds.items() if kind is bool}
     given, rest = parser.parse_known_args([_shielded(negations.get(word, word)) for word in argv])
     mistakes = list(_unknown_words(_unshielded(rest), [*kinds, "config"]))
@@ -232,7 +233,7 @@ def _read_command_line(
 
 
 def _shielded(word: str) -> str:
-    """A negative number with a space before it: argparse takes -1e-5 for an option, which -1 is not."""
+    """A negative number with a space before it, because argparse takes -1e-5 for an option, although not -1."""
     return f" {word}" if NUMBER.match(word) else word
 
 
@@ -241,7 +242,7 @@ def _unshielded(words: Sequence[str]) -> list[str]:
 
 
 def _unknown_words(words: Sequence[str], names: Sequence[str]) -> Iterator[str]:
-    """What the parser could not place. The values of an unknown option are passed over: one of them may be a key."""
+    """A mistake for each word that the parser could not place. Values of an unknown option are not shown, as they may be keys."""
     after_option = False
     for word in words:
         if word.startswith("-") and not NUMBER.match(word):
@@ -252,7 +253,7 @@ def _unknown_words(words: Sequence[str], names: Sequence[str]) -> Iterator[str]:
 
 
 def no_such_option(written: str, names: Sequence[str], *, prefix: str) -> str:
-    """What to say of a name that nobody knows."""
+    """The mistake about an unknown name, with the nearest known name if there is one."""
     near = difflib.get_close_matches(written.strip("-").replace("-", "_").lower(), names, n=1)
     cure = f"Did you mean {prefix}{near[0]}?" if near else "--help lists them all."
     return f"{written}: no such option. {cure}"
@@ -262,21 +263,23 @@ MOST_BRACKETS = 2000
 
 
 class BadYaml(ValueError):
-    """Valid YAML that no file of options is."""
+    """The text is valid YAML, but it cannot be a file of options."""
 
 
 def check_yaml(text: str) -> None:
-    """Refuse what PyYAML takes silently, or takes for ever.
+    """Refuse YAML that PyYAML would accept silently although it is a mistake, or would take very long to read.
 
     Raises:
-        BadYaml: an alias (a few lines of them come to gigabytes), or a key that stands twice in one place.
-        yaml.YAMLError, RecursionError: it is no YAML, or nested too deep.
+        BadYaml: there are too many brackets, an alias (a few lines of aliases can expand to gigabytes), or a mapping that has the
+            same key twice.
+        yaml.YAMLError, RecursionError: the text is not YAML, or is nested too deep.
     """
     if text.count("[") + text.count("{") > MOST_BRACKETS:  # PyYAML takes quadratic time for nested ones
         raise BadYaml(f"over {MOST_BRACKETS} brackets. No option needs so many")
     keys: list[set[str] | None] = []
-    """Of the mappings that are open; None for a list."""
+    """Keys of each open mapping; None for an open list."""
     is_key: list[bool] = []
+    """For each open mapping or list: whether its next scalar is a key."""
     for event in yaml.parse(text, Loader=yaml.SafeLoader):
         if isinstance(event, yaml.AliasEvent):
             raise BadYaml(f"{_line_of(event)}: an alias (*{event.anchor}). Write the value itself")
@@ -295,7 +298,7 @@ def check_yaml(text: str) -> None:
 
 
 def unreadable_value(error: Exception) -> str:
-    """What to say where YAML is right and a value is none: a number of over 4,300 digits, the 13th month."""
+    """The mistake about a value that is correct YAML but impossible: a number of over 4,300 digits, a 13th month."""
     return f"a value cannot be read ({str(error).partition(';')[0]:.120}). Correct it."
 
 
@@ -304,7 +307,7 @@ def _line_of(event: yaml.Event) -> str:
 
 
 def _read_yaml(path: Any, names: Iterable[str]) -> tuple[dict[str, Any], list[str]]:
-    """The same from the file that `--config` names; nothing for None."""
+    """Values by option, and the mistakes, from the file that `--config` names; both are empty for None."""
     if path is None:
         return {}, []
     if not isinstance(path, str):
@@ -318,7 +321,7 @@ def _read_yaml(path: Any, names: Iterable[str]) -> tuple[dict[str, Any], list[st
     except (BadYaml, RecursionError) as error:
         return {}, [f"--config {path}: {error if isinstance(error, BadYaml) else 'brackets nested too deep'}."]
     except yaml.YAMLError as error:
-        # Without the lines that the error quotes: they may hold anything.
+        # The lines that the error quotes are left out, because they may contain secrets.
         line = error.problem_mark.line + 1 if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark else "?"
         return {}, [f"--config {path}: line {line} is not valid YAML. Write one `name: value` per line."]
     except ValueError as error:
@@ -345,10 +348,10 @@ def _convert_all(written: Mapping[str, Any], kinds: Mapping[str, Any]) -> tuple[
 
 
 def convert(value: Any, kind: Any) -> Any:
-    """`value`, a text or what YAML made of it, as the annotation `kind` wants it.
+    """`value`, a string or what YAML made of it, as a value of the type `kind`.
 
     Raises:
-        ValueError: says what was expected.
+        ValueError: `value` is not of that type; the text says what was expected.
     """
     if get_origin(kind) is list:
         (item_kind,) = get_args(kind)
@@ -394,7 +397,7 @@ def _read_int(value: Any) -> int:
 def _read_float(value: Any) -> float:
     if isinstance(value, bool):
         raise TypeError
-    return float(value)  # a text also from YAML, to which 2e-5 is no number
+    return float(value)  # may be a string from YAML too, because YAML does not read 2e-5 as a number
 
 
 def _read_str(value: Any) -> str:

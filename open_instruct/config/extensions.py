@@ -1,4 +1,4 @@
-"""Losses, advantages and workflows that a file of the user's adds to a run, and the options that they bring along.
+"""Losses, advantages and workflows that a user's own file adds to a run, and the options that they bring along.
 
 --algorithm_modules my_loss.py ──► imported before the command line is read, so that the options of its entries are flags too
                                └─► imported again by the controller and by every learner or engine, which look the entry up
@@ -12,24 +12,24 @@ from open_instruct.registry import option_groups
 from open_instruct.user_modules import UserModuleError, import_user_module
 
 MODULE_OPTIONS = ("algorithm_modules", "workflow_modules")
-"""The options that name such files. `verifier_modules` is another matter: verifiers bring no options."""
+"""The options that name such files. `verifier_modules` is not among them, because verifiers bring no options."""
 
 
 def import_extensions(names: Iterable[str]) -> None:
     """Import the user's modules.
 
     Raises:
-        UserModuleError: a module cannot be imported. A name that is taken is an error of the import too.
+        UserModuleError: a module cannot be imported, for example because it registers a name that is already taken.
     """
     for name in names:
         import_user_module(name)
 
 
 def config_class_with(modules: Mapping[str, Iterable[str]]) -> tuple[type[GRPOConfig], list[str]]:
-    """`GRPOConfig` with the options that the user's entries bring, and what is wrong with their modules.
+    """`GRPOConfig` with the options of the user's losses, advantages and workflows, and the mistakes found in their modules.
 
     Args:
-        modules: names of modules by option.
+        modules: names of the user's modules, by the option that names them.
     """
     mistakes = []
     for option, names in modules.items():
@@ -57,7 +57,7 @@ def config_class_with(modules: Mapping[str, Iterable[str]]) -> tuple[type[GRPOCo
 
 
 def plain_config(args: GRPOConfig) -> GRPOConfig:
-    """The options as an object that every process can read: values of the user's options in `own_options`."""
+    """The options as a `GRPOConfig`, which every process can read; the values of the user's options are in `own_options`."""
     if type(args) is GRPOConfig:
         return args
     ours = {field.name for field in dataclasses.fields(GRPOConfig)}

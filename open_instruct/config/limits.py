@@ -1,4 +1,4 @@
-"""Numbers that options may have."""
+"""The numbers that each option may have."""
 
 import math
 from collections.abc import Iterator
@@ -11,12 +11,14 @@ from open_instruct.option_text import shown
 
 @dataclass(frozen=True)
 class Limits:
-    """Numbers that an option may have. NaN and infinity are outside."""
+    """The numbers from `low` to `high`. NaN and infinity are outside."""
 
     low: float
     high: float = math.inf
     low_itself: bool = True
+    """Whether `low` itself is allowed."""
     or_never: bool = False
+    """Whether `NEVER` is allowed too."""
 
     def hold(self, value: float) -> bool:
         above = value >= self.low if self.low_itself else value > self.low
@@ -30,7 +32,7 @@ class Limits:
 
 
 MAX_TEMPERATURE = 2.0
-"""vLLM samples at no higher one."""
+"""vLLM refuses a higher temperature."""
 _COUNT = Limits(1)
 _NOT_NEGATIVE = Limits(0)
 POSITIVE = Limits(0, low_itself=False)

@@ -1,4 +1,4 @@
-"""Whether model and tokenizer of a run can be read, from a directory or the Hugging Face hub, and are of use here."""
+"""Whether model and tokenizer of a run can be read, from a directory or the Hugging Face hub, and can be trained here."""
 
 import functools
 import os
@@ -39,7 +39,7 @@ def model_family_can_be_trained(args: GRPOConfig) -> Iterator[str]:
 def model_has_enough_positions(args: GRPOConfig) -> Iterator[str]:
     config, _ = _load("AutoConfig", args.model_name_or_path, args.model_revision)
     num_positions = getattr(config, "max_position_embeddings", None)
-    # Scaled rotary embeddings reach further than this number, each kind in its own way.
+    # Scaled rotary embeddings allow more positions than this number; how many depends on the kind of scaling.
     is_scaled = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default") != "default"
     if num_positions is not None and not is_scaled and args.max_sequence_length > num_positions:
         names = ["model_name_or_path", "max_prompt_token_length", "response_length", "eval_response_length"]
@@ -48,9 +48,9 @@ def model_has_enough_positions(args: GRPOConfig) -> Iterator[str]:
 
 
 def load_tokenizer(args: GRPOConfig) -> tuple[Any | None, list[str]]:
-    """The tokenizer, or None, and what is wrong with it.
+    """The tokenizer, or None and what is wrong with it.
 
-    Of a model that cannot be read, `collect_mistakes` speaks; here it is passed over.
+    A model that cannot be read is not reported here, because `collect_mistakes` reports it.
     """
     own = args.tokenizer_name_or_path is not None
     config, _ = _load("AutoConfig", args.model_name_or_path, args.model_revision)
@@ -58,9 +58,9 @@ def load_tokenizer(args: GRPOConfig) -> tuple[Any | None, list[str]]:
         return None, []
     names = ("tokenizer_name_or_path",) if own else _model_options(args)
     tokenizer, problem = _load("AutoTokenizer", args.tokenizer_name, args.tokenizer_revision)
-    # Of a directory without tokenizer files, Transformers makes a tokenizer that knows no words.
+    # From a directory without tokenizer files, Transformers makes a tokenizer that knows no words.
     if tokenizer is not None and len(tokenizer) <= len(tokenizer.all_special_ids):
-        problem = "it holds no tokenizer. Name one with --tokenizer_name_or_path."
+        problem = "it holds no tokenizer. Name a tokenizer with --tokenizer_name_or_path."
     elif tokenizer is not None and not tokenizer.chat_template:
         problem = (
             "its tokenizer has no chat template. Choose a model trained on chats, or name a tokenizer that has a "
@@ -72,15 +72,18 @@ def load_tokenizer(args: GRPOConfig) -> tuple[Any | None, list[str]]:
 
 
 def _problem_with_vocabulary(tokenizer: Any, config: Any) -> str:
-    """Whether the model knows every token that ordinary text becomes, and those that end or fill a sequence.
+    """What is wrong if the model lacks a token that ordinary text becomes, or one that begins, ends or pads a sequence; else "".
 
-    Other added tokens may lie outside: that of images in Gemma 3's tokenizer does, for its models of text alone.
+    Other added tokens may lie outside the model's vocabulary, as the image token of Gemma 3 does for its text-only models.
     """
     used = [tokenizer.vocab_size - 1, tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id]
     highest, size = max(token for token in used if token is not None), getattr(config, "vocab_size", None)
     if size is None or highest < size:
         return ""
-    return f"its tokenizer makes tokens up to {highest}, and the model knows {size} (vocab_size). Give two that belong together."
+    return (
+        f"its tokenizer makes tokens up to {highest}, and the model knows {size} (vocab_size). Give a model and a tokenizer "
+        f"that belong together."
+    )
 
 
 def _model_options(args: GRPOConfig) -> tuple[str, ...]:
@@ -89,7 +92,7 @@ def _model_options(args: GRPOConfig) -> tuple[str, ...]:
 
 @functools.cache
 def _load(kind: Literal["AutoConfig", "AutoTokenizer"], name: str, revision: str | None) -> tuple[Any | None, str]:
-    """A model's config or tokenizer, or None and the reason. The network is asked only for what is not here."""
+    """A model's config or tokenizer, or None and the reason. The network is used only for files that are not on this machine."""
     if not name:
         return None, "empty. Name a model."
     path = Path(name)
@@ -105,14 +108,14 @@ def _from_pretrained(kind: str, name: str, revision: str | None, *, is_hub_name:
     import transformers
 
     def load(*, local_files_only: bool) -> Any:
-        # Code that comes with a model is never run, and the question whether to run it is never asked.
+        # Code that comes with a model is never run, and Transformers does not ask the user whether to run it.
         return getattr(transformers, kind).from_pretrained(
             name, revision=revision or "main", local_files_only=local_files_only, trust_remote_code=False
         )
 
     try:
         return load(local_files_only=True), ""
-    except Exception as error:  # whatever a broken file makes a parser raise is the user's to mend
+    except Exception as error:  # a broken file can make a parser raise anything; the user has to repair the file
         if not is_hub_name:
             return None, f"it cannot be read: {_first_line(error)}. Save or download it again."
     if problem := _problem_with_hub_name(name, revision):
@@ -124,7 +127,7 @@ def _from_pretrained(kind: str, name: str, revision: str | None, *, is_hub_name:
 
 
 def _problem_with_hub_name(name: str, revision: str | None) -> str:
-    """Why the hub cannot give `name`, or nothing. Asked in a thread: the look-up of a host name has no timeout."""
+    """Why the hub cannot give `name`, or "". A thread asks, because the look-up of a host name has no timeout."""
     import huggingface_hub
 
     answers: list[str] = []

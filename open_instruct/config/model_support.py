@@ -1,4 +1,4 @@
-"""Which families of models can be trained, as far as a model's config says; docs/models.md has what was measured."""
+"""Which families of models can be trained, judged by a model's config. docs/models.md has the measurements."""
 
 import json
 import math
@@ -13,7 +13,7 @@ CHOOSE_ANOTHER = "Choose a model of a family that docs/models.md lists as exact,
 REFUSED = {
     "gpt_oss": "vLLM 0.32 cannot take new weights of its experts and attention sinks while it runs",
 }
-"""By `model_type` in config.json, with the reason."""
+"""Reasons by `model_type` of config.json."""
 _ATTENTION = {"full_attention", "sliding_attention", "chunked_attention"}
 _RECURRENT = ("mamba_d_state", "mamba_n_heads", "state_size", "ssm_cfg", "linear_num_key_heads", "linear_attn_config")
 """Options that only models with recurrent layers have."""
@@ -34,19 +34,20 @@ def why_refused(config: Any, *, device_kind: str, attn_implementation: str, max_
         return f"{reason}. {CHOOSE_ANOTHER}"
     if has_recurrent_layers(text):
         return (
-            "it has recurrent layers, whose state would pass from one sequence to the next where several share a row. "
+            "it has recurrent layers, whose state would pass from one sequence to the next if several share a row. "
             + CHOOSE_ANOTHER
         )
     if getattr(text, "attn_logit_softcapping", None) is not None and attn_implementation == "sdpa":
         return (
-            f"it caps attention scores (attn_logit_softcapping={text.attn_logit_softcapping:g}), which the engine does and "
+            f"it caps attention scores (attn_logit_softcapping={text.attn_logit_softcapping:g}), and the engine caps them, but "
             "PyTorch's sdpa does not. Use --attn_implementation flash_attention_2 on a GPU, or choose another model."
         )
     window = getattr(text, "sliding_window", None)
     if text.model_type in _WIDER_WINDOW and window is not None and max_sequence_length > window:
         return (
-            f"its sliding window of {window} tokens is one token wider in the engine, and sequences may have "
-            f"{max_sequence_length}. Set shorter lengths (--response_length, --max_prompt_token_length), or choose another model."
+            f"its sliding window of {window} tokens is one token wider in the engine, and sequences of up to "
+            f"{max_sequence_length} tokens exceed it. Set shorter lengths (--response_length, --max_prompt_token_length), or "
+            "choose another model."
         )
     try:
         logits_scale_and_cap(text)
@@ -56,9 +57,9 @@ def why_refused(config: Any, *, device_kind: str, attn_implementation: str, max_
 
 
 Shapes = dict[str, list[int]]
-"""Of the tensors in a checkpoint, by name."""
+"""Shapes of the tensors in a checkpoint, by name."""
 MAX_HEADER_BYTES = 100_000_000
-"""Of a safetensors file; the library takes no longer one."""
+"""Longest header of a safetensors file; the library refuses a longer one."""
 _SAVE_AGAIN = "Save or download it again."
 
 
@@ -67,7 +68,7 @@ class BadWeights(ValueError):
 
 
 def problem_with_weights(directory: Path) -> str:
-    """What is wrong with the weights of a model's directory; nothing where they fit into the model of its config."""
+    """What is wrong with the weights in a model's directory; "" if they fit into the model that its config describes."""
     shapes: Shapes = {}
     try:
         for path in _weight_files(directory):
@@ -78,7 +79,7 @@ def problem_with_weights(directory: Path) -> str:
 
 
 def _weight_files(directory: Path) -> list[Path]:
-    """Those that Transformers and vLLM read. Where one file and an index are there, the two do not choose alike: both count."""
+    """The files that Transformers or vLLM reads: of a single file and an index they prefer different ones, so both count."""
     for name in ("model.safetensors", "pytorch_model.bin"):
         single, index = directory / name, directory / f"{name}.index.json"
         try:
@@ -98,15 +99,15 @@ def _files_of_index(index: Path) -> list[Path]:
 
 
 def _shapes_in_safetensors(path: Path) -> Shapes:
-    """A safetensors file says in its header how long it is: <bytes of the header><header, JSON><tensors>."""
+    """Shapes in a safetensors file, checked against its size. Its layout is <bytes of the header><header, JSON><tensors>."""
     try:
         with open(path, "rb") as file:
             length = int.from_bytes(file.read(8), "little")
             size = path.stat().st_size
             header = json.loads(file.read(length)) if 0 < length <= min(size, MAX_HEADER_BYTES) else None
-        tensors = {name: one for name, one in header.items() if name != "__metadata__"}  # type: ignore[union-attr]
-        expected = 8 + length + max((one["data_offsets"][1] for one in tensors.values()), default=0)
-        shapes = {name: [int(side) for side in one["shape"]] for name, one in tensors.items()}
+        tensors = {name: entry for name, entry in header.items() if name != "__metadata__"}  # type: ignore[union-attr]
+        expected = 8 + length + max((entry["data_offsets"][1] for entry in tensors.values()), default=0)
+        shapes = {name: [int(side) for side in entry["shape"]] for name, entry in tensors.items()}
     except FileNotFoundError as error:
         raise BadWeights(f"{path.name} is missing") from error
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, OverflowError) as error:
@@ -117,7 +118,10 @@ def _shapes_in_safetensors(path: Path) -> Shapes:
 
 
 def _shapes_in_pickle(path: Path) -> Shapes:
-    """None: they are not known without reading the tensors. PyTorch writes a zip archive, before 1.6 it wrote a bare pickle."""
+    """Always empty, because the shapes are known only after reading the tensors; checks that the file can be opened.
+
+    PyTorch writes a zip archive; before version 1.6 it wrote a bare pickle.
+    """
     try:
         with open(path, "rb") as file:
             if file.read(2) != b"\x80\x02":
@@ -130,19 +134,20 @@ def _shapes_in_pickle(path: Path) -> Shapes:
 
 
 def _problem_with_shapes(directory: Path, shapes: Shapes) -> str:
-    """Transformers itself compares, with tensors that have no memory: it renames, splits and joins some as it loads them."""
+    """What is wrong with the shapes, or "". Transformers itself compares, with tensors that have no memory, because it renames,
+    splits and joins some tensors as it loads them."""
     import transformers
 
     try:
         config = transformers.AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
-    except Exception:  # which is told where options are checked
+    except Exception:  # `model_can_be_read` reports it
         return ""
     num_layers = getattr(config.get_text_config(), "num_hidden_layers", 0)
     if shapes and isinstance(num_layers, int) and num_layers > len(shapes):  # making so many may take for ever
         return f"its config.json says {num_layers} layers, and its weights are {len(shapes)} tensors. {_SAVE_AGAIN}"
     try:
         missing, mismatched = _compare(config, shapes)
-    except Exception as error:  # whatever a model makes of sizes that no model has
+    except Exception as error:  # impossible sizes can make a model's code raise anything
         reason = (str(error).strip() or type(error).__name__).splitlines()[0].partition(". ")[0].rstrip(".")
         return f"its config.json and its weights make no model ({reason:.200}). Choose another, or save or download it again."
     if missing:
@@ -160,9 +165,10 @@ def _problem_with_shapes(directory: Path, shapes: Shapes) -> str:
 
 
 def _compare(config: Any, shapes: Shapes) -> tuple[list[str], list[tuple[str, Any, Any]]]:
-    """Tensors of the model that are missing, and those of another shape: name, shape found, shape wanted.
+    """Tensors of the model that are missing, and tensors of another shape: name, shape found, shape wanted.
 
-    Without `shapes` the model is made, and nothing is compared. Quantized tensors have shapes of their own.
+    Without `shapes` the model is only made, and nothing is compared. Quantized tensors are not compared, because their shapes
+    differ from the model's.
     """
     import torch
     from transformers import AutoModelForCausalLM
@@ -186,7 +192,7 @@ def _compare(config: Any, shapes: Shapes) -> tuple[list[str], list[tuple[str, An
 
 @contextmanager
 def _silent_transformers() -> Iterator[None]:
-    """Without progress bar and report."""
+    """Transformers shows no progress bar and logs nothing in the block."""
     from transformers.utils import logging
 
     verbosity, had_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
@@ -201,17 +207,17 @@ def _silent_transformers() -> Iterator[None]:
 
 
 def has_recurrent_layers(config: Any) -> bool:
-    others = set(getattr(config, "layer_types", None) or ()) - _ATTENTION
-    return bool(others) or any(getattr(config, name, None) is not None for name in _RECURRENT)
+    other_layers = set(getattr(config, "layer_types", None) or ()) - _ATTENTION
+    return bool(other_layers) or any(getattr(config, name, None) is not None for name in _RECURRENT)
 
 
 def logits_scale_and_cap(config: Any) -> tuple[float, float | None]:
-    """What a family does to its logits after the head: the factor that it multiplies them by, and their cap.
+    """What a family of models does to its logits after the head: the factor by which it multiplies them, and their cap or None.
 
     Granite divides (`logits_scaling`), Cohere multiplies (`logit_scale`), Gemma 2 caps (`final_logit_softcapping`: with 30,
     a logit of 60 becomes 30 * tanh(2) = 28.9).
 
-    Raises ValueError where a family does something else.
+    Raises ValueError if the family does something else to its logits.
     """
     config = config.get_text_config()
     factors = [getattr(config, name, None) or 1.0 for name in ("logit_scale", "lm_head_multiplier")]

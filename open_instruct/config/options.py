@@ -1,4 +1,4 @@
-"""All options of a run in one flat object, and what follows from them. The options themselves: `option_groups.py`."""
+"""All options of a run in one flat object, and the values that follow from them. `option_groups.py` declares the options."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -50,11 +50,11 @@ class GRPOConfig(
     """All options of a GRPO run."""
 
     own_options: dict[str, Any] = field(default_factory=dict, metadata=NO_FLAG)
-    """Values of options that losses, advantages and workflows of the user's bring; `registry.options_of` reads them."""
+    """Values of the options that belong to the user's own losses, advantages and workflows; `registry.options_of` reads them."""
 
     @property
     def staleness_target(self) -> int:
-        """Age of samples, in steps, that pacing aims at."""
+        """Highest age of samples, in steps, that pacing aims at: `staleness_threshold`, or what stands in for it."""
         if self.staleness_threshold is not None:
             return self.staleness_threshold
         if self.async_steps is not None:
@@ -68,7 +68,7 @@ class GRPOConfig(
 
     @property
     def corrects_off_policy(self) -> bool:
-        """Whether tokens are weighed by rho: as set, else where samples may be stale."""
+        """Whether tokens are weighed by rho: as the option says; without it, if samples may be stale."""
         return self.staleness_bound > 0 if self.use_rho_correction is None else self.use_rho_correction
 
     @property
@@ -82,12 +82,12 @@ class GRPOConfig(
 
     @property
     def tokenizer_revision(self) -> str | None:
-        """`model_revision` names a commit of the model's repository, which a tokenizer from another repository does not have."""
+        """`model_revision` if the tokenizer comes from the model's repository, else None: no other repository has that commit."""
         return self.model_revision if self.tokenizer_name == self.model_name_or_path else None
 
     @property
     def train_sampling(self) -> SamplingConfig:
-        """How a training group is sampled, seed aside."""
+        """How a training group is sampled, without the seed."""
         return SamplingConfig(
             temperature=self.temperature,
             max_tokens=self.response_length,
@@ -97,7 +97,7 @@ class GRPOConfig(
 
     @property
     def eval_sampling(self) -> SamplingConfig:
-        """How an evaluation prompt is sampled, seed aside."""
+        """How an evaluation prompt is sampled, without the seed."""
         return SamplingConfig(
             temperature=self.temperature if self.eval_temperature is None else self.eval_temperature,
             top_p=1.0 if self.eval_top_p is None else self.eval_top_p,
@@ -107,24 +107,24 @@ class GRPOConfig(
 
     @property
     def sleep_level(self) -> int:
-        """How deeply engines sleep: as set, else 2 where each sleep ends with new weights."""
+        """How deeply engines sleep: as the option says; else 2 if each sleep ends with new weights (`colocate`), and 1 if not."""
         return self.engine_sleep_level or (2 if self.colocate else 1)
 
     @property
     def lengths(self) -> Lengths:
-        """How long prompts, responses and sequences get, and how many samples a prompt comes to."""
+        """How long prompts, responses and sequences may become, and how many samples a prompt gives."""
         return WORKFLOWS[self.rollout_workflow].value.lengths(self)
 
     @property
     def max_sequence_length(self) -> int:
-        """Tokens of the longest prompt with the longest response, evaluation included."""
+        """Tokens of the longest prompt together with the longest response, evaluation included."""
         return self.lengths.sequence
 
     @property
     def workflow(self) -> WorkflowSpec:
-        """The workflow of the run, for the processes that make it.
+        """The workflow of the run, in a form from which every process can make it.
 
-        Raises `OSError` or `UnicodeDecodeError` for a file that cannot be read, of which `config_checks` has told.
+        Raises `OSError` or `UnicodeDecodeError` for a file that cannot be read; `config/checks.py` has reported such a file.
         """
         options = options_of(self, WORKFLOWS[self.rollout_workflow].options)
         return WorkflowSpec.of(self.rollout_workflow, options, self.workflow_modules)
@@ -135,7 +135,7 @@ class GRPOConfig(
 
     @property
     def device(self) -> Device:
-        """What the run computes on, with the options that it depends on."""
+        """The device on which the run computes, made from the options that affect it."""
         return current_device(
             kind=None if self.device_type == "auto" else self.device_type,
             dtype=self.model_dtype,
@@ -146,7 +146,7 @@ class GRPOConfig(
 
 
 def config_of(args: Any) -> GRPOConfig:
-    """The options of a run, out of any namespace that holds some of them; what is none of ours is left out."""
+    """The options of a run, read from any namespace that holds some of them. Attributes that are no options are ignored."""
     if isinstance(args, GRPOConfig):
         return args
     names = GRPOConfig.__dataclass_fields__

@@ -1,4 +1,4 @@
-"""The doors that read a YAML file: composed by hydra, `key=value` overrides on the command line, mistakes in one line each."""
+"""Programs that read a YAML file: hydra composes it, the command line overrides it with `key=value`, a mistake is one line."""
 
 import argparse
 import os
@@ -16,22 +16,22 @@ CONFIG_DIRECTORY = Path(__file__).resolve().parents[2] / "conf"
 
 @dataclass(frozen=True)
 class Door:
-    """What a program says of its file."""
+    """A program that reads a YAML file, and what is special about its file."""
 
     program: str
     description: str | None
     config_name: str
-    """Of the file that is read by default, without `.yaml`."""
+    """Name of the file that is read by default, without `.yaml`."""
     override: str
     """How an override is written, for messages: `section.key=value`."""
     keys: Callable[[], list[str]]
-    """Names that an unknown one is compared with."""
+    """All known keys; the message about an unknown key names the nearest of them."""
     may_be_new: Callable[[str], bool] = lambda key: False
-    """Whether a key may be given that the file lacks."""
+    """Whether an override may give this key although the file lacks it."""
 
 
 def let_user_modules_be_found() -> None:
-    """Classes that a file names may lie in the current directory: at the end of the path, where they shadow nothing."""
+    """Add the current directory to the end of Python's path, so that a file may name classes there and none shadows a package."""
     here = os.getcwd()
     if here not in sys.path:
         sys.path.append(here)
@@ -51,11 +51,12 @@ def compose(door: Door, argv: Sequence[str]) -> dict[str, Any]:
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    if mistakes := [f"{one:.200}: {mistake}" for one in overrides if (mistake := _misspelled(one))]:
+    if mistakes := [f"{override:.200}: {mistake}" for override in overrides if (mistake := _misspelled(override))]:
         raise UsageError(mistakes)
-    bare = [one.removeprefix("++").removeprefix("+") for one in overrides]
+    bare = [override.removeprefix("++").removeprefix("+") for override in overrides]
     written = [
-        f"++{b}" if door.may_be_new(b.partition("=")[0]) else one for one, b in zip(overrides, bare, strict=True)
+        f"++{b}" if door.may_be_new(b.partition("=")[0]) else override
+        for override, b in zip(overrides, bare, strict=True)
     ]
     path = directory / f"{name}.yaml"
     try:
@@ -76,7 +77,7 @@ def compose(door: Door, argv: Sequence[str]) -> dict[str, Any]:
 
 
 def _misspelled(override: str) -> str:
-    """What is wrong with how an override is written, if anything is."""
+    """What is wrong with the spelling of an override, or ""."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
@@ -101,8 +102,8 @@ def _read_command_line(door: Door, argv: Sequence[str]) -> tuple[Path, str, list
         door.program, description=door.description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--config-path", "-cp", default=str(CONFIG_DIRECTORY), help="directory of the YAML file")
-    parser.add_argument("--config-name", "-cn", default=door.config_name, help="its name")
-    parser.add_argument("overrides", nargs="*", metavar=door.override, help="win over the file")
+    parser.add_argument("--config-name", "-cn", default=door.config_name, help="name of the YAML file")
+    parser.add_argument("overrides", nargs="*", metavar=door.override, help="values that win over those in the file")
     given, unknown = parser.parse_known_args(argv)
     if unknown:
         raise UsageError([f"{word}: no such option. Options of a run are written {door.override}." for word in unknown])
@@ -116,7 +117,7 @@ def _read_command_line(door: Door, argv: Sequence[str]) -> tuple[Path, str, list
 
 
 def _as_mistake(door: Door, error: Exception, overrides: Sequence[str], path: Path) -> str:
-    """Hydra's complaint in one line; of an unknown key, what may have been meant."""
+    """Hydra's complaint in one line; for an unknown key, the nearest known key."""
     for override in overrides:
         key = override.partition("=")[0].lstrip("+~")
         name = key.rpartition(".")[2]
@@ -133,7 +134,7 @@ def _as_mistake(door: Door, error: Exception, overrides: Sequence[str], path: Pa
 
 
 def _first_line(error: BaseException) -> str:
-    """Of what an error says; of one that says nothing, or not why (`${` without an end), with its cause's."""
+    """First line of an error's text. For a grammar error (`${` without an end) the first line of its cause is added."""
     from omegaconf.errors import GrammarParseError
 
     said = str(error).strip().partition("\n")[0].rstrip(".")
@@ -142,10 +143,10 @@ def _first_line(error: BaseException) -> str:
 
 
 def unknown_key(key: str, keys: Sequence[str]) -> str:
-    """What to say of a key that nobody knows, without the key itself."""
+    """The mistake about an unknown key, without the key itself."""
     return no_such_option(key, keys, prefix="").partition(": ")[2]
 
 
 def in_terms_of_the_file(mistake: str, place: Callable[[str], str]) -> str:
-    """A mistake about `--option` as one about the key of the file that sets it."""
+    """A mistake with every `--option` replaced by the key of the file that sets this option."""
     return re.sub(r"--(?!help)(\w+)", lambda match: place(match[1]), mistake)

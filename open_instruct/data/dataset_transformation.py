@@ -1,9 +1,9 @@
-"""From mixer lists to tokenized prompts, every row checked before anything starts.
+"""Turns mixer lists into tokenized prompts, and checks every row before anything starts.
 
-    mixer list ─► rows (data_sources) ─► check ─► chat template, tokenizer ─► length, held out ─► PromptDataset
+    mixer list ─► rows (sources) ─► check ─► chat template, tokenizer ─► length, held out ─► PromptDataset
 
-Rows flow through in batches, so memory grows with the finished prompts alone. While a batch is tokenized, which takes all cores,
-the next one is read, checked and rendered.
+Rows are processed in batches, so memory grows only with the finished prompts. While a batch is tokenized, which takes all cores,
+the next batch is read, checked and rendered.
 """
 
 import itertools
@@ -24,12 +24,13 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 CHARACTERS_OF_A_TOKEN = 100
-"""More than any tokenizer takes for one: a prompt that is longer is too long without being tokenized, which may take minutes."""
+"""More characters than one token of any tokenizer has. With a limit of 256 tokens, a prompt of over 25,600 characters is too
+long; it is not tokenized, because that may take minutes."""
 
 
 @dataclass
 class SourceReport:
-    """What became of one source's rows: read = kept + overlong + excluded."""
+    """What became of the rows of one source: read = kept + overlong + excluded."""
 
     name: str
     num_rows: int = 0
@@ -37,14 +38,14 @@ class SourceReport:
     num_excluded: int = 0
     num_kept: int = 0
     num_with_special_tokens: int = 0
-    """Rows kept or not whose text spells a special token of the tokenizer out: it becomes that token."""
+    """Rows, kept or not, whose text contains the spelling of a special token, which the tokenizer turns into that token."""
     first_with_special_tokens: str = ""
-    """Where the first of them stands."""
+    """Place of the first such row."""
 
 
 @dataclass(frozen=True)
 class LoadReport:
-    """What `load_prompts` did, source by source in the order of the mixer list."""
+    """Counts of `load_prompts`, one report per source in the order of the mixer list."""
 
     sources: tuple[SourceReport, ...]
 
@@ -55,7 +56,7 @@ class LoadReport:
 
     @property
     def num_overlong(self) -> int:
-        """Rows dropped because of their prompts' length."""
+        """Rows dropped because their prompts are too long."""
         return sum(source.num_overlong for source in self.sources)
 
     @property
@@ -64,7 +65,7 @@ class LoadReport:
         return sum(source.num_excluded for source in self.sources)
 
     def warnings(self) -> list[str]:
-        """What the user should know of the data."""
+        """Warnings about the data for the user."""
         return [
             f"{source.name}: {source.num_with_special_tokens} of {source.num_rows} rows spell out special tokens of the "
             f"tokenizer, which become control tokens in the prompt (the first: {source.first_with_special_tokens})"
@@ -94,20 +95,28 @@ def load_prompts(
     cache_dir: str | None = None,
     flag: str = "--dataset_mixer_list",
 ) -> tuple[PromptDataset, LoadReport]:
-    """Reads, checks and tokenizes what a mixer list names.
+    """Reads, checks and tokenizes the sources that a mixer list names.
 
-    A row has `messages_key` (a list of `{"role", "content"}`; a last one by the assistant is a demonstration and left
-    out), `ground_truths_key` (any JSON value) and `dataset` (a verifier's name, or a list with that one); or it is in the
-    document's sample format (sample_record). `exclude` holds prompts that must not come out, an evaluation set for one.
-    `check_label(dataset, ground_truth)` raises `ValueError` for a ground truth that the verifier cannot use; None skips
-    that. `own_prompt` is `Workflow.own_prompt`, where a workflow makes prompts of its own; None is the chat template.
-    `flag` is what messages call the mixer list; `cache_dir` is for hub names.
+    A row has the columns `messages_key` (a list of `{"role", "content"}`; a last message by the assistant is a demonstration and
+    is left out), `ground_truths_key` (any JSON value) and `dataset` (the name of a verifier, or a list with that one name). Or
+    the row is in the document's sample format (`sample_record.py`).
+
+    Args:
+        known_verifiers: names that the `dataset` column may have.
+        exclude: prompts that are left out, such as those of an evaluation set.
+        check_label: `check_label(dataset, ground_truth)` raises `ValueError` for a ground truth that the verifier cannot use.
+            None: ground truths are not checked.
+        own_prompt: `Workflow.own_prompt`, if the workflow makes its own prompts. None: the chat template makes them.
+        cache_dir: where `datasets` keeps its copies of hub data sets.
+        flag: name of the mixer list in messages.
 
     Raises:
-        DatasetError: everything that is wrong, by source and row.
+        DatasetError: with all mistakes, by source and row.
     """
     if not getattr(tokenizer, "chat_template", None):
-        raise DatasetError("the tokenizer has no chat template: name one that has with --tokenizer_name_or_path")
+        raise DatasetError(
+            "the tokenizer has no chat template: name a tokenizer that has one with --tokenizer_name_or_path"
+        )
     sources = _parse(mixer_list, splits, flag)
     rules = RowRules(
         messages_key=messages_key,
@@ -148,7 +157,7 @@ def _parse(mixer_list: Sequence[str], splits: Sequence[str], flag: str) -> list[
 
 @dataclass
 class _Source:
-    """One source on its way into the dataset."""
+    """Loads one source into the dataset."""
 
     name: str
     split: str
@@ -158,14 +167,14 @@ class _Source:
     cache_dir: str | None
     report: SourceReport = field(init=False)
     longest: tuple[int, str, str] = (0, "", "")
-    """The longest prompt that is too long: its tokens, its place, and whether it has more."""
+    """The longest of the prompts that are too long: its tokens, its place, and " or more" if the number is a lower bound."""
 
     def __post_init__(self) -> None:
         self.report = SourceReport(self.name)
 
     def load_into(self, builder: PromptDatasetBuilder, tokenizer: "PreTrainedTokenizerBase") -> None:
         make_prompts = self._templated if self.rules.own_prompt is None else self._own
-        waiting: Iterator[Prompt] = iter(())  # of the batch before
+        waiting: Iterator[Prompt] = iter(())  # prompts of the batch before, which may still be tokenized
         try:
             rows = iter(self._checked(self._rows()))
             with ThreadPoolExecutor(1, thread_name_prefix="tokenizer") as thread:
@@ -182,11 +191,11 @@ class _Source:
             self.mistakes.add(
                 f"{self.name}: {self.report.num_overlong} of {self.report.num_rows} prompts are longer than "
                 f"--max_prompt_token_length {self.rules.max_prompt_token_length}, the longest {self.longest[0]}"
-                f"{self.longest[2]} ({self.longest[1]}): raise it, or drop them with --overlong_prompts drop"
+                f"{self.longest[2]} ({self.longest[1]}): raise the limit, or drop these prompts with --overlong_prompts drop"
             )
 
     def _rows(self) -> Iterator[RawRow]:
-        """The first rows, as many as were asked for."""
+        """The first rows of the source, as many as `amount` asks for."""
 
         def read() -> Iterator[RawRow]:
             return iter_rows(self.name, self.split, self.rules.columns, self.cache_dir)
@@ -201,7 +210,7 @@ class _Source:
     def _check_count(self) -> None:
         if isinstance(self.amount, int) and self.report.num_rows < self.amount:
             self.mistakes.add(
-                f"{self.name}: {self.amount} rows are asked for and there are {self.report.num_rows}: write 1.0 for all"
+                f"{self.name}: {self.amount} rows are asked for and there are {self.report.num_rows}: write 1.0 for all rows"
             )
         elif not self.report.num_rows:
             self.mistakes.add(
@@ -225,7 +234,8 @@ class _Source:
                 yield checked
 
     def _look_for_special_tokens(self, row: CheckedRow) -> None:
-        """A template puts its own around the messages; in the messages themselves they are somebody's mistake, or an attack."""
+        """Count a row whose messages contain a special token. Only the template should add special tokens; in the messages
+        themselves they are a mistake or an attack."""
         text = "\n".join(part for message in row.messages for part in (message["role"], message["content"]))
         for token in self.rules.special_tokens:  # a comprehension takes four times as long
             if token in text:
@@ -234,10 +244,10 @@ class _Source:
                 return
 
     def _take(self, prompts: Iterator[Prompt], builder: PromptDatasetBuilder) -> None:
-        """Into the dataset, or among those that are left out."""
+        """Add prompts to the dataset, or count them as left out."""
         for row, text, token_ids, length in prompts:
             if not token_ids:
-                self.mistakes.add(f"{self.name} {row.place}: the chat template makes an empty prompt of it")
+                self.mistakes.add(f"{self.name} {row.place}: the chat template turns it into an empty prompt")
             elif length > self.rules.max_prompt_token_length:
                 self.report.num_overlong += 1
                 self.longest = max(self.longest, (length, row.place, ""))
@@ -250,7 +260,7 @@ class _Source:
     def _templated(
         self, rows: list[CheckedRow], tokenizer: "PreTrainedTokenizerBase", thread: Executor
     ) -> Iterator[Prompt]:
-        """Each row with its prompt's text, token ids and length; `thread` tokenizes while the next batch is read."""
+        """Each row with the text, token ids and length of its prompt. `thread` tokenizes while the next batch is read."""
         rows, texts = self._render(rows, tokenizer)
         tokens = thread.submit(ChatCodec(tokenizer).encode_all, texts)
 
@@ -261,7 +271,7 @@ class _Source:
         return prompts()
 
     def _own(self, rows: list[CheckedRow], tokenizer: "PreTrainedTokenizerBase", _thread: Executor) -> Iterator[Prompt]:
-        """Each row with what the workflow makes of it."""
+        """Each row with the prompt that the workflow makes of it."""
         assert self.rules.own_prompt is not None
         codec = ChatCodec(tokenizer)
         for row in rows:
@@ -277,9 +287,9 @@ class _Source:
     def _render(
         self, rows: list[CheckedRow], tokenizer: "PreTrainedTokenizerBase"
     ) -> tuple[list[CheckedRow], list[str]]:
-        """The rows' prompts as text; without the rows that the chat template refuses."""
+        """The rows that the chat template accepts, and their prompts as text."""
         if not any(row.rendered for row in rows):
-            with suppress(Exception):  # of one row: which one is found out below
+            with suppress(Exception):  # one of the rows is refused; the loop below finds out which
                 texts_at_once = tokenizer.apply_chat_template(
                     [row.messages for row in rows], tokenize=False, add_generation_prompt=True
                 )

@@ -5,15 +5,15 @@ from collections.abc import Sequence
 MOST_MISTAKES_SHOWN = 20
 MOST_ROWS = 10**12
 Amount = int | float
-"""Of a source's rows, from the first on: an int is their number, a float their fraction."""
+"""How many rows of a source are used, from the first row on: an int is their number, a float their fraction."""
 
 
 class DatasetError(ValueError):
-    """All that is wrong with the data, in one message."""
+    """All mistakes in the data, in one message."""
 
 
 class Mistakes:
-    """Collects what is wrong, so that a user reads it all at once."""
+    """Collects mistakes, so that the user reads all of them at once."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -25,7 +25,7 @@ class Mistakes:
             self._shown.append(mistake)
 
     def raise_any(self) -> None:
-        """Raises `DatasetError` if there were any."""
+        """Raises `DatasetError` if there are any mistakes."""
         if not self.count:
             return
         more = [f"and {self.count - len(self._shown)} more"] if self.count > len(self._shown) else []
@@ -33,15 +33,15 @@ class Mistakes:
 
 
 def parse_mixer_list(mixer_list: Sequence[str], flag: str = "--dataset_mixer_list") -> list[tuple[str, Amount]]:
-    """`[name, amount, name, amount, …]` as pairs; `0.5` is half of a source's rows, `1.0` all, `500` (no point) the
-    first 500.
+    """`[name, amount, name, amount, …]` as pairs. The amount `0.5` is half of a source's rows, `1.0` all of them, and `500`
+    (without a point) the first 500.
 
     Raises:
-        ValueError: all bad pairs of the list, and what to write instead.
+        ValueError: lists all bad pairs, and says what to write instead.
     """
     if len(mixer_list) % 2:
         raise ValueError(
-            f"{flag} is name, amount, name, amount, …; got {len(mixer_list)} words: {' '.join(map(str, mixer_list))}"
+            f"{flag} must be name, amount, name, amount, …; got {len(mixer_list)} words: {' '.join(map(str, mixer_list))}"
         )
     mistakes = Mistakes()
     pairs: list[tuple[str, Amount]] = []
@@ -64,10 +64,10 @@ def _parse_amount(text: str) -> Amount:
 
 
 def splits_of_names(splits: Sequence[str], num_names: int, flag: str = "--dataset_mixer_list_splits") -> list[str]:
-    """One split per name; a single one holds for all.
+    """One split per name. A single split holds for all names.
 
     Raises:
-        ValueError: another number of them.
+        ValueError: the number of splits is neither 1 nor the number of names.
     """
     if len(splits) == 1:
         return list(splits) * num_names

@@ -1,4 +1,4 @@
-"""Prompts as rows of token ids, kept in a few flat arrays, and the order in which they are issued."""
+"""Prompts as rows of token ids in a few flat arrays, and the order in which the prompts are issued."""
 
 import hashlib
 import json
@@ -15,11 +15,11 @@ class PromptRow:
 
     prompt: np.ndarray  # (Q,) int32
     ground_truth: object
-    """What the verifier compares with: any JSON value."""
+    """The value with which the verifier compares a response: any JSON value."""
     dataset: str
-    """Names the verifier."""
+    """Value of the `dataset` column, which names the verifier."""
     raw_query: str
-    """The prompt's text, chat template applied; with the reasoning cache, the problem alone."""
+    """The prompt's text with the chat template applied; with the reasoning cache, the problem alone."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,8 @@ class _Ragged:
 class PromptDataset:
     """A sequence of `PromptRow`.
 
-    A row costs 4 bytes per token and its texts' bytes. The whole pickles as seven arrays, which Ray shares without a
-    copy.
+    A row takes 4 bytes per token plus the bytes of its texts. The dataset pickles as seven arrays, which Ray shares between
+    processes without a copy.
     """
 
     def __init__(
@@ -81,13 +81,13 @@ class PromptDataset:
 
     @property
     def longest_prompt(self) -> int:
-        """Tokens."""
+        """Length of the longest prompt, in tokens."""
         return int(np.diff(self._prompts.offsets).max(initial=0))
 
     def fingerprint(self) -> dict[str, int | str]:
-        """The number of rows, and a hash each of their prompts, ground truths and verifiers, in order; as JSON values.
+        """The number of rows, and one hash each of all prompts, all ground truths and all verifiers, in order; as JSON values.
 
-        Takes about as long as reading the arrays once: 50,000 rows of 100 tokens in a tenth of a second.
+        The time is about that of reading the arrays once: a tenth of a second for 50,000 rows of 100 tokens.
         """
         names = json.dumps(self._dataset_names).encode()
         return {
@@ -103,7 +103,7 @@ class PromptDataset:
 
 
 def _hash(*columns: _Ragged) -> str:
-    """Of values and of where each row ends: `ab|c` is not `a|bc`."""
+    """Hash of the values and of the ends of the rows, so that `ab|c` and `a|bc` have different hashes."""
     digest = hashlib.sha256()
     for column in columns:
         for array_ in (column.offsets, column.values):
@@ -112,12 +112,12 @@ def _hash(*columns: _Ragged) -> str:
 
 
 def prompt_key(token_ids: list[int]) -> bytes:
-    """Equal for equal prompts."""
+    """The token ids as bytes; equal prompts have equal keys."""
     return array("i", token_ids).tobytes()
 
 
 class PromptDatasetBuilder:
-    """Collects rows into growing flat buffers; a million rows never exist as Python objects."""
+    """Collects rows in growing flat buffers, so that a million rows never exist as Python objects."""
 
     def __init__(self) -> None:
         self._tokens, self._token_ends = array("i"), array("q", [0])
@@ -139,7 +139,7 @@ class PromptDatasetBuilder:
         self._dataset_of_row.append(self._dataset_ids.setdefault(dataset, len(self._dataset_ids)))
 
     def build(self) -> PromptDataset:
-        """The dataset over the buffers as they are; the builder is done."""
+        """The dataset, which uses the memory of the buffers. The builder must not be used afterwards."""
         return PromptDataset(
             prompts=_Ragged(_view(self._tokens, np.int32), _view(self._token_ends, np.int64)),
             ground_truths=_Ragged(_view(self._truths, np.uint8), _view(self._truth_ends, np.int64)),
@@ -157,9 +157,9 @@ def _view(buffer: array | bytearray, dtype: type[np.generic]) -> np.ndarray:
 
 
 class PromptOrder:
-    """Which row the n-th issued prompt is: epoch after epoch, each in a shuffled order of its own.
+    """Which row the n-th issued prompt is. Every epoch goes through all rows, in a shuffled order of its own.
 
-    Depends on `seed` and the number of rows alone, so a resumed run needs only the number of prompts issued so far.
+    The order depends on `seed` and the number of rows alone, so a resumed run needs only the number of prompts issued so far.
     """
 
     def __init__(self, num_rows: int, seed: int) -> None:
@@ -170,7 +170,7 @@ class PromptOrder:
         self._permutations: dict[int, np.ndarray] = {}
 
     def __getitem__(self, issue_number: int) -> tuple[int, int]:
-        """`(epoch, row)` of the prompt that is issued as number `issue_number`, from 0."""
+        """`(epoch, row)` of the prompt with this issue number, counted from 0. With 10 rows, issue number 23 is in epoch 2."""
         if issue_number < 0:
             raise IndexError(f"prompts are numbered from 0, got {issue_number}")
         epoch, position = divmod(issue_number, self.num_rows)
@@ -178,7 +178,7 @@ class PromptOrder:
 
     def _permutation(self, epoch: int) -> np.ndarray:
         if epoch not in self._permutations:
-            # Two are enough: prompts in flight at the turn of an epoch are issued again from the one before.
+            # Two permutations are enough: right after an epoch has begun, prompts of the epoch before may be issued again.
             for old in sorted(self._permutations)[:-1]:
                 del self._permutations[old]
             self._permutations[epoch] = np.random.default_rng([self.seed, epoch]).permutation(self.num_rows)
@@ -186,5 +186,5 @@ class PromptOrder:
 
 
 def prompt_index(issue_number: int, num_rows: int, seed: int) -> int:
-    """The row of one issued prompt; shuffles a whole epoch for it, which `PromptOrder` does once."""
+    """The row of one issued prompt. It shuffles a whole epoch in every call; `PromptOrder` keeps the shuffled epoch."""
     return PromptOrder(num_rows, seed)[issue_number][1]

@@ -1,4 +1,4 @@
-"""Checks one row of a source, and makes chat messages, ground truth and verifier of it."""
+"""Checks one row of a source, and reads chat messages, ground truth and verifier from it."""
 
 import difflib
 import json
@@ -17,12 +17,12 @@ from open_instruct.workflows.base import OwnPrompt
 DATASET_KEY = "dataset"
 """The column that names the verifier."""
 OwnPromptMaker = Callable[[Sequence[dict[str, str]], ChatCodec], OwnPrompt]
-"""As `Workflow.own_prompt`."""
+"""The signature of `Workflow.own_prompt`."""
 
 
 @dataclass(frozen=True)
 class RowRules:
-    """What a row must be like, and how it becomes a prompt."""
+    """The rules for a row, and how the row becomes a prompt."""
 
     messages_key: str
     ground_truths_key: str
@@ -33,9 +33,9 @@ class RowRules:
     overlong_prompts: Literal["drop", "error"]
     held_out: frozenset[bytes]
     special_tokens: tuple[str, ...] = ()
-    """Spellings that become control tokens."""
+    """Spellings that the tokenizer turns into control tokens."""
     own_prompt: OwnPromptMaker | None = None
-    """How a workflow makes prompts of rows. None: the chat template around the messages."""
+    """How the workflow turns a row into a prompt. None: with the chat template."""
 
     @property
     def columns(self) -> tuple[str, str, str]:
@@ -51,18 +51,18 @@ class CheckedRow:
     ground_truth: object
     dataset: str
     rendered: str | None = None
-    """The prompt's text where the row has it finished, chat template applied; then there are no messages."""
+    """The prompt's finished text, with the chat template applied, if the row has it; then there are no messages."""
 
 
 class RowError(ValueError):
-    """What is wrong with a row, said without its place."""
+    """Something is wrong with a row. The text does not name the place of the row."""
 
 
 def check_row(row: RawRow, rules: RowRules) -> CheckedRow:
-    """The row as a prompt's messages, ground truth and verifier.
+    """The messages, ground truth and verifier of a row.
 
     Raises:
-        RowError: the first thing that is wrong.
+        RowError: for the first thing that is wrong.
     """
     if row.problem:
         raise RowError(row.problem)
@@ -79,7 +79,7 @@ def check_row(row: RawRow, rules: RowRules) -> CheckedRow:
 
 
 def _check_proto_row(row: RawRow, rules: RowRules) -> CheckedRow:
-    """`check_row` of the document's sample format."""
+    """`check_row` for a row in the document's sample format."""
     try:
         fields = prompt_fields(row.values)
     except ValueError as err:
@@ -90,13 +90,16 @@ def _check_proto_row(row: RawRow, rules: RowRules) -> CheckedRow:
         messages = _prompt_messages(_check_messages(fields.messages), rules.system_prompt_override)
         return CheckedRow(row.place, messages, fields.ground_truth, dataset)
     if rules.system_prompt_override is not None:
-        raise RowError("has its prompt as finished text alone: a system prompt cannot be put in")
+        raise RowError(
+            "has its prompt only as finished text, into which a system prompt cannot be put: leave out "
+            "--system_prompt_override_file, or give rows with messages"
+        )
     _check_text(fields.rendered_prompt, "'full_prompts'")
     return CheckedRow(row.place, [], fields.ground_truth, dataset, fields.rendered_prompt)
 
 
 def _without_publisher(data_source: object, rules: RowRules) -> object:
-    """`openai/gsm8k` is `gsm8k`'s; `reasoning_gym/chain_sum` stays."""
+    """`openai/gsm8k` becomes `gsm8k`, a verifier's name; `reasoning_gym/chain_sum` stays as it is."""
     if not isinstance(data_source, str) or verifier_name(data_source, rules.known_verifiers) is not None:
         return data_source
     last = data_source.rpartition("/")[2]
@@ -106,10 +109,10 @@ def _without_publisher(data_source: object, rules: RowRules) -> object:
 def check_ground_truth(
     dataset: str, ground_truth: object, check_label: Callable[[str, object], None] | None = check_label_of_verifier
 ) -> None:
-    """Whether the verifier that the `dataset` column names is there, and can use the ground truth.
+    """Check that the verifier that the `dataset` column names exists and can use the ground truth.
 
     Raises:
-        RowError: what is wrong.
+        RowError: the verifier does not exist or cannot use the ground truth.
     """
     _check_text(json.dumps(ground_truth, ensure_ascii=False, default=str), "the ground truth")
     if check_label is None:
@@ -119,8 +122,8 @@ def check_ground_truth(
         check_label(dataset, ground_truth)
     except ValueError as err:
         raise RowError(str(err)) from err
-    except Exception as err:  # whatever a verifier makes of a broken row
-        raise RowError(f"a ground truth of no use ({type(err).__name__}: {err})") from err
+    except Exception as err:  # a verifier may raise anything for a broken row
+        raise RowError(f"the verifier cannot use the ground truth ({type(err).__name__}: {err})") from err
 
 
 def _missing(column: str, row: RawRow, rules: RowRules) -> str:
@@ -133,11 +136,11 @@ def _check_dataset(value: object, rules: RowRules, *, column: str = DATASET_KEY)
     if isinstance(value, list) and len(value) == 1:
         value = value[0]
     if not isinstance(value, str):
-        raise RowError(f"'{column}' is one verifier's name, got {value!r:.80}")
+        raise RowError(f"'{column}' must be the name of one verifier, got {value!r:.80}")
     _check_text(value, f"'{column}'")
     if verifier_name(value, rules.known_verifiers) is None:
         known = sorted(rules.known_verifiers)
-        near = difflib.get_close_matches(value.lower()[:100], known, n=1)  # it takes quadratic time
+        near = difflib.get_close_matches(value.lower()[:100], known, n=1)  # 100: the time is quadratic
         hint = f"nearest: {near[0]}" if near else f"there are: {', '.join(known)}"
         raise RowError(f"unknown verifier {value!r:.80} in '{column}'; {hint}")
     return value
@@ -145,14 +148,14 @@ def _check_dataset(value: object, rules: RowRules, *, column: str = DATASET_KEY)
 
 def _check_messages(value: object) -> list[dict[str, str]]:
     if not isinstance(value, list):
-        raise RowError(f"messages are a list of {{role, content}}, got {type(value).__name__}")
+        raise RowError(f"messages must be a list of {{role, content}}, got {type(value).__name__}")
     messages = []
     for message in value:
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            raise RowError(f"a message is an object with role and content, got {message!r:.80}")
+            raise RowError(f"a message must be an object with role and content, got {message!r:.80}")
         content = message.get("content")
         if not isinstance(content, str):
-            raise RowError(f"a message's content is text, got {type(content).__name__}")
+            raise RowError(f"a message's content must be text, got {type(content).__name__}")
         _check_text(content, "a message's content")
         _check_text(message["role"], "a message's role")
         messages.append({"role": message["role"], "content": content})
@@ -162,16 +165,16 @@ def _check_messages(value: object) -> list[dict[str, str]]:
 def _check_text(text: str, what: str) -> None:
     try:
         text.encode()
-    except UnicodeEncodeError as err:  # half a surrogate pair, which JSON can say and no tokenizer takes
+    except UnicodeEncodeError as err:  # half a surrogate pair: JSON can contain it, and no tokenizer accepts it
         raise RowError(f"{what} is not valid text: {err}") from err
 
 
 def _prompt_messages(messages: list[dict[str, str]], system_prompt: str | None) -> list[dict[str, str]]:
-    """Without the demonstration at the end, and with the system message that was asked for."""
+    """The messages without a demonstration at the end, and with `system_prompt` as system message if it is given."""
     if messages and messages[-1]["role"] == "assistant":
         messages = messages[:-1]
     if not any(message["role"] != "system" for message in messages):
-        raise RowError("empty messages: nobody says anything before the assistant")
+        raise RowError("empty messages: there is no user message before the assistant's")
     if system_prompt is None:
         return messages
     rest = messages[1:] if messages[0]["role"] == "system" else messages

@@ -1,8 +1,9 @@
-"""What makes a run the same run when it goes on from a checkpoint: options, data row by row, tokenizer, system prompt.
+"""What must be the same when a run resumes from a checkpoint: options, data row by row, tokenizer, system prompt.
 
-A checkpoint speaks of rows by their numbers, and it holds samples that are not trained on yet. With one row more, every prompt
-has another place in the order of the epoch: some prompts would come twice and others never. So each checkpoint notes all that
-gives rows and samples their meaning, and a run that differs in it is refused before anything starts, in words.
+A checkpoint names rows by their numbers, and it holds samples that are not trained on yet. With one row more, every prompt would
+have another place in the order of the epoch, so some prompts would be issued twice and others never. Therefore each checkpoint
+contains the run's identity: everything that gives rows and samples their meaning. A run with another identity is refused before
+anything starts, with a message that names the differences.
 """
 
 import hashlib
@@ -24,7 +25,7 @@ OPTIONS = (
     "model_revision",
     "dataset_mixer_list",
     "dataset_mixer_list_splits",
-    "dataset_mixer_eval_list",  # what it holds is left out of training, which moves the rows
+    "dataset_mixer_eval_list",  # its prompts are left out of training, which changes the row numbers
     "dataset_mixer_eval_list_splits",
     "sft_messages_key",
     "ground_truths_key",
@@ -38,7 +39,7 @@ OPTIONS = (
     "num_learners_per_node",
     "deepspeed_stage",
 )
-"""Options that must stay as they are. Others, such as the learning rate or the number of engines, may change on the way."""
+"""Options that must stay the same. Other options, such as the learning rate or the number of engines, may change."""
 _CHANGE_PROMPTS = "sft_messages_key", "rollout_workflow"
 _DATA = {"train": "training", "eval": "evaluation"}
 _CONTENTS = {"prompts": "prompts", "ground_truths": "ground truths", "verifiers": "verifiers"}
@@ -46,7 +47,7 @@ _TOKENIZER_PARTS = {"words": "other words", "chat_template": "another chat templ
 
 
 def run_identity(args: GRPOConfig, inputs: "RunInputs | None" = None) -> dict[str, Any]:
-    """The identity of a run, as JSON values. Without `inputs` (the data could not be read) it holds the options alone."""
+    """The identity of a run, as JSON values. Without `inputs` (the data could not be read) the identity holds only options."""
     workflow = WORKFLOWS[args.rollout_workflow]
     own = options_of(args, workflow.options)
     identity: dict[str, Any] = {
@@ -68,7 +69,8 @@ def run_identity(args: GRPOConfig, inputs: "RunInputs | None" = None) -> dict[st
 
 
 def tokenizer_identity(tokenizer: Any, name: str) -> dict[str, Any]:
-    """What a tokenizer makes of a text, in a few hashes; by its content, since a directory may move."""
+    """Everything that decides into which tokens a tokenizer turns a text, as a few hashes. They are hashes of the content, not of
+    the path, because a directory may move."""
     template = json.dumps(tokenizer.chat_template, sort_keys=True)
     special = [
         tokenizer.bos_token_id,
@@ -81,7 +83,7 @@ def tokenizer_identity(tokenizer: Any, name: str) -> dict[str, Any]:
         "words": short_hash(json.dumps(sorted(tokenizer.get_vocab().items())).encode()),
         "chat_template": short_hash(template.encode()),
         "special": short_hash(json.dumps(special).encode()),
-        # Templates of some models write the day into each prompt: the same rows are other tokens tomorrow.
+        # The templates of some models write the date into each prompt, so tomorrow the same rows have other tokens.
         "date": date.today().isoformat() if "strftime_now" in template else None,
     }
 
@@ -91,12 +93,12 @@ def short_hash(content: bytes) -> str:
 
 
 def says_which_data(saved: dict[str, Any]) -> bool:
-    """Whether a checkpoint's identity speaks of data; that of an earlier version holds options alone."""
+    """Whether a checkpoint's identity contains the data. Identities of an earlier version of this program hold only options."""
     return "train" in saved
 
 
 def differences(saved: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """What is not as it was in the run of a checkpoint, in words. What one of the two does not know is not compared."""
+    """Differences from the run of a checkpoint, in words. Parts that only one of the two identities contains are not compared."""
     options = _different_options(saved.get("options", saved), now["options"])
     if not (says_which_data(saved) and says_which_data(now)):
         return list(options.values())
@@ -122,7 +124,7 @@ def _different_options(saved: dict[str, Any], now: dict[str, Any]) -> dict[str, 
 
 def _different_texts(saved: dict[str, Any], now: dict[str, Any]) -> list[str]:
     told = {
-        (True, True): "--{name} holds another text than then",
+        (True, True): "--{name} holds another text now",
         (True, False): "--{name} was given, now it is not",
         (False, True): "--{name} was not given, now it is",
     }
@@ -139,7 +141,8 @@ def _different_tokenizer(saved: dict[str, Any], now: dict[str, Any]) -> list[str
 
 
 def _different_data(key: str, saved: Any, now: Any, *, passes_over_prompts: bool) -> str:
-    """`passes_over_prompts`: their tokens differ for another reason, which is told or is the date of the day."""
+    """`passes_over_prompts`: prompts are not compared, because their tokens differ for a reason that is reported already, or
+    because of the date in them."""
     if saved is None or now is None:
         return "" if saved is now else f"the {_DATA[key]} data: {_rows(saved)} then, {_rows(now)} now"
     if saved["rows"] != now["rows"]:

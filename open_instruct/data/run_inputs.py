@@ -17,23 +17,23 @@ from open_instruct.verifiers.verifiers import import_verifiers, verifier_names
 
 @dataclass(frozen=True)
 class RunInputs:
-    """What was checked before anything starts."""
+    """Tokenizer facts and datasets of a run, checked."""
 
     train_dataset: PromptDataset
     eval_dataset: PromptDataset | None
     pad_token_id: int
     reports: list[LoadReport]
     tokenizer: dict[str, Any]
-    """What tells it from another one; see `run_identity.tokenizer_identity`."""
+    """Identity of the tokenizer; see `run_identity.tokenizer_identity`."""
 
     @property
     def longest_prompt(self) -> int:
-        """In tokens."""
+        """Length in tokens of the longest prompt in both datasets."""
         return max(dataset.longest_prompt for dataset in (self.train_dataset, self.eval_dataset) if dataset is not None)
 
 
 def load_inputs(args: GRPOConfig) -> tuple[RunInputs | None, list[str]]:
-    """Tokenizer and datasets, or what is wrong with them. Training prompts that the evaluation holds are left out of training."""
+    """Tokenizer and datasets, or None and the mistakes in them. Prompts of the evaluation are left out of the training data."""
     try:
         import_verifiers(args.verifier_modules)
     except UserModuleError as error:
@@ -60,7 +60,7 @@ def _load(
         system_prompt = Path(args.system_prompt_override_file).read_text() if args.system_prompt_override_file else None
         workflow = args.workflow.make()
     except (OSError, UnicodeDecodeError, UserModuleError):
-        return None, []  # it has been told already
+        return None, []  # this mistake has been reported already
     try:
         dataset, report = load_prompts(
             getattr(args, flag),

@@ -1,4 +1,4 @@
-"""The tokenizer of a run, read in one way by everybody who needs it."""
+"""The tokenizer of a run, read in the same way by every part that needs it."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -7,12 +7,12 @@ if TYPE_CHECKING:
 
 
 def read_tokenizer(name: str, revision: str | None) -> Any:
-    """From a local directory, the cache of the Hugging Face hub, or the hub; `revision` None is the default branch."""
+    """Tokenizer from a local directory, the cache of the Hugging Face hub, or the hub; `revision` None is the default branch."""
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(name, revision=revision)
 
 
 def tokenizer_of_run(args: "GRPOConfig") -> Any:
-    """Of a run whose options are checked."""
+    """The tokenizer of a run whose options have been checked."""
     return read_tokenizer(args.tokenizer_name, args.tokenizer_revision)

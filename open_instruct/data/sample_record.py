@@ -2,9 +2,9 @@
 
     batch             six int64 arrays: the prompt padded on the left, the response padded on the right, both joined
     non_tensor_batch  data_source, ability, reward_model {ground_truth, style}, extra_info {question, …}, uid, …
-    meta_info         global_token_num: tokens of each sample of the batch that this one belongs to
+    meta_info         global_token_num: number of tokens of each sample in the batch to which the sample belongs
 
-A row of data is the whole of that or, as in verl's Parquet files, the fields of `non_tensor_batch` alone.
+A row of data has all three parts or, as in verl's Parquet files, only the fields of `non_tensor_batch`.
 """
 
 import json
@@ -17,19 +17,19 @@ import numpy as np
 
 NON_TENSOR_BATCH = "non_tensor_batch"
 COLUMNS = (NON_TENSOR_BATCH, "data_source", "reward_model", "extra_info", "prompt", "raw_prompt", "full_prompts")
-"""What is read of a row; a file has some of them."""
+"""Columns that are read; a file has some of them."""
 
 
 @dataclass(frozen=True)
 class DataProtoItem:
-    """One sample: its tokens, all that is not a tensor, and what is known of its batch."""
+    """One sample: its tokens, its fields that are not tensors, and facts about its batch."""
 
     batch: dict[str, np.ndarray]  # (Q,) prompts, (R,) responses and response_mask, the rest (Q + R,); all int64
     non_tensor_batch: dict[str, Any]
     meta_info: dict[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> str:
-        """One line; `from_json` reads it."""
+        """The sample as one line of JSON, which `from_json` reads."""
         arrays = {name: values.tolist() for name, values in self.batch.items()}
         return json.dumps({"batch": arrays, NON_TENSOR_BATCH: self.non_tensor_batch, "meta_info": self.meta_info})
 
@@ -42,7 +42,7 @@ class DataProtoItem:
 
 @dataclass(frozen=True)
 class ItemShape:
-    """To which lengths samples are padded, and with what."""
+    """The lengths to which samples are padded, and the token that fills them."""
 
     prompt_length: int
     response_length: int
@@ -60,11 +60,11 @@ def to_proto_item(
 ) -> DataProtoItem:
     """A prompt's and a response's token ids in the document's layout.
 
-    `mask` (R,) is False on response tokens that are not trained on; by default all are. Positions count attended tokens from
-    0 and stand still on padding, as verl's do.
+    `mask` (R,) is False on response tokens that are not trained on; by default all are trained on. As in verl, positions count
+    attended tokens from 0 and do not increase on padding.
 
     Raises:
-        ValueError: a prompt or response longer than `shape` allows.
+        ValueError: the prompt or the response is longer than `shape` allows.
     """
     num_left, num_right = shape.prompt_length - len(query), shape.response_length - len(response)
     if num_left < 0 or num_right < 0:
@@ -90,11 +90,11 @@ def to_proto_item(
 def non_tensor_fields(
     *, data_source: str, ground_truth: object, rendered_prompt: str, uid: str, index: int
 ) -> dict[str, Any]:
-    """The fields beside the arrays of a sample of a run.
+    """The fields of a sample that are not arrays.
 
     Args:
-        rendered_prompt: chat template applied; verl calls it `full_prompts`.
-        uid: the same for all responses to a prompt as it was issued.
+        rendered_prompt: the prompt's text with the chat template applied; verl calls it `full_prompts`.
+        uid: the same for all responses of one group.
         index: row of the data set.
     """
     return {
@@ -110,7 +110,7 @@ def non_tensor_fields(
 
 
 def append_record(path: Path, items: Iterable[DataProtoItem]) -> None:
-    """Add samples to a file of JSON lines, which a mixer list may name as data."""
+    """Append samples to a file of JSON lines, which a mixer list may name as data."""
     with path.open("a") as file:
         file.writelines(item.to_json() + "\n" for item in items)
 
@@ -120,12 +120,12 @@ def append_record(path: Path, items: Iterable[DataProtoItem]) -> None:
 
 @dataclass(frozen=True)
 class PromptFields:
-    """What a row says of its prompt."""
+    """The parts of a row from which a prompt is made."""
 
     data_source: object
     ground_truth: object
     messages: object = None
-    """A list of `{"role", "content"}`; None where the row has the finished text alone."""
+    """A list of `{"role", "content"}`; None if the row has only the finished text."""
     rendered_prompt: str | None = None
 
 
@@ -135,14 +135,14 @@ def has_proto_columns(columns: Collection[str]) -> bool:
 
 
 def prompt_fields(row: Mapping[str, Any]) -> PromptFields:
-    """The prompt of a row: its messages (`prompt` or `raw_prompt`), else its question as a user's message, else its text.
+    """The prompt of a row: its messages (`prompt` or `raw_prompt`), else its question as a user message, else its finished text.
 
     Raises:
-        ValueError: what is missing or cannot be used.
+        ValueError: something is missing or cannot be used.
     """
     fields = row.get(NON_TENSOR_BATCH, row)
     if not isinstance(fields, Mapping):
-        raise ValueError(f"'{NON_TENSOR_BATCH}' is an object, got {fields!r:.80}")
+        raise ValueError(f"'{NON_TENSOR_BATCH}' must be an object, got {fields!r:.80}")
     data_source = fields.get("data_source")
     if data_source in (None, ""):
         raise ValueError(f"no 'data_source'; it has: {', '.join(fields)}")
@@ -156,15 +156,17 @@ def prompt_fields(row: Mapping[str, Any]) -> PromptFields:
         return PromptFields(data_source, ground_truth, messages=[{"role": "user", "content": question}])
     rendered = fields.get("full_prompts")
     if not isinstance(rendered, str) or not rendered:
-        raise ValueError("no prompt: neither 'prompt' nor 'raw_prompt', 'extra_info.question' or 'full_prompts'")
+        raise ValueError("no prompt: it has none of 'prompt', 'raw_prompt', 'extra_info.question' and 'full_prompts'")
     return PromptFields(data_source, ground_truth, rendered_prompt=rendered)
 
 
 def _ground_truth(reward_model: object) -> object:
     if not isinstance(reward_model, Mapping):
-        raise ValueError(f"'reward_model' is {{ground_truth, style}}, got {reward_model!r:.80}")
+        raise ValueError(f"'reward_model' must be {{ground_truth, style}}, got {reward_model!r:.80}")
     if reward_model.get("style") not in (None, "rule"):
-        raise ValueError(f"'reward_model.style' {reward_model['style']!r}: only 'rule' is known, a verifier")
+        raise ValueError(
+            f"'reward_model.style' {reward_model['style']!r}: only 'rule' is supported, which means a verifier"
+        )
     if reward_model.get("ground_truth") in (None, "", []):
         raise ValueError("no 'reward_model.ground_truth'")
     return reward_model["ground_truth"]

@@ -1,9 +1,9 @@
-"""Rows from wherever a mixer entry points to, read in a stream: reasoning-gym, local files, directories, hub names.
+"""Rows of the source that a mixer entry names, read as a stream: reasoning-gym, local files, directories, hub names.
 
-Nothing here looks into a row. A source has the columns that were asked for or, if it lacks one, those of the document's sample
-format (sample_record). Local files are read in place; only a directory or a hub name goes through `datasets`,
-which keeps its copy under `cache_dir` (its own default place if None). Where such a data set has several configurations, the name
-says which: `openai/gsm8k?config=main`.
+Rows are not checked here. A source must have the requested columns or those of the document's sample format
+(`sample_record.py`). Local files are read in place. Only a directory or a hub name is loaded with `datasets`, which keeps its
+copy under `cache_dir` (None: in its own default directory). If such a data set has several configurations, the name says which
+one: `openai/gsm8k?config=main`.
 """
 
 import contextlib
@@ -21,17 +21,17 @@ from open_instruct.verifiers.reasoning_gym_data import is_reasoning_gym, iter_re
 
 FILE_SUFFIXES = (".jsonl", ".json", ".parquet")
 LONGEST_NAME = 200
-"""Of a data set on the hub, in characters."""
+"""Longest name of a data set on the hub, in characters."""
 BATCH_ROWS = 1000
 CONFIG_MARK = "?config="
-"""Stands between the name of a directory or a hub data set and that of its configuration."""
+"""Separates the name of a directory or a hub data set from the name of its configuration."""
 
 
 class RawRow(NamedTuple):
-    """A row as it was found, or what is wrong with it."""
+    """A row as it stands in the source, or the problem with it."""
 
     place: str
-    """`row 7`, or `line 7` of a file of lines."""
+    """`row 7`, or `line 7` in a file of JSON lines."""
     values: dict[str, object]
     problem: str | None = None
 
@@ -41,17 +41,20 @@ class SourceError(ValueError):
 
 
 def iter_rows(name: str, split: str, columns: Sequence[str] | None, cache_dir: str | None) -> Iterator[RawRow]:
-    """The rows of one mixer entry, in order. `split` is for directories and hub names alone; a file is one split. Without
-    `columns`, all of them.
+    """The rows of one mixer entry, in order. `split` is used only for directories and hub names, because a file is one split.
+    `columns` None means all columns.
 
     Raises:
-        SourceError: nothing there, not readable, or without one of `columns`. Possibly only when it is iterated.
+        SourceError: the source does not exist, cannot be read, or lacks one of `columns`. Some of these errors are raised only
+            when the rows are iterated.
     """
     if is_reasoning_gym(name):
         return _reasoning_gym(name)
     name, mark, config = name.partition(CONFIG_MARK)
     if mark and not config:
-        raise SourceError(f"{CONFIG_MARK} names no configuration. Write one behind it, or leave it out")
+        raise SourceError(
+            f"{CONFIG_MARK} names no configuration. Write its name behind {CONFIG_MARK}, or leave this out"
+        )
     path = Path(name)
     if config and os.path.isfile(path):
         raise SourceError(f"a file has no configurations. Leave out {mark}{config}")
@@ -61,7 +64,7 @@ def iter_rows(name: str, split: str, columns: Sequence[str] | None, cache_dir: s
         readers = {".jsonl": _json_lines, ".json": _json, ".parquet": _parquet}
         return readers[path.suffix](path, columns)
     if os.path.isfile(path):
-        raise SourceError(f"a data file ends in one of {', '.join(FILE_SUFFIXES)}")
+        raise SourceError(f"the name of a data file must end in one of {', '.join(FILE_SUFFIXES)}")
     if (name.startswith(("/", "./", "../")) or len(name) > LONGEST_NAME) and not os.path.isdir(path):
         raise SourceError("there is no such file or directory")
     return _hub(name, config or None, split, columns, cache_dir)
@@ -89,15 +92,15 @@ def _json_lines(path: Path, _: Sequence[str] | None) -> Iterator[RawRow]:
 def _json_row(place: str, line: bytes) -> RawRow:
     try:
         values = json.loads(line)
-    except (ValueError, RecursionError) as err:  # also bytes that are not UTF-8
+    except (ValueError, RecursionError) as err:  # bytes that are not UTF-8 are a ValueError too
         return RawRow(place, {}, f"broken JSON: {err}")
     if not isinstance(values, dict):
-        return RawRow(place, {}, f"a row is a JSON object, got {type(values).__name__}")
+        return RawRow(place, {}, f"a row must be a JSON object, got {type(values).__name__}")
     return RawRow(place, values)
 
 
 def _json(path: Path, columns: Sequence[str] | None) -> Iterator[RawRow]:
-    """A JSON array of objects; anything else is taken for JSON lines, the other thing that bears this suffix."""
+    """Rows of a `.json` file: a JSON array of objects if it begins with `[`, else JSON lines."""
     with path.open("rb") as file:
         if not file.read(4096).lstrip().startswith(b"["):
             yield from _json_lines(path, columns)
@@ -107,7 +110,7 @@ def _json(path: Path, columns: Sequence[str] | None) -> Iterator[RawRow]:
     except (ValueError, RecursionError) as err:
         raise SourceError(f"broken JSON: {err}") from err
     for number, values in enumerate(rows, start=1):
-        problem = None if isinstance(values, dict) else f"a row is a JSON object, got {type(values).__name__}"
+        problem = None if isinstance(values, dict) else f"a row must be a JSON object, got {type(values).__name__}"
         yield RawRow(f"row {number}", {} if problem else values, problem)
 
 
@@ -135,7 +138,7 @@ def _hub(
     try:
         with _offline_if(not (os.path.isdir(name) or datasets.config.HF_HUB_OFFLINE or _hub_answers())):
             dataset = datasets.load_dataset(name, config, split=split, cache_dir=cache_dir)
-    except Exception as err:  # network, hub and format errors have no common base; all of them are for the user to read
+    except Exception as err:  # errors of network, hub and format have no common base class; the user reads all of them
         what = "this directory" if os.path.isdir(name) else "no file or directory here, and as a hub name it"
         which = f"split {split!r}" + (f", configuration {config!r}" if config else "")
         said = " ".join(str(err).split())
@@ -148,7 +151,7 @@ def _hub(
 
 
 def _hub_answers() -> bool:
-    """Whether the hub's host takes a connection; taken for granted behind a proxy."""
+    """Whether the hub's host accepts a connection. Behind a proxy this is not tested, and the result is True."""
     from huggingface_hub import constants
 
     if urllib.request.getproxies():
@@ -164,7 +167,7 @@ def _hub_answers() -> bool:
 
 @contextlib.contextmanager
 def _offline_if(offline: bool) -> Iterator[None]:
-    """Lets `datasets` (5.2.0) look at its cache alone: without the hub it tries for half a minute."""
+    """If `offline`, `datasets` (5.2.0) uses only its cache in the block, because it tries for half a minute to reach the hub."""
     import datasets
 
     before = datasets.config.HF_HUB_OFFLINE

@@ -10,7 +10,7 @@ from open_instruct.engines.vllm_engine import EngineCoreLost
 
 
 class ControlCalls:
-    """One thread owns the engine and steps it. Everybody else posts a command here, because a lock around each step would starve
+    """One thread owns the engine and steps it. Other threads post commands here, because a lock around each step would starve
     them.
 
     Args:
@@ -31,24 +31,36 @@ class ControlCalls:
         return bool(self._waiting)
 
     def run(self, command: Callable[[], Any]) -> Any:
-        """Run `command` between two engine steps and return what it returns. Raises `TimeoutError` if it is not taken up."""
-        if not self.is_served:
-            return command()
+        """Run `command` between two engine steps and return what it returns.
+
+        Raises `TimeoutError` if the engine thread does not begin the command in time, which then never runs, or does not finish
+        it.
+        """
         done: Future = Future()
         with self._lock:
-            self._waiting.append((command, done))
-            self._lock.notify_all()
+            is_served = self.is_served
+            if is_served:
+                self._waiting.append((command, done))
+                self._lock.notify_all()
+        if not is_served:
+            return command()
         try:
             return done.result(timeout=self._timeout_s)
         except TimeoutError as error:
+            if done.done():
+                raise  # the command's own
+            did_not = "take up" if done.cancel() else "finish"
             raise TimeoutError(
-                f"engine {self._engine_id}: the engine thread did not take up a control call for {self._timeout_s:g} s"
+                f"engine {self._engine_id}: the engine thread did not {did_not} a control call for {self._timeout_s:g} s"
             ) from error
 
     def serve(self) -> None:
-        """Run all that wait. Called by the engine thread. An error is the caller's, unless the engine itself is lost."""
+        """Run all waiting commands; called by the engine thread. An error goes to the command's caller. `EngineCoreLost` is also
+        raised here, because the engine itself is lost then."""
         while self._waiting:
             command, done = self._waiting.popleft()
+            if not done.set_running_or_notify_cancel():
+                continue  # its caller has given up
             try:
                 done.set_result(command())
             except EngineCoreLost as error:
@@ -58,8 +70,10 @@ class ControlCalls:
                 done.set_exception(error)
 
     def close(self) -> None:
-        """The engine thread ends: callers that wait get an error."""
-        self.is_served = False
-        while self._waiting:
-            _, done = self._waiting.popleft()
-            done.set_exception(RuntimeError(f"engine {self._engine_id} has stopped"))
+        """The engine thread ends, so callers that still wait get an error."""
+        with self._lock:
+            self.is_served = False
+            while self._waiting:
+                _, done = self._waiting.popleft()
+                if done.set_running_or_notify_cancel():
+                    done.set_exception(RuntimeError(f"engine {self._engine_id} has stopped"))

@@ -1,9 +1,9 @@
-"""The weight transports of GPUs on a machine without one: `gloo` goes the way of `nccl`, `shm` that of `ipc`.
+"""Weight transports for a machine without a GPU that work like those for GPUs: `gloo` like `nccl`, `shm` like `ipc`.
 
-Both run vLLM's own classes, on both sides, packed as on GPU; what they would ask CUDA for is answered here
+Both run vLLM's own classes on both sides, packed as on GPU. The calls that these classes would make to CUDA are answered here
 (`stand_in_for_cuda`). So start, update and finish are three calls, the model changes as the weights arrive, a collective hangs
-when a member dies, and a shared buffer is filled again while others may still read it. What goes wrong there goes wrong here too,
-where tests can see it.
+when a member dies, and a shared buffer is refilled while others may still read it. An error of the GPU transports therefore
+happens here too, where tests can see it.
 
 For vLLM 0.32. `tests/scenarios/test_gpu_transports.py` notices when the classes ask CUDA for something else.
 """
@@ -28,7 +28,7 @@ from open_instruct.engines.worker_memory import SHARED_MEMORY, mapped
 POLL_S = 0.0005
 """How often a broadcast looks whether it is done or was aborted."""
 FOREVER = timedelta(days=1)
-"""NCCL has no limit of its own, so gloo shall have none either."""
+"""NCCL has no time limit of its own, so gloo gets none either."""
 THIS_NODE = "cpu"
 """In place of the UUID of the GPU that a learner and an engine share."""
 
@@ -50,7 +50,7 @@ class SharedMemoryWeightTransferEngine(WatchedIPCEngine):
 
 
 class GlooCommunicator:
-    """In place of vLLM's `PyNcclCommunicator`: a broadcast waits until it is done or aborted, also when a member has died."""
+    """Replaces vLLM's `PyNcclCommunicator`. A broadcast waits until it is done or aborted, even when a member has died."""
 
     def __init__(self, group: StatelessProcessGroup) -> None:
         self.rank, self.world_size = group.rank, group.world_size
@@ -83,7 +83,7 @@ def _has_succeeded(work: Any) -> bool:
 
 
 def stand_in_for_cuda() -> None:
-    """Let vLLM's NCCL and IPC engines in this process find a CUDA that is none. Calling it again does nothing."""
+    """Replace CUDA for vLLM's NCCL and IPC engines in this process by functions for CPU. Calling it again does nothing."""
     assert not torch.cuda.is_available(), "gloo and shm are for machines without a GPU"
     stand_in: Any = _TorchOnCPU()
     for module in (base, ipc_engine, nccl_common, nccl_engine, packed_tensor):
@@ -100,9 +100,10 @@ def _join_group(master_address: str, master_port: int, rank: int, world_size: in
 
 
 def _share(tensor: torch.Tensor) -> tuple[Any, tuple]:
-    """As torch's `reduce_tensor` for a CUDA tensor: what another process of the node needs to see the same memory.
+    """Like torch's `reduce_tensor` for a CUDA tensor: a function and its arguments, with which another process of the node opens
+    the same memory.
 
-    Classes are among it, as there: they are what msgpack refuses.
+    As in `reduce_tensor`, classes are among the arguments, and msgpack refuses classes.
     """
     _remove_what_nobody_has_open()
     shared = tensor.untyped_storage()
@@ -127,9 +128,9 @@ def _share(tensor: torch.Tensor) -> tuple[Any, tuple]:
 
 
 _in_use: set[Path] = set()
-"""Files of what this process shares."""
+"""Files of the memory that this process shares now."""
 _done_with: set[Path] = set()
-"""Those that this process has done with. Whoever closes one last removes it."""
+"""Files that this process no longer uses. The last process to close such a file removes it."""
 
 
 def _note_end(path: Path) -> None:
@@ -138,7 +139,8 @@ def _note_end(path: Path) -> None:
 
 
 def _remove_what_nobody_has_open() -> None:
-    """torch counts who has a file open, in the file: an engine that was killed counts for ever, and the file would stay."""
+    """Remove files that no process has open. torch counts the users of a file inside the file, so an engine that was killed would
+    count for ever and the file would stay."""
     _done_with.intersection_update([path for path in _done_with if path.exists()])
     if not _done_with:
         return
@@ -167,7 +169,7 @@ def _open_shared(
 
 
 class _TorchOnCPU:
-    """The module `torch`, but for what needs a GPU."""
+    """The module `torch`, with stand-ins for what needs a GPU."""
 
     def __init__(self) -> None:
         stream = SimpleNamespace(synchronize=lambda: None)

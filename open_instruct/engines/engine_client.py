@@ -1,8 +1,8 @@
-"""The learners' line to the engines during a weight update: start, update…, finish, with a limit for each engine.
+"""How the learners call the engines during a weight update: start, update…, finish, with a time limit for each engine.
 
 An update lands on an engine whole or not at all, and each engine confirms the version it serves. Where engines receive in one
-collective, an engine that fails in the middle breaks it for all of them, because NCCL waits for its members without a limit.
-So the collective is aborted on both sides, every engine of it counts as failed, and the next update makes the group anew.
+collective, an engine that fails in the middle breaks the update for all engines, because NCCL waits for its members without a
+limit. So the collective is aborted on both sides, every engine in it counts as failed, and the next update makes the group anew.
 """
 
 import logging
@@ -21,43 +21,45 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 FETCH_S = 10.0
-"""Deadline for an answer that is there already."""
+"""Deadline for fetching an answer that is there already."""
 HELD_UP = "held up by another engine of the collective"
-"""Why an engine has no new weights through no fault of its own."""
+"""The cause of failure of an engine that has no new weights because another engine failed."""
 ANSWER_S = 30.0
 """How long an engine may take to say that it is there, before a group is made with it."""
 
 
 @dataclass(frozen=True)
 class UpdateReport:
-    """How one update went, by position of the engine."""
+    """How one update went. The keys are the engines' positions."""
 
     confirmed: dict[int, int] = field(default_factory=dict)
     """The version that each engine says it serves now."""
     failures: dict[int, str] = field(default_factory=dict)
-    """What went wrong: the engine still has its old weights."""
+    """Why an engine did not get the new weights."""
     pauses_s: dict[int, float] = field(default_factory=dict)
-    """Seconds that generation stood still for it."""
+    """Seconds for which generation stood still."""
 
 
 class UpdateAbandoned(RuntimeError):
-    """All engines receive in one collective, and one of them cannot take part: nobody was sent anything."""
+    """All engines receive in one collective and one engine cannot take part, so no engine was sent anything."""
 
 
 class EngineClient:
-    """The learners' line to every engine at once, with a limit for each. The shape of vLLM's weight-sync client.
+    """Calls every engine at once, with a time limit for each. It has the methods of vLLM's weight-sync client.
 
-    Call `begin` before an update is sent. An engine that fails in the middle is left out of the rest of it; the others get it
-    whole, unless they receive in one collective. Each update has a number, so that an engine that comes back late refuses what
-    belongs to an older one.
+    Call `begin` before an update is sent. An engine that fails in the middle is left out of the rest of the update; the other
+    engines get it whole, unless they receive in one collective. Each update has a number, so that an engine that answers late
+    refuses the calls of an older update.
 
     Args:
-        engines: by position, or with their positions.
-        workers_per_engine: processes of one engine that receive.
-        timeout_s: how long the calls of one update may take on an engine. What the others take does not count, else one that
-            hangs would cost all of them the update; in all it may take twice as long.
+        engines: a list, or a mapping from position to engine.
+        workers_per_engine: processes of one engine that receive weights.
+        timeout_s: how long the calls of one update may take on one engine. Time that other engines take does not count,
+            because otherwise an engine that hangs would cost all engines the update. The whole update may take twice as long:
+            with 600 s, at most 1200 s.
         connect_timeout_s: the same for making the transfer group; None is `timeout_s`.
-        in_one_group: engines receive in one collective: all are sent to, and if one fails before it begins, none is.
+        in_one_group: the engines receive in one collective. Weights then go to all engines, or to none if an engine fails
+            before the collective begins.
     """
 
     def __init__(
@@ -79,9 +81,10 @@ class EngineClient:
         self.begin(0)
 
     def begin(self, version: int, engines: Sequence[int] | None = None) -> None:
-        """An update to `version` follows, for these engines (by position; None is all)."""
+        """Prepare an update to `version` for these engines (by position; None, or `in_one_group`, is all)."""
         self._version = version
-        self._update_id = time.monotonic_ns()  # of one process, or of its successor on the same machine
+        # Grows within a process, and from a process to its successor on the same machine.
+        self._update_id = time.monotonic_ns()
         self._set_limit(self._timeout_s)
         self._taking_part = list(self._engines if engines is None or self._in_one_group else engines)
         self._confirmed: dict[int, int] = {}
@@ -91,7 +94,7 @@ class EngineClient:
         self.has_broken_off = False
         """The collective was aborted in the middle of this update."""
         self._let_go: list[int] = []
-        """Engines that waited in it and were told to stop."""
+        """Engines that waited in the aborted collective and were told to stop."""
 
     def _set_limit(self, timeout_s: float) -> None:
         self._limit_s = timeout_s
@@ -102,7 +105,7 @@ class EngineClient:
         return UpdateReport(self._confirmed, self._failures, self._pauses_s)
 
     def find_unreachable(self) -> dict[int, str]:
-        """Engines that do not answer, with the cause. A group made with one of them would wait for it."""
+        """Engines that do not answer, with the cause. A transfer group with such an engine would wait for it."""
         self.begin(self._version)
         self._set_limit(ANSWER_S)
         self._call("ready", lambda _: ())
@@ -116,14 +119,17 @@ class EngineClient:
             raise RuntimeError(f"the weight transfer could not be set up: {self._failures}")
 
     def _for_engine(self, init_info: dict[str, Any], number: int) -> dict[str, Any]:
-        """Engines are apart: each has its own range of ranks in the transfer group, behind those of the engines before it."""
+        """The `init_info` of one engine, which has its own range of ranks in the transfer group, after those of earlier engines.
+
+        Example: with offset 1 and 2 workers per engine, the first engine has ranks 1 and 2, the second ranks 3 and 4.
+        """
         if "rank_offset" not in init_info:
             return init_info
         num_before = list(self._engines).index(number)
         return {**init_info, "rank_offset": init_info["rank_offset"] + num_before * self._workers_per_engine}
 
     def start(self) -> bool:
-        """Begin the update on the engines; whether there is anybody to send to."""
+        """Begin the update on the engines. Returns whether there is any engine to send to."""
         try:
             self.start_weight_update()
         except UpdateAbandoned:
@@ -150,7 +156,7 @@ class EngineClient:
             self._taking_part = []
 
     def finish_weight_update(self, weight_version: str | None = None) -> None:
-        """Let every engine swap, and check that each confirms the new version."""
+        """Have every engine swap to the new weights, and check that each confirms the new version."""
         version = self._version if weight_version is None else int(weight_version)
         for number, answer in self._call("finish_weight_update", lambda _: (version, self._update_id)).items():
             if answer["version"] != version:
@@ -160,7 +166,7 @@ class EngineClient:
             self._pauses_s[number] = answer["pause_s"]
 
     def _call(self, method: str, arguments: Callable[[int], tuple], *, in_collective: bool = False) -> dict[int, Any]:
-        """Call `method` on every engine that still takes part; the answers of those that gave one in time."""
+        """Call `method` on every engine that still takes part. Returns the answers that came in time, by position."""
         started = time.monotonic()
         waiting = {getattr(self._engines[n], method).remote(*arguments(n)): n for n in self._taking_part}
         answers = {}
@@ -183,7 +189,7 @@ class EngineClient:
         return answers
 
     def _break_off(self, waiting: Sequence[int]) -> None:
-        """One member of the collective has failed: let the others go, which would wait for it."""
+        """A member of the collective has failed: release the other members, which would wait for it."""
         self.has_broken_off = True
         self._let_go = list(waiting)
         self._ends_at = min(self._ends_at, time.monotonic() + ANSWER_S)

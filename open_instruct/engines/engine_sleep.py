@@ -1,12 +1,12 @@
-"""When an engine gives memory back, and how it takes it again.
+"""When an engine gives memory back, and how it takes the memory again.
 
     awake ── nothing to do for `after_s` ──► asleep (level 1: weights in main memory, 2: weights dropped; no key-value cache)
       ▲                                         │ a prompt or new weights arrive
       └──── kv_cache ◄── weights ◄──────────────┘        level 2 serves only once new weights have come
 
-One that was told to sleep wakes only when it is told to: others compute on its device meanwhile.
+An engine that was told to sleep wakes only when it is told to, because others compute on its device meanwhile.
 
-vLLM's sleep releases nothing on CPU and warns about it: there the states and their order are the same, without the calls.
+On CPU vLLM's sleep releases nothing and warns about it. So the states and their order are the same there, without calls to vLLM.
 """
 
 import time
@@ -23,7 +23,7 @@ class SleepOptions:
     """How an engine sleeps."""
 
     after_s: float | None = None
-    """Seconds without work; None is never, unless it is asked to."""
+    """Seconds without work after which the engine sleeps. None: it sleeps only when it is told to."""
     level: int = 1
     calls_vllm: bool = False
     """Whether the device can release memory."""
@@ -31,7 +31,7 @@ class SleepOptions:
 
 
 class EngineSleep:
-    """The sleep of one engine. Used by the thread that owns the engine alone."""
+    """The sleep of one engine. Only the thread that owns the engine uses it."""
 
     def __init__(self, engine: Any, options: SleepOptions, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._engine = engine
@@ -41,13 +41,13 @@ class EngineSleep:
         self._asleep_since: float | None = None
         self._released: set[str] = set()
         self.needs_weights = False
-        """The weights were dropped: nothing may be generated until new ones have come."""
+        """The weights were dropped, so nothing may be generated until new weights have come."""
         self.was_told = False
-        """Asleep because somebody said so: prompts do not wake it."""
+        """The engine sleeps because it was told to, so prompts do not wake it."""
         self.num_sleeps = 0
         self.asleep_s = 0.0
         self.memory_released_bytes = 0
-        """Measured, by the last sleep."""
+        """What the last sleep gave back, as measured."""
 
     @property
     def is_asleep(self) -> bool:
@@ -55,7 +55,7 @@ class EngineSleep:
 
     @property
     def may_admit(self) -> bool:
-        """Whether prompts may be taken up, and wake it."""
+        """Whether prompts may be taken up, which wakes an engine that sleeps."""
         return not self.needs_weights and not (self.is_asleep and self.was_told)
 
     def has_work(self) -> None:
@@ -68,7 +68,7 @@ class EngineSleep:
             self.release()
 
     def release(self, *, told: bool = False, keep_weights: bool = False) -> int:
-        """Fall asleep, at level 1 to `keep_weights`; the bytes that this gave back."""
+        """Fall asleep; with `keep_weights` at level 1. Returns the bytes that this gave back."""
         self.was_told = told
         if self.is_asleep:
             return 0
@@ -85,7 +85,7 @@ class EngineSleep:
         return self.memory_released_bytes
 
     def resume(self, tags: list[str] | None = None) -> None:
-        """Wake up, or take back a part: weights before the key-value cache."""
+        """Wake up, or take back only the memory of `tags`. Weights come back before the key-value cache."""
         for tag in (WEIGHTS, KV_CACHE):
             if tag in self._released and (tags is None or tag in tags):
                 if self._options.calls_vllm:

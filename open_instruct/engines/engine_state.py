@@ -1,4 +1,4 @@
-"""What an engine may do now: one answer from all that can hold it back.
+"""What an engine may do now, decided in one place from everything that can hold it back.
 
             admits requests   steps   left by
 serving     yes               yes     sleep, an update, `drain`, `stop`
@@ -7,7 +7,7 @@ draining    no                yes     `open`, or its time limit
 updating    no                no      the end of the update
 stopped     no                no      -
 
-With `--inflight_updates` and the transport `ray_object` an update collects weights while the engine goes on as if it served.
+With `--inflight_updates` and the transport `ray_object` the engine generates as in `serving` while an update collects weights.
 """
 
 import threading
@@ -18,7 +18,7 @@ from open_instruct.engines.weight_receiver import WeightReceiver
 
 
 class EngineState:
-    """The state of one engine actor. `sleep` and `receiver` say what they do; draining and stopping are held here."""
+    """The state of one engine actor, from its sleep, its weight updates, its drain (which is kept here) and `stopping`."""
 
     def __init__(self, sleep: EngineSleep, receiver: WeightReceiver, stopping: threading.Event) -> None:
         self._sleep = sleep
@@ -29,7 +29,7 @@ class EngineState:
 
     @property
     def name(self) -> str:
-        """`stopped`, `updating`, `draining`, `asleep` or `serving`: the first that holds."""
+        """`stopped`, `updating`, `draining`, `asleep` or `serving`: the first of these states that holds."""
         if self._stopping.is_set():
             return "stopped"
         if self._receiver.is_under_way or self._receiver.is_paused:
@@ -49,7 +49,7 @@ class EngineState:
 
     @property
     def shall_generate(self) -> bool:
-        """Whether an engine that has requests and takes no step has a fault."""
+        """Whether an engine that has requests must make steps. If it makes none, it has a fault."""
         return self._sleep.may_admit and not self._receiver.is_under_way
 
     def drain(self, timeout_s: float) -> None:

@@ -41,9 +41,9 @@ class GenerationLoop:
         self._generation_timeout = generation_timeout
         self._last_step_at = time.monotonic()
         self.num_generated_tokens = 0
-        """In finished requests."""
+        """Tokens of finished requests."""
         self.busy_s = 0.0
-        """Inside engine steps."""
+        """Seconds inside engine steps."""
 
     def tick(self) -> None:
         self._calls.serve()
@@ -89,7 +89,7 @@ class GenerationLoop:
         self._work.hand_over(held, answer)
 
     def _break_off_late_requests(self) -> None:
-        """Answer requests with an error that have taken longer than `generation_timeout`. Others go on."""
+        """Abort requests that have taken longer than `generation_timeout`, and answer them with an error. Others go on."""
         limit_s = self._generation_timeout
         if limit_s is None:
             return
@@ -99,7 +99,7 @@ class GenerationLoop:
 
     @property
     def idle_s(self) -> float:
-        """Seconds since the last engine step, while there is something to generate and nothing that forbids it."""
+        """Seconds since the last engine step while there is something to generate and nothing forbids a step; 0 otherwise."""
         if not (self._work.has_requests and self._state.shall_generate):
             return 0.0
         return time.monotonic() - max(self._last_step_at, self._work.began_at)

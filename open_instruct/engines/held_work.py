@@ -26,11 +26,11 @@ class HeldRequest:
 
     @property
     def num_tokens(self) -> int:
-        """Most tokens that the request comes to."""
+        """Most tokens that the request can come to, prompts included."""
         return self.sampling.n * (len(self.prompt) + self.sampling.max_tokens)
 
     def answer(self, output: Any) -> Answer:
-        """The answer from what vLLM says once the request is finished."""
+        """The answer to the request, made from vLLM's output once the request is finished."""
         admitted, completions = self.admitted or Moment(), completions_of(output)
         num_response_tokens = sum(len(completion.token_ids) for completion in completions)
         statistics = TokenStatistics(len(self.prompt), num_response_tokens, admitted.elapsed_s(), admitted.unix)
@@ -44,10 +44,10 @@ class HeldRequest:
 
 
 class HeldWork:
-    """The account of one engine actor's work. `lock` guards it, and is notified when something leaves.
+    """The account of one engine actor's work. `lock` guards the account and is notified when something leaves.
 
     Args:
-        max_num_seqs, max_tokens: limits of the engine; above them no further prompt is taken in.
+        max_num_seqs, max_tokens: limits of the engine. Once one of them is reached, no further prompt is taken in.
     """
 
     def __init__(self, lock: threading.Condition, *, max_num_seqs: int, max_tokens: float) -> None:
@@ -55,14 +55,14 @@ class HeldWork:
         self._max_num_seqs = max_num_seqs
         self._max_tokens = max_tokens
         self._requests: dict[str, HeldRequest] = {}
-        """Those of rollouts, and direct calls."""
+        """Requests of rollouts and of direct calls, by request id."""
         self._to_admit: deque[HeldRequest] = deque()
         self._rollouts: dict[str, PromptRequest | None] = {}
-        """Prompts that are being rolled out, as long as a rollout has not asked the engine for anything."""
+        """Rollouts under way, by prompt id. The value is the prompt until its rollout makes the first request, then None."""
         self._outgoing: set[str] = set()
-        """Finished groups that were not put into the results queue yet."""
+        """Prompt ids of finished groups that are not in the results queue yet."""
         self.began_at = time.monotonic()
-        """When the first of the requests that are here came."""
+        """When the engine actor last went from having no request to having one."""
 
     # --- rollouts -----------------------------------------------------------------------------------------------------
 
@@ -85,7 +85,7 @@ class HeldWork:
     # --- requests -----------------------------------------------------------------------------------------------------
 
     def submit(self, request_id: str, prompt: np.ndarray, sampling: SamplingConfig) -> "Future[Answer]":
-        """Take in a request to the engine: a prompt of shape (Q,), int32. The part of its id before a slash names the rollout."""
+        """Take in a request to the engine. `prompt` is (Q,) int32. The part of `request_id` before a slash names the rollout."""
         held = HeldRequest(request_id, prompt, sampling, Future())
         prompt_id = request_id.partition("/")[0]
         with self._lock:
@@ -103,7 +103,7 @@ class HeldWork:
         return bool(self._to_admit)
 
     def admit(self) -> HeldRequest:
-        """The next request for the engine. Its time runs from now on."""
+        """The next request for the engine. The request's time limit runs from now on."""
         held = self._to_admit.popleft()
         held.admitted = Moment()
         return held
@@ -113,7 +113,7 @@ class HeldWork:
         return self._requests.get(request_id)
 
     def hand_over(self, held: HeldRequest, answer: Answer) -> None:
-        """The request is done; its answer goes to who asked, unless that rollout was broken off."""
+        """The request is done. Its rollout gets the answer, unless the rollout was broken off."""
         with self._lock:
             del self._requests[held.request_id]
             self._lock.notify_all()
@@ -134,8 +134,9 @@ class HeldWork:
     def has_room(self) -> bool:
         """Whether one more group may be taken in: always if there is none, else while sequences and tokens are under the limits.
 
-        Results that nobody takes close the door too. A rollout counts for the requests that it has here at the moment, but for
-        one sequence at least: between two requests it is about to come back. Before its first request it counts for all samples.
+        Too many finished groups that nobody takes prevent it too. A rollout counts with the sequences of the requests that it has
+        here now, but with at least one sequence, because between two requests it is about to make the next. Before its first
+        request a rollout counts with all its samples.
         """
         if len(self._outgoing) > self._max_num_seqs:
             return False
@@ -149,7 +150,7 @@ class HeldWork:
 
     @property
     def num_outstanding_tokens(self) -> int:
-        """Most tokens that the requests come to."""
+        """Most tokens that all requests together can come to."""
         return sum(held.num_tokens for held in self._requests.values())
 
     @property
@@ -158,5 +159,5 @@ class HeldWork:
 
     @property
     def prompt_ids(self) -> list[str]:
-        """Prompts inside this actor, finished ones on their way out included."""
+        """Prompts inside this actor, including finished prompts whose results are on their way out."""
         return [*self._rollouts, *self._outgoing]

@@ -6,8 +6,8 @@
                                               │ server gone: wait until one is back,       EnginesDown after max_server_downtime_s
                                               └ which costs the turn none of its retries
 
-Prompts are sent as token ids, and token ids come back where the server knows how (vLLM: `return_token_ids`); else the text is
-tokenized here and the turn marked as inexact.
+Prompts are sent as token ids. A server that is able to returns token ids too (vLLM: `return_token_ids`). Otherwise the returned
+text is tokenized here and the turn is marked as inexact.
 """
 
 import asyncio
@@ -36,15 +36,16 @@ from open_instruct.workflows.rc.types import (
 logger = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT_S = 10.0
-"""For a connection to a server. One that is open and goes nowhere breaks after `tcp.LOST_S`."""
+"""Limit for opening a connection to a server. An open connection whose machine is lost breaks after `tcp.LOST_S`."""
 PROBE_TIMEOUT_S = 2.0
 PROBE_INTERVAL_S = 1.0
 MAX_INTERRUPTIONS = 10
-"""Times that servers may go down under one turn before it counts as failed: it may be the turn that brings them down."""
+"""Times that a server may go down during one turn without costing the turn a try. Later times count as failures, because the
+turn itself may be what brings servers down."""
 IDLE_CONNECTION_S = 3.0
-"""Less than servers keep an idle connection (vLLM: 5 s): else they close some just as they are used again."""
+"""Shorter than servers keep an idle connection (vLLM: 5 s), because a server may otherwise close it just as it is used again."""
 PASSING_STATUS = frozenset((408, 429))
-"""HTTP status below 500 after which another try may succeed."""
+"""HTTP statuses below 500 after which another try may succeed."""
 
 
 @dataclass(frozen=True)
@@ -65,14 +66,17 @@ class Server:
     url: str
     num_slots: int
     headers: Mapping[str, str] = field(default_factory=dict)
-    """Its key, where it has one."""
+    """The header with the server's key, if the server has one."""
     in_flight: int = 0
     down_since: float | None = None
-    """Monotonic time; None while it is up."""
+    """Monotonic time at which the server went down; None while it is up."""
 
 
 class ServerPool:
-    """Hands out slots of servers that are up: who waits longest is served first, by the least loaded. Of one event loop."""
+    """Hands out slots of servers that are up. The turn that has waited longest gets the next slot, on the least loaded server.
+
+    A pool belongs to one event loop.
+    """
 
     def __init__(
         self,
@@ -90,7 +94,7 @@ class ServerPool:
         self._watchers: set[asyncio.Task[None]] = set()
 
     async def acquire(self, *, avoid: Server | None = None) -> Server:
-        """A slot; on `avoid` only where there is no other. Unblocked by `release` and by a server that comes back.
+        """Wait for a slot; on `avoid` only if no other server has one. Unblocked by `release` and by a server that comes back.
 
         Raises:
             EnginesDown: all servers have been gone for too long.
@@ -121,8 +125,9 @@ class ServerPool:
             self._waiting.popleft()
 
     def _least_loaded(self, avoid: Server | None) -> Server | None:
-        free = [one for one in self.servers if one.down_since is None and one.in_flight < one.num_slots]
-        return min(free, key=lambda one: (one is avoid, one.in_flight), default=None)
+        up = [server for server in self.servers if server.down_since is None]
+        free = [server for server in up if server.in_flight < server.num_slots]
+        return min(free, key=lambda server: (server is avoid, server.in_flight), default=None)
 
     def mark_down(self, server: Server) -> None:
         """Give the server no more turns until it answers again."""
@@ -135,7 +140,7 @@ class ServerPool:
         watcher.add_done_callback(self._watchers.discard)
 
     async def _watch(self, server: Server, down_since: float) -> None:
-        """Until the server is back; meanwhile those who wait are told when it has been too long."""
+        """Probe the server until it is back. Once all servers have been gone for too long, those who wait get the error."""
         while not await self._is_there(server):
             if (error := self._gone_too_long()) is not None:
                 for waiter in self._waiting:
@@ -147,14 +152,14 @@ class ServerPool:
         self._hand_out()
 
     def _gone_too_long(self) -> EnginesDown | None:
-        down = [one.down_since for one in self.servers if one.down_since is not None]
+        down = [server.down_since for server in self.servers if server.down_since is not None]
         gone_s = time.monotonic() - max(down)
         if len(down) < len(self.servers) or gone_s <= self._max_downtime_s:
             return None
-        urls = ", ".join(one.url for one in self.servers)
+        urls = ", ".join(server.url for server in self.servers)
         return EnginesDown(
             f"no server has answered for {gone_s:.0f} s (me.max_server_downtime_s {self._max_downtime_s:g}): {urls}. "
-            "Start it again, then the same command: it goes on with what is not in the stream yet."
+            "Start a server again, then run the same command: the run goes on with what is not in the stream yet."
         )
 
     async def close(self) -> None:
@@ -174,7 +179,7 @@ class _Waiter:
 
 
 class _PassingFailure(Exception):
-    """Another try may succeed. `may_be_gone`: whether the server is worth a look."""
+    """A failure after which another try may succeed. `may_be_gone`: whether to check that the server is still there."""
 
     def __init__(self, message: str, *, may_be_gone: bool = False) -> None:
         super().__init__(message)
@@ -187,28 +192,28 @@ class MalformedReply(ValueError):
 
 @dataclass
 class OpenAIClient:
-    """`generate` of a workflow, by way of HTTP. Make it inside the event loop that it is used in."""
+    """Generates turns over HTTP. Make a client inside the event loop that uses it."""
 
     session: aiohttp.ClientSession
     pools: Mapping[str, ServerPool]
-    """By turn type."""
+    """The servers, by turn type."""
     model: str
-    """As the servers call it."""
+    """The servers' name for the model."""
     encode: Callable[[str], list[int]]
     """Text to token ids, for servers that return none."""
     retry: RetryOptions
     version: int = 0
-    """Of the weights that the servers serve."""
+    """Version of the weights that the servers serve."""
     sleep: Callable[[float], Awaitable[None]] = field(default=asyncio.sleep)
 
     async def generate(self, request: TurnRequest) -> Generation:
-        """One turn, tried as often as `RetryOptions` say."""
+        """Generate one turn, with as many tries as `retry` allows."""
         pool = self.pools[request.turn_type]
         num_failures = num_interruptions = 0
         failed_on: Server | None = None
         while True:
             failed_on, outcome = await self._try_once(pool, request, failed_on)
-            await asyncio.sleep(0)  # the turn that waited for this slot goes on its way before this one is looked at
+            await asyncio.sleep(0)  # the turn that waited for this slot is sent before this reply is read
             if isinstance(outcome, dict):
                 return read_completion(outcome, self.encode, version=self.version, num_retries=num_failures)
             if failed_on.down_since is not None and num_interruptions < MAX_INTERRUPTIONS:
@@ -222,7 +227,7 @@ class OpenAIClient:
     async def _try_once(
         self, pool: ServerPool, request: TurnRequest, avoid: Server | None
     ) -> tuple[Server, dict[str, Any] | _PassingFailure]:
-        """The server that was asked, and its reply or why there is none; a server that is gone has been marked."""
+        """The server that was asked, and its reply or why there is none. A server that is gone is marked as down."""
         server = await pool.acquire(avoid=avoid)
         try:
             return server, await self._post(server, request)
@@ -276,10 +281,10 @@ def _excerpt(status: int, content: bytes) -> str:
 
 
 def _checked(content: bytes) -> dict[str, Any]:
-    """The first choice of a completion that came to an end.
+    """`parse_choice`, with a malformed reply as a failure that may pass.
 
     Raises:
-        _PassingFailure: it is none.
+        _PassingFailure: the reply is malformed.
     """
     try:
         return parse_choice(content)
@@ -291,7 +296,7 @@ def parse_choice(content: bytes) -> dict[str, Any]:
     """The first choice of a completion: `text`, `finish_reason` and, each possibly None, `token_ids` and `logprobs`.
 
     Raises:
-        MalformedReply: anything else, also a completion that was aborted.
+        MalformedReply: the reply is anything else, such as a completion that was aborted.
     """
     try:
         choice = json.loads(content)["choices"][0]
@@ -306,7 +311,7 @@ def parse_choice(content: bytes) -> dict[str, Any]:
         raise MalformedReply("token_ids are no list of whole numbers")
     if logprobs is not None and not (_all(logprobs, int | float) and all(map(math.isfinite, logprobs))):
         raise MalformedReply("log-probs are no list of numbers")
-    # Half a surrogate pair, which JSON can say, is no text.
+    # JSON can hold half a surrogate pair, which is no text.
     text = text.encode(errors="replace").decode()
     return {"text": text, "finish_reason": finish_reason, "token_ids": token_ids, "logprobs": logprobs}
 
@@ -318,7 +323,7 @@ def _all(values: object, kind: Any) -> bool:
 def read_completion(
     choice: Mapping[str, Any], encode: Callable[[str], list[int]], *, version: int, num_retries: int
 ) -> Generation:
-    """A `parse_choice` as a generation. Log-probs that do not belong to the tokens one by one are left out."""
+    """The result of `parse_choice` as a `Generation`. Log-probs are left out unless there is one for each sampled token."""
     token_ids = choice["token_ids"]
     is_exact = token_ids is not None
     if token_ids is None:
@@ -343,10 +348,10 @@ class ServerProblem(RuntimeError):
 
 
 async def find_model(url: str, name: str, *, headers: Mapping[str, str], timeout_s: float) -> ServedModel:
-    """The model of the server at `url`: the one called `name`, or the only one. Waits for the server up to `timeout_s`.
+    """The model of the server at `url`: the model called `name`, or the only model. Waits for the server up to `timeout_s`.
 
     Raises:
-        ServerProblem: it cannot be reached, refuses the key, or serves other models.
+        ServerProblem: the server cannot be reached, refuses the key, or serves other models.
     """
     deadline = time.monotonic() + timeout_s
     async with make_session(headers) as session:
@@ -363,13 +368,13 @@ async def find_model(url: str, name: str, *, headers: Mapping[str, str], timeout
 
 
 def make_session(headers: Mapping[str, str] | None = None) -> aiohttp.ClientSession:
-    """A session for turns: as many connections as there are slots, each turn with a timeout of its own."""
+    """A session for turns. It does not limit connections, because the slots do, and each turn has a timeout of its own."""
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_CONNECTION_S, socket_factory=make_socket)
     return aiohttp.ClientSession(headers=headers, connector=connector)
 
 
 async def _list_models(session: aiohttp.ClientSession, url: str, timeout_s: float) -> tuple[bytes, str]:
-    """What `/models` answers, or a problem that may pass."""
+    """The answer of `/models`, and a problem that may pass ("" if there is none)."""
     timeout = aiohttp.ClientTimeout(total=max(0.1, min(PROBE_TIMEOUT_S, timeout_s)))
     try:
         async with session.get(f"{url}/models", timeout=timeout) as response:

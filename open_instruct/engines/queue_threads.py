@@ -36,7 +36,7 @@ class QueueThreads:
         self._finished: queue.SimpleQueue[GenerationResult] = queue.SimpleQueue()
 
     def pull_prompts(self) -> None:
-        """A thread. It ends all threads when a `ShutdownSentinel` comes."""
+        """The body of the puller thread. A `ShutdownSentinel` makes it end all threads."""
         threads = self._threads
         while not threads.stopping.is_set():
             with threads.lock:
@@ -54,18 +54,18 @@ class QueueThreads:
                 self._begin_rollout(request)
 
     def hand_over(self, result: GenerationResult) -> None:
-        """A rollout is finished: its result goes out."""
+        """Queue the result of a finished rollout to be pushed."""
         self._work.finish_rollout(result)
         self._finished.put(result)
 
     def push_results(self) -> None:
-        """A thread."""
+        """The body of the pusher thread."""
         while not self._threads.stopping.is_set():
             try:
                 results = [self._finished.get(timeout=POLL_S)]
             except queue.Empty:
                 continue
-            while not self._finished.empty():  # what came meanwhile goes along: a queue call costs more than its items
+            while not self._finished.empty():  # also send what came meanwhile: a queue call costs more than its items
                 results.append(self._finished.get())
             self._put(results)
 

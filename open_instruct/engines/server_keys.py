@@ -5,13 +5,13 @@ from collections.abc import Collection
 
 KEY_VARIABLE = "OPENAI_API_KEY"
 VLLM_KEY_VARIABLE = "VLLM_API_KEY"
-"""By which vLLM's own servers are told their key, too."""
+"""vLLM's own servers read their key from this variable too."""
 
 
 def key_headers(url: str, api_key_urls: Collection[str]) -> dict[str, str]:
-    """What a request to this server carries: the key of `OPENAI_API_KEY` goes to `api_key_urls` alone.
+    """The headers of a request to the server at `url`.
 
-    Others get `VLLM_API_KEY` where it is set.
+    The key of `OPENAI_API_KEY` goes to the servers in `api_key_urls` alone. Other servers get the key of `VLLM_API_KEY`, if set.
     """
     key = os.environ.get(KEY_VARIABLE if url in api_key_urls else VLLM_KEY_VARIABLE)
     return {"Authorization": f"Bearer {key}"} if key else {}

@@ -3,10 +3,11 @@
 vLLM's engine core, which schedules requests and runs the model, lives in one of two places:
 
 - in the process that made the engine (the default on CPU, because it starts in half the time). It computes only inside `step`.
-- in a process of its own (the default on GPU; on CPU with `VLLM_ENABLE_V1_MULTIPROCESSING=1`). It is spoken to through msgpack,
-  so arguments are plain values, and it **goes on stepping by itself** between two calls. Whoever changes weights pauses it first.
+- in a process of its own (the default on GPU; on CPU with `VLLM_ENABLE_V1_MULTIPROCESSING=1`). Calls travel to it through
+  msgpack, so their arguments are plain values. The core **goes on stepping by itself** between two calls, so whoever changes
+  weights pauses it first.
 
-vLLM 0.32 waits without a limit for a core in its own process, also for one that is dead. `VLLMEngine` does not.
+vLLM 0.32 waits without a limit for a core in its own process, even for a dead core. `VLLMEngine` does not.
 """
 
 import math
@@ -21,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from open_instruct.cluster.process_group import OF_NCCL, network_interface
+from open_instruct.cluster.network_interface import OF_NCCL, network_interface
 from open_instruct.data_types import Completion, SamplingConfig
 from open_instruct.engines.engine_sleep import SleepOptions
 from open_instruct.weight_transports import NCCL
@@ -47,7 +48,7 @@ class EngineOptions:
     tokenizer: str | None = None
     revision: str | None = None
     tokenizer_revision: str | None = None
-    """None is that of the model."""
+    """None is the revision of the model."""
     tensor_parallel_size: int = 1
     executor_of_one_worker: str | None = None
     """vLLM's executor where there is no tensor parallelism; None leaves vLLM's choice."""
@@ -55,12 +56,12 @@ class EngineOptions:
     enforce_eager: bool = False
     enable_prefix_caching: bool = False
     inflight_updates: bool = True
-    """Take new weights between two tokens of a response; else what was begun is finished first."""
+    """Take new weights between two tokens of a response. If False, responses that were begun are finished first."""
     generation_timeout: float | None = None
     """Seconds after which a group is broken off and reported as failed."""
     sleep: SleepOptions = field(default_factory=SleepOptions)
     workflow: WorkflowSpec = field(default_factory=lambda: WorkflowSpec(SINGLE_TURN))
-    """What becomes of a prompt."""
+    """The workflow that rolls prompts out."""
     extra: dict[str, Any] = field(default_factory=dict)
     """Further vLLM engine arguments that follow from the device (see `device.py`)."""
     env: dict[str, str] = field(default_factory=dict)
@@ -72,9 +73,9 @@ class EngineCoreLost(RuntimeError):
 
 
 class VLLMEngine:
-    """vLLM's `LLMEngine`, for one thread. No call waits for a dead engine core, and none but `step` for longer than `timeout_s`.
+    """vLLM's `LLMEngine`, for one thread. No call waits for a dead engine core, and only `step` may take longer than `timeout_s`.
 
-    What is not defined here is vLLM's own (`has_unfinished_requests`, `vllm_config`).
+    Attributes that are not defined here are those of vLLM's engine (`has_unfinished_requests`, `vllm_config`).
     """
 
     def __init__(self, engine: Any, *, timeout_s: float) -> None:
@@ -93,11 +94,11 @@ class VLLMEngine:
         return self._resources is not None
 
     def step(self) -> list[Any]:
-        """The outputs of one step of the core; with a core in its own process, of a step that it has made meanwhile."""
+        """The outputs of one step of the core. A core in its own process has made this step by itself meanwhile."""
         return self._ask("a step", self._engine.step, limited=False)
 
     def collective_rpc(self, method: str, **kwargs: object) -> list[Any]:
-        """Call `method` on every worker; their answers."""
+        """Call `method` on every worker. Returns the workers' answers."""
         return self._ask(method, self._engine.collective_rpc, method, kwargs=kwargs)
 
     def pause(self) -> None:
@@ -105,7 +106,7 @@ class VLLMEngine:
         self._ask("pause", self._engine.sleep, level=0, mode="keep")
 
     def resume(self) -> None:
-        """Go on stepping; with memory asleep only once that is back."""
+        """Go on stepping. If memory is asleep, the engine steps only once the memory is back."""
         self._ask("resume", self._engine.wake_up, [SCHEDULING])
 
     def sleep(self, level: int) -> None:
@@ -135,10 +136,10 @@ class VLLMEngine:
         self._engine.engine_core.shutdown()
 
     def _ask(self, what: str, call: Callable[..., Any], *args: object, limited: bool = True, **kwargs: object) -> Any:
-        """`call(*args, **kwargs)`, unless the core dies or (where it is `limited`) takes too long.
+        """`call(*args, **kwargs)`, unless the core dies or, where the call is `limited`, takes too long.
 
         Raises:
-            EngineCoreLost: it did.
+            EngineCoreLost: the core died or took too long.
         """
         if self._calls is None:
             return call(*args, **kwargs)
@@ -173,14 +174,14 @@ class _CallThread:
             call, answer = self._inbox.get()
             try:
                 answer.set_result(call())
-            except BaseException as error:  # of whoever waits for the answer
+            except BaseException as error:  # it goes to whoever waits for the answer
                 answer.set_exception(error)
 
 
 def make_engine(options: EngineOptions, version: int) -> Any:
     """A vLLM `LLMEngine` that labels its tokens with `version`. Sets `options.env` in this process first."""
     os.environ.update(options.env)
-    if options.weight_transport == NCCL:  # the learners use this one, too
+    if options.weight_transport == NCCL:  # the learners use the same interface
         os.environ.update(network_interface(OF_NCCL))
     from vllm import EngineArgs, LLMEngine
     from vllm.config.weight_transfer import WeightTransferConfig
@@ -237,7 +238,7 @@ def sampling_params(config: SamplingConfig) -> Any:
 
 
 def completions_of(output: Any) -> list[Completion]:
-    """The samples of a finished group, by their index."""
+    """The samples of a finished group, in the order of their index."""
     return [
         Completion(
             np.asarray(completion.token_ids, dtype=np.int32),
@@ -250,7 +251,8 @@ def completions_of(output: Any) -> list[Completion]:
 
 
 def _sampled_logprobs(completion: Any) -> np.ndarray:
-    """(R,) float32: the log-prob of each sampled token. With `logprobs=0` each position starts with the sampled one."""
+    """(R,) float32: the log-prob of each sampled token. With `logprobs=0` the entries of each position start with the
+    sampled token."""
     flat = completion.logprobs
     starts = np.asarray(flat.start_indices, dtype=np.int64)
     return np.asarray(flat.logprobs, dtype=np.float32)[starts]

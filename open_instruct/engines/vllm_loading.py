@@ -1,8 +1,8 @@
 """New weights into a vLLM model, with an account of every tensor; imported inside engines only.
 
-vLLM's loaders pass over a tensor whose name they do not know, and leave a parameter that nobody filled as it was, both without
-a word. The first update of an engine is therefore watched: a tensor that was sent and never copied anywhere, or a parameter
-that got nothing, ends the update with the names. Names are the same in every later update, so those are not watched.
+vLLM's loaders silently skip a tensor whose name they do not know, and silently leave a parameter that nobody filled as it was.
+Therefore the first update of an engine is watched: if a tensor was sent and never copied anywhere, or a parameter got nothing,
+the update fails with the names. Later updates are not watched, because their names are the same.
 """
 
 import bisect
@@ -21,7 +21,7 @@ MAX_NAMES = 4
 
 
 class WeightsDoNotFit(RuntimeError):
-    """Tensors of the learner and parameters of the engine do not belong together. Another attempt would end alike."""
+    """Tensors of the learner and parameters of the engine do not match. Another attempt would fail in the same way."""
 
 
 def begin_reload(model: torch.nn.Module) -> None:
@@ -44,9 +44,10 @@ def finish_reload(model: torch.nn.Module, model_config: Any) -> None:
 
 
 def abandon_reload(model: torch.nn.Module, model_config: Any) -> None:
-    """Bring the model back into a shape that can be loaded again, after some of its weights came or none.
+    """Make the model loadable again after a reload that broke off, whether or not some of its weights came.
 
-    Layers that nothing came for have their old weights afterwards; others may be incomplete, so a whole reload has to follow.
+    Layers for which nothing came have their old weights afterwards. Other layers may be incomplete, so a whole reload has to
+    follow.
     """
     _stop_watching(model)
     finalize_layerwise_reload(model, model_config)
@@ -64,8 +65,9 @@ def _stop_watching(model: torch.nn.Module) -> "LoadAccount | None":
 def repack_tied_lm_head(model: torch.nn.Module) -> None:
     """Pack a tied output head anew after its embedding was loaded.
 
-    For vLLM 0.32 on CPU: the head keeps a packed copy of the tied embedding that layerwise reload does not renew; log-probs are
-    then off by up to 2 and nothing complains. `tests/learners/test_weight_sync.py` compares engine and learner and notices.
+    For vLLM 0.32 on CPU: the head keeps a packed copy of the tied embedding that layerwise reload does not renew. Without this
+    function log-probs are off by up to 2 and nothing complains. `tests/learners/test_weight_sync.py` compares engine and learner
+    and notices.
     """
     lm_head = getattr(model, "lm_head", None)
     quant_method = getattr(lm_head, "quant_method", None)
@@ -74,10 +76,10 @@ def repack_tied_lm_head(model: torch.nn.Module) -> None:
 
 
 def _forget_kernels_of_packed_experts(model: torch.nn.Module) -> None:
-    """Have experts packed again when they are loaded again.
+    """Have the weights of experts packed again when they are loaded again.
 
-    For vLLM 0.32 on CPU: the kernel of the experts reads weights in a packed layout, and only the first load packs them; a
-    reload leaves plain weights under a kernel that takes them for packed ones. Log-probs are then off by 0.2 and nothing
+    For vLLM 0.32 on CPU: the kernel of the experts reads weights in a packed layout, and only the first load packs them. A
+    reload leaves plain weights, which the kernel takes for packed weights. Without this, log-probs are off by 0.2 and nothing
     complains. `tests/scenarios/test_model_families.py` compares engine and learner and notices.
     """
     for module in model.modules():
@@ -87,12 +89,12 @@ def _forget_kernels_of_packed_experts(model: torch.nn.Module) -> None:
 
 
 def fingerprints(model: torch.nn.Module) -> dict[str, float]:
-    """A number for each parameter that changes when its values do, or their order."""
+    """A checksum of each parameter, which changes when its values or their order change."""
     return {name: _fingerprint(parameter) for name, parameter in model.named_parameters()}
 
 
 def _fingerprint(tensor: torch.Tensor) -> float:
-    """Of at most 65,536 values, evenly spaced, each times another factor."""
+    """Sum of fewer than 131,072 values, evenly spaced, each multiplied by a factor that depends on its position."""
     values = tensor.detach().reshape(-1)[:: max(1, tensor.numel() // 2**16)].double()
     return float((values * (torch.arange(len(values), device=values.device) % 997 + 1)).sum())
 
@@ -100,16 +102,17 @@ def _fingerprint(tensor: torch.Tensor) -> float:
 class LoadAccount:
     """Which tensors were sent, which of them were copied somewhere, and which parameters were filled.
 
-    A copy is traced through whatever the loader does to a tensor before (slices, transposes, other dtypes): each result of an
-    operation on a tensor that was sent counts as part of that tensor.
+    A copy is traced back through whatever the loader did to the tensor before (slices, transposes, other dtypes), because each
+    result of an operation on a tensor that was sent counts as part of that tensor.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._model = model
         self._load = model.load_weights
-        self._tensors: dict[int, torch.Tensor] = {}  # kept, so that ids stay theirs
+        self._tensors: dict[int, torch.Tensor] = {}  # kept alive, so that no other tensor gets their ids
         self._names: dict[int, list[str]] = {}
-        """By id of the parameter. Some have several names: routers of GLM and DeepSeek share a bias with their experts."""
+        """By id of the parameter. Some have several names, because GLM's and DeepSeek's routers share a bias with their
+        experts."""
         for name, tensor in model.named_parameters(remove_duplicate=False):
             self._tensors[id(tensor)] = tensor
             self._names.setdefault(id(tensor), []).append(name)
@@ -118,7 +121,7 @@ class LoadAccount:
         self._filled: set[int] = set()
         self._num_loaded: Counter[int] = Counter()
         self._expert_parts: dict[int, set[tuple[Any, Any]]] = defaultdict(set)
-        """Experts and which of their matrices came, by id of the parameter that holds all experts of a layer."""
+        """Pairs (expert, matrix) that came, by id of the parameter that holds all experts of a layer."""
         self._trace = _Trace()
         self._get_numel_loaded: Callable = layerwise.get_numel_loaded
         layerwise.get_numel_loaded = self._note_filled  # vLLM 0.32: every load of a meta tensor passes here
@@ -130,7 +133,7 @@ class LoadAccount:
         try:
             with self._trace:
                 loaded = self._load(self._trace.watch(weights))  # type: ignore[operator]
-        except (KeyError, ValueError) as error:  # so do loaders speak of a name that they do not know
+        except (KeyError, ValueError) as error:  # how loaders report a name that they do not know
             raise WeightsDoNotFit(f"{DO_NOT_FIT} {type(self._model).__name__}: its loader says {error!r}") from error
         for tensor_id, names in self._names.items():
             if not self._tensors[tensor_id].is_meta and (loaded is None or set(names) & set(loaded)):
@@ -166,7 +169,8 @@ class LoadAccount:
             )
 
     def _is_partly_filled(self, tensor_id: int) -> bool:
-        """Experts are counted by number, since their tensors may be padded; embeddings are padded too and pass."""
+        """Experts are counted by expert instead of by element, because their tensors may be padded. Embeddings may be padded too,
+        so they are not checked."""
         tensor, parts = self._tensors[tensor_id], self._expert_parts.get(tensor_id)
         if parts is not None:
             experts = {expert for expert, _ in parts}
@@ -181,7 +185,7 @@ class LoadAccount:
 
 
 class _Trace(TorchDispatchMode):
-    """Follows tensors by the memory they lie in."""
+    """Follows tensors by the memory that they lie in."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -189,7 +193,7 @@ class _Trace(TorchDispatchMode):
         self._starts: list[int] = []
         self._ends_and_names: list[tuple[int, str]] = []
         self._derived: dict[int, str] = {}
-        """Names of tensors that were computed from those sent, by their memory."""
+        """Tensors that were computed from sent tensors: the name of the sent tensor, by the address of the computed tensor."""
 
     def watch(self, weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
         for name, tensor in weights:
@@ -199,7 +203,8 @@ class _Trace(TorchDispatchMode):
             yield name, tensor
 
     def _note(self, name: str, start: int, end: int) -> None:
-        """Tensors that lay in this memory before are gone: buckets are freed, and their memory comes again."""
+        """Note where a tensor lies. Tensors that were noted in this memory before are gone, because buckets are freed and their
+        memory is used again."""
         at = bisect.bisect_left(self._starts, start)
         if at and self._ends_and_names[at - 1][0] > start:
             at -= 1

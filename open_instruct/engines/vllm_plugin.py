@@ -1,4 +1,4 @@
-"""Makes the weight transports known to vLLM. Light, because every process of every engine imports it."""
+"""Makes the weight transports known to vLLM. It imports little, because every process of every engine imports it."""
 
 from open_instruct.weight_transports import GLOO, IPC, NCCL, RAY_OBJECT, SHM
 
@@ -12,12 +12,12 @@ _ENGINE_CLASSES = {
 
 
 def engine_backend(transport: str) -> str:
-    """What vLLM calls the engine's side of a transport, ours or its own."""
+    """The name in vLLM of the engine's side of a transport, ours or vLLM's own."""
     return f"open_instruct_{transport}"
 
 
 def register_weight_transfer() -> None:
-    """Make the engine's sides known to vLLM in this process. The target of our `vllm.general_plugins` entry point."""
+    """Register the engine's side of each transport with vLLM in this process. Our `vllm.general_plugins` entry point."""
     from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
     for transport, (module, name) in _ENGINE_CLASSES.items():

@@ -3,8 +3,8 @@
     with VllmServer(options, log_path) as server:
         server.wait_until_ready(timeout_s)
 
-`vllm serve` fails with the CPU build (vLLM 0.32: it looks up the version of a distribution called `vllm`), so the server's module
-is run, which is the same.
+`vllm serve` fails with the CPU build (vLLM 0.32: it looks up the version of a distribution called `vllm`). So the server's module
+is run, which starts the same server.
 """
 
 import contextlib
@@ -43,9 +43,9 @@ class ServerOptions:
     host: str = "127.0.0.1"
     max_num_seqs: int = 64
     gpu: int = 0
-    """Which one, where there are any."""
+    """Number of the GPU to use, on a machine with GPUs."""
     api_key: str = field(default_factory=lambda: os.environ.get(VLLM_KEY_VARIABLE) or secrets.token_hex(16))
-    """Who does not send it is refused. It never stands on a command line, where every user of the machine could read it."""
+    """Requests without this key are refused. It never stands on a command line, where every user of the machine could read it."""
     extra: tuple[str, ...] = ()
     """Further words of the command line."""
 
@@ -63,7 +63,7 @@ class ServerOptions:
 
 
 class VllmServer:
-    """One server in a process group of its own. Ends with the `with` block, whatever happens in it."""
+    """One server in a process group of its own. The server ends with the `with` block, whatever happens in the block."""
 
     def __init__(self, options: ServerOptions, log_path: str | Path) -> None:
         self.options = options
@@ -76,7 +76,7 @@ class VllmServer:
         return f"http://{self.options.host}:{self.options.port}/v1"
 
     def start(self) -> None:
-        """Start the process; it is ready a while later. The log is added to what is there."""
+        """Start the process; the server is ready a while later. Its log is appended to the log file."""
         assert self._process is None, f"{self.url} runs already"
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
         self._log = open(self.log_path, "ab")  # noqa: SIM115 - closed by `stop`
@@ -90,16 +90,16 @@ class VllmServer:
         )
 
     def wait_until_ready(self, timeout_s: float) -> None:
-        """Until it answers.
+        """Wait until the server answers.
 
         Raises:
-            ServerFailed: it ended, or `timeout_s` seconds were not enough.
+            ServerFailed: the server ended, or `timeout_s` seconds were not enough.
         """
         deadline = time.monotonic() + timeout_s
         while True:
             is_ready = self._knows_its_key()
             assert self._process is not None, "it has not been started"
-            if self._process.poll() is not None:  # looked at last: somebody else's server may have answered
+            if self._process.poll() is not None:  # checked last, because somebody else's server may have answered
                 raise ServerFailed(
                     f"the server at {self.url} ended with code {self._process.returncode}.{self._end_of_log()}"
                 )
@@ -110,7 +110,7 @@ class VllmServer:
             time.sleep(POLL_S)
 
     def _knows_its_key(self) -> bool:
-        """Whether a server answers there that takes our key and refuses another: somebody else's may take any."""
+        """Whether the server at this address takes our key and refuses another. Somebody else's server may take any key."""
         return self._answers(self.options.api_key) and not self._answers(self.options.api_key + "0")
 
     def _answers(self, key: str) -> bool:
@@ -118,7 +118,7 @@ class VllmServer:
         try:
             with urllib.request.urlopen(request, timeout=2):
                 return True
-        except OSError:  # HTTPError is one
+        except OSError:  # also HTTPError
             return False
 
     def _end_of_log(self) -> str:
@@ -126,11 +126,11 @@ class VllmServer:
         return "\n".join([f" The end of {self.log_path}:", *(f"  | {line}" for line in lines)])
 
     def kill(self) -> None:
-        """At once, as a crash would."""
+        """End the server at once, as a crash would."""
         self._end(signal.SIGKILL)
 
     def stop(self) -> None:
-        """Ask it to end, and see to it. May be called twice."""
+        """Ask the server to end, and kill it if it does not. May be called twice."""
         self._end(signal.SIGTERM)
 
     def _end(self, number: signal.Signals) -> None:
@@ -139,7 +139,7 @@ class VllmServer:
             _signal_group(process.pid, number)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(END_TIMEOUT_S)
-            _signal_group(process.pid, signal.SIGKILL)  # also what it may have left behind
+            _signal_group(process.pid, signal.SIGKILL)  # also processes that the server may have left behind
             process.wait(END_TIMEOUT_S)
         if self._log is not None:
             self._log.close()

@@ -1,7 +1,8 @@
 """The worker's side of weight transfer, for vLLM's weight-transfer API; only imported inside engines.
 
-vLLM brings engines for `nccl` and `ipc`. Here are ours: through Ray objects, which need neither a GPU nor shared memory, and NCCL
-with a way out when its group breaks. `weight_transports` registers them.
+vLLM brings weight-transfer engines for `nccl` and `ipc`. This module adds a check of every tensor to both, and to NCCL a way to
+abort when its group breaks. It also has an engine of our own, through Ray objects, which need neither a GPU nor shared memory.
+`vllm_plugin` registers them.
 """
 
 import os
@@ -28,12 +29,12 @@ from open_instruct.weight_transports import ABORT_FILE
 ABORT_POLL_S = 0.1
 """How often a worker that waits for weights looks whether the update was broken off."""
 JOIN_S = 10.0
-"""Longest wait for the thread that aborts: vLLM gives an abort 5 s."""
+"""Longest wait for the thread that aborts. vLLM gives an abort 5 s."""
 
 
 @dataclass
 class RayObjectInitInfo(WeightTransferInitInfo):
-    """There is nothing to rendezvous."""
+    """Empty, because Ray objects need no rendezvous."""
 
 
 @dataclass
@@ -47,7 +48,7 @@ class RayObjectUpdateInfo(WeightTransferUpdateInfo):
 
 
 class RayObjectWeightTransferEngine(WeightTransferEngine[RayObjectInitInfo, RayObjectUpdateInfo]):
-    """Collects buckets and loads them all in `finish_weight_update`: until then the model is untouched and may generate."""
+    """Collects buckets and loads all of them in `finish_weight_update`. Until then the model is untouched and may generate."""
 
     init_info_cls = RayObjectInitInfo
     update_info_cls = RayObjectUpdateInfo
@@ -74,7 +75,7 @@ class RayObjectWeightTransferEngine(WeightTransferEngine[RayObjectInitInfo, RayO
         self._buckets = []
 
     def abandon_weight_update(self) -> None:
-        """Drop the buckets; if loading broke off, bring the model back into a shape that can be loaded again."""
+        """Drop the buckets. If loading broke off, make the model loadable again."""
         self._buckets = []
         if self._is_swapping:
             abandon_reload(self.model, self.model_config)
@@ -82,7 +83,7 @@ class RayObjectWeightTransferEngine(WeightTransferEngine[RayObjectInitInfo, RayO
 
     def _named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         for bucket in self._buckets:
-            flat = torch.frombuffer(bytearray(bucket.buffer), dtype=torch.uint8)  # what came is read-only
+            flat = torch.frombuffer(bytearray(bucket.buffer), dtype=torch.uint8)  # the buffer that came is read-only
             start = 0
             for name, dtype, shape in zip(bucket.names, bucket.dtypes, bucket.shapes, strict=True):
                 element = getattr(torch, dtype)
@@ -95,7 +96,7 @@ class RayObjectWeightTransferEngine(WeightTransferEngine[RayObjectInitInfo, RayO
 
 
 class WatchedReload:
-    """What vLLM's own engines do at the start and the end of an update, with our account of every tensor."""
+    """Start and end of an update as in vLLM's own engines, with our account of every tensor."""
 
     model: torch.nn.Module
     model_config: Any
@@ -111,20 +112,20 @@ class WatchedReload:
 
 
 class WatchedIPCEngine(WatchedReload, IPCWeightTransferEngine):
-    """vLLM's IPC engine, which notices tensors that the model has no place for."""
+    """vLLM's IPC engine, extended to notice tensors that the model has no place for."""
 
 
 class AbortableNCCLEngine(WatchedReload, NCCLWeightTransferEngine):
-    """vLLM's NCCL engine, which can stop waiting for weights that will not come.
+    """vLLM's NCCL engine, extended to stop waiting for weights that will not come.
 
-    A NCCL broadcast has no limit: when another member of the group dies, the rest waits for ever. So a thread looks for the file
-    that says that the update was broken off, and aborts the communicator.
+    A NCCL broadcast has no time limit: when another member of the group dies, the other members wait for ever. So a thread looks
+    for the file that says that the update was broken off, and aborts the communicator when the file is there.
     """
 
     def receive_weights(self, update_info: NCCLWeightTransferUpdateInfo) -> None:
         with AbortWatch(self._abort) as watch:
             super().receive_weights(update_info)
-        if watch.has_aborted:  # an aborted communicator leaves receive buffers as they were, without a word
+        if watch.has_aborted:  # an aborted communicator silently leaves receive buffers as they were
             raise RuntimeError("the update was broken off; the weights that have come are not whole")
 
     def _abort(self) -> None:
@@ -133,7 +134,7 @@ class AbortableNCCLEngine(WatchedReload, NCCLWeightTransferEngine):
 
 
 class AbortWatch:
-    """Calls `abort`, in a thread, as soon as the file that `ABORT_FILE` names is there; until the `with` block ends."""
+    """During the `with` block, calls `abort` in a thread as soon as the file that the variable `ABORT_FILE` names is there."""
 
     def __init__(self, abort: Callable[[], None]) -> None:
         self._abort = abort
@@ -159,7 +160,7 @@ class AbortWatch:
 
 
 class WeightUpdateExtension:
-    """Methods that vLLM's workers get from us (`worker_extension_cls`); called by `collective_rpc` with their names."""
+    """Methods that vLLM's workers get from us (`worker_extension_cls`); `collective_rpc` calls them by name."""
 
     vllm_config: Any
     weight_transfer_engine: Any
@@ -171,8 +172,8 @@ class WeightUpdateExtension:
     def abandon_weight_update(self) -> None:
         """Forget an update that was begun and not finished, for which vLLM 0.32 has no call.
 
-        Layers that nothing came for have their old weights afterwards, others may have new ones or none: unless nothing had come
-        at all, the model may not be used before a whole update.
+        Layers for which nothing came have their old weights afterwards. Other layers may have new weights or none, so the model
+        may not be used before a whole update, unless nothing had come at all.
         """
         with set_current_vllm_config(self.vllm_config):
             self.weight_transfer_engine.abandon_weight_update()

@@ -4,10 +4,10 @@
        │         │             └─ swap, label, serve again
        └─────────┴── breaks off: the next `begin` forgets it and starts over
 
-No weight changes while requests are being stepped. With `ray_object`, which collects all weights first, the engine is paused for
-`finish`; with the other transports, which change the model as the weights arrive, from `begin` to `finish`. When an update of
-those breaks off, the model may be a mixture of old and new weights. Then the engine stays paused until a whole update has come,
-so no token is ever sampled from a mixture.
+No weight changes while requests are being stepped. `ray_object` collects all weights first, so the engine is paused during
+`finish` only. The other transports change the model as the weights arrive, so the engine is paused from `begin` to `finish`. When
+an update with such a transport breaks off, the model may be a mixture of old and new weights. Then the engine stays paused until
+a whole update has come, so no token is ever sampled from a mixture.
 """
 
 import os
@@ -23,14 +23,15 @@ from open_instruct.weight_transports import ABORT_FILE, RAY_OBJECT
 
 
 def new_abort_file() -> Path:
-    """Where workers of the engine that is about to be started look whether an update was broken off. Sets their environment."""
+    """The file whose existence tells the workers of the engine that is about to start that an update was broken off. Sets their
+    environment, which names the file."""
     path = Path(tempfile.gettempdir()) / f"open_instruct-abort-{uuid.uuid4().hex}"
     os.environ[ABORT_FILE] = str(path)
     return path
 
 
 class WeightReceiver:
-    """Brings weights into one engine, whole or not at all. Used by the thread that owns the engine, but for `abort`."""
+    """Brings weights into one engine, whole or not at all. Only the thread that owns the engine uses it, except for `abort`."""
 
     def __init__(
         self, engine: VLLMEngine, sleep: EngineSleep, *, transport: str, version: int, abort_file: Path
@@ -41,20 +42,21 @@ class WeightReceiver:
         self._abort_file = abort_file
         self._update_id = 0
         self.version = version
-        """Served by the engine."""
+        """Version of the weights that the engine serves."""
         self.is_under_way = False
         """An update was begun and is not finished."""
         self.is_paused = False
         """The engine must not be stepped."""
 
     def connect(self, init_info: dict[str, Any]) -> None:
-        """Join the learners' transfer group, in place of the one before, whose communicator is given back."""
+        """Join the learners' transfer group. The communicator of an earlier group is given back."""
         self._forget_update()
         self._engine.collective_rpc("shutdown_weight_transfer_engine")
         self._engine.collective_rpc("init_weight_transfer_engine", init_info=init_info)
 
     def begin(self, update_id: int | None = None) -> None:
-        """Updates are numbered upwards; None is the next. Raises `RuntimeError` for one that is older than the last."""
+        """Begin an update. Updates are numbered upwards; None is the next number. Raises `RuntimeError` if the update is older
+        than the last update."""
         if update_id is not None and update_id < self._update_id:
             raise RuntimeError(f"update {update_id} came after {self._update_id}, which is newer")
         self._forget_update()
@@ -71,12 +73,12 @@ class WeightReceiver:
         self._engine.collective_rpc("update_weights", update_info=self._for_workers(update_info))
 
     def finish(self, version: int, update_id: int | None = None) -> dict[str, float]:
-        """Swap; the `version` served from now on, and `pause_s`, how long that took."""
+        """Swap to the new weights. Returns the `version` served from now on, and `pause_s`, the seconds that the swap took."""
         self._check(update_id)
         started = time.perf_counter()
         self._pause()
         self._engine.collective_rpc("finish_weight_update")
-        if self._engine.has_prefix_cache:  # what the old weights computed is not used again
+        if self._engine.has_prefix_cache:  # so that nothing is used again that the old weights computed
             self._engine.reset_prefix_cache(reset_running_requests=True)
         self._engine.set_weight_version(version)
         self.version = version
@@ -86,11 +88,11 @@ class WeightReceiver:
         return {"version": version, "pause_s": time.perf_counter() - started}
 
     def abort(self) -> None:
-        """Have workers that wait for weights stop waiting: nobody will send them. Answered at once, whatever the engine does."""
+        """Have workers stop waiting for weights, because nobody will send them. Returns at once, whatever the engine does."""
         self._abort_file.touch()
 
     def _forget_update(self) -> None:
-        """Raises `RuntimeError` where the model cannot be loaded again: the engine has to be replaced."""
+        """Raises `RuntimeError` where the model cannot be loaded again, so that the engine has to be replaced."""
         if not self.is_under_way:
             return
         try:
@@ -102,12 +104,12 @@ class WeightReceiver:
         self.is_under_way = False
 
     def _check(self, update_id: int | None) -> None:
-        """A call of an update that was given up must not touch the one that came after it."""
+        """A call of an update that was given up must not touch the update that came after it."""
         if not self.is_under_way or update_id not in (None, self._update_id):
             raise RuntimeError(f"update {update_id} is not the one under way ({self._update_id})")
 
     def _for_workers(self, update_info: dict[str, Any]) -> dict[str, Any]:
-        """An array would come out of msgpack as a list, so a core in its own process gets its bytes."""
+        """An array would come out of msgpack as a list, so a core in its own process gets the array's bytes."""
         if self._engine.is_separate_process and "buffer" in update_info:
             return update_info | {"buffer": update_info["buffer"].tobytes()}
         return update_info

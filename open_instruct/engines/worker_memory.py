@@ -1,8 +1,8 @@
-"""What an engine leaves behind is cleaned up however the engine ends: its processes, and their files in shared memory.
+"""Cleans up what an engine leaves behind, however the engine ends: its processes, and their files in shared memory.
 
-An engine core in a process of its own outlives an actor that was killed from outside, and holds its GPU memory, so that a
-replacement finds no room. vLLM 0.32 ends its CPU workers without removing their files, and an engine that is killed removes
-nothing at all. So a small process stands by (`stand_by.py`).
+An engine core in a process of its own outlives its actor when the actor is killed from outside. The core keeps its GPU memory, so
+a replacement finds no room. vLLM 0.32 ends its CPU workers without removing their files, and an engine that is killed removes
+nothing at all. So a small process stands by to do it (`stand_by.py`).
 """
 
 import os
@@ -17,16 +17,17 @@ from open_instruct.system.stand_by import ENGINE_MARK, StandBy
 
 SHARED_MEMORY = Path("/dev/shm")
 SEMAPHORE = "sem.mp-"
-"""What the names of Python's own begin with."""
+"""Beginning of the file names of Python's own semaphores."""
 standing_by: list[StandBy] = []
-"""One for each engine of this process that has processes of its own. Their pipes stay open for as long as this process lives."""
+"""The stand-by process of each engine here that has processes of its own. Their pipes stay open as long as this process lives."""
 
 
 @contextmanager
 def cleaned_up_when_this_process_ends(abort_file: Path) -> Iterator[None]:
-    """Around the start of an engine: what the block starts is killed when this process ends, also when it ends in the block.
+    """To put around the start of an engine. Processes that the block starts are killed when this process ends, also if it ends
+    inside the block.
 
-    `abort_file` is removed then, and the files that those processes have in shared memory when the block is through.
+    Then `abort_file` is removed too, and the files that those processes had in shared memory at the end of the block.
     """
     not_of_the_engine = child_processes()
     os.environ[ENGINE_MARK] = uuid.uuid4().hex
@@ -50,8 +51,10 @@ def child_processes() -> set[int]:
 
 
 def files_of_workers() -> set[Path]:
-    """Files that child processes of this one have mapped, found by their inodes: whoever makes a semaphore has mapped a file that
-    was renamed since. Semaphores of this process are meant too."""
+    """Files in shared memory that child processes of this process have mapped, and the semaphores of this process.
+
+    Files are found by their inodes, because a process that makes a semaphore maps a file that is renamed afterwards.
+    """
     mine = psutil.Process()
     of_workers = {inode for worker in mine.children(recursive=True) for inode in mapped(worker.pid)}
     own = mapped(mine.pid)
@@ -63,7 +66,7 @@ def files_of_workers() -> set[Path]:
 
 
 def mapped(pid: int) -> set[int]:
-    """Inodes of files in shared memory; none of a process that has just ended."""
+    """Inodes of the files in shared memory that a process has mapped; none if the process has just ended."""
     try:
         maps = Path(f"/proc/{pid}/maps").read_text().splitlines()
     except OSError:

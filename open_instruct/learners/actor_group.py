@@ -12,8 +12,7 @@ from open_instruct.cluster.placement_plan import Asked
 from open_instruct.config.options import config_of
 from open_instruct.data_types import Box, RolloutBatch
 from open_instruct.device import Device, current_device
-from open_instruct.learners.learner import POLICY, PolicyTrainerRayProcess
-from open_instruct.learners.train_actor import TrainRayActor
+from open_instruct.learners.train_actor import POLICY, TrainRayActor
 
 if TYPE_CHECKING:
     import numpy as np
@@ -29,11 +28,12 @@ class RayTrainGroup:
 
     Args:
         num_nodes: nodes that the learners are on.
-        num_gpus_per_node: places on each of them (GPUs, or on CPU shares of a core); a list where they differ.
-        pg: where the learners go: a placement group, or one with the indices of the bundles to use, rank by rank. None reserves
-            one, for this group alone.
-        num_gpus_per_actor: share of its place that a learner takes. Below 1 others can share it.
+        num_gpus_per_node: places on each node (GPUs, or on CPU shares of a core); a list where nodes differ.
+        pg: where the learners go: a placement group, or a placement group with the indices of the bundles to use, rank by rank.
+            None reserves a placement group for these learners alone.
+        num_gpus_per_actor: share of its place that a learner takes. Below 1, others can share the place.
         device: what the learners compute on; None is what this process sees.
+        actor_cls: what a learner is; None is `PolicyTrainerRayProcess`.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class RayTrainGroup:
         num_gpus_per_actor: float = 1.0,
         *,
         device: Device | None = None,
-        actor_cls: type[TrainRayActor] = PolicyTrainerRayProcess,
+        actor_cls: type[TrainRayActor] | None = None,
     ) -> None:
         device = device or current_device()
         per_node = (
@@ -65,7 +65,7 @@ class RayTrainGroup:
             raise ValueError(
                 f"{world_size} learners, and the placement group has {len(placed[1])} bundles. Give a larger one."
             )
-        actor = ray.remote(actor_cls)
+        actor = ray.remote(actor_cls or _deepspeed_learner())
         self.workers: list[ActorHandle] = [
             actor.options(**bundles.actor_options(device, placed, rank, share=num_gpus_per_actor)).remote(
                 rank, world_size
@@ -82,7 +82,7 @@ class RayTrainGroup:
     def async_init_weight_update_connections(
         self, rollout: Any, engines: "Mapping[int, ActorHandle] | None" = None
     ) -> list:
-        """Connect the learners with the engines of a `RolloutManager`, or with those of them in `engines` (by position)."""
+        """Connect the learners with the engines of a `RolloutManager`; if `engines` (by position) is given, with these alone."""
         if engines is None:
             engines = dict(enumerate(rollout.rollout_engines))
         return self._all("connect_rollout_engines", engines, rollout.rollout_engine_lock)
@@ -96,15 +96,15 @@ class RayTrainGroup:
         return self._all("eval", rollout_id, rollout_data_ref)
 
     def async_held_version(self) -> list:
-        """Each ref gives the version of that learner's weights, once it has done what it was asked before."""
+        """Each ref gives the version of that learner's weights, once that learner has done its earlier calls."""
         return self._all("held_version")
 
     def async_update_weights(self, version: int | None = None, engines: Sequence[int] | None = None) -> list:
-        """Send the weights to the connected engines; the first ref gives what became of it."""
+        """Send the weights to the connected engines; the first ref gives the `UpdateReport`."""
         return self._all("update_weights", version, engines)
 
     def async_score(self, sequences: "Sequence[tuple[np.ndarray, np.ndarray]]") -> list:
-        """Log-probs of responses to prompts; each ref gives all of them."""
+        """Log-probs of responses to prompts; each ref gives the log-probs of all responses."""
         return self._all("score", sequences)
 
     def async_save_model(self, step_id: int, *, directory: str | None = None, with_optimizer: bool = True) -> list:
@@ -132,3 +132,11 @@ class RayTrainGroup:
 
     def _all(self, method: str, *args: object, **kwargs: object) -> list:
         return [getattr(worker, method).remote(*args, **kwargs) for worker in self.workers]
+
+
+def _deepspeed_learner() -> type[TrainRayActor]:
+    """The class is imported here, because its module imports torch, and wrong options are to be reported without waiting for
+    torch."""
+    from open_instruct.learners.learner import PolicyTrainerRayProcess
+
+    return PolicyTrainerRayProcess

@@ -1,10 +1,10 @@
 """Weights under the names and in the shapes of the checkpoint that a model was read from.
 
-Transformers 5 holds some weights otherwise than the checkpoint does. The experts of a Qwen3-MoE layer lie in one tensor,
+Transformers 5 holds some weights in another form than the checkpoint. The experts of a Qwen3-MoE layer lie in one tensor,
 `experts.gate_up_proj`, where the checkpoint has `experts.0.gate_proj.weight`, `experts.0.up_proj.weight` and so on. vLLM's
-loaders know the checkpoint's names alone and pass over others without a word. `save_pretrained` converts a model back to the
-checkpoint's form; the same conversion is applied here to a few parameters at a time, so that nobody holds a second copy of
-the model.
+loaders know the checkpoint's names alone and silently skip others. `save_pretrained` converts a model back to the
+checkpoint's form; the same conversion is applied here to a few parameters at a time, so that no process holds a second copy
+of the model.
 """
 
 from collections.abc import Iterator, Mapping
@@ -16,12 +16,12 @@ import torch
 class CheckpointFormat:
     """Converts weights of one model to the checkpoint's form, group by group.
 
-    A group is what has to be there at once: the tensors of one decoder layer, or one tensor outside the layers. The
-    experts of one layer never need those of another.
+    A group holds the tensors that a conversion needs at once: the tensors of one decoder layer, or one tensor outside the
+    layers. The experts of one layer never need the experts of another layer.
 
     Args:
-        model: a model of Transformers. Its conversion is that of the checkpoint that `from_pretrained` read, or the
-            default of its class if the model was made otherwise.
+        model: a model of Transformers. Its conversion belongs to the checkpoint that `from_pretrained` read, or is
+            the default of its class if the model was made otherwise.
 
     Raises ValueError if a conversion needs tensors of several layers at once.
     """
@@ -35,13 +35,13 @@ class CheckpointFormat:
         self._check_groups({name: _on_meta(tensor) for name, tensor in tensors.items()})
 
     def convert(self, weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """One whole group under the checkpoint's names. The tensors are views of the group's where that is possible."""
+        """One whole group under the checkpoint's names. The tensors are views of the group's tensors where that is possible."""
         from transformers.core_model_loading import revert_weight_conversion
 
         return revert_weight_conversion(self._model, dict(weights))
 
     def metadata(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """What converting all groups yields, in order, as tensors without memory."""
+        """The names and tensors that converting all groups yields, in order, with tensors that have no memory."""
         tensors = dict(_saved_tensors(self._model))
         for group in self.groups:
             yield from self.convert({name: _on_meta(tensors[name]) for name in group}).items()
@@ -59,8 +59,8 @@ class CheckpointFormat:
 def _keep_used_conversions(model: Any) -> None:
     """Drop conversions that matched nothing in the checkpoint.
 
-    `from_pretrained` of Transformers 5.19 does so itself, except under ZeRO-3: there the names of checkpoints from before
-    2020 would be brought back too (`LayerNorm.gamma`). `tests/learners/test_checkpoint_format.py` notices.
+    `from_pretrained` of Transformers 5.19 does so itself, except under ZeRO-3. There the conversion would also bring back
+    names of checkpoints from before 2020 (`LayerNorm.gamma`). `tests/learners/test_checkpoint_format.py` notices.
     """
     conversions = getattr(model, "_weight_conversions", None)
     if conversions is not None:
@@ -68,7 +68,8 @@ def _keep_used_conversions(model: Any) -> None:
 
 
 def _saved_tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Every tensor that a checkpoint of the model holds, tied ones once. Buffers count: routers keep a bias in one."""
+    """Every tensor that a checkpoint of the model holds, each tied tensor once. Buffers count, because routers keep a bias
+    in a buffer."""
     ignored = set(getattr(model, "_keys_to_ignore_on_save", None) or ())
     yield from ((name, parameter) for name, parameter in model.named_parameters() if name not in ignored)
     for prefix, module in model.named_modules():
@@ -84,7 +85,7 @@ def _on_meta(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def layer_groups(names: Any) -> list[list[str]]:
-    """Names of one decoder layer together, each other name alone: `layers.0.a`, `layers.0.b`, `norm` make two groups."""
+    """The names of one decoder layer together, each other name alone: `layers.0.a`, `layers.0.b`, `norm` make two groups."""
     groups: dict[str, list[str]] = {}
     for name in names:
         parts = name.split(".")

@@ -4,8 +4,8 @@
         for each mini-batch (one optimizer step):
             for each micro-batch: forward ─► summed loss over trained tokens / tokens of the mini-batch on all ranks ─► backward
             clip, AdamW, learning rate
-        With `--streaming` the data comes in partial batches, while the rest of the step is still being generated: plain sums go
-        backward, and their gradient is divided once the number of tokens is known.
+        With `--streaming` the data comes in partial batches, while the rest of the step is still being generated. Then backward
+        runs on plain sums, and their gradient is divided once the number of tokens is known.
     RayTrainGroup.async_update_weights(version) ─► rank 0 sends, the others take part in the gathers
 
 The loss is normalised by the exact number of trained tokens over all micro-batches and ranks, so a step does not depend on how
@@ -36,7 +36,7 @@ from open_instruct.learners.random_state import random_state, seed_everything, s
 from open_instruct.learners.safe_load import data_only
 from open_instruct.learners.state_offload import REFERENCE, TAGS, WEIGHTS, StateOffload
 from open_instruct.learners.step_sums import StepSums
-from open_instruct.learners.train_actor import TrainRayActor
+from open_instruct.learners.train_actor import POLICY, TrainRayActor
 from open_instruct.learners.weight_link import LinkOptions, WeightLink
 from open_instruct.learners.weight_sync import DeepSpeedWeightSource
 from open_instruct.storage.checkpoints import LEARNER_DIRECTORY, sync_files_of_rank, sync_to_disk
@@ -48,40 +48,40 @@ if TYPE_CHECKING:
     from open_instruct.cluster.ray_utils import Lock
 
 FETCH_S = 300.0
-"""Deadline of taking data over that are somewhere in the cluster already."""
-POLICY = "actor"
-"""The role of the model that is trained, as the document of the Ray integration calls it."""
+"""Deadline for fetching data that is somewhere in the cluster already."""
 
 
 class PolicyTrainerRayProcess(TrainRayActor):
     """One DeepSpeed rank. Made a Ray actor by `RayTrainGroup`.
 
-    All ranks have to be called together: training, weight updates, saving and loading are collective.
+    All ranks have to be called together, because training, weight updates, saving and loading are collective.
     """
 
     def __init__(self, rank: int, world_size: int) -> None:
         self.rank = rank
         self.world_size = world_size
         self.version = 0
-        """Training steps that are done."""
+        """Number of training steps that are in the weights."""
         self._lock: Lock | None = None
         self._store: torch.distributed.TCPStore | None = None
         self._step: StepSums | None = None
-        """Of a step whose first partial batch was trained and whose last is still to come."""
+        """The sums of a step whose first partial batch was trained and whose last is still to come; None between steps."""
 
     def open_rendezvous(self, timeout_s: float) -> tuple[str, int]:
-        """On the first rank: listen for the others; where they find it."""
+        """On the first rank: listen for the other ranks. Returns the host and port to connect to."""
         self._store = process_group.open_store(self.world_size, timeout_s)
         return self._store.host, self._store.port
 
     def init(
         self, args: GRPOConfig, device: Device, address: tuple[str, int], *, role: str = POLICY, with_ref: bool = False
     ) -> int:
-        """Join the other ranks and load the model; the first `rollout_id`: 0, until a checkpoint is loaded."""
+        """Join the other ranks and load the model. Returns the first `rollout_id`: 0, until a checkpoint is loaded."""
         if role != POLICY:
             raise ValueError(f"role {role!r}: the learners train the policy alone. Use {POLICY!r}.")
         if args.beta > 0 and not with_ref:
-            raise ValueError(f"with_ref=False, beta {args.beta:g}: a KL penalty needs the reference model. Ask for it.")
+            raise ValueError(
+                f"with_ref=False, beta {args.beta:g}: a KL penalty needs the reference model. Set with_ref=True."
+            )
         self._args, self._device = args, device
         import_extensions(args.algorithm_modules)
         if device.threads_per_worker:
@@ -113,8 +113,8 @@ class PolicyTrainerRayProcess(TrainRayActor):
     def train(self, rollout_id: int, rollout_data_ref: Box | RolloutBatch) -> dict[str, Any] | None:
         """One training step on this rank's share, or one partial batch of it (`--streaming`).
 
-        A partial batch that is not the step's last adds to the gradient and returns None. The last makes the optimizer step and
-        returns sums for `merge_step_metrics`: they are added up over ranks before anything is divided.
+        A partial batch that is not the step's last adds to the gradient and returns None. The last partial batch makes the
+        optimizer step and returns sums for `merge_step_metrics`, which adds them up over ranks before it divides anything.
 
         Raises `ValueError` if the data belongs to another rollout.
         """
@@ -166,7 +166,7 @@ class PolicyTrainerRayProcess(TrainRayActor):
                 if not mini_batch.num_global_tokens:
                     step.num_empty += 1
                     continue
-                is_untouched = epoch == 0 and not step.grad_norms  # as the engines have the weights
+                is_untouched = epoch == 0 and not step.grad_norms  # the weights are still those of the engines
                 parts = self._train_mini_batch(mini_batch, old_logprobs[number] if old_logprobs else None)
                 for sums, mismatch in parts:
                     step.add(sums, mismatch if is_untouched else None)
@@ -175,14 +175,14 @@ class PolicyTrainerRayProcess(TrainRayActor):
     def _train_mini_batch(
         self, mini_batch: MiniBatch, old_logprobs: list[torch.Tensor] | None
     ) -> list[tuple[dict, dict]]:
-        """Accumulate the gradient of one optimizer step; sums and engine mismatch per micro-batch."""
+        """Accumulate the gradient of one optimizer step. Returns sums and engine mismatch per micro-batch."""
         parts = []
         last = len(mini_batch.micro_batches) - 1
         denominator = self._denominator(mini_batch.num_global_tokens)
         for number, micro_batch in enumerate(mini_batch.micro_batches):
             self.engine.set_gradient_accumulation_boundary(number == last)
             loss_sum, sums, mismatch = self._loss.compute(micro_batch, old_logprobs[number] if old_logprobs else None)
-            # DeepSpeed averages over ranks; a sum over ranks is what is wanted
+            # times world_size, because DeepSpeed averages over ranks and the loss is a sum over ranks
             self.engine.backward(loss_sum * (self.world_size / denominator), scale_wrt_gas=False)
             parts.append((sums, mismatch))
         return parts
@@ -197,7 +197,7 @@ class PolicyTrainerRayProcess(TrainRayActor):
             step.add(sums, mismatch)
 
     def _update(self, step: StepSums, num_global_tokens: int, *, denominator: float | None = None) -> None:
-        """One optimizer step. Without trained tokens there is none, because momentum and weight decay would move the weights."""
+        """One optimizer step. Without trained tokens none is made, because momentum and weight decay would move the weights."""
         step.lr = self.engine.get_lr()[0]
         started = time.perf_counter()
         if num_global_tokens:
@@ -217,29 +217,29 @@ class PolicyTrainerRayProcess(TrainRayActor):
     def connect_rollout_engines(
         self, rollout_engines: "Mapping[int, ActorHandle]", rollout_engine_lock: "Lock | None" = None
     ) -> dict[int, str]:
-        """Set up the transport of weights to `rollout_engines` (with their positions), in place of an earlier one.
+        """Set up the transport of weights to `rollout_engines` (by position), in place of an earlier transport.
 
-        On the first rank, the engines that could not be reached, with the cause; then nobody is connected. An update takes
-        `rollout_engine_lock`: two groups never send to the same engines at once.
+        Returns on the first rank the engines that could not be reached, with the cause; if there are any, no engine is connected.
+        An update takes `rollout_engine_lock`, so that two groups never send to the same engines at once.
         """
         self._lock = rollout_engine_lock
         return self._link.connect(rollout_engines)
 
     def score(self, sequences: Sequence[tuple[np.ndarray, np.ndarray]]) -> list[np.ndarray]:
-        """(R,) float32 log-probs of each response after its prompt, a sequence at a time; the same on every rank."""
+        """(R,) float32 log-probs of each response after its prompt, computed one sequence at a time; the same on every rank."""
         self._offload.check_loaded(WEIGHTS, what="scoring tokens")
         return [self._loss.score(prompt, response) for prompt, response in sequences]
 
     def held_version(self) -> int:
-        """The version of the weights: training steps that are in them."""
+        """The version of the weights: the number of training steps that are in them."""
         return self.version
 
     def update_weights(self, version: int | None = None, engines: Sequence[int] | None = None) -> UpdateReport:
-        """Send the weights to these engines (by position; None is all); what became of it, on the first rank.
+        """Send the weights to these engines (by position; None is all). Returns on the first rank how the update went.
 
-        `version` is what the caller takes them for; None is whatever they are. Where engines receive in one collective, all that
-        are connected are sent to. Raises `ValueError` if the weights are of another version: an engine would label its tokens
-        wrongly.
+        `version` is the version that the caller expects; None accepts any. Where engines receive in one collective, the weights
+        go to all connected engines. Raises `ValueError` if the weights are of another version, because the engines would label
+        their tokens wrongly.
         """
         if version not in (None, self.version):
             raise ValueError(f"version {version} was to be sent, but these weights are of version {self.version}")
@@ -252,11 +252,11 @@ class PolicyTrainerRayProcess(TrainRayActor):
     # --- giving the device to others ----------------------------------------------------------------------------------
 
     def sleep(self, tags: Sequence[str] | None = None) -> int:
-        """Move these states (see `state_offload`; None: all) off the device; the bytes that this gave back, as measured."""
+        """Move these states (see `state_offload`; None: all) off the device. Returns the bytes given back, as measured."""
         return self._offload.offload(tags)
 
     def wake_up(self, tags: Sequence[str] | None = None) -> None:
-        """Bring them back, bit by bit as they were."""
+        """Bring these states back to the device, bit by bit as they were."""
         self._offload.reload(tags)
 
     # --- saving -------------------------------------------------------------------------------------------------------
@@ -264,7 +264,7 @@ class PolicyTrainerRayProcess(TrainRayActor):
     def save_model(self, iteration: int, with_optimizer: bool = True, *, directory: str | None = None) -> None:
         """Write a Hugging Face model directory, by default `step_*` under `output_dir`.
 
-        With the optimizer, a checkpoint that training goes on from lies in it too, as `checkpoint`.
+        With the optimizer, the directory also holds a checkpoint that training can go on from, as `checkpoint`.
         """
         self._offload.check_loaded(WEIGHTS, what="saving the model")
         path = Path(directory or Path(self._args.output_dir) / f"step_{iteration:06d}")
@@ -279,7 +279,7 @@ class PolicyTrainerRayProcess(TrainRayActor):
                 pass
             return
         state = {name: tensor.cpu() for name, tensor in self._source}
-        # The source gives the checkpoint's names already; converting twice would not bring the same names again.
+        # The source gives the checkpoint's names already, and a second conversion would change them.
         hf_model(self.engine).save_pretrained(directory, state_dict=state, save_original_format=False)
         tokenizer_of_run(self._args).save_pretrained(directory)
         sync_to_disk([*directory.rglob("*"), directory])
@@ -287,7 +287,7 @@ class PolicyTrainerRayProcess(TrainRayActor):
     def save_checkpoint(self, directory: str) -> dict[str, int]:
         """Weights, optimizer, scheduler and this rank's random state, under `directory`.
 
-        Returns the bytes of each file that this rank has written, by path within `directory`; they are on the disk then.
+        Returns the bytes of each file that this rank has written, by path within `directory`. The files are on disk.
         """
         self._offload.check_loaded(*TAGS, what="saving a checkpoint")
         with names_a_full_disk(Path(directory)):

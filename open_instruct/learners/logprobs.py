@@ -30,11 +30,11 @@ def chunked_log_probs(
     bias_V: torch.Tensor | None = None,
     softcap: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-prob of each label and entropy of the distribution that it was drawn from, `softmax(logits / temperature)`.
+    """Log-prob of each label, and entropy of the distribution that the label was drawn from, `softmax(logits / temperature)`.
 
     With `softcap` c the logits are `c * tanh(logits / c)` first.
 
-    The logits of `chunk_elements // V` tokens (at least one) exist at a time; the backward pass computes them again.
+    The logits of `chunk_elements // V` tokens (at least one) exist at a time, and the backward pass computes them again.
     Matrix products run in the dtype of the inputs, softmax and the sum of the weight's gradient in float32 or better.
 
     Returns:
@@ -129,7 +129,7 @@ def _chunks(total: int, size: int) -> list[slice]:
 class LogProbModel(torch.nn.Module):
     """A Hugging Face causal language model that answers with log-probs instead of logits.
 
-    It is the module that DeepSpeed wraps: what ZeRO has to know of the head's weight happens in its `forward`.
+    DeepSpeed wraps this module, because ZeRO has to see the head's weight being used in a `forward`.
     """
 
     def __init__(self, model: "PreTrainedModel", *, chunk_elements: int = CHUNK_ELEMENTS) -> None:
@@ -137,7 +137,7 @@ class LogProbModel(torch.nn.Module):
         Args:
             chunk_elements: logits that exist at once.
             model: a causal language model of transformers whose logits are its head applied to its last hidden state,
-                or that times a constant, or that below a cap (`logits_scale_and_cap`).
+                possibly times a constant or below a cap (`logits_scale_and_cap`).
         """
         super().__init__()
         self.model = model
@@ -149,16 +149,16 @@ class LogProbModel(torch.nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probs of tokens 1..T-1, each given what stands before it in its sequence.
 
-        There is no attention mask: padding stands on the right, where causal attention cannot see it, and sequences
-        that share a row are told apart by `position_ids` that start again at 0.
+        No attention mask is needed: padding stands on the right, where causal attention cannot see it, and sequences
+        that share a row are told apart by `position_ids`, which start again at 0 with each sequence.
 
         Args:
             input_ids: (B, T) token ids.
             position_ids: (B, T), from 0 in each sequence.
-            temperature: divides the logits; the one that the tokens were sampled at.
+            temperature: divides the logits; the temperature that the tokens were sampled at.
 
         Returns:
-            (B, T-1) log-probs and (B, T-1) entropies, as `chunked_log_probs` gives them; entry `t` speaks of token
+            (B, T-1) log-probs and (B, T-1) entropies, as `chunked_log_probs` gives them; entry `t` belongs to token
             `t + 1`, and means nothing where that token is padding or begins a sequence.
         """
         outputs = self.model.base_model(input_ids=input_ids, position_ids=position_ids, use_cache=False)
@@ -166,8 +166,8 @@ class LogProbModel(torch.nn.Module):
         labels_BT = input_ids[:, 1:].long()
         head = self.model.get_output_embeddings()
         assert head is not None, f"{type(self.model).__name__} is no language model: it has no head"
-        # ZeRO-3 gathers a partitioned weight when it is read in a forward: once, however many chunks follow, because
-        # ranks whose batches differ in length must still take part in the same number of gathers.
+        # ZeRO-3 gathers a partitioned weight when a forward reads it. The weight is read once, however many chunks follow,
+        # because ranks whose batches differ in length must take part in the same number of gathers.
         weight_VH, bias_V = head.weight, head.bias
         logprobs_N, entropy_N = chunked_log_probs(
             hidden_BTH.flatten(0, 1),

@@ -10,7 +10,7 @@ from open_instruct.learners.logprobs import LogProbModel
 
 
 def build_engine(args: GRPOConfig, device: Device, *, world_size: int) -> Any:
-    """The DeepSpeed engine of the model that is trained, with its optimizer and its learning rate's schedule."""
+    """The DeepSpeed engine of the model that is trained, with its optimizer and its learning rate schedule."""
     config = deepspeed_config(args, device, world_size=world_size)
     return engine_around(_load_model(args, device, config).train(), args, device, world_size=world_size)
 
@@ -33,7 +33,7 @@ def engine_around(model: torch.nn.Module, args: GRPOConfig, device: Device, *, w
 
 
 def build_reference(args: GRPOConfig, device: Device, *, world_size: int) -> torch.nn.Module:
-    """The reference model, divided among the ranks at stage 3."""
+    """The reference model. At stage 3 its weights are divided among the ranks."""
     import deepspeed
 
     config = deepspeed_config(args, device, world_size=world_size)
@@ -48,7 +48,7 @@ def _load_model(args: GRPOConfig, device: Device, config: dict[str, Any]) -> Log
     from transformers import AutoModelForCausalLM
     from transformers.integrations import HfDeepSpeedConfig
 
-    # Alive while the model is made, this has Transformers divide the weights as they are read.
+    # As long as this object lives, Transformers divides the weights among the ranks as they are read.
     zero3 = HfDeepSpeedConfig(config) if args.deepspeed_stage == 3 else None
     model = AutoModelForCausalLM.from_pretrained(
         args.model_name_or_path,
@@ -67,7 +67,7 @@ def _own_memory(model: torch.nn.Module) -> None:
     """Copy the weights out of the file that they were read from.
 
     On CPU, safetensors hands out a private mapping of the file: when somebody writes the file anew, the kernel drops even pages
-    that training has changed, and the model silently becomes the one on disk.
+    that training has changed, and the model silently becomes the model on disk.
     """
     with torch.no_grad():
         for tensor in (*model.parameters(), *model.buffers()):
@@ -93,19 +93,21 @@ def hf_model(engine: Any) -> Any:
 
 
 def deepspeed_config(args: GRPOConfig, device: Device, *, world_size: int) -> dict[str, Any]:
-    """DeepSpeed's configuration. The number of micro-batches changes from step to step, so we mark their boundaries ourselves."""
+    """DeepSpeed's configuration. The number of micro-batches changes from step to step, so the learner marks
+    their boundaries itself."""
     config = _config(args, device, world_size=world_size)
     if device.dtype != "float32":
-        # Unsaid, gradients of many micro-batches and ranks are added up in bf16, where 1 + 1/256 is 1.
+        # By default, gradients of many micro-batches and ranks are added up in bf16, where 1 + 1/256 is 1.
         config["communication_data_type"] = "fp32"
         config["data_types"] = {"grad_accum_dtype": "fp32"}
     return config
 
 
 def _zero_stage(args: GRPOConfig, device: Device) -> int:
-    """DeepSpeed 0.19.8 cannot add up gradients in fp32 at stage 0 in bf16. Stage 2 can, and one learner divides nothing there.
+    """The stage that DeepSpeed runs at: unless in float32, at least 2.
 
-    Its optimizer of stage 0 in bf16 also makes a step on zeros as it is built, so that Adam's first real one is too short.
+    DeepSpeed 0.19.8 cannot add up gradients in fp32 at stage 0 in bf16. Stage 2 can, and with one learner it divides nothing. The
+    optimizer of stage 0 in bf16 also makes a step on zeros when it is built, so that Adam's first real step is too short.
     """
     return args.deepspeed_stage if device.dtype == "float32" else max(args.deepspeed_stage, 2)
 
@@ -116,7 +118,7 @@ def _config(args: GRPOConfig, device: Device, *, world_size: int) -> dict[str, A
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,
         "gradient_clipping": args.max_grad_norm,
-        "bf16": {"enabled": device.dtype == "bfloat16"},  # unsaid, DeepSpeed takes bf16 on CPU: many times slower
+        "bf16": {"enabled": device.dtype == "bfloat16"},  # by default bf16 on CPU, which is many times slower
         "fp16": {"enabled": device.dtype == "float16"},
         "zero_optimization": {
             "stage": _zero_stage(args, device),

@@ -1,8 +1,9 @@
-"""The optimizer's step of one DeepSpeed engine, made or left out; what DeepSpeed 0.19.8 does at each stage stands here alone.
+"""Makes or skips the optimizer step of a DeepSpeed engine. All that depends on how DeepSpeed 0.19.8 steps at each
+stage stands in this module.
 
-No weight, no moment and no weight decay changes where the gradient is not finite, or where nothing was trained on. DeepSpeed
-leaves a step out by itself at stages 2 and 3 when the norm is not finite. At stage 0 it clips by a norm of NaN and every weight
-becomes NaN, so the norm is looked at before.
+If the gradient is not finite, or nothing was trained on, no weight and no moment changes and no weight decay is applied. At
+stages 2 and 3 DeepSpeed itself skips a step when the norm is not finite. At stage 0 it clips by a norm of NaN and every weight
+becomes NaN, so the norm is checked before the step.
 """
 
 from collections.abc import Iterator
@@ -13,14 +14,15 @@ import torch
 
 
 def apply_gradient(engine: Any, *, denominator: float | None = None) -> float | None:
-    """Clip, step, schedule. All ranks call it together, after the backward pass that ended with a boundary.
+    """Clip the gradient, make the optimizer step, advance the learning rate schedule. All ranks call it together, after the
+    backward pass that ended with a boundary.
 
     Args:
         denominator: what the gradient is divided by first; None where the backward pass has divided already.
 
     Returns:
-        The gradient's norm before clipping, or None where it is not finite: then the gradient is gone and nothing else has
-        changed. The learning rate's schedule counts the steps that were made. Every rank returns the same.
+        The gradient's norm before clipping, or None where it is not finite. Then the gradient is gone and nothing else has
+        changed. The learning rate schedule counts only the steps that were made. Every rank returns the same.
     """
     if engine.zero_optimization_stage() == 0:
         return _apply_at_stage_0(engine, denominator)
@@ -59,7 +61,8 @@ def _apply_at_stage_0(engine: Any, denominator: float | None) -> float | None:
 
 
 def _is_finite_everywhere(norm: float, device: torch.device) -> bool:
-    """Ranks hold the same gradient at stage 0. They agree all the same: a rank that stepped alone would have other weights."""
+    """Whether the norm is finite on every rank. Ranks hold the same gradient at stage 0, but they agree all the same, because a
+    rank that stepped alone would have other weights."""
     is_finite = torch.tensor(norm, device=device).isfinite().to(torch.int32)
     torch.distributed.all_reduce(is_finite, torch.distributed.ReduceOp.MIN)
     return bool(is_finite)

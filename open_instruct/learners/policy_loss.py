@@ -37,8 +37,8 @@ class PolicyLoss:
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
         """The loss summed over trained tokens, with its gradient; metric sums; sums of the mismatch with the engine's log-probs.
 
-        `old_logprobs` of shape (rows, tokens - 1) are those before the first update of the step. None means that there was no
-        update yet, so the policy itself is the old one.
+        `old_logprobs`, (rows, tokens - 1), are the log-probs before the first update of the step. None means that there was no
+        update yet, so the policy itself is the old policy.
         """
         args = self._args
         tensors = self._to_tensors(micro_batch)
@@ -76,9 +76,10 @@ class PolicyLoss:
         return loss, sums, mismatch
 
     def old_logprobs(self, mini_batches: Sequence[MiniBatch]) -> list[list[torch.Tensor]] | None:
-        """Log-probs before the first update of the step, per mini- and micro-batch; None where there is one update alone.
+        """Log-probs before the first update of the step, per mini- and micro-batch. None where they are not needed.
 
-        With a single update the policy itself is the old one: the ratio is 1 and nothing is clipped.
+        With a single update the policy itself is the old policy, so the ratio is 1 and nothing is clipped. With
+        `use_vllm_logprobs` the engine's log-probs take their place.
         """
         if self._args.num_epochs * len(mini_batches) == 1 or self._args.use_vllm_logprobs:
             return None
@@ -106,7 +107,7 @@ class PolicyLoss:
             return self._forward(self._reference, tensors)[0]
 
     def _to_tensors(self, micro_batch: CollatedBatchData) -> dict[str, torch.Tensor]:
-        """Arrays from Ray are read-only, so this copies them. Ids as int64, the rest as it is; what is None is left out."""
+        """Arrays from Ray are read-only, so this copies them. Ids become int64, other dtypes stay; None is left out."""
         arrays = {name: array for name, array in vars(micro_batch).items() if array is not None}
         tensors = {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
         for name in ("query_responses", "position_ids"):
@@ -115,7 +116,7 @@ class PolicyLoss:
 
 
 def _rho_options(args: GRPOConfig) -> RhoOptions:
-    """How tokens of other weights, or of other kernels, are weighed."""
+    """How tokens are weighted that were sampled with other weights or other kernels."""
     return RhoOptions(
         clamp_lower=args.rho_clamp_lower_bound,
         clamp_upper=args.rho_clamp_upper_bound,

@@ -1,6 +1,7 @@
-"""Checkpoints are read as data: whoever can write one cannot run code in the learners.
+"""Reads checkpoints as data only, so that whoever can write a checkpoint cannot run code in the learners.
 
-`torch.load` unpickles. With `weights_only` it makes tensors, numbers and texts, and objects of the classes that are named here.
+`torch.load` unpickles, which can run code. With `weights_only` it makes only tensors, numbers, texts, and objects of the classes
+that are named here.
 """
 
 import os
@@ -15,9 +16,9 @@ _FORCED = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
 
 @contextmanager
 def data_only() -> Iterator[None]:
-    """Every `torch.load` in the block, DeepSpeed's too (which asks for all objects), reads data alone.
+    """Every `torch.load` in the block reads data alone, also DeepSpeed's, which asks for all objects.
 
-    Such a load raises `pickle.UnpicklingError`, which names it, for an object of another class.
+    For an object of another class `torch.load` raises `pickle.UnpicklingError`, which names the class.
     """
     from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
     from deepspeed.runtime.zero.config import ZeroStageEnum

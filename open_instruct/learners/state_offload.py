@@ -1,15 +1,15 @@
 """A learner's memory, moved off its device tag by tag while engines use the device, and back again.
 
-    optimizer    moments, and the fp32 master weights where those are apart from the weights
+    optimizer    moments, and the fp32 master weights where they are apart from the weights
     gradients    gradients, their partitions, and DeepSpeed's buckets for sending them
-    weights      what a forward pass reads, and new weights for engines are taken from
+    weights      what a forward pass reads, and what is sent to engines as new weights
     reference    the weights of the reference model
 
 DeepSpeed 0.19 moves states itself (`engine.offload_states`), but with torch's AdamW at stage 2 alone; at stage 3 it asks for its
 own fused Adam, and at stage 0 there is nothing. Here whole storages are moved instead of tensors: a storage is copied to main
-memory and shrunk to nothing, later grown again and filled. Every view into it (DeepSpeed keeps parameters, partitions and
-gradients as views into flat buffers) stays what it was and is right again afterwards, whoever holds it. A step then gives the
-same bits as without. On CPU the same copies are made, from main memory to main memory: nothing is gained there.
+memory and shrunk to nothing, later grown again and filled. Every view into the storage (DeepSpeed keeps parameters,
+partitions and gradients as views into flat buffers) stays what it was and is right again afterwards, whoever holds it. A step
+then gives the same bits as without. On CPU the same copies are made, from main memory to main memory, which gains nothing.
 
 While its storage is gone a tensor must not be computed with; torch 2.13 does not notice, and reads through a null pointer. Hence
 `check_loaded`.
@@ -32,7 +32,8 @@ OPTIMIZER = "optimizer"
 GRADIENTS = "gradients"
 REFERENCE = "reference"
 TAGS = (WEIGHTS, OPTIMIZER, GRADIENTS, REFERENCE)
-"""A storage that two of them hold belongs to the earlier: master weights in fp32 training at stages 0 and 3 are the weights."""
+"""A storage that two tags share moves with the earlier tag. Example: in fp32 training at stages 0 and 3 the master weights are
+the weights, so they move with `weights`."""
 
 SMALL_BYTES = 4096
 """Smaller storages stay: norms, step counters and the like are not worth a copy, and some are read between steps."""
@@ -45,7 +46,7 @@ class _Moved:
     storage: torch.UntypedStorage
     num_bytes: int
     content: torch.Tensor | None
-    """Its bytes, in main memory. None where nobody reads them again."""
+    """The storage's bytes, in main memory. None where nobody reads them again."""
 
     def restore(self) -> None:
         self.storage.resize_(self.num_bytes)
@@ -72,9 +73,9 @@ class StateOffload:
         return frozenset(self._moved)
 
     def offload(self, tags: Sequence[str] | None = None) -> int:
-        """Move these tags off (None: all); bytes that this process really released, as measured.
+        """Move these tags off the device (None: all). Returns the bytes that this process really released, as measured.
 
-        Never more than one storage is there twice. What is off already stays so.
+        At most one storage exists twice at any time. Tags that are off already stay off.
         """
         before = self._settled_memory()
         for tag in _checked(tags):
@@ -86,10 +87,10 @@ class StateOffload:
         return max(before - self._settled_memory(), 0)
 
     def reload(self, tags: Sequence[str] | None = None) -> None:
-        """Move these tags back (None: all), with the very bytes that they had. What is on the device stays as it is."""
+        """Move these tags back (None: all), with the very bytes that they had. Tags on the device stay as they are."""
         for tag in _checked(tags):
             moved = self._moved.get(tag, [])
-            while moved:  # one after the other leaves main memory
+            while moved:  # main memory is freed storage by storage
                 moved.pop().restore()
             self._moved.pop(tag, None)
         self._device.synchronize()
@@ -105,7 +106,7 @@ class StateOffload:
         return self._device.memory_in_use_bytes()
 
     def _release_gathered(self, tag: str) -> None:
-        """At stage 3 whole parameters may still be there, gathered ahead of their use; only the partitions are moved."""
+        """Free whole parameters that stage 3 has gathered ahead of their use, because only the partitions are moved."""
         model = {WEIGHTS: self._engine, REFERENCE: self._ref_model}.get(tag)
         release = getattr(model, "empty_partition_cache", None)
         if release is not None:
@@ -165,7 +166,8 @@ def _as_bytes(storage: torch.UntypedStorage) -> torch.Tensor:
 
 
 def _module_tensors(model: Any) -> Iterator[torch.Tensor]:
-    """Parameters and buffers. At stage 2 parameters are views into one flat buffer, at stage 3 empty beside their partition."""
+    """Parameters and buffers. At stage 2 parameters are views into one flat buffer; at stage 3 they are empty, and
+    `ds_tensor` holds their partition."""
     for parameter in model.parameters():
         yield parameter.data
         if hasattr(parameter, "ds_tensor"):
@@ -174,7 +176,7 @@ def _module_tensors(model: Any) -> Iterator[torch.Tensor]:
 
 
 def _masters(engine: Any) -> Iterator[torch.Tensor]:
-    """What the optimizer updates. Stage 3 shows it to the optimizer only during a step."""
+    """The master weights, which the optimizer updates. Stage 3 shows them to the optimizer only during a step."""
     wrapper = engine.optimizer
     for group in torch_optimizer(engine).param_groups:
         yield from group["params"]

@@ -1,17 +1,18 @@
-"""What a training step adds up on each rank, and the metrics that the sums of all ranks become."""
+"""The sums of a training step on each rank, and the metrics that are made from the sums of all ranks."""
 
 import logging
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
-from open_instruct.algorithms.mismatch import finish_logprob_difference
-from open_instruct.algorithms.objective import finish_ratio_variance
+from open_instruct.algorithms.merging import finish_logprob_difference, finish_ratio_variance
+
+if TYPE_CHECKING:
+    import torch
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +27,7 @@ class StepSums:
     sums: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     mismatches: list[dict[str, float]] = field(default_factory=list)
     grad_norms: list[float] = field(default_factory=list)
-    """Of the optimizer steps that were made."""
+    """Gradient norms of the optimizer steps that were made."""
     num_nonfinite: int = 0
     """Optimizer steps that were left out because the gradient was not finite."""
     num_empty: int = 0
@@ -36,21 +37,21 @@ class StepSums:
     seconds: float = 0.0
     optimizer_s: float = 0.0
 
-    def add(self, sums: Mapping[str, torch.Tensor], mismatch: Mapping[str, torch.Tensor] | None) -> None:
+    def add(self, sums: "Mapping[str, torch.Tensor]", mismatch: "Mapping[str, torch.Tensor] | None") -> None:
         for name, value in sums.items():
             self.sums[name] += float(value)
         if mismatch is not None:
             self.mismatches.append({name: float(value) for name, value in mismatch.items()})
 
     def note_update(self, grad_norm: float | None) -> None:
-        """An optimizer step was made, or, without a norm, left out because the gradient was not finite."""
+        """Count an optimizer step that was made. None: the step was left out, because the gradient was not finite."""
         if grad_norm is None:
             self.num_nonfinite += 1
         else:
             self.grad_norms.append(grad_norm)
 
     def report(self, *, num_epochs: int, memory_in_use_bytes: int) -> dict[str, Any]:
-        """What `merge_step_metrics` takes from one rank."""
+        """The sums of one rank, in the form that `merge_step_metrics` takes."""
         return {
             "sums": dict(self.sums),
             "num_tokens": self.num_tokens * num_epochs,
@@ -66,9 +67,10 @@ class StepSums:
 
 
 def merge_step_metrics(reports: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """One set of metrics from every rank's sums: each mean is over the trained tokens of all ranks.
+    """One set of metrics from every rank's sums. Each mean is over the trained tokens of all ranks.
 
-    What is not known is left out: means where no token was trained on, and the gradient's norm where no optimizer step was made.
+    Metrics that are not known are left out: means where no token was trained on, and the gradient's norm where no optimizer step
+    was made.
     """
     metrics = _token_means(reports)
     first = reports[0]  # ranks make and leave out the same optimizer steps
@@ -95,14 +97,14 @@ def _token_means(reports: Sequence[dict[str, Any]]) -> dict[str, float]:
 
 
 class NonfiniteSteps(RuntimeError):
-    """Step after step the gradient was not finite."""
+    """The gradient was not finite in too many training steps in a row."""
 
 
 class NonfiniteWatch:
-    """Says loudly that a step's gradient was not finite, and ends a run in which that goes on.
+    """Logs an error when a step's gradient was not finite, and ends the run when that goes on.
 
     Args:
-        max_steps: training steps in a row with such an optimizer step, of which the last ends the run: with 10, the tenth does.
+        max_steps: so many training steps in a row with such an optimizer step end the run: with 10, the tenth does.
     """
 
     def __init__(self, max_steps: int) -> None:

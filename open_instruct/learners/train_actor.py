@@ -6,30 +6,34 @@ from typing import Any
 
 import numpy as np
 
+POLICY = "actor"
+"""The role of the model that is trained, as the document of the Ray integration calls it."""
+
 
 class TrainRayActor(ABC):
-    """One rank of a group of training actors: all that `RayTrainGroup` and the run ask of it.
+    """One rank of a group of training actors, with all methods that `RayTrainGroup` and the run call.
 
-    All ranks are called together: most of these methods are collective. `rollout_id` counts training steps that are done: the
-    data of rollout 4 is trained in step 5.
+    All ranks are called together, because most of these methods are collective. `rollout_id` counts training steps that are done:
+    the data of rollout 4 is trained in step 5.
     """
 
     @abstractmethod
     def open_rendezvous(self, timeout_s: float) -> tuple[str, int]:
-        """On the first rank: listen for the others, for `timeout_s` seconds; host and port where they find it."""
+        """On the first rank: listen for the other ranks, for `timeout_s` seconds. Returns the host and port to connect to."""
 
     @abstractmethod
     def init(self, args: Any, device: Any, address: tuple[str, int], *, role: str, with_ref: bool) -> int:
-        """Join the other ranks at `address` and load the model, with a reference model if asked; the first `rollout_id`."""
+        """Join the other ranks at `address` and load the model (`with_ref`: and the reference). Returns the first
+        `rollout_id`."""
 
     @abstractmethod
     def connect_rollout_engines(self, rollout_engines: Mapping[int, Any], rollout_engine_lock: Any) -> dict[int, str]:
-        """Set up the transport of weights to these engines (with their positions), in place of an earlier one; who could not be
-        reached, with the cause."""
+        """Set up the transport of weights to these engines (by position), in place of an earlier transport. Returns the engines
+        that could not be reached, with the cause."""
 
     @abstractmethod
     def train(self, rollout_id: int, rollout_data_ref: Any) -> dict[str, Any] | None:
-        """One training step, or a partial batch of it; sums for `merge_step_metrics` once the step is complete."""
+        """One training step, or a partial batch of it. Returns sums for `merge_step_metrics` once the step is complete."""
 
     @abstractmethod
     def eval(self, rollout_id: int, rollout_data_ref: Any) -> dict[str, Any]:
@@ -37,11 +41,11 @@ class TrainRayActor(ABC):
 
     @abstractmethod
     def update_weights(self, version: int | None = None, engines: Sequence[int] | None = None) -> Any:
-        """Send the weights to the engines; what became of it, on the first rank."""
+        """Send the weights to the engines. Returns on the first rank how the update went."""
 
     @abstractmethod
     def held_version(self) -> int:
-        """The version of the weights: training steps that are in them."""
+        """The version of the weights: the number of training steps that are in them."""
 
     @abstractmethod
     def score(self, sequences: Sequence[tuple[np.ndarray, np.ndarray]]) -> list[np.ndarray]:
@@ -49,11 +53,11 @@ class TrainRayActor(ABC):
 
     @abstractmethod
     def save_model(self, iteration: int, with_optimizer: bool = True, *, directory: str | None = None) -> None:
-        """Write the model, and with the optimizer all that training needs to go on."""
+        """Write the model; with `with_optimizer` also all that training needs to go on."""
 
     @abstractmethod
     def save_checkpoint(self, directory: str) -> dict[str, int]:
-        """Write what training needs to go on, under `directory`; the bytes of each file of this rank, by relative path."""
+        """Write what training needs to go on, under `directory`. Returns the bytes of this rank's files by relative path."""
 
     @abstractmethod
     def load_checkpoint(self, directory: str, version: int) -> None:
@@ -61,8 +65,8 @@ class TrainRayActor(ABC):
 
     @abstractmethod
     def sleep(self, tags: Sequence[str] | None = None) -> int:
-        """Move states off the device; the bytes that this gave back."""
+        """Move states off the device. Returns the bytes that this gave back."""
 
     @abstractmethod
     def wake_up(self, tags: Sequence[str] | None = None) -> None:
-        """Bring them back."""
+        """Bring states back to the device."""

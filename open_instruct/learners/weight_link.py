@@ -1,6 +1,6 @@
 """One learner rank's connection with the engines. All ranks call it together.
 
-connect(engines) ─► every engine joins the transfer group, or those that did not are named
+connect(engines) ─► every engine joins the transfer group, or the engines that did not join are returned
 send(version)    ─► rank 0: start on every engine ─► may it be sent? told to all ranks ─► all gather, rank 0 sends ─► report
 """
 
@@ -28,14 +28,14 @@ class LinkOptions:
 
     workers_per_engine: int
     timeout_s: float
-    """Of one update."""
+    """Time limit of one update."""
     connect_timeout_s: float
     find_address: Callable[[], tuple[str, int]]
     """A host and a free port of this machine."""
 
 
 class WeightLink:
-    """Sends the weights of `source` to the engines that it is connected with."""
+    """Sends the weights of `source` to the engines that are connected."""
 
     def __init__(
         self, source: DeepSpeedWeightSource, device: Device, *, rank: int, world_size: int, options: LinkOptions
@@ -49,8 +49,8 @@ class WeightLink:
         self._sender: WeightSender | None = None
 
     def connect(self, engines: "Mapping[int, ActorHandle]") -> dict[int, str]:
-        """Make the transfer group with `engines` (with their positions), in place of an earlier one; who could not be reached,
-        with the cause. Then nobody is connected."""
+        """Make the transfer group with `engines` (by position), in place of an earlier group. Returns the engines that could not
+        be reached, with the cause; if there are any, no engine is connected."""
         self.close()
         options, in_one_collective = self._options, self._device.weight_transport in IN_ONE_COLLECTIVE
         client = EngineClient(
@@ -85,7 +85,8 @@ class WeightLink:
         return {}
 
     def send(self, version: int, engines: Sequence[int] | None = None) -> UpdateReport:
-        """Send to these engines (by position; None is all, and so it is where they receive in one collective)."""
+        """Send the weights to these engines (by position). None is all engines; where they receive in one collective, any
+        value is all."""
         if self._sender is None or self._client is None:
             raise RuntimeError("there are no engines to send weights to: connect_rollout_engines comes first")
         self._device.synchronize()  # senders read the weights on streams of their own
@@ -110,7 +111,7 @@ class WeightLink:
         self._sender = self._client = None
 
     def _all_agree(self, mine: bool) -> bool:
-        """What rank 0 says, on every rank."""
+        """Rank 0's value, on every rank."""
         if self._world_size == 1:
             return mine
         said = [mine]
@@ -119,7 +120,7 @@ class WeightLink:
 
 
 class _RememberedPass:
-    """A source whose last pass can be finished by somebody else than who began it. Every rank has to make each pass whole."""
+    """A source that remembers its last pass, so that another caller can finish it. Every rank has to make each pass whole."""
 
     def __init__(self, source: DeepSpeedWeightSource) -> None:
         self._source = source

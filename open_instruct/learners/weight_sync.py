@@ -22,7 +22,7 @@ from open_instruct.learners.checkpoint_format import CheckpointFormat
 from open_instruct.weight_transports import GLOO, IN_ONE_COLLECTIVE, RAY_OBJECT, SHM
 
 CHUNK_BYTES = 2**30
-"""What a learner shares with an engine at once, on a GPU of both; more only for a parameter that is larger."""
+"""Most bytes that a learner shares with an engine at once, on a GPU of both. A larger parameter is shared whole."""
 BUCKET_BYTES = 256 * 2**20
 """A bucket holds whole parameters up to about this size, so that a learner never holds a second copy of the model."""
 
@@ -39,15 +39,15 @@ class ParamMeta:
 class DeepSpeedWeightSource:
     """The trained weights under the names and in the shapes of the checkpoint, whichever ZeRO stage holds them.
 
-    Iterate it on every rank at once: under ZeRO-3 each layer is gathered by a collective. Every pass is a fresh one. No more
-    than one layer is held beside the model itself.
+    Iterate it on every rank at once: under ZeRO-3 each layer is gathered by a collective. Every pass is a fresh pass. No more
+    than one layer is held besides the model itself.
     """
 
     def __init__(self, module: torch.nn.Module, *, zero_stage: int) -> None:
         self._module = module
         self._zero_stage = zero_stage
         self._is_checked = False
-        """Whether the weights, as they were loaded, have been seen to be finite."""
+        """Whether a whole pass has found the weights finite, as they were loaded."""
 
     @cached_property
     def _format(self) -> CheckpointFormat:
@@ -62,7 +62,7 @@ class DeepSpeedWeightSource:
         return list(self._metadata)
 
     def held_names(self) -> None:
-        """Every rank holds (or gathers) every parameter."""
+        """None, because every rank holds (or gathers) every parameter."""
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
         tensors = {**dict(self._module.named_parameters()), **dict(self._module.named_buffers())}
@@ -84,7 +84,8 @@ class DeepSpeedWeightSource:
 
 
 def _check_finite(name: str, weight: torch.Tensor) -> None:
-    """Before weights are sent for the first time. Later ones are finite because steps that are not are left out."""
+    """Checked when weights are sent for the first time. Later weights are finite, because an optimizer step whose
+    gradient is not finite is left out."""
     if weight.is_floating_point() and not (is_finite := weight.isfinite()).all():
         raise ValueError(
             f"{name}: {int((~is_finite).sum())} of {weight.numel()} weights are not finite (NaN or infinite) as the learner has "
@@ -98,7 +99,7 @@ class WeightSender(Protocol):
     def send_weights(self) -> None: ...
 
     def shutdown(self) -> None:
-        """Give back what connects it with the engines."""
+        """Give back the connection with the engines."""
 
 
 class RayObjectSender:
@@ -120,7 +121,7 @@ class RayObjectSender:
         self._client.finish_weight_update()
 
     def shutdown(self) -> None:
-        """Nothing connects it."""
+        """There is no connection to give back."""
 
 
 def pack_buckets(weights: Iterator[tuple[str, torch.Tensor]], *, max_bytes: int) -> Iterator[dict[str, Any]]:
@@ -143,7 +144,8 @@ def _pack(bucket: list[tuple[str, torch.Tensor]]) -> dict[str, Any]:
         "names": [name for name, _ in bucket],
         "dtypes": [str(tensor.dtype).removeprefix("torch.") for _, tensor in bucket],
         "shapes": [tuple(tensor.shape) for _, tensor in bucket],
-        "buffer": torch.cat(flat).numpy(),  # a parameter that numpy has seen could not leave its memory any more
+        # `cat` copies, because numpy must not see a parameter: its storage could not leave its memory any more.
+        "buffer": torch.cat(flat).numpy(),
     }
 
 
@@ -182,14 +184,14 @@ def _collective_init_info(rank: int, world_size: int, find_address: Callable[[],
     from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
 
     host, port = find_address()
-    # One buffer: engines hold 1 GiB less, and layerwise reload never sees a buffer that is being filled anew.
+    # With one buffer engines hold 1 GiB less, and layerwise reload never sees a buffer that is being refilled.
     return NCCLTrainerInitInfo(
         rank=rank, master_address=host, master_port=port, world_size=world_size, packed_num_buffers=1
     )
 
 
 def ipc_init_info(rank: int, source: DeepSpeedWeightSource) -> Any:
-    """In chunks: sent as a whole, each rank would hold a second copy of the model at stage 3."""
+    """How to send in chunks. If the model were sent as a whole, each rank would hold a second copy of it at stage 3."""
     from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo
 
     sizes = [math.prod(meta.shape) * meta.dtype.itemsize for meta in source.metadata()]

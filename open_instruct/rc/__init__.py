@@ -1,1 +1,1 @@
-"""The machinery of `rc_actor.py`, the door that rolls out against OpenAI-compatible servers."""
+"""The parts of `rc_actor.py`, the program that makes reasoning-cache rollouts with OpenAI-compatible servers."""

@@ -1,12 +1,13 @@
-"""The loop of reasoning-cache rollouts: keeps worker processes busy, writes what they bring, says how it goes.
+"""The loop of reasoning-cache rollouts: keeps worker processes busy, writes their results, and reports progress.
 
     states ─► RCActorLoop ── problem_queue ──► workers: schedule_rollouts ─► servers
                  ▲   (bounded)                     │
                  └──────── result_queue (bounded) ◄┘
                  └─► stream, live line, statistics
 
-It puts as many states as the first queue takes and waits for results; full queues make everybody wait. A trajectory ends in the
-stream or among the dropped, whichever way it goes.
+The loop puts as many states as the problem queue takes, and waits for results. Both queues are bounded: the loop waits while the
+problem queue is full, and workers wait while the result queue is full. Every trajectory is either written to the stream or
+counted as dropped.
 """
 
 import itertools
@@ -39,10 +40,11 @@ from open_instruct.workflows.rc.types import REASONING, SUMMARIZATION, Problem, 
 logger = logging.getLogger(__name__)
 
 POLL_S = 0.05
-"""Longest wait for a result before the queue of problems is looked after."""
+"""Longest wait for a result before the problem queue is filled up again."""
 LOOK_S = 0.2
-"""From one look at the workers to the next."""
+"""Seconds from one check of the workers to the next."""
 STOPPED_S = 12.0
+"""Seconds that a worker may be stopped (SIGSTOP) before the run ends."""
 SHUTDOWN_S = 10.0
 """How long workers may take to end by themselves."""
 ENTRY_TOO_LARGE = "entry_too_large"
@@ -54,24 +56,24 @@ class RunFailed(RuntimeError):
 
 @dataclass(frozen=True)
 class Phase:
-    """Problems worked on with one kind of sampling, into one stream."""
+    """A part of the run: its problems are worked on with the same sampling, and the results go into one stream."""
 
     name: str
-    """Of the stream."""
+    """Name of the stream."""
     problems: list[Problem]
     settings: RCSettings
     num_samples: int
     attempts: int
     one_long_turn: bool = False
-    """Beside each trajectory, a control that spends its tokens in one turn."""
+    """Make a control for each trajectory: one turn that may spend the tokens of the whole trajectory."""
 
     @property
     def num_trajectories(self) -> int:
-        """With the controls."""
+        """Number of trajectories, controls included."""
         return len(self.problems) * self.num_samples * self.attempts * (2 if self.one_long_turn else 1)
 
     def states(self) -> Iterator[InferenceProblemState]:
-        """A trajectory for each attempt, problem and sample, in this order; its control follows it."""
+        """The start of a trajectory for each attempt, problem and sample, in this order. Its control follows each trajectory."""
         long_turn = self.settings.as_one_long_turn()
         for attempt, problem, sample in itertools.product(range(self.attempts), self.problems, range(self.num_samples)):
             yield InferenceProblemState(problem, self.settings, attempt, sample)
@@ -80,7 +82,7 @@ class Phase:
 
 
 class RCActorLoop:
-    """Keeps the workers busy and writes what they bring. Use `run` once."""
+    """Keeps the workers busy and writes their results. Call `run` once."""
 
     def __init__(
         self,
@@ -102,12 +104,12 @@ class RCActorLoop:
         self.started_at: float | None = None
         """When the first worker was ready (monotonic time)."""
         self.wall_seconds = 0.0
-        """From then to the last result."""
+        """Seconds from `started_at` to the last result."""
         self._looked_at = 0.0
         self._stopped_since: dict[str, float] = {}
-        """When a worker, by name, was first seen stopped."""
+        """When each stopped worker was first seen stopped, by its name."""
         self._num_failures = 0
-        """Trajectories in a row that could not be helped."""
+        """Trajectories in a row that failed in a way that a retry does not cure."""
         self._throughput = Throughput(options.actor.throughput_window_size)
         context = multiprocessing.get_context("spawn")
         self._context = context
@@ -118,7 +120,7 @@ class RCActorLoop:
         self._workers: list[Any] = []
 
     def run(self) -> None:
-        """Roll out all states; every one ends in the stream or among the dropped.
+        """Roll out all states. Each one is either written to the stream or counted as dropped.
 
         Raises:
             RunFailed: a worker died, servers are gone for good, or too many trajectories failed in a row.
@@ -179,7 +181,7 @@ class RCActorLoop:
         )
 
     def _results(self) -> Iterator[RolloutResult]:
-        """Results until all workers have ended; puts states meanwhile."""
+        """Results, until all workers have ended. Fills the problem queue in between."""
         num_running = len(self._workers)
         while num_running:
             self._fill_problem_queue()
@@ -198,13 +200,13 @@ class RCActorLoop:
                 yield message
 
     def _note_start(self) -> None:
-        """The clock of the rollouts starts with the first worker that is ready."""
+        """Start the clock of the rollouts when the first worker is ready."""
         if self.started_at is None:
             self.started_at = time.monotonic()
             self._throughput = Throughput(self._options.actor.throughput_window_size)
 
     def _fill_problem_queue(self) -> None:
-        """States while there is room, then a None for each worker."""
+        """Put states while the queue has room; after the last state, put a None for each worker, which tells it to end."""
         try:
             while self._next is not None:
                 self._problem_queue.put_nowait(self._next)
@@ -216,7 +218,7 @@ class RCActorLoop:
             return
 
     def _raise_if_dead(self) -> None:
-        """For a worker that has died, or has been stopped for so long that nobody can count on it."""
+        """Raises `RunFailed` if a worker has died, or has been stopped for more than `STOPPED_S`."""
         now = time.monotonic()
         if now - self._looked_at < LOOK_S:
             return
@@ -236,7 +238,7 @@ class RCActorLoop:
                 )
 
     def _publish(self, result: RolloutResult) -> None:
-        """Into the stream or among the dropped."""
+        """Write a result to the stream, or count it as dropped."""
         result = self._written(result)
         assert self.started_at is not None, "a result from a worker that has not started"
         self.wall_seconds = time.monotonic() - self.started_at
@@ -249,26 +251,27 @@ class RCActorLoop:
         self._count_failures(result)
 
     def _written(self, result: RolloutResult) -> RolloutResult:
-        """The result, which is in the stream now; or dropped, where the stream does not take it."""
+        """Write the result to the stream and return it. If the stream cannot take it, the returned result is dropped."""
         if result.dropped:
             return result
         try:
             self._stream.write(result.rollouts)
         except EntryTooLarge as error:
             return replace(result, rollouts=[], dropped=ENTRY_TOO_LARGE, cause=str(error))
-        except (TypeError, ValueError) as error:  # a policy's reward or metadata that JSON does not know
+        except (TypeError, ValueError) as error:  # a policy's reward or metadata that JSON cannot hold
             return replace(result, rollouts=[], dropped=POLICY_ERROR, cause=f"{type(error).__name__}: {error}")
         return result
 
     def _count_failures(self, result: RolloutResult) -> None:
-        """Ends the run when one trajectory after the other fails in a way that the next one will, too."""
+        """End the run when too many trajectories in a row fail in a way that will make the next ones fail too."""
         if not result.dropped:
             self._num_failures = 0
         elif result.dropped in (REJECTED, POLICY_ERROR):
             self._num_failures += 1
         if self._num_failures >= self._options.actor.max_consecutive_failures:
             raise RunFailed(
-                f"{self._num_failures} trajectories in a row failed (actor.max_consecutive_failures), the last: {result.cause}"
+                f"{self._num_failures} trajectories in a row failed (actor.max_consecutive_failures), the last one because of: "
+                f"{result.cause}"
             )
 
     def _progress(self) -> RolloutProgress:
@@ -291,7 +294,7 @@ class RCActorLoop:
         return {**self._throughput.rates(), **accuracy, "rc/dropped_trajectories": dropped}
 
     def _end_workers(self) -> None:
-        """End the workers, by themselves if they can; nothing is left behind."""
+        """Ask the workers to end, and kill those that do not within `SHUTDOWN_S`. No process is left behind."""
         self._stopping.set()
         deadline = time.monotonic() + SHUTDOWN_S
         for worker in self._workers:
@@ -301,13 +304,13 @@ class RCActorLoop:
                 worker.join(SHUTDOWN_S)
 
     def _close_queues(self) -> None:
-        for one in (self._problem_queue, self._result_queue, self._log_queue):
-            one.cancel_join_thread()
-            one.close()
+        for bounded_queue in (self._problem_queue, self._result_queue, self._log_queue):
+            bounded_queue.cancel_join_thread()
+            bounded_queue.close()
 
 
 class _ToLoggers(logging.Handler):
-    """Records of workers, handled as if they were made here."""
+    """Handles log records of workers as if they were made in this process."""
 
     def emit(self, record: logging.LogRecord) -> None:
         logging.getLogger(record.name).handle(record)

@@ -1,8 +1,8 @@
 """Problems of reasoning-cache rollouts from reasoning-gym, local files, directories and hub names.
 
-`load_datasets` is what `dataset_loader` names by default. Rows may be those that training takes (`messages`,
-`ground_truth`, `dataset`), like GSM8K's (`question`, `answer` that ends in `#### 42`) or like MATH's
-(`problem`, `answer` or a `solution` with `\\boxed`).
+The option `dataset_loader` names `load_datasets` by default. A row may have the columns that training takes (`messages`,
+`ground_truth`, `dataset`), those of GSM8K (`question`, `answer` that ends in `#### 42`) or those of MATH (`problem`, and
+`answer` or a `solution` with `\\boxed`).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,11 +24,12 @@ def load_datasets(dataset_names: Sequence[str | Mapping[str, Any]], seed: int = 
     """All problems of the named data sets, in order.
 
     An entry is a name (`reasoning_gym/…`, a file, a directory, a hub name) or `{hub_id, config, split, trust_remote_code}`. The
-    split is `train` by default; `config` is for data sets with several configurations, which are problems of different data sets.
-    `trust_remote_code` has no effect: data sets that bring code are not loaded. `seed` is for loaders that draw.
+    split is `train` by default. `config` names one of several configurations; two configurations count as different data sets.
+    `trust_remote_code` has no effect, because data sets that bring code are not loaded. `seed` is unused here; it is for loaders
+    that draw problems at random.
 
     Raises:
-        ValueError: everything that is wrong, by data set and row.
+        ValueError: with all mistakes, by data set and row.
     """
     mistakes = Mistakes()
     problems: list[Problem] = []
@@ -36,7 +37,7 @@ def load_datasets(dataset_names: Sequence[str | Mapping[str, Any]], seed: int = 
     for entry in dataset_names:
         name, split = _name_and_split(entry, mistakes)
         if name in seen:
-            mistakes.add(f"{name}: named twice. Raise `attempts` to work on it again.")
+            mistakes.add(f"{name}: named twice. Name it once, and raise `attempts` to work on its problems again.")
         elif name:
             seen.add(name)
             problems += _problems(name, split, mistakes)
@@ -52,7 +53,7 @@ def _name_and_split(entry: str | Mapping[str, Any], mistakes: Mistakes) -> tuple
     unknown = ", ".join(str(key) for key in entry if key not in ENTRY_KEYS)
     name = entry.get("hub_id")
     if unknown or not isinstance(name, str) or not name:
-        what = f"{unknown} is no key of an entry" if unknown else "an entry has no hub_id"
+        what = f"an entry has no key {unknown}" if unknown else "the entry lacks hub_id"
         mistakes.add(f"{dict(entry)}: {what}. Write hub_id and, where needed, config, split and trust_remote_code.")
         return "", ""
     config = entry.get("config")
@@ -75,7 +76,7 @@ def _to_problem(row: RawRow, name: str, number: int, known: Sequence[str]) -> Pr
     """A row as a problem.
 
     Raises:
-        ValueError: what is missing, or what the verifier cannot use.
+        ValueError: something is missing, or the verifier cannot use the ground truth.
     """
     if row.problem:
         raise ValueError(row.problem)
@@ -89,19 +90,19 @@ def _to_problem(row: RawRow, name: str, number: int, known: Sequence[str]) -> Pr
 def _question(values: Mapping[str, Any]) -> str:
     messages = values.get("messages")
     if isinstance(messages, list):
-        said = [one.get("content") for one in messages if isinstance(one, Mapping) and one.get("role") == "user"]
+        said = [part.get("content") for part in messages if isinstance(part, Mapping) and part.get("role") == "user"]
         text = said[-1] if said else None
     else:
         text = next((values[key] for key in ("problem", "question", "task") if values.get(key)), None)
     if not isinstance(text, str) or not text.strip():
         there = ", ".join(values) or "nothing"
         raise ValueError(f"no problem in it: one of problem, question, task or messages. It has: {there}")
-    text.encode()  # half a surrogate pair is no text: UnicodeEncodeError is a ValueError
+    text.encode()  # half a surrogate pair raises UnicodeEncodeError, which is a ValueError
     return text
 
 
 def _answer(values: Mapping[str, Any], known: Sequence[str]) -> tuple[str, object]:
-    """Name of the verifier, and what it compares with."""
+    """Name of the verifier, and the ground truth."""
     named = values.get("dataset")
     label = next((values[key] for key in ("ground_truth", "answer") if values.get(key) not in (None, "")), None)
     if isinstance(named, str) and verifier_name(named, known) is not None and label is not None:

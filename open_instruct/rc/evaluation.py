@@ -1,7 +1,7 @@
-"""How good reasoning-cache rollouts are: accuracy by cycle, over all problems and for each data set. Pure.
+"""How good reasoning-cache rollouts are: accuracy by cycle, over all problems and for each data set. Pure functions.
 
-Cycles are compared with one long turn at the same token budget, where there are such turns: without them a gain by cycles may be
-one by tokens.
+If the run has controls (one long turn each), cycles are compared with them at the same token budget. Without this comparison, a
+gain from more cycles may be merely a gain from more tokens.
 """
 
 from collections import Counter, defaultdict
@@ -18,49 +18,57 @@ Trajectory = Sequence[TrainingText]
 
 
 def evaluate(trajectories: Iterable[Trajectory], budgets: Sequence[int]) -> dict[str, Any]:
-    """Measures over complete trajectories, `overall` and by data set; `budgets` are the tokens that cycles 1 … N may have spent.
+    """Measures over complete trajectories, `overall` and by data set. `budgets` are the tokens that may have been spent after
+    cycles 1 … N.
 
-    `overflow` is the share of turns at their token limit, `tokens_by_cycle` a mean over trajectories. The others are means over
-    problems of what is true of a problem's trajectories, so that problems count alike: `accuracy_by_cycle` (the share that is
-    right after k cycles; one that stopped early keeps its last answer), `initial` and `final` (the first and last of these),
-    `any_cycle` (the share that is right after at least one cycle), `best_of_n` (at least one is right at the end), `majority`
-    (the final answer that most of them give is right).
+    `overflow` is the share of turns that were cut at their token limit, and `tokens_by_cycle` is a mean over trajectories. Every
+    other measure is computed for each problem from its trajectories and then averaged over problems, so that each problem counts
+    the same:
 
-    Controls are no trajectories here and count in none of these. Where there are any, `one_long_turn_by_budget` is their accuracy
-    at each of `budget_by_cycle`, and `one_long_turns_cut_by_context` says how many had no room for all of their tokens.
+        accuracy_by_cycle    share of trajectories that are right after k cycles; one that stopped early keeps its last answer
+        initial, final       first and last value of accuracy_by_cycle
+        any_cycle            share of trajectories that are right after at least one cycle
+        best_of_n            1 if at least one trajectory is right at the end
+        majority             1 if the final answer that most trajectories give is right
+
+    Controls count in none of these measures. If there are controls, `one_long_turn_by_budget` is their accuracy at each budget of
+    `budget_by_cycle`, and `one_long_turns_cut_by_context` counts those whose context had no room for all of their tokens.
     """
     by_dataset: defaultdict[str, list[Trajectory]] = defaultdict(list)
-    for trajectory in sorted(trajectories, key=lambda one: one[0].trajectory_id):  # not as they happened to come
+    in_order = sorted(trajectories, key=lambda trajectory: trajectory[0].trajectory_id)  # not the order of arrival
+    for trajectory in in_order:
         by_dataset[trajectory[0].metadata["dataset"]].append(trajectory)
-    everything = [one for some in by_dataset.values() for one in some]
     return {
-        "overall": _measures(everything, budgets),
-        "by_dataset": {name: _measures(some, budgets) for name, some in by_dataset.items()},
+        "overall": _measures([trajectory for part in by_dataset.values() for trajectory in part], budgets),
+        "by_dataset": {name: _measures(part, budgets) for name, part in by_dataset.items()},
     }
 
 
 def _measures(trajectories: Sequence[Trajectory], budgets: Sequence[int]) -> dict[str, Any]:
-    long_turns = [one[0] for one in trajectories if one[0].is_control]
-    by_cycle = _measures_of_cycles([one for one in trajectories if not one[0].is_control])
+    long_turns = [trajectory[0] for trajectory in trajectories if trajectory[0].is_control]
+    by_cycle = _measures_of_cycles([trajectory for trajectory in trajectories if not trajectory[0].is_control])
     return by_cycle | (_measures_of_long_turns(long_turns, budgets) if long_turns else {})
 
 
 def _measures_of_cycles(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
     if not trajectories:
         return {"problems": 0, "trajectories": 0}
-    num_cycles = max(len(_reasoning(one)) for one in trajectories)
+    num_cycles = max(len(_reasoning(trajectory)) for trajectory in trajectories)
     problems = _by_problem(trajectories)
-    by_cycle = [mean(mean(_right_after(one, k) for one in same) for same in problems) for k in range(num_cycles)]
-    turns = [turn for one in trajectories for turn in one]
+    by_cycle = [
+        mean(mean(_right_after(trajectory, k) for trajectory in problem) for problem in problems)
+        for k in range(num_cycles)
+    ]
+    turns = [turn for trajectory in trajectories for turn in trajectory]
     return {
         "problems": len(problems),
         "trajectories": len(trajectories),
         "accuracy_by_cycle": by_cycle,
         "initial": by_cycle[0],
         "final": by_cycle[-1],
-        "any_cycle": mean(mean(any(_right(turn) for turn in _reasoning(one)) for one in same) for same in problems),
-        "best_of_n": mean(any(_right_after(one, num_cycles) for one in same) for same in problems),
-        "majority": mean(_majority_is_right(same) for same in problems),
+        "any_cycle": mean(mean(_right_in_any_cycle(trajectory) for trajectory in problem) for problem in problems),
+        "best_of_n": mean(any(_right_after(trajectory, num_cycles) for trajectory in problem) for problem in problems),
+        "majority": mean(_majority_is_right(problem) for problem in problems),
         "overflow": mean(not turn.finished for turn in turns),
         "tokens_by_cycle": [_tokens_of_cycle(trajectories, k + 1) for k in range(num_cycles)],
     }
@@ -68,8 +76,8 @@ def _measures_of_cycles(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
 
 def _by_problem(trajectories: Iterable[Trajectory]) -> list[list[Trajectory]]:
     problems: defaultdict[str, list[Trajectory]] = defaultdict(list)
-    for one in trajectories:
-        problems[one[0].problem_id].append(one)
+    for trajectory in trajectories:
+        problems[trajectory[0].problem_id].append(trajectory)
     return list(problems.values())
 
 
@@ -82,14 +90,19 @@ def _right(turn: TrainingText) -> bool:
 
 
 def _right_after(trajectory: Trajectory, cycle: int) -> bool:
-    """Whether the answer of a cycle, counted from 0, is right; of the last one, where there are fewer."""
+    """Whether the answer of cycle `cycle`, counted from 0, is right. A shorter trajectory gives the answer of its last cycle."""
     turns = _reasoning(trajectory)
     return _right(turns[min(cycle, len(turns) - 1)])
 
 
+def _right_in_any_cycle(trajectory: Trajectory) -> bool:
+    return any(_right(turn) for turn in _reasoning(trajectory))
+
+
 def _majority_is_right(trajectories: Sequence[Trajectory]) -> bool:
-    """Ties go to the answer that comes first in the order of the ids; trajectories without an answer have no vote."""
-    last = [_reasoning(one)[-1] for one in trajectories]
+    """Whether the most frequent final answer is right. Among equally frequent answers, the one that comes first in the order of
+    the trajectories' ids wins. Trajectories without an answer have no vote."""
+    last = [_reasoning(trajectory)[-1] for trajectory in trajectories]
     votes = Counter(answer for turn in last if (answer := stated_answer(turn.text)) is not None)
     if not votes:
         return False
@@ -98,7 +111,7 @@ def _majority_is_right(trajectories: Sequence[Trajectory]) -> bool:
 
 
 def stated_answer(raw: str) -> str | None:
-    """The answer of a reasoning turn: in tags, in a box, or the last number; None without one."""
+    """The answer of a reasoning turn: in answer tags, else in a box, else the last number; None if there is no answer."""
     said = answer_of(raw)
     for found in (extract_answer(said), boxed_answer(said), last_number(said)):
         if found is not None:
@@ -109,7 +122,8 @@ def stated_answer(raw: str) -> str | None:
 def _tokens_of_cycle(trajectories: Sequence[Trajectory], number: int) -> float:
     """Mean tokens sampled in a cycle, reasoning and summary together, over all trajectories."""
     sizes = (
-        sum(len(turn.response_ids) for turn in one if turn.metadata["turn_number"] == number) for one in trajectories
+        sum(len(turn.response_ids) for turn in trajectory if turn.metadata["turn_number"] == number)
+        for trajectory in trajectories
     )
     return mean(sizes)
 
@@ -118,14 +132,14 @@ def _tokens_of_cycle(trajectories: Sequence[Trajectory], number: int) -> float:
 
 
 def _measures_of_long_turns(turns: Sequence[TrainingText], budgets: Sequence[int]) -> dict[str, Any]:
-    """One sample gives the whole curve: a turn that ended by itself would have ended there under every larger limit, and been cut
-    under a smaller one. What was cut counts as wrong."""
+    """Measures of the controls. One sample gives the accuracy at every budget: a turn that ended after 700 tokens would have
+    ended there under every larger limit, and would have been cut under every smaller one. A turn that is cut counts as wrong."""
     problems = _by_problem([turn] for turn in turns)
     return {
         "one_long_turns": len(turns),
         "budget_by_cycle": list(budgets),
         "one_long_turn_by_budget": [
-            mean(mean(_right_within(turn, budget) for (turn,) in same) for same in problems) for budget in budgets
+            mean(mean(_right_within(turn, budget) for (turn,) in problem) for problem in problems) for budget in budgets
         ],
         "one_long_turns_cut_by_context": sum(
             not turn.finished and len(turn.response_ids) < budgets[-1] for turn in turns
@@ -138,12 +152,14 @@ def _right_within(turn: TrainingText, budget: int) -> bool:
 
 
 def format_comparison(measures: Mapping[str, Any]) -> str:
-    """Cycles and the long turn side by side for a terminal or a job log; empty without a long turn."""
+    """A table of cycles and long turns side by side, for a terminal or a job log; "" if there are no long turns."""
     if "one_long_turn_by_budget" not in measures or "accuracy_by_cycle" not in measures:
         return ""
     head = ("tokens", "by cycle", "one long turn")
     columns = (measures["budget_by_cycle"], measures["accuracy_by_cycle"], measures["one_long_turn_by_budget"])
     rows = [(f"{budget:,}", f"{cycle:.1%}", f"{turn:.1%}") for budget, cycle, turn in zip(*columns, strict=False)]
     cut = measures["one_long_turns_cut_by_context"]
-    note = f"{cut} of {measures['one_long_turns']} long turns were cut by the context before they had spent that much"
+    note = (
+        f"{cut} of {measures['one_long_turns']} long turns were cut by the context before they had spent these tokens"
+    )
     return "\n".join([format_table([head, *rows], ">>>"), *([note] if cut else [])])

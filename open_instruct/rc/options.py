@@ -1,7 +1,7 @@
 """The options of `rc_actor.py`: one dataclass per section of its YAML file, read and checked in full before anything starts.
 
-A key of the source document keeps its name and meaning. `shared_memory_entry_size` belongs to a design with shared memory; here
-it bounds what it bounded there, one entry on its way to the stream.
+A key of the source document keeps its name and meaning. `shared_memory_entry_size` comes from a design with shared memory, which
+this program does not use; it bounds the same thing as in that design, one entry on its way to the stream.
 """
 
 import dataclasses
@@ -34,64 +34,69 @@ class RunOptions:
     """The top level of the file."""
 
     output_dir: str
-    """Where everything of the run lies."""
+    """Directory of all files that the run writes."""
     model_path: str
-    """Names the tokenizer, and the model among those that a server has."""
+    """Name of the tokenizer, and of the model if a server has several."""
     dataset_loader: str
-    """Dotted path of `load_datasets(names, seed=…) -> list[Problem]`."""
+    """Dotted path of a function `load_datasets(names, seed=…) -> list[Problem]`."""
     seed: int = 42
     attempts: int = 1
-    """Times that each problem is worked on; `rollout_index` counts them."""
+    """Number of times that each problem is worked on; `rollout_index` counts them."""
     eval_every_n_versions: int = 0
-    """0: no evaluation. Else the test data sets are worked on before the training ones: this door knows version 0 alone."""
+    """0: no evaluation. Otherwise the test data sets are worked on once, before the training data sets, because this program has
+    only version 0 of the weights."""
 
 
 @dataclass(frozen=True)
 class ActorOptions:
-    """`actor`: how a trajectory is made, and how many at once."""
+    """`actor`: how trajectories are made, and how many of them at once."""
 
     reasoning_prompt_template: str
-    """With {problem} and {curr_summary}; `file:PATH` reads it from a file."""
+    """Template with {problem} and {curr_summary}; `file:PATH` reads it from a file."""
     summarization_prompt_template: str
-    """With {problem}, {existing_summary} and {reasoning}."""
+    """Template with {problem}, {existing_summary} and {reasoning}; `file:PATH` reads it from a file."""
     solution_rollout_policy: str
-    """Dotted path of a `workflows.RolloutPolicy`, for reasoning turns."""
+    """Dotted path of a `workflows.RolloutPolicy` for reasoning turns."""
     summarization_rollout_policy: str
+    """Dotted path of a `workflows.RolloutPolicy` for summaries."""
     num_reasoning_steps: int = 3
+    """Cycles of a trajectory."""
     num_samples_per_problem: int = 1
+    """Trajectories per problem and attempt."""
     use_think_tags: bool = False
-    """Begin the model's reasoning turn with <think>; summaries never."""
+    """Begin the model's reasoning turns with <think>. Summaries never begin with it."""
     reasoning_for_summary: Literal["thoughts", "answer", "both"] = "thoughts"
-    """The part of a reasoning turn that its summary is made from, where it has think tags."""
+    """The part of a reasoning turn from which its summary is made, if the turn has think tags."""
     summarization_style: Literal["replace", "append"] = "replace"
-    """A summary takes the place of the one before, or is added to it, up to `max_summary_tokens` in all."""
+    """replace: a summary replaces the previous summary; append: it is added to the previous summary, up to `max_summary_tokens`
+    together."""
     truncated_summary: Literal["keep", "keep_previous"] = "keep"
-    """What to do with a summary that was cut at its limit."""
+    """What happens to a summary that was cut at its limit. keep: it is used; keep_previous: the previous summary is used."""
     max_summary_tokens: int = 2048
     stop_when_solved: bool = False
-    """End a trajectory with its first right answer, instead of after all cycles."""
+    """End a trajectory with its first right answer instead of after all cycles."""
     one_long_turn: bool = False
-    """In an evaluation, also ask each problem in one turn without a summary that may spend the tokens of a whole trajectory (as
-    often as there are trajectories): what the cycles have to beat. `me.request_timeout_s` has to be long enough for it. May be
-    added to an evaluation that is done: its trajectories are not made again."""
+    """In an evaluation, also make a control for each trajectory: one turn without summaries that may spend the tokens of the
+    whole trajectory. The cycles have to beat the controls. `me.request_timeout_s` has to be long enough for such a turn. The
+    option may be added to an evaluation that is done; its trajectories are not made again."""
     rollout_workers: int = 1
-    """Processes; they share out the slots of each server."""
+    """Worker processes. They share the slots of each server."""
     llm_max_rollouts: int = 16
     """Turns at once on each server, over all workers."""
     problem_queue_size: int = 10
     result_queue_size: int = 10
     shared_memory_entry_size: int = 5242880
-    """Most bytes of one turn in the stream; a trajectory with a longer one is dropped."""
+    """Most bytes of one turn in the stream. A trajectory with a longer turn is dropped."""
     throughput_window_size: int = 10
-    """Trajectories that the throughput is measured over."""
+    """Number of trajectories over which the throughput is measured."""
     max_retries: int = 3
-    """Tries of one turn."""
+    """Tries of one turn, the first one included."""
     retry_base_delay: float = 1.0
-    """Seconds before the second try; doubles with each."""
+    """Seconds before the second try. The delay doubles with each further try: 1, 2, 4, …"""
     max_requeues: int = 10
-    """Times that a trajectory is put back when a turn used up its retries."""
+    """Times that a trajectory is put back after a turn has used up its retries."""
     max_consecutive_failures: int = 10
-    """Trajectories in a row that servers refuse or policies fail on, after which the run ends."""
+    """The run ends after this many trajectories in a row that servers refuse or policies fail on."""
 
 
 @dataclass(frozen=True)
@@ -100,28 +105,28 @@ class SamplingOptions:
 
     temperature: float = 1.0
     max_tokens: int = 16384
-    """Of a reasoning turn; less where the context has no more room."""
+    """Longest reasoning turn, in tokens. The limit is lower if the context has less room."""
     top_p: float = 1.0
 
 
 @dataclass(frozen=True)
 class ServerOptions:
-    """`me`: the servers, and how long they are waited for."""
+    """`me`: the servers, and how long the run waits for them."""
 
     llm_urls: list[str] = field(default_factory=lambda: ["http://localhost:8000/v1"])
-    """A list, or joined by +; with or without /v1."""
+    """Addresses of the servers, as a list or joined by +; with or without /v1."""
     summarization_llm_urls: list[str] = field(default_factory=list)
-    """Servers that write the summaries, and nothing else; by default the same."""
+    """Addresses of servers that write the summaries and nothing else. By default the servers of llm_urls write them."""
     api_key_urls: list[str] = field(default_factory=list)
-    """Those of the servers above that get the key in OPENAI_API_KEY. All others get VLLM_API_KEY, where it is set."""
+    """Addresses of those servers that get the key in OPENAI_API_KEY. All other servers get VLLM_API_KEY, if it is set."""
     max_model_len: int | None = None
-    """Tokens of prompt and answer; by default what the servers say."""
+    """Most tokens of prompt and response together; by default the limit that the servers report."""
     wait_for_server_s: float = 10.0
-    """For each server to answer before the run begins."""
+    """Seconds that each server has to answer before the run begins."""
     request_timeout_s: float = 1800.0
-    """For one try of a turn."""
+    """Seconds that one try of a turn may take."""
     max_server_downtime_s: float = 600.0
-    """How long all servers may be gone before the run ends."""
+    """Seconds that all servers together may be unreachable before the run ends."""
 
 
 @dataclass(frozen=True)
@@ -144,12 +149,12 @@ class DebugOptions:
     """`debug`."""
 
     mode: bool = True
-    """Without a trainer, which is the only way of this door."""
+    """Run without a trainer. Only True is possible, because this program has no trainer."""
 
 
 @dataclass(frozen=True)
 class RCOptions:
-    """A whole file."""
+    """All options of a file."""
 
     run: RunOptions
     train_dataset_names: list[Any]
@@ -163,9 +168,9 @@ class RCOptions:
     debug: DebugOptions
 
     def settings(self, sampling: SamplingOptions) -> RCSettings:
-        """How the turns of a trajectory are made, with the one or the other sampling."""
-        shared = {one.name for one in dataclasses.fields(RCSettings)} & {
-            one.name for one in dataclasses.fields(ActorOptions)
+        """How the turns of a trajectory are made, with `sampling` (`llm` or `test_llm`)."""
+        shared = {option.name for option in dataclasses.fields(RCSettings)} & {
+            option.name for option in dataclasses.fields(ActorOptions)
         }
         return RCSettings(
             **{name: getattr(self.actor, name) for name in shared},
@@ -198,9 +203,9 @@ TEMPLATES = ("reasoning_prompt_template", "summarization_prompt_template")
 
 
 def option_keys() -> list[str]:
-    """Every key there is, without its section."""
+    """All known keys, without their sections."""
     classes = [RunOptions, SamplingOptions, *SECTIONS.values()]
-    names = [one.name for cls in classes for one in dataclasses.fields(cls)]
+    names = [option.name for cls in classes for option in dataclasses.fields(cls)]
     return [*names, *NAMES, *SECTIONS, *LLM_SECTIONS, "parameters"]
 
 
@@ -208,7 +213,7 @@ def read_options(config: Mapping[str, Any]) -> RCOptions:
     """The options of a composed file.
 
     Raises:
-        UsageError: with all mistakes; options are named by section and key.
+        UsageError: with all mistakes, each of which names its option by section and key.
     """
     mistakes: list[str] = []
     config = _with_templates(config, mistakes)
@@ -231,7 +236,7 @@ def read_options(config: Mapping[str, Any]) -> RCOptions:
 
 
 def _with_templates(config: Mapping[str, Any], mistakes: list[str]) -> Mapping[str, Any]:
-    """Templates that are named by file, read from there."""
+    """The config with templates of the form `file:PATH` replaced by the content of the file."""
     actor = config.get("actor")
     if not isinstance(actor, Mapping):
         return config
@@ -248,12 +253,12 @@ def _with_templates(config: Mapping[str, Any], mistakes: list[str]) -> Mapping[s
 
 
 def _read_section(cls: type[Section], values: Any, name: str, mistakes: list[str]) -> Section | None:
-    """The section as its dataclass, or None where something is wrong with it. A null leaves the default."""
+    """The section as its dataclass, or None if something is wrong with it. A null means the default."""
     prefix = f"{name}." if name else ""
     if not isinstance(values, Mapping | None):
         mistakes.append(f"{name}: expected a section of `key: value` lines.")
         return None
-    fields_of = [one.name for one in dataclasses.fields(cls)]  # type: ignore[arg-type]
+    fields_of = [option.name for option in dataclasses.fields(cls)]  # type: ignore[arg-type]
     unknown = [
         f"{prefix}{key}: {unknown_key(str(key), fields_of)}" for key in values or {} if str(key) not in fields_of
     ]
@@ -288,7 +293,7 @@ def _dataset_names(value: Any, key: str, mistakes: list[str]) -> list[Any]:
 def _at_least(options: Any, **least: float) -> Iterator[str]:
     for name, minimum in least.items():
         value = getattr(options, name)
-        if not minimum <= value < math.inf:  # a NaN is no number to wait for either
+        if not minimum <= value < math.inf:  # this refuses NaN too
             yield f"--{name} {value}: expected {minimum} or more."
 
 
@@ -318,15 +323,15 @@ def _actor_mistakes(options: ActorOptions) -> Iterator[str]:
     )
     if options.rollout_workers > options.llm_max_rollouts:
         yield (
-            f"--rollout_workers {options.rollout_workers}: more than --llm_max_rollouts {options.llm_max_rollouts}, "
-            "whose slots they share out. Lower the one or raise the other."
+            f"--rollout_workers {options.rollout_workers}: more workers than the slots of --llm_max_rollouts "
+            f"{options.llm_max_rollouts}, which they share. Lower --rollout_workers or raise --llm_max_rollouts."
         )
 
 
 def _sampling_mistakes(options: SamplingOptions) -> Iterator[str]:
     yield from _at_least(options, temperature=0, max_tokens=1)
     if not 0 < options.top_p <= 1:
-        yield f"--top_p {options.top_p}: expected a share above 0, up to 1."
+        yield f"--top_p {options.top_p}: expected a number above 0 and at most 1."
 
 
 def _server_mistakes(options: ServerOptions) -> Iterator[str]:
@@ -338,22 +343,25 @@ def _server_mistakes(options: ServerOptions) -> Iterator[str]:
     urls = [*split_urls(options.llm_urls), *split_urls(options.summarization_llm_urls)]
     with_key = split_urls(options.api_key_urls)
     if any("@" in url for url in [*urls, *with_key]) and not all(map(is_address, [*urls, *with_key])):
-        # Which one is not said: it may be a part of a password.
-        yield "--llm_urls: one of them is no address of a server. In a password write %2B for +, %2C for a comma, %40 for @."
+        # The message does not quote the address, because it may be a part of a password.
+        yield (
+            "--llm_urls: one of the URLs is not the address of a server. In a password write %2B for +, %2C for a comma, "
+            "%40 for @."
+        )
         return
     for url in urls:
         if not is_address(url):
-            yield f"--llm_urls {url}: that is no address of a server. Write http://host:port/v1."
+            yield f"--llm_urls {url}: this is not the address of a server. Write http://host:port/v1."
     for url in with_key:
         if url not in urls:
-            yield f"--api_key_urls {url}: that server is not among the ones that are asked. Name it in --llm_urls, too."
+            yield f"--api_key_urls {url}: the run does not use this server. Name it in --llm_urls too."
     if options.api_key_urls and not os.environ.get(KEY_VARIABLE):
-        yield f"--api_key_urls: {KEY_VARIABLE} is not set. Set it to the key of these servers."
+        yield f"--api_key_urls: the variable {KEY_VARIABLE} is not set. Set it to the key of these servers."
 
 
 def _debug_mistakes(options: DebugOptions) -> Iterator[str]:
     if not options.mode:
-        yield "--mode False: this door has no trainer. Leave it True; to train, start grpo_fast.py."
+        yield "--mode False: this program has no trainer. Set --mode to True; to train, start grpo_fast.py."
 
 
 def _no_mistakes(_: Any) -> Iterable[str]:
@@ -373,9 +381,15 @@ def _mistakes_between_sections(options: RCOptions) -> Iterator[str]:
     if not options.train_dataset_names and not options.test_dataset_names:
         yield "train_dataset_names: missing. Name a data set."
     if options.run.eval_every_n_versions and not options.test_dataset_names:
-        yield "eval_every_n_versions: there is nothing to evaluate on. Name test_dataset_names, or set it to 0."
+        yield (
+            "eval_every_n_versions: there is nothing to evaluate on. Name test_dataset_names, or set "
+            "eval_every_n_versions to 0."
+        )
     if options.actor.one_long_turn and not options.run.eval_every_n_versions:
-        yield "actor.one_long_turn: there is no evaluation that it belongs to. Set eval_every_n_versions to 1, or it to false."
+        yield (
+            "actor.one_long_turn: it belongs to an evaluation, and there is none. Set eval_every_n_versions to 1, or "
+            "actor.one_long_turn to false."
+        )
     required = {
         "reasoning_prompt_template": (REASONING_FIELDS, REASONING_FIELDS),
         "summarization_prompt_template": (
@@ -385,17 +399,17 @@ def _mistakes_between_sections(options: RCOptions) -> Iterator[str]:
     }
     for name, (known, needed) in required.items():
         template = getattr(options.actor, name)
-        if template.startswith(FILE_PREFIX):  # it could not be read, which has been told
+        if template.startswith(FILE_PREFIX):  # the file could not be read, which has been reported
             continue
         for mistake in template_mistakes(template, known=known, required=needed):
             yield f"actor.{name}: {mistake}"
 
 
 def is_address(url: str) -> bool:
-    """Whether a server can be asked there: http or https, a host, and a port that there is or none."""
+    """Whether `url` can be the address of a server: http or https, a host, and a valid port or none."""
     try:
         parts = urlsplit(url)
-        (parts.hostname or "").encode("idna")  # as whoever looks it up does
+        (parts.hostname or "").encode("idna")  # looking up the host name does the same
         has_place = bool(parts.hostname) and parts.port != 0
     except ValueError:
         return False
@@ -403,8 +417,8 @@ def is_address(url: str) -> bool:
 
 
 def split_urls(urls: Iterable[str]) -> list[str]:
-    """Each address once, in its normal form."""
-    parts = [part for one in urls for part in one.replace("+", " ").replace(",", " ").split()]
+    """The addresses in `urls`, which may be joined by `+` or commas: each once, in its normal form."""
+    parts = [part for joined in urls for part in joined.replace("+", " ").replace(",", " ").split()]
     return list(dict.fromkeys(normalize_url(part) for part in parts))
 
 

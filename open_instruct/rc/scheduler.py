@@ -4,8 +4,9 @@
       (full: the loop        each takes its turns through `workflow`; between two        (full: trajectories wait,
        waits to put)         turns it holds no slot, so turns of others come between      no new ones are begun)
 
-A trajectory whose turn used up its retries is put back behind the others, with the turns that it has; after `max_requeues` it
-is dropped. One that cannot be helped is dropped at once. Both come out as results: nothing disappears.
+If a turn has used up its retries, its trajectory goes back to the end of the line, with the turns that it already has; after
+`max_requeues` it is dropped. A trajectory whose failure a retry cannot cure is dropped at once. A dropped trajectory is a result
+too, so no trajectory disappears.
 """
 
 import asyncio
@@ -28,7 +29,7 @@ from open_instruct.workflows.rc.types import (
 )
 
 POLL_S = 0.2
-"""Longest wait in a queue call before it is looked whether to stop."""
+"""Longest wait in a queue call before `is_stopping` is asked again."""
 MAX_REQUEUES = 10
 
 RETRIES_EXHAUSTED = "retries_exhausted"
@@ -39,7 +40,7 @@ NOT_SCORED = "not_scored"
 
 
 class BoundedQueue(Protocol):
-    """`queue.Queue` and `multiprocessing.Queue`, as far as they are used here."""
+    """The methods of `queue.Queue` and `multiprocessing.Queue` that are used here."""
 
     def get(self, block: bool = True, timeout: float | None = None) -> Any: ...
 
@@ -49,7 +50,7 @@ class BoundedQueue(Protocol):
 @dataclass(frozen=True)
 class SchedulerOptions:
     max_in_flight: int
-    """Trajectories at once: more than slots of servers, so that a slot has a turn waiting for it."""
+    """Trajectories at once. More than the servers have slots, so that a turn is always waiting for a free slot."""
     max_requeues: int = MAX_REQUEUES
 
 
@@ -63,10 +64,11 @@ async def schedule_rollouts(
 ) -> None:
     """Serve `problem_queue` until a None comes out of it; consumes `InferenceProblemState`s, produces `RolloutResult`s.
 
-    Returns when all trajectories are out, or when `is_stopping`: then those under way are given up, none half-way in the queue.
+    Returns when the results of all trajectories are in `result_queue`, or when `is_stopping` is true: then unfinished
+    trajectories are given up, and no part of them is in the queue.
 
     Raises:
-        EnginesDown: there is nobody to ask any more.
+        EnginesDown: all servers are gone.
     """
     scheduler = _Scheduler(problem_queue, result_queue, workflow, options, is_stopping)
     try:
@@ -126,7 +128,7 @@ class _Scheduler:
                 continue
 
     async def _trajectory(self, state: InferenceProblemState) -> None:
-        """All turns of one trajectory; holds room for it until its result is in the queue."""
+        """All turns of one trajectory. It counts as in flight until its result is in the queue."""
         while True:
             result = await self._attempt(state)
             if result is not None:
@@ -135,10 +137,10 @@ class _Scheduler:
                 return
             state.num_requeues += 1
             self._room.release()
-            await self._room.acquire()  # behind those that wait
+            await self._room.acquire()  # behind the trajectories that wait already
 
     async def _attempt(self, state: InferenceProblemState) -> RolloutResult | None:
-        """The result, or None if the trajectory shall be put back."""
+        """The result, or None if the trajectory has to be put back."""
         try:
             rollouts = await self._workflow.run(state)
         except RetriesExhausted as error:
@@ -154,7 +156,9 @@ class _Scheduler:
             return _dropped(state, PROMPT_TOO_LONG, error)
         except NotScored as error:
             return _dropped(state, NOT_SCORED, error)
-        except Exception as error:  # of a policy or a verifier, which anybody may write: isolated, counted, told
+        except (
+            Exception
+        ) as error:  # users write policies and verifiers: their errors are isolated, counted and reported
             return _dropped(state, POLICY_ERROR, error)
         return RolloutResult(
             state.trajectory_id, rollouts, num_retries=state.num_retries, num_requeues=state.num_requeues

@@ -1,4 +1,4 @@
-"""What a run of reasoning-cache rollouts amounts to: counts by cycle, throughput over a window, summary and table. Pure."""
+"""Statistics of a run of reasoning-cache rollouts: counts by cycle, throughput over a window, summary and table. No I/O."""
 
 import time
 from collections import Counter, defaultdict, deque
@@ -13,12 +13,12 @@ from open_instruct.workflows.rc.types import REASONING, RolloutResult, TrainingT
 
 @dataclass
 class CycleCounts:
-    """All that happened in one cycle (the k-th reasoning turn and the k-th summary) over all trajectories."""
+    """Counts of one cycle (the k-th reasoning turn and the k-th summary) over all trajectories."""
 
     num_scored: int = 0
     total_reward: float = 0.0
     num_right: int = 0
-    """Of the scored turns, those with a reward of 1."""
+    """Scored turns with a reward of 1."""
     num_reasoning_turns: int = 0
     num_reasoning_tokens: int = 0
     num_summaries: int = 0
@@ -43,7 +43,7 @@ class CycleCounts:
             self.num_right += turn.reward >= 1.0
 
     def to_json(self) -> dict[str, Any]:
-        """Means are per turn of their kind; None where there was none."""
+        """As JSON values. Means are over turns of their kind, and None if there was no such turn."""
         return {
             "accuracy": _share(self.num_right, self.num_scored),
             "mean_reward": _share(self.total_reward, self.num_scored),
@@ -59,7 +59,8 @@ def _share(part: float, whole: int) -> float | None:
 
 
 class Throughput:
-    """Rates over the last `window` trajectories to arrive: their turns and tokens over the wall time that they took."""
+    """Rates over the last `window` trajectories that arrived: their turns and tokens divided by the wall time in which they
+    arrived."""
 
     def __init__(self, window: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -84,23 +85,24 @@ class Throughput:
 
 @dataclass
 class RolloutStatistics:
-    """Counts over the trajectories of a run. What an earlier part of the run has written counts too, but for its events."""
+    """Counts over the trajectories of a run. After a resumption, trajectories that were written earlier count too; retries,
+    requeues and drops from before the resumption do not."""
 
     num_trajectories: int = 0
     num_long_turns: int = 0
-    """Controls, which count as turns but belong to no cycle."""
+    """Controls. They count as turns but belong to no cycle."""
     num_turns: int = 0
     num_tokens: int = 0
-    """Sampled ones."""
+    """Sampled tokens."""
     num_retries: int = 0
     num_requeues: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
-    """By reason."""
+    """Dropped trajectories by reason."""
     cycles: defaultdict[int, CycleCounts] = field(default_factory=lambda: defaultdict(CycleCounts))
-    """By number of the turn, from 1."""
+    """By number of the cycle, from 1."""
 
     def add(self, trajectory: Sequence[TrainingText]) -> None:
-        """A complete trajectory, or the one turn of a control."""
+        """Count a complete trajectory, or the single turn of a control."""
         self.num_turns += len(trajectory)
         self.num_tokens += sum(len(turn.response_ids) for turn in trajectory)
         if trajectory[0].is_control:
@@ -111,7 +113,7 @@ class RolloutStatistics:
             self.cycles[turn.metadata["turn_number"]].add(turn)
 
     def add_events(self, result: RolloutResult) -> None:
-        """What it took to make a trajectory, or to give it up."""
+        """Count the retries and requeues that a trajectory needed, and whether it was dropped."""
         self.num_retries += result.num_retries
         self.num_requeues += result.num_requeues
         if result.dropped:
@@ -131,7 +133,7 @@ class RolloutStatistics:
         return max(scored), counts.num_right / counts.num_scored
 
     def summary(self, *, wall_seconds: float, tokens_of_this_run: int) -> dict[str, Any]:
-        """As in `summary.json`; `wall_seconds` are those of this process, without its start."""
+        """The content of `summary.json`. `wall_seconds` is the time of this process, without its start-up."""
         return {
             "trajectories": self.num_trajectories,
             "one_long_turns": self.num_long_turns,
@@ -150,7 +152,10 @@ class RolloutStatistics:
 
 @dataclass(frozen=True)
 class RolloutProgress:
-    """What the live line shows."""
+    """Values that the live line shows.
+
+    `rates` is `Throughput.rates()`, and `last_accuracy` is `RolloutStatistics.last_accuracy()`.
+    """
 
     step: int
     """Trajectories that are complete or dropped."""

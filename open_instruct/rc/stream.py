@@ -1,10 +1,11 @@
-"""The `files` backend: every turn a line of JSON, those of a trajectory together and in order.
+"""The `files` backend: every turn is a line of JSON, and the turns of a trajectory stand together and in order.
 
-A trajectory is written at once when it is complete, so a reader that follows the file sees whole lines, and after a kill at most
-the last trajectory is torn. `read_stream` passes over what is torn, `resume_stream` cuts it off.
+A trajectory is written in one piece when it is complete. So a reader that follows the file sees whole lines, and after a kill at
+most the last trajectory is torn. `read_stream` skips a torn trajectory's line, `resume_stream` cuts the trajectory off.
 
-Trajectories stand in the order in which they were completed, which differs from run to run. The lines of one do not: byte for
-byte they depend on the seed and on what the servers answer, and not on concurrency, retries or interruptions.
+The order of trajectories in the file is the order in which they were completed, which differs from run to run. The lines of one
+trajectory do not differ: byte for byte they depend on the seed and on the servers' answers, and not on concurrency, retries or
+interruptions.
 """
 
 import json
@@ -17,15 +18,15 @@ from types import TracebackType
 from open_instruct.workflows.rc.types import TrainingText, json_bytes
 
 NUM_TURNS = "num_turns"
-"""Key of a line beside those of `TrainingText`: turns of its trajectory."""
+"""Key of a line, in addition to those of `TrainingText`: the number of turns of its trajectory."""
 
 
 class EntryTooLarge(ValueError):
-    """A turn that is longer as a line than the stream takes."""
+    """The line of a turn is longer than the stream allows."""
 
 
 class StreamWriter:
-    """Appends trajectories to a file; of one process."""
+    """Appends trajectories to a file. Only one process may write to the file."""
 
     def __init__(self, path: str | Path, *, max_entry_bytes: int) -> None:
         self.path = Path(path)
@@ -34,23 +35,23 @@ class StreamWriter:
         self._file = open(self.path, "ab", buffering=0)  # noqa: SIM115 - closed by `close`
 
     def write(self, trajectory: Sequence[TrainingText]) -> None:
-        """All turns of one trajectory, or none.
+        """Write all turns of one trajectory, or none of them.
 
         Raises:
-            EntryTooLarge: one of them is longer than `max_entry_bytes`.
+            EntryTooLarge: the line of a turn is longer than `max_entry_bytes`.
         """
         lines = [json_bytes(turn.to_json() | {NUM_TURNS: len(trajectory)}) for turn in trajectory]
         longest = max(map(len, lines), default=0)
         if longest > self._max_entry_bytes:
             raise EntryTooLarge(
-                f"a turn of {longest} bytes; actor.shared_memory_entry_size allows {self._max_entry_bytes}"
+                f"a turn has {longest} bytes, and actor.shared_memory_entry_size allows {self._max_entry_bytes}"
             )
         rest = memoryview(b"".join(lines))
         end = os.fstat(self._file.fileno()).st_size
         try:
             while rest:
                 rest = rest[self._file.write(rest) :]
-        except OSError:  # a full disk, for one
+        except OSError:  # such as a full disk
             os.ftruncate(self._file.fileno(), end)
             raise
 
@@ -67,7 +68,7 @@ class StreamWriter:
 
 
 def read_stream(path: str | Path) -> Iterator[TrainingText]:
-    """The turns in a stream, also in one that is being written: a torn line is passed over."""
+    """The turns in a stream, which may be being written: a torn line is skipped."""
     for line in _lines(Path(path)):
         if line.turn is not None:
             yield line.turn
@@ -80,30 +81,31 @@ def read_trajectories(path: str | Path) -> Iterator[list[TrainingText]]:
 
 
 class NotAStream(ValueError):
-    """A file that holds more than whole trajectories and the beginning of one: of another version, or of somebody else."""
+    """The file holds something other than whole trajectories and the torn beginning of one: another version or another program
+    wrote it."""
 
 
 def resume_stream(path: str | Path) -> Iterator[list[TrainingText]]:
-    """The complete trajectories of an earlier run; what a kill left behind the last of them is cut off the file at the end.
+    """The complete trajectories of an earlier run. At the end, a torn trajectory behind the last of them is cut off the file.
 
     Raises:
-        NotAStream: there is something that no kill leaves. Nothing is cut then.
+        NotAStream: the file holds something that a kill cannot leave. Then nothing is cut.
     """
     path = Path(path)
     if not path.exists():
         return
     _check(path)
     end_of_last = 0
-    for trajectory, end_of_last in _complete(path):  # noqa: B007 - the last one is used
+    for trajectory, end_of_last in _complete(path):  # noqa: B007 - the last value is used
         yield trajectory
     os.truncate(path, end_of_last)
 
 
 def _check(path: Path) -> None:
-    """A kill tears the last trajectory alone, and a loss of power may leave zeros for what it should have been.
+    """Check that only the last trajectory is torn. A kill can cut it short, and a loss of power may leave zeros in its place.
 
     Raises:
-        NotAStream: anything else is in the file.
+        NotAStream: something else is wrong with the file.
     """
     trajectory, num_turns = ("", 0), 0
     for number, line in enumerate(_lines(path), start=1):
@@ -111,13 +113,13 @@ def _check(path: Path) -> None:
             return
         if line.turn is None:
             raise NotAStream(f"{path}: line {number} is no turn: the file is damaged, or another version wrote it")
-        its_own = line.turn.trajectory_id, line.num_turns
-        if num_turns and its_own != trajectory:
+        trajectory_of_line = line.turn.trajectory_id, line.num_turns
+        if num_turns and trajectory_of_line != trajectory:
             raise NotAStream(
-                f"{path}: line {number} begins another trajectory before the one above it is complete: the file is damaged, "
-                "or another version wrote it"
+                f"{path}: line {number} begins another trajectory before the trajectory above it is complete: the file is "
+                "damaged, or another version wrote it"
             )
-        trajectory, num_turns = its_own, num_turns + 1
+        trajectory, num_turns = trajectory_of_line, num_turns + 1
         if num_turns == line.num_turns:
             num_turns = 0
 
@@ -127,13 +129,13 @@ class _Line:
     turn: TrainingText | None
     num_turns: int
     end: int
-    """Offset in the file of what follows."""
+    """Offset in the file of the next line."""
     is_torn: bool = False
-    """Whether it is the beginning of a turn."""
+    """Whether the line is only the beginning of a turn."""
 
 
 _BEGINNING = b'{"text": "'
-"""Of every turn."""
+"""First bytes of the line of every turn."""
 
 
 def _lines(path: Path) -> Iterator[_Line]:
@@ -158,7 +160,7 @@ def _parse(line: bytes, end: int) -> _Line:
 
 
 def _complete(path: Path) -> Iterator[tuple[list[TrainingText], int]]:
-    """Complete trajectories, each with the offset behind it."""
+    """Complete trajectories, each with the offset in the file of what follows it."""
     turns: list[TrainingText] = []
     for line in _lines(path):
         if line.turn is None:

@@ -1,8 +1,9 @@
-"""A process that works on trajectories: the scheduler with everything it needs, between two queues of the actor loop.
+"""A process that works on trajectories: the scheduler with all its parts, between two queues of the actor loop.
 
     RCActorLoop ── problem_queue ──► work(): tokenizer, HTTP client, verifiers, schedule_rollouts ── result_queue ──► RCActorLoop
 
-A worker that cannot go on says so as its last message, a `WorkerEnded`; one that is killed says nothing, which the loop notices.
+A worker that cannot go on says why in its last message, a `WorkerEnded`. A worker that is killed sends nothing; the loop notices
+that its process has ended.
 """
 
 import asyncio
@@ -30,23 +31,23 @@ VERIFIER_TIMEOUT_S = 10.0
 
 @dataclass(frozen=True)
 class WorkerOptions:
-    """What a worker needs to know; the key of the servers is in the environment."""
+    """Options of a worker. The servers' key is not among them: it is in the environment."""
 
     number: int
     tokenizer: str
     model: str
-    """As the servers call it."""
+    """Name by which the servers know the model."""
     max_model_len: int
     urls: dict[str, list[str]]
+    """Addresses of servers by turn type."""
     api_key_urls: list[str]
-    """Those that get the key in OPENAI_API_KEY."""
-    """By turn type."""
+    """Servers that get the key in OPENAI_API_KEY."""
     num_slots: int
     """This worker's share of the slots of each server."""
     policies: dict[str, str]
-    """Dotted paths by turn type."""
+    """Dotted paths of the rollout policies by turn type."""
     verifiers: list[str]
-    """To be loaded at the start."""
+    """Verifiers that are loaded at the start."""
     retry: RetryOptions
     max_requeues: int
 
@@ -64,13 +65,13 @@ class WorkerEnded:
 
     number: int
     error: str = ""
-    """Why it could not go on; empty if it is done."""
+    """Why the worker could not go on; empty if it has finished its work."""
 
 
 def work(options: WorkerOptions, problem_queue: Any, result_queue: Any, log_queue: Any, stopping: Any) -> None:
-    """The process. Consumes states until None comes, produces results and in the end a `WorkerEnded`."""
+    """The process. Consumes states until None comes; produces results and, at the end, a `WorkerEnded`."""
     give_way()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # when workers end is for the loop to say
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # only the loop decides when workers end
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     root = logging.getLogger()
     root.handlers = [logging.handlers.QueueHandler(log_queue)]
@@ -83,7 +84,7 @@ def work(options: WorkerOptions, problem_queue: Any, result_queue: Any, log_queu
     try:
         asyncio.run(_work(options, problem_queue, result_queue, is_stopping))
         error = ""
-    except Exception as failure:  # whatever it is, the loop has to hear of it
+    except Exception as failure:  # the loop must learn of every error
         logging.getLogger(__name__).debug("traceback", exc_info=failure)
         is_told = isinstance(failure, ValueError | EnginesDown)
         error = str(failure) if is_told else f"{type(failure).__name__}: {failure}"
@@ -94,9 +95,9 @@ def work(options: WorkerOptions, problem_queue: Any, result_queue: Any, log_queu
 
 
 def give_way() -> None:
-    """Where the kernel knows how: this process and those it starts do not push a running one aside when they wake up.
+    """Do not let this process, or the processes it starts, preempt a running process when they wake up, if the kernel can do so.
 
-    On a machine with few cores that one is the server, and each of its steps that begins late is late for all turns.
+    On a machine with few cores the running process is the server, and a step of the server that begins late delays all turns.
     """
     if hasattr(os, "SCHED_BATCH"):
         with contextlib.suppress(OSError):  # some containers forbid it
@@ -106,7 +107,7 @@ def give_way() -> None:
 async def _work(
     options: WorkerOptions, problem_queue: BoundedQueue, result_queue: BoundedQueue, is_stopping: Callable[[], bool]
 ) -> None:
-    with VerifierPool(1, VERIFIER_TIMEOUT_S, ready=options.verifiers) as verifiers:  # loads while this process does
+    with VerifierPool(1, VERIFIER_TIMEOUT_S, ready=options.verifiers) as verifiers:  # loads in the background
         codec = ChatCodec(load_tokenizer(options.tokenizer))
         policies: dict[str, RolloutPolicy] = {name: load_dotted(path) for name, path in options.policies.items()}
         async with make_session() as session:
@@ -126,12 +127,15 @@ async def _work(
 
 
 def max_in_flight(num_slots: int) -> int:
-    """Trajectories at once: a quarter more than slots, at least one, so that a slot is taken again as soon as it is free."""
+    """Trajectories at once: a quarter more than slots, and at least one more, so that a free slot is taken again at once.
+
+    With 16 slots: 20.
+    """
     return num_slots + max(1, num_slots // 4)
 
 
 def make_pools(options: WorkerOptions, client: OpenAIClient) -> dict[str, ServerPool]:
-    """A pool for each turn type; the same one where the addresses are the same."""
+    """A pool of servers for each turn type. Turn types with the same addresses share one pool."""
 
     def pool(urls: list[str]) -> ServerPool:
         servers = [Server(url, options.num_slots, key_headers(url, options.api_key_urls)) for url in urls]
@@ -144,12 +148,15 @@ def make_pools(options: WorkerOptions, client: OpenAIClient) -> dict[str, Server
 
 
 async def wait_until_ready(verifiers: VerifierPool) -> None:
-    """Until verifiers are loaded, which takes seconds that are none of the rollouts': has them score what no verifier knows."""
+    """Wait until the verifiers are loaded, so that loading does not count as time of the rollouts.
+
+    The group that is submitted has no verifier; its future completes when the pool is ready.
+    """
     await asyncio.wrap_future(verifiers.submit("", None, [[]], [""]))
 
 
 def score_with(verifiers: VerifierPool) -> Score:
-    """Scores in processes that can be killed."""
+    """A function that scores a response in processes that can be killed."""
 
     async def score(problem: Problem, token_ids: list[int], text: str) -> float:
         future = verifiers.submit(problem.verifier, problem.ground_truth, [token_ids], [text])
@@ -162,10 +169,10 @@ def score_with(verifiers: VerifierPool) -> Score:
 
 
 def load_tokenizer(name: str) -> Any:
-    """A tokenizer with a chat template.
+    """The tokenizer, which has a chat template.
 
     Raises:
-        ValueError: there is none.
+        ValueError: there is no tokenizer, or it has no chat template.
     """
     from transformers import AutoTokenizer
 
@@ -180,15 +187,15 @@ def load_tokenizer(name: str) -> Any:
 
 
 def load_dotted(path: str) -> Any:
-    """What a dotted path names.
+    """The object that a dotted path names.
 
     Raises:
-        ValueError: it cannot be loaded.
+        ValueError: the object cannot be loaded.
     """
     module, _, name = path.rpartition(".")
     try:
         return getattr(importlib.import_module(module), name)
-    except (Exception, SystemExit) as error:  # whatever a user's module does when it is imported
+    except (Exception, SystemExit) as error:  # a user's module may raise anything when it is imported
         raise ValueError(
             f"{path}: it cannot be loaded ({type(error).__name__}: {error}). Check the dotted path."
         ) from error

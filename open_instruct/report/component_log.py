@@ -1,7 +1,7 @@
-"""What the log of a run says of its components, in the formats that the fully async policy documents, and the user's own monitor.
+"""Log lines about the components of a run, in the formats that the fully async policy documents, and the user's own monitor.
 
-`fully_async_training.log` under the output directory has a line per event; `grep "ERROR"`, `grep "Component Statistics"` and
-`grep "Parameter sync"` find what went wrong, how all components stand, and how the weights travelled.
+`fully_async_training.log` under the output directory has a line per event: `grep "ERROR"` finds what went wrong,
+`grep "Component Statistics"` the state of all components, and `grep "Parameter sync"` the updates of the weights.
 """
 
 import logging
@@ -11,7 +11,7 @@ from typing import Any
 from open_instruct.report.log_files import COMPONENTS
 
 components = logging.getLogger(COMPONENTS)
-"""Whoever tells of a component's events logs here: the files have it all, the terminal warnings and errors alone."""
+"""Logger for events of components. The log files have all of its lines, the terminal only its warnings and errors."""
 
 LOG_FILE = "fully_async_training.log"
 
@@ -46,7 +46,7 @@ def dropped_stale(num_samples: int) -> str:
 
 
 class RolloutMilestones:
-    """A line for every tenth batch that was generated, and for every fifth sample that was too old.
+    """Gives a log line for every tenth batch that was generated, and for every fifth sample that was too old.
 
     Args:
         batch_size: samples of one batch.
@@ -57,7 +57,7 @@ class RolloutMilestones:
         self._told_batches = self._told_dropped = 0
 
     def lines(self, rollouter: Mapping[str, Any]) -> list[str]:
-        """What has to be told now. A jump over several milestones is one line."""
+        """The lines that are due now. If several milestones were passed since the last call, they give one line."""
         lines = []
         num_batches, num_dropped = (
             rollouter["total_generated_samples"] // self._batch_size,
@@ -105,12 +105,12 @@ def _short(value: Any) -> str:
 def run_monitor(
     monitor: Callable[[dict, dict], object] | None, trainer: Mapping[str, Any], rollouter: Mapping[str, Any]
 ) -> None:
-    """Call the user's `monitor(trainer_stats, rollouter_stats)` and log what it returns. An error in it stops nothing."""
+    """Call the user's `monitor(trainer_stats, rollouter_stats)` and log what it returns. Its errors are logged, not raised."""
     if monitor is None:
         return
     try:
         told = monitor(dict(trainer), dict(rollouter))
-    except Exception as error:  # watching a run may never stop it
+    except Exception as error:  # a monitor may never stop the run that it watches
         components.error("the monitor %s failed: %r", getattr(monitor, "__name__", monitor), error)
         return
     values = told if isinstance(told, dict) else {} if told is None else {"": told}
@@ -119,7 +119,7 @@ def run_monitor(
 
 
 def check_alerts(alerts: Sequence[str], row: Mapping[str, Any]) -> dict[str, str]:
-    """The metrics of a row that are above their limit (`metric=limit`), each with a text that says so."""
+    """The metrics of a row that are above their limit (`metric=limit`), each with its alert's text."""
     raised = {}
     for alert in alerts:
         name, _, limit = alert.partition("=")

@@ -1,4 +1,4 @@
-"""Keeps what only watches a run from stopping it."""
+"""Keeps code that only watches a run from stopping the run."""
 
 import contextlib
 import logging
@@ -8,7 +8,7 @@ logger = logging.getLogger(__name__)
 
 
 class Isolation(contextlib.AbstractContextManager[None]):
-    """Swallows what goes wrong inside it and warns of the first time; for what watches a run and may not stop it."""
+    """Swallows errors in its block, and warns of the first one. For code that watches a run and must not stop it."""
 
     def __init__(self, what: str):
         self.what = what
@@ -21,5 +21,5 @@ class Isolation(contextlib.AbstractContextManager[None]):
             return False
         if not self.failed:
             self.failed = True
-            logger.warning("%s failed; the run goes on without: %s: %s", self.what, type(error).__name__, error)
+            logger.warning("%s failed; the run goes on without it: %s: %s", self.what, type(error).__name__, error)
         return True

@@ -1,4 +1,4 @@
-"""The line on the terminal that says how far a run is. rich is imported when first needed."""
+"""The line on the terminal that shows the progress of a run. rich is imported when it is first needed."""
 
 import logging
 import math
@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Progress:
-    """What the live line shows of a training step."""
+    """Values of a training step that the live line shows."""
 
     step: int
     """Training steps completed."""
@@ -28,9 +28,9 @@ class Progress:
     result_queue: int
     """Results waiting for the controller."""
     age: float
-    """Mean staleness of the batch, in weight versions."""
+    """Mean age of the samples of the batch, in weight versions."""
     eval_accuracy: float | None = None
-    """Of the last evaluation, 0 to 1."""
+    """Accuracy of the last evaluation, 0 to 1."""
 
     def __str__(self) -> str:
         accuracy = "" if self.eval_accuracy is None else f"  eval {self.eval_accuracy:.0%}"
@@ -41,23 +41,24 @@ class Progress:
 
 
 class StepProgress(Protocol):
-    """Shown as text, with the number of what is completed."""
+    """Something that `str` turns into the text of the live line, and that knows how many steps are completed."""
 
     @property
     def step(self) -> int: ...
 
 
 class ProgressLine:
-    """One live line on a terminal; elsewhere (job logs) a plain line per step, at most one a second, always the last.
+    """One live line on a terminal. Elsewhere (job logs) a plain line per step, at most one per second; the last step always gets
+    its line.
 
-    Use as a context manager, so that the terminal is given back whatever happens.
+    Use it as a context manager, so that the terminal is restored whatever happens.
     """
 
     MIN_INTERVAL_S = 1.0
 
     def __init__(self, total: int, *, first_step: int = 0, stream: IO[str] | None = None, unit: str = "step"):
-        """`total`: the last training step, or `unit` of another kind. `first_step`: those completed before this process, for the
-        time left."""
+        """`total`: number of the last training step, or of the last `unit`. `first_step`: steps that were completed before this
+        process began, which the estimate of the time left ignores."""
         self._total = total
         self._first_step = first_step
         self._unit = unit
@@ -77,7 +78,7 @@ class ProgressLine:
         from rich.progress import Progress as RichProgress
 
         console = Console(file=self._stream)
-        # The bar takes what room the text leaves.
+        # The bar fills the room that the text leaves.
         bar = [BarColumn(bar_width=None)] if console.width >= 100 else []
         text_column = TextColumn("{task.completed}/{task.total}  {task.description}", markup=False)
         self._live = RichProgress(text_column, *bar, console=console, refresh_per_second=4, expand=True)
@@ -96,7 +97,7 @@ class ProgressLine:
                 self._print(f"{self._unit} {progress.step}/{self._total}  {text}", at_once=progress.step >= self._total)
 
     def _seconds_left(self, step: int) -> float:
-        """From the mean time per step of this process, start of the line included."""
+        """Estimate from the mean time per step since the line was started."""
         done = step - self._first_step
         return (self._total - step) * (time.monotonic() - self._start) / done if done > 0 else math.nan
 

@@ -9,7 +9,7 @@ from open_instruct.system.masking import MaskingFormatter
 
 
 class _StderrHandler(logging.StreamHandler):
-    """Writes to what `sys.stderr` is at the moment: the live line puts itself there, and log lines go above it."""
+    """Writes to the present `sys.stderr`, because the live line replaces `sys.stderr` so that log lines appear above it."""
 
     @property
     def stream(self) -> Any:
@@ -21,7 +21,7 @@ class _StderrHandler(logging.StreamHandler):
 
 
 class _FileHandler(logging.FileHandler):
-    """Says once that the file cannot be written, instead of a traceback for each line."""
+    """Reports once that the file cannot be written, instead of printing a traceback for each line."""
 
     _has_told = False
 
@@ -31,19 +31,19 @@ class _FileHandler(logging.FileHandler):
             super().handleError(record)
         elif not self._has_told:
             self._has_told = True
-            print(f"{self.baseFilename} cannot be written ({error}); the log goes on here alone", file=sys.stderr)
+            print(f"{self.baseFilename} cannot be written ({error}); the log goes on only here", file=sys.stderr)
 
 
 COMPONENTS = "open_instruct.components"
-"""Name of the logger on the events of single components: too much for the terminal."""
+"""Name of the logger for events of single components, which are too many for the terminal."""
 
 
 def setup_logging(output_dir: str | Path, verbose: bool = False, *, component_log: str | None = None) -> Path:
-    """Send the driver's log to `output_dir/logs/driver.log` and to stderr; returns the file's path. With `component_log` there is
-    a file of that name too, in the format that the fully async policy documents.
+    """Send the driver's log to `output_dir/logs/driver.log` and to stderr; returns the file's path. With `component_log` a file
+    of that name is written too, in the format that the fully async policy documents.
 
-    stderr shows this package's INFO and everybody's warnings; with `verbose` what the file holds in any case: this
-    package's DEBUG and everybody's INFO. Calling it again moves the log.
+    stderr shows INFO of this package, and warnings of all packages. With `verbose` it shows the same as the file: DEBUG of this
+    package, and INFO of all packages. Another call moves the log to another directory.
     """
     path = Path(output_dir) / "logs" / "driver.log"
     path.parent.mkdir(parents=True, exist_ok=True)

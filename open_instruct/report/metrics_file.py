@@ -1,4 +1,4 @@
-"""`metrics.jsonl`: a row per step, whole or not there. It is part of a run's state and resumes with it."""
+"""`metrics.jsonl`: one complete row per step. The file is part of a run's state, and a resumed run continues it."""
 
 import json
 import logging
@@ -15,11 +15,11 @@ logger = logging.getLogger(__name__)
 
 STEP_KEY = "training_step"
 _ROW_START = re.compile(rb'\{"training_step": (\d+)[,}]')
-"""Of a row as `MetricsWriter` writes it."""
+"""Beginning of a row as `MetricsWriter` writes it."""
 
 
 def to_json_value(value: Any) -> Any:
-    """`value` as what JSON knows: numpy and torch scalars and arrays become Python's, what is not finite None."""
+    """`value` as a JSON value: numpy and torch scalars and arrays become Python's, and numbers that are not finite None."""
     if isinstance(value, bool | int | str | None):
         return value
     if isinstance(value, float):
@@ -34,9 +34,9 @@ def to_json_value(value: Any) -> Any:
 
 
 class MetricsWriter:
-    """One JSON object a line, one line a training step; each is on its way to disk when `write` returns.
+    """Writes one line, a JSON object, per training step. When `write` returns, the operating system has the line.
 
-    Every line is strict JSON: a metric that is not finite is written as null, and warned of once by name.
+    Every line is strict JSON: a metric that is not finite is written as null, with one warning per metric.
     """
 
     def __init__(self, path: str | Path):
@@ -46,11 +46,11 @@ class MetricsWriter:
         self._file = self._open()
 
     def _open(self) -> IO[bytes]:
-        # Unbuffered: a line is one write, so that a kill between two lines tears none.
+        # Unbuffered, so that a line is one write, and a kill between two lines tears no line.
         return open(self.path, "ab", buffering=0)
 
     def write(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Append the row of training step `step`; it bears `training_step` beside `metrics`."""
+        """Append the row of training step `step`: `training_step` and `metrics`."""
         row = to_json_value({STEP_KEY: step, **metrics})
         for key in {key for key, value in row.items() if value is None and metrics.get(key) is not None} - self._warned:
             self._warned.add(key)
@@ -58,7 +58,7 @@ class MetricsWriter:
         self._append(json.dumps(row, allow_nan=False).encode() + b"\n")
 
     def _append(self, line: bytes) -> None:
-        """All of it or nothing: on a full disk a part may be taken, which would be a torn row."""
+        """Append the whole line or nothing. A full disk may take only a part of the line, which would leave a torn row."""
         end = os.fstat(self._file.fileno()).st_size
         rest = memoryview(line)
         try:
@@ -69,14 +69,14 @@ class MetricsWriter:
             raise
 
     def sync(self) -> None:
-        """All rows are on the disk when this returns."""
+        """Put all rows on the disk."""
         os.fsync(self._file.fileno())
 
     def truncate_after(self, step: int) -> int:
-        """Cut the rows after training step `step`, and a last line that a kill tore; returns how many lines went.
+        """Cut the rows after training step `step`, and a last line that a kill has torn; returns the number of lines cut.
 
-        For resuming from a checkpoint of `step`: the steps after it are going to be written again. The file is gone through line
-        by line, since that of a long run may be larger than the memory.
+        A run that resumes from the checkpoint of `step` calls this, because it will write the later steps again. The file is read
+        line by line, because the file of a long run may be larger than the memory.
         """
         num_cut = num_kept_behind = first_cut = at = 0
         with open(self.path, "rb") as file:
@@ -89,13 +89,13 @@ class MetricsWriter:
                 at += len(line)
         if num_kept_behind:
             self._rewrite(step)
-        elif num_cut:  # they are the end of the file, as a run writes them
+        elif num_cut:  # the lines to cut are the end of the file, as in every file that a run has written
             self._file.truncate(first_cut)
             os.fsync(self._file.fileno())
         return num_cut
 
     def _rewrite(self, step: int) -> None:
-        """Keep the rows up to `step` wherever they stand."""
+        """Keep the rows up to `step`, wherever they stand in the file."""
         self._file.close()
         with open(self.path, "rb") as file, _replaced(self.path) as beside:
             beside.writelines(line for line in file if _is_of(line, step))
@@ -112,8 +112,8 @@ class MetricsWriter:
 
 
 def _is_of(line: bytes, step: int) -> bool:
-    """Whether a line is the row of this step or of an earlier one."""
-    if line.endswith(b"}\n") and (start := _ROW_START.match(line)):  # parsing 0.7 GB takes a quarter of a minute
+    """Whether a line is the row of this step or of an earlier step."""
+    if line.endswith(b"}\n") and (start := _ROW_START.match(line)):  # parsing 0.7 GB would take 15 seconds
         return int(start[1]) <= step
     row = _parse_row(line)
     return row is not None and row[STEP_KEY] <= step
@@ -128,7 +128,7 @@ def _parse_row(line: bytes) -> dict[str, Any] | None:
 
 
 def read_metrics(path: str | Path) -> Iterator[dict[str, Any]]:
-    """Rows of a `metrics.jsonl`, also of one that is being written: a torn line is passed over."""
+    """Rows of a `metrics.jsonl`, which may be being written: a torn line is skipped."""
     with open(path, "rb") as file:
         for line in file:
             if (row := _parse_row(line)) is not None:

@@ -1,6 +1,6 @@
-"""The pictures of a run: the reward curve of training, and accuracy by cycle of an evaluation of the reasoning cache.
+"""The plots of a run: the reward curve of training, and accuracy by cycle in an evaluation of the reasoning cache.
 
-matplotlib is imported when first needed.
+matplotlib is imported when it is first needed.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,19 +20,19 @@ REWARD_KEY = "scores"
 ACCURACY_KEY = "eval/pass_at_1"
 """Metric: share of right answers in an evaluation, 0 to 1."""
 CYCLE_KEY = "eval/rc/accuracy_cycle_"
-"""Metrics: the same after each cycle of a reasoning-cache rollout; that of the last is `ACCURACY_KEY`."""
+"""Metrics: share of right answers after each cycle of the reasoning cache. The value after the last cycle is `ACCURACY_KEY`."""
 EARLIER_COLORS = ("#fdba74", "#a8a29e", "#f472b6", "#84cc16")
 MOST_TICKS = 8
-"""Cycles that have their tokens written below them; of more, every other, every third, …"""
+"""Most cycles that have a label below them. With 9 to 16 cycles only every second cycle has one, with 17 to 24 every third, …"""
 
 
 @contextmanager
 def picture(path: Path) -> Iterator[tuple["matplotlib.figure.Figure", "matplotlib.axes.Axes"]]:
-    """An empty figure with one grid, which is written to `path` when the block ends."""
+    """An empty figure with one pair of axes, which is written to `path` when the block ends."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    # No pyplot: it would keep the figure, and pick a window system where there is one.
+    # Without pyplot, which would keep the figure in memory, and choose a window system if there is one.
     figure = Figure(figsize=(8, 4.5), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
@@ -51,9 +51,9 @@ def _as_percentages(axes: "matplotlib.axes.Axes") -> None:
 
 
 def plot_reward_curve(metrics_path: str | Path, png_path: str | Path) -> Path | None:
-    """Draw training reward over steps, and eval accuracy where it was measured, into `png_path`.
+    """Draw training reward over steps, and eval accuracy at the steps where it was measured, into `png_path`.
 
-    Returns the path, or None when there was nothing to draw or drawing failed, which is warned of.
+    Returns the path, or None if there is nothing to draw or drawing failed; a failure is logged as a warning.
     """
     with Isolation("the reward curve"):
         rows = list(read_metrics(metrics_path))
@@ -69,7 +69,7 @@ def _series(rows: list[dict[str, Any]], key: str) -> list[tuple[int, float]]:
 
 
 def _earlier_cycles(rows: list[dict[str, Any]]) -> dict[int, list[tuple[int, float]]]:
-    """Accuracy after each cycle but the last, by its number."""
+    """Points (step, accuracy) after each cycle except the last, by the number of the cycle."""
     numbers = sorted({int(key.removeprefix(CYCLE_KEY)) for row in rows for key in row if key.startswith(CYCLE_KEY)})
     return {number: _series(rows, f"{CYCLE_KEY}{number}") for number in numbers[:-1]}
 
@@ -104,7 +104,7 @@ def _draw_rewards(axes: "matplotlib.axes.Axes", rewards: list[tuple[int, float]]
     if window > 1:
         axes.plot(steps, smooth, color="#2563eb", linewidth=2, label=f"training reward (mean of {window} steps)")
     axes.set_ylabel("training reward", color="#2563eb")
-    # One reward is one right answer on most tasks: from zero, with the same headroom as the accuracies beside it.
+    # From zero, with the same headroom as the accuracies on the other axis, because on most tasks the reward follows accuracy.
     axes.set_ylim(min(0.0, *values) * 1.05, max(*values, 1e-9) * 1.05)
 
 
@@ -112,7 +112,7 @@ def _draw_accuracies(axes: "matplotlib.axes.Axes", accuracies: list[tuple[int, f
     steps, values = zip(*accuracies, strict=True)
     axes.plot(steps, values, color="#ea580c", linewidth=1.5, marker="o", markersize=5, label="eval accuracy")
     for step, value in {accuracies[0], accuracies[-1]}:
-        # Off the curve: it rises from the first point, and comes to the last from below.
+        # Keep the text off the curve, which rises from the first point and comes to the last point from below.
         offset = -17 if (step, value) == accuracies[0] and value > 0.1 else 8
         axes.annotate(
             f"{value:.1%}", (step, value), (0, offset), textcoords="offset points", ha="center", color="#c2410c"
@@ -126,9 +126,9 @@ def _draw_accuracies(axes: "matplotlib.axes.Axes", accuracies: list[tuple[int, f
 
 
 def plot_accuracy_by_cycle(measures: Mapping[str, Any], budgets: Sequence[int], png_path: str | Path) -> Path | None:
-    """Draw the measures of `rc_evaluation.evaluate`, those of one data set or of all, into `png_path`.
+    """Draw the measures of `rc.evaluation.evaluate`, for one data set or for all, into `png_path`.
 
-    Returns the path, or None when there was nothing to draw or drawing failed, which is warned of.
+    Returns the path, or None if there is nothing to draw or drawing failed; a failure is logged as a warning.
     """
     with Isolation("the plot of accuracies"):
         if "accuracy_by_cycle" in measures:
@@ -152,7 +152,7 @@ def _draw_cycles(measures: Mapping[str, Any], budgets: Sequence[int], path: Path
 def _draw_line(
     axes: "matplotlib.axes.Axes", budgets: Sequence[int], accuracies: Sequence[float], style: dict[str, Any]
 ) -> None:
-    """All trajectories may have stopped before the last cycle: then there are fewer accuracies than budgets."""
+    """If all trajectories stopped before the last cycle, there are fewer accuracies than budgets."""
     axes.plot(budgets[: len(accuracies)], accuracies, linewidth=2, markersize=6, **style)
 
 
@@ -162,5 +162,5 @@ def _label_axes(axes: "matplotlib.axes.Axes", budgets: Sequence[int]) -> None:
     axes.set_xticks([budget for _, budget in ticks], [f"cycle {cycle}\n{budget:,}" for cycle, budget in ticks])
     axes.set_xlabel("tokens that may have been spent")
     axes.set_ylabel("accuracy")
-    axes.set_ylim(-0.02, 1.05)  # from zero, and points on the edge are seen whole
+    axes.set_ylim(-0.02, 1.05)  # a little more than 0 to 1, so that points on the edge are visible as a whole
     _as_percentages(axes)

@@ -1,4 +1,4 @@
-"""Everything a run leaves behind that is not a checkpoint: `metrics.jsonl`, wandb, the live line, the table, the plot."""
+"""All output of a run except checkpoints: `metrics.jsonl`, wandb, the live line, the table at the end, the plot."""
 
 import dataclasses
 import hashlib
@@ -25,7 +25,7 @@ from open_instruct.system.interruption import tell
 logger = logging.getLogger(__name__)
 
 Monitor = Callable[[dict, dict], object]
-"""`custom_monitor(trainer_stats, rollouter_stats)` of a user."""
+"""A user's own `custom_monitor(trainer_stats, rollouter_stats)`."""
 
 METRICS_FILE = "metrics.jsonl"
 PROMPTS_FILE = "prompts.jsonl"
@@ -36,20 +36,20 @@ PLOT_FILE = "reward_curve.png"
 
 @dataclass(frozen=True)
 class ComponentStatus:
-    """What the components of a run count, under the names of the fully async policy."""
+    """Counts of the components of a run, under the names of the fully async policy."""
 
     trainer: dict[str, Any]
-    """Of trainer and synchronizer."""
+    """Counts of trainer and synchronizer."""
     rollouter: dict[str, Any]
     queue: dict[str, Any]
-    """Of the message queue."""
+    """Counts of the message queue."""
     prompts: dict[str, Any]
-    """Of the ledger."""
+    """Counts of the ledger."""
     queues: dict[str, int]
     """Items in the prompt and result queues, and groups that wait."""
 
     def as_metrics(self) -> dict[str, Any]:
-        """For the row of a step."""
+        """The counts as metrics for the row of a step."""
         return {
             **{f"prompts/{name}": count for name, count in self.prompts.items() if isinstance(count, int)},
             **{f"prompts/dropped_{reason}": count for reason, count in self.prompts["dropped"].items()},
@@ -65,12 +65,13 @@ class ComponentStatus:
             },
             **self.rollouter,
             **self.queue,
-            **self.trainer,  # last: the version being trained, where the rollouter has the one being served
+            **self.trainer,  # last, because its version is the one being trained; the rollouter's is the one being served
         }
 
 
 class RunLog:
-    """The driver's one place to tell things. A row of metrics waits for the evaluation of its step before it is written."""
+    """The one place through which the driver reports. A row of metrics waits for the evaluation of its step before it is
+    written."""
 
     def __init__(
         self, args: GRPOConfig, *, monitor: Monitor | None = None, component_log_file: str | None = None
@@ -101,7 +102,7 @@ class RunLog:
         )
 
     def data(self, num_rows: int, *, num_overlong: int, num_excluded: int) -> None:
-        """What was left out of a data set before the run."""
+        """Log how many prompts were left out before the run."""
         limit = self._args.max_prompt_token_length
         logger.info(
             "%d rows of data read; left out: %d prompts longer than %d tokens, %d held out for evaluation",
@@ -112,7 +113,7 @@ class RunLog:
         )
 
     def started(self, training_step: int, checkpoint: Path | None) -> None:
-        """The step loop begins after `training_step`; rows that an earlier process wrote beyond it are cut."""
+        """The step loop begins after `training_step`. Cuts the rows of later steps that an earlier process has written."""
         last_kept = training_step if checkpoint is not None else -1
         num_cut = self._writer.truncate_after(last_kept)
         self._prompts.truncate_after(last_kept)
@@ -157,11 +158,11 @@ class RunLog:
         component_log.run_monitor(self._monitor, status.trainer, status.rollouter)
 
     def prompts(self, training_step: int, fates: list[dict[str, object]]) -> None:
-        """Which prompts the step was made of, and what became of each."""
+        """Write which prompts the step was made of, and the outcome of each."""
         self._prompts.write(training_step, {"prompts": fates})
 
     def evaluation(self, version: int, metrics: Mapping[str, float]) -> None:
-        """The evaluation of the weights after step `version`: part of that step's row where it is not written yet."""
+        """Add the evaluation of the weights after step `version` to the row of that step, or to a new row if that is written."""
         self._last_accuracy = metrics[ACCURACY_KEY]
         logger.info("evaluation after step %d: %.1f%% right", version, 100 * self._last_accuracy)
         if self._waiting is None or self._waiting[STEP_KEY] != version:
@@ -170,7 +171,7 @@ class RunLog:
         self._waiting |= metrics
 
     def accuracy_at(self, training_step: int) -> float | None:
-        """Of the evaluation of that step, if an earlier process has written it; the live line shows it from now on."""
+        """Accuracy of the evaluation of that step, if an earlier process has written it. From now on the live line shows it."""
         for row in read_metrics(self._output_dir / METRICS_FILE):
             if row[STEP_KEY] == training_step and ACCURACY_KEY in row:
                 self._last_accuracy = row[ACCURACY_KEY]
@@ -178,14 +179,14 @@ class RunLog:
         return None
 
     def flush(self) -> None:
-        """Write the row that waits."""
+        """Write the row that waits for its evaluation, if there is one."""
         if self._waiting is not None:
             row, self._waiting = self._waiting, None
             self._writer.write(row[STEP_KEY], row)
             self._tracker.log(row, row[STEP_KEY])
 
     def ended(self, summary: RunSummary, *, exit_code: int) -> RunSummary:
-        """The loop is over: plot, `summary.json`, table."""
+        """The step loop is over: draw the plot, write `summary.json`, print the table."""
         self._exit_code = exit_code
         self.flush()
         self._close_line()
@@ -196,13 +197,13 @@ class RunLog:
         return summary
 
     def failed(self, error: BaseException) -> None:
-        """The run ends with an error that the user can do something about: one line, no traceback."""
+        """The run ends with an error that the user can correct: log one line, and the traceback only at level DEBUG."""
         self._close_line()
         logger.error("%s", error)
         logger.debug("traceback", exc_info=error)
 
     def room_left(self) -> str:
-        """In words, for a message about a disk."""
+        """Free space on the disk in words, for the end of a message about the disk."""
         with suppress(OSError):
             return f"; {shutil.disk_usage(self._output_dir).free / 2**20:.0f} MiB are free in {self._output_dir}"
         return ""
@@ -213,7 +214,7 @@ class RunLog:
             self._line = None
 
     def sync(self) -> None:
-        """What is written so far is on the disk: rows of before a checkpoint outlast a power loss as it does."""
+        """Put all rows so far on the disk, so that rows from before a checkpoint survive a power loss, as the checkpoint does."""
         self.flush()
         for writer in (self._writer, self._prompts):
             writer.sync()

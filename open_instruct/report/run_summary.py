@@ -1,4 +1,4 @@
-"""What a run says at its end: `summary.json` and a table on the terminal. The pictures are in `plots.py`."""
+"""The summary at the end of a run: `summary.json` and a table on the terminal. `plots.py` draws the plots."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -12,45 +12,46 @@ from open_instruct.report.metrics_file import to_json_value
 from open_instruct.storage.atomic_file import write_atomically
 
 MOST_COLUMNS = 100
-"""Of the rules above and below a table."""
+"""Longest rule above and below a table."""
 
 
 @dataclass(frozen=True)
 class PromptCounts:
-    """Fates of the training prompts of a run, its resumptions included: issued = consumed + the sum of dropped."""
+    """Outcomes of the training prompts of a run, its resumptions included: issued = consumed + the sum of dropped."""
 
     issued: int
     consumed: int
     dropped: dict[str, int]
-    """By reason."""
+    """Dropped prompts by reason."""
     reissued: int
-    """Times that a prompt was issued again; an event, not a fate."""
+    """Number of times that a prompt was issued again, which `issued` does not count. A reissue is an event, not an outcome."""
 
 
 @dataclass(frozen=True)
 class RunSummary:
-    """What `summary.json` and the table at the end of a run say."""
+    """Content of `summary.json` and of the table at the end of a run."""
 
     eval_accuracy_before: float | None
-    """Of the first evaluation, 0 to 1; None without one."""
+    """Accuracy of the first evaluation, 0 to 1; None if there was none."""
     eval_accuracy_after: float | None
+    """Accuracy of the last evaluation, 0 to 1; None if there was none."""
     training_steps: int
     wall_seconds: float
     tokens_per_second: float
-    """Sampled training tokens over the wall time of the step loop."""
+    """Sampled training tokens divided by the wall time of the step loop."""
     prompts: PromptCounts
     checkpoint: str | None
     plot: str | None
 
 
 def write_summary(path: str | Path, summary: "RunSummary | Mapping[str, Any]") -> None:
-    """Write `summary.json`, whole or not at all: of a training run, or what `RolloutStatistics.summary` gives."""
+    """Write `summary.json` as a whole or not at all: the summary of a training run, or that of `RolloutStatistics.summary`."""
     values = asdict(summary) if isinstance(summary, RunSummary) else summary
     write_atomically(path, json.dumps(to_json_value(values), indent=2).encode() + b"\n")
 
 
 def read_summary(path: str | Path) -> RunSummary:
-    """What `write_summary` wrote."""
+    """The summary of a training run that `write_summary` wrote."""
     values: dict[str, Any] = json.loads(Path(path).read_text())
     values["prompts"] = PromptCounts(**values["prompts"])
     return RunSummary(**values)

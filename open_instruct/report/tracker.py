@@ -1,4 +1,4 @@
-"""wandb, which watches a run and may never stop it. It is imported when first needed."""
+"""Sends metrics to wandb, which must never stop a run. wandb is imported when it is first needed."""
 
 import contextlib
 import logging
@@ -24,13 +24,13 @@ WANDB_INIT_TIMEOUT_S = 20.0
 WANDB_FINISH_TIMEOUT_S = 30.0
 WANDB_ANSWER_TIMEOUT_S = 5.0
 WANDB_GRACE_S = 5.0
-"""Beyond its own limit, for wandb to notice it."""
+"""Additional seconds for wandb to notice that its own limit is over."""
 WANDB_MAX_ROWS_WAITING = 1000
-"""Rows of metrics that wandb has not taken yet; further ones are left out there."""
+"""Most rows of metrics that wait for wandb. Further rows are not sent to wandb."""
 
 
 class Tracker(Protocol):
-    """Where metrics go beside `metrics.jsonl`."""
+    """A place to which metrics go in addition to `metrics.jsonl`."""
 
     def log(self, metrics: Mapping[str, Any], step: int) -> None: ...
 
@@ -49,20 +49,20 @@ class NullTracker:
 
 @dataclass(frozen=True)
 class TrackerOptions:
-    """How a run is found in wandb."""
+    """Names under which a run is found in wandb, and where its files are."""
 
     project: str
     name: str
     run_id: str
-    """The same after a resumption, so that it goes on in the same curve. Letters, digits, `-` and `_`."""
+    """Letters, digits, `-` and `_`. A resumed run has the same id, so that wandb continues its curves."""
     output_dir: str
-    """Its `wandb/` holds wandb's files, and an offline run for `wandb sync`."""
+    """The directory `wandb/` in it holds wandb's files, and an offline run for `wandb sync`."""
     entity: str | None = None
     group: str | None = None
 
 
 class WandbTracker:
-    """The keys of `metrics.jsonl` in wandb. Made by `make_tracker`."""
+    """Sends the rows of `metrics.jsonl` to wandb, under the same keys. `make_tracker` makes it."""
 
     def __init__(self, options: TrackerOptions, config: Mapping[str, Any]):
         import wandb
@@ -76,12 +76,12 @@ class WandbTracker:
                 self._run = self._init(options, config, mode="online")
             except Exception as error:
                 logger.warning("wandb is out of reach, tracking offline: %s: %s", type(error).__name__, error)
-                # What is left of the failed attempt holds the run's id.
+                # Without this, what is left of the failed attempt would still hold the run's id.
                 wandb.teardown()
                 self._run = self._init(options, config, mode="offline")
         else:
             self._run = self._init(options, config, mode="offline")
-        # A resumed run writes steps again that wandb has seen; its own step counter would refuse them.
+        # A resumed run writes steps again that wandb has seen already, and wandb's own step counter would refuse them.
         self._run.define_metric("*", step_metric=STEP_KEY)
 
     def _can_go_online(self) -> bool:
@@ -92,7 +92,7 @@ class WandbTracker:
             logger.warning("wandb has no key (WANDB_API_KEY): tracking offline")
             return False
         url = self._wandb.setup().settings.base_url
-        # wandb itself takes 40 s to find out.
+        # wandb itself takes 40 s to find out that the server does not answer.
         if not answers(url, timeout_s=WANDB_ANSWER_TIMEOUT_S):
             logger.warning("%s does not answer: tracking offline", url)
             return False
@@ -103,7 +103,7 @@ class WandbTracker:
         settings = self._wandb.Settings(
             init_timeout=WANDB_INIT_TIMEOUT_S,
             finish_timeout=WANDB_FINISH_TIMEOUT_S,
-            console="off",  # the live line is not for a log
+            console="off",  # wandb must not record the live line
         )
         return self._wandb.init(
             project=options.project,
@@ -119,11 +119,13 @@ class WandbTracker:
         )
 
     def log(self, metrics: Mapping[str, Any], step: int) -> None:
-        """Hand a row over; wandb may hang (its helper, a file system), and no step waits for it."""
+        """Hand a row over without waiting, because wandb may hang (its helper process, a file system)."""
         row = {STEP_KEY: step, **metrics}
         if not self._background.submit(lambda: self._log(row)):
             if self._num_left_out == 0:
-                logger.warning("wandb hangs: the run goes on, and leaves rows out there (metrics.jsonl has them all)")
+                logger.warning(
+                    "wandb hangs: the run goes on, and wandb lacks some rows (metrics.jsonl has all of them)"
+                )
             self._num_left_out += 1
 
     def _log(self, row: Mapping[str, Any]) -> None:
@@ -135,10 +137,11 @@ class WandbTracker:
         return self._wandb.Histogram(value) if isinstance(value, list) and value else value
 
     def finish(self, exit_code: int = 0) -> None:
-        """Send what is left, for at most `WANDB_FINISH_TIMEOUT_S`, and end wandb's helper process, if need be by force."""
+        """Send the remaining rows, for at most `WANDB_FINISH_TIMEOUT_S`, and end wandb's helper process, if need be by force."""
         if not self._background.end(lambda: self._finish(exit_code), WANDB_FINISH_TIMEOUT_S + WANDB_GRACE_S):
             logger.warning(
-                "wandb hangs: what it has not sent yet is left behind. metrics.jsonl has all rows (left out there: %d)",
+                "wandb hangs: the rows that it has not sent yet are lost there, and %d more that were not handed to it. "
+                "metrics.jsonl has all rows.",
                 self._num_left_out,
             )
             _kill_helpers()  # at the end of this process wandb would wait for them
@@ -158,23 +161,24 @@ def _kill_helpers() -> None:
 
 
 def answers(url: str, *, timeout_s: float) -> bool:
-    """Whether an HTTP server is there, through the proxy if one is set; what it answers does not matter."""
+    """Whether an HTTP server answers, through the proxy if one is set. Any answer counts, even an error."""
     try:
         with urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=timeout_s):
             return True
     except urllib.error.HTTPError:
         return True
     except urllib.error.URLError as error:
-        # Certificates are for wandb to judge, which may know others.
+        # A certificate error counts as an answer, because wandb checks certificates itself and may trust others.
         return isinstance(error.reason, ssl.SSLError)
     except OSError:
         return False
 
 
 def make_tracker(with_tracking: bool, options: TrackerOptions, config: Mapping[str, Any]) -> Tracker:
-    """wandb if asked for; offline when there is no network or key; nothing when wandb cannot be started at all.
+    """A tracker for wandb if `with_tracking`, else one that tracks nothing. wandb works offline if there is no network or key; if
+    wandb cannot be started at all, nothing is tracked.
 
-    Asks no question; without a network it takes some seconds, with one that fails half-way less than a minute.
+    The user is asked nothing. Without a network this takes some seconds, with a network that fails half-way less than a minute.
     """
     if with_tracking:
         with Isolation("wandb"):

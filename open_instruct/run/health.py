@@ -123,5 +123,7 @@ class Health:
         while isinstance(error, ray.exceptions.RayTaskError):
             error = error.cause
         dead = getattr(error, "actor_id", None)
-        names = (name for name, actor in self.actors().items() if dead and actor._actor_id.hex() == dead)
+        if not dead:
+            return ""
+        names = (name for name, actor in self.actors().items() if actor._actor_id.hex() == dead)
         return next(names, "")

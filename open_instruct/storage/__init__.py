@@ -1,1 +1,1 @@
-"""Files that are whole or not there: checkpoints, output directories, shared storage."""
+"""Files that are complete or do not exist: checkpoints, output directories, shared storage."""

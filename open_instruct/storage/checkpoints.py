@@ -1,11 +1,11 @@
-"""Directories that are there whole or not at all, also after a power loss: checkpoints of a run's state, and saved models.
+"""Directories that are complete or do not exist, even after a power loss: checkpoints of a run's state, and saved models.
 
     learners, controller ─► .step_000200.partial/…      each writer puts its own files on the disk (`sync_to_disk`)
-    driver               ─► run_state.json, last          names and bytes of all the files
+    driver               ─► run_state.json, last          names and sizes (in bytes) of all the files
                             sync everything, rename, sync the parent directory
 
-A checkpoint is whole if `run_state.json` can be read and every file that it lists is there with its bytes. A checkpoint that is
-not whole (torn by the crash of a machine, or copied in part) is passed over, and a run goes on from the newest one that is.
+A checkpoint is whole if `run_state.json` can be read and every file that it lists exists with the listed size. A checkpoint that
+is not whole (torn by the crash of a machine, or copied in part) is skipped, and a run resumes from the newest whole one.
 """
 
 import errno
@@ -22,38 +22,38 @@ from typing import Any
 
 STATE_FILE = "run_state.json"
 SEEN_S = 30.0
-"""How long a file that another node has written may take to be seen here: network file systems remember for a while what was."""
+"""How long a file that another node has written may take to be seen here, because network file systems cache directories."""
 POLL_S = 0.2
 _PREFIX = "step_"
 _NAME = re.compile(rf"{_PREFIX}([0-9]{{6}}|[1-9][0-9]{{6,}})")
 _FILES = "files"
-"""Key of the state file: bytes of each file of the checkpoint, by path within it."""
+"""Key of the state file: size in bytes of each file of the checkpoint, by path within the checkpoint."""
 _FORMAT = "format"
-"""Key of the state file: the version of what it holds."""
+"""Key of the state file: the version of the checkpoint's format."""
 FORMAT = 2
-"""Raise it when a checkpoint of before can no longer be read, or one from now on no longer by programs of before."""
+"""Raise it when this program can no longer read older checkpoints, or when older programs can no longer read new checkpoints."""
 LEARNER_DIRECTORY = "deepspeed"
-"""Of a checkpoint, where DeepSpeed writes."""
+"""Directory within a checkpoint into which DeepSpeed writes."""
 _OF_LEARNERS = re.compile(rf"{LEARNER_DIRECTORY}/|random_state_\d+\.pt$|latest$|zero_to_\w+\.py$")
 _OF_ONE_RANK = re.compile(r"(?:zero_pp_rank_|random_state_)(\d+)")
 """Files that each learner writes for itself, by DeepSpeed's names and ours; rank 0 writes the others."""
 
 
 class StorageNotShared(Exception):
-    """What a learner has written is not there for the driver: nobody could go on from such a checkpoint."""
+    """The driver does not see a file that a learner has written, so no run could resume from such a checkpoint."""
 
 
 class NoWholeCheckpoint(Exception):
-    """There are checkpoints, and none that this program can go on from; the text says why."""
+    """There are checkpoints, but this program cannot resume from any of them; the text says why."""
 
 
 def sync_to_disk(paths: Iterable[Path]) -> None:
-    """Have the machine's caches written out for these files and directories (fsync); whatever process wrote them."""
+    """Write the machine's caches of these files and directories to the disk (fsync), whichever process wrote the files."""
     for path in paths:
         descriptor = os.open(path, os.O_RDONLY)
         try:
             os.fsync(descriptor)
-        except OSError as error:  # some network file systems cannot do so for a directory
+        except OSError as error:  # some network file systems cannot fsync a directory
             if not (path.is_dir() and error.errno in (errno.EINVAL, errno.ENOTSUP, errno.EBADF)):
                 raise
         finally:
@@ -61,9 +61,9 @@ def sync_to_disk(paths: Iterable[Path]) -> None:
 
 
 def sync_files_of_rank(directory: Path, rank: int) -> dict[str, int]:
-    """Put on the disk what learner `rank` has written into a checkpoint; bytes of each file by path within `directory`.
+    """Sync the files that learner `rank` has written into a checkpoint; returns their sizes in bytes, by path within `directory`.
 
-    Every learner does so on its own node: the driver's machine cannot write out the caches of another one.
+    Every learner does this on its own node, because the driver's machine cannot write out the caches of another machine.
     """
     own = {name: num_bytes for name, num_bytes in files_in(directory).items() if _rank_of_writer(name) == rank}
     sync_to_disk(directory / name for name in own)
@@ -72,7 +72,7 @@ def sync_files_of_rank(directory: Path, rank: int) -> dict[str, int]:
 
 
 def _rank_of_writer(name: str) -> int | None:
-    """The learner that writes this file of a checkpoint; None for a file of somebody else."""
+    """The learner that writes this file of a checkpoint; None for a file that no learner writes."""
     if not _OF_LEARNERS.match(name):
         return None
     match = _OF_ONE_RANK.search(name)
@@ -80,7 +80,7 @@ def _rank_of_writer(name: str) -> int | None:
 
 
 def files_in(directory: Path) -> dict[str, int]:
-    """Bytes of every file under a directory, by path within it. Others may be writing there."""
+    """Sizes in bytes of all files under a directory, by path within it. Other processes may be writing there."""
     found = {}
     for path in sorted(directory.rglob("*")):
         with suppress(FileNotFoundError):  # renamed meanwhile
@@ -91,9 +91,9 @@ def files_in(directory: Path) -> dict[str, int]:
 
 @contextmanager
 def atomic_directory(directory: Path) -> Iterator[Path]:
-    """Write into the directory that this yields; it takes the place of `directory` when the block ends without an error.
+    """Yields a directory to write into, which replaces `directory` when the block ends without an error.
 
-    All of it is on the disk before its name is: after a power loss there is the old directory or the new one.
+    Its whole content is on the disk before its name is, so after a power loss there is the old directory or the new one.
     """
     beside = directory.with_name(f".{directory.name}.partial")
     shutil.rmtree(beside, ignore_errors=True)
@@ -102,7 +102,7 @@ def atomic_directory(directory: Path) -> Iterator[Path]:
         yield beside
         sync_to_disk([*beside.rglob("*"), beside])
     except BaseException:
-        shutil.rmtree(beside, ignore_errors=True)  # on a full disk it would keep the room that others need
+        shutil.rmtree(beside, ignore_errors=True)  # on a full disk it would take up space that other files need
         raise
     aside = directory.with_name(f".{directory.name}.old")
     shutil.rmtree(aside, ignore_errors=True)
@@ -115,17 +115,17 @@ def atomic_directory(directory: Path) -> Iterator[Path]:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """One that a run can go on from."""
+    """A checkpoint from which a run can resume."""
 
     path: Path
     state: dict[str, Any]
-    """What `save` was given."""
+    """The state that `save` was given."""
     passed_over: tuple[str, ...] = ()
-    """Newer ones that are not whole: path and what is wrong, each."""
+    """Newer checkpoints that are not whole: for each, its path and what is wrong with it."""
 
     @property
     def training_step(self) -> int:
-        """From the directory's name."""
+        """The training step in the directory's name."""
         return int(self.path.name.removeprefix(_PREFIX))
 
 
@@ -137,7 +137,7 @@ class CheckpointStore:
         self._keep_last = keep_last
 
     def steps(self) -> list[int]:
-        """Training steps with a checkpoint, in order; some may be torn."""
+        """Training steps with a checkpoint, in order. Some of the checkpoints may be torn."""
         found = (_NAME.fullmatch(path.parent.name) for path in self._directory.glob(f"{_PREFIX}*/{STATE_FILE}"))
         return sorted(int(match[1]) for match in found if match)
 
@@ -145,19 +145,19 @@ class CheckpointStore:
         return self._directory / f"{_PREFIX}{training_step:06d}"
 
     def remove_partial(self) -> None:
-        """Of a run that was killed while it wrote one; on a full disk they would keep the room that the next one needs."""
+        """Remove checkpoints that a killed run wrote only in part. On a full disk they would take the space of the next one."""
         for path in self._directory.glob(f".{_PREFIX}*.partial"):
             shutil.rmtree(path, ignore_errors=True)
 
     def has(self, training_step: int) -> bool:
-        """Whether the checkpoint of this step is there and whole."""
+        """Whether the checkpoint of this step exists and is whole."""
         return isinstance(_read_state(self.path(training_step)), dict)
 
     def newest(self) -> Checkpoint | None:
-        """The newest checkpoint that is whole; None if there is none at all.
+        """The newest checkpoint that is whole; None if there are no checkpoints.
 
         Raises:
-            NoWholeCheckpoint: there are some, and all are torn or misnamed, or the newest whole one is of another format.
+            NoWholeCheckpoint: there are checkpoints, but all are torn or misnamed, or the newest whole one has another format.
         """
         torn: list[str] = []
         for step in reversed(self.steps()):
@@ -176,19 +176,19 @@ class CheckpointStore:
         return None
 
     def _raise_if_misnamed(self) -> None:
-        """For `step_160` instead of `step_000160`: a run that passed it over would start anew."""
+        """Refuse `step_160` instead of `step_000160`, because a run that ignored it would start from the beginning."""
         for path in sorted(self._directory.glob(f"{_PREFIX}*/{STATE_FILE}")):
             if (number := path.parent.name.removeprefix(_PREFIX)).isdecimal():
                 name = self.path(int(number)).name
-                raise NoWholeCheckpoint(f"{path.parent} is not called as a checkpoint is: {name}")
+                raise NoWholeCheckpoint(f"{path.parent} does not have the name of its checkpoint: {name}")
 
     def save(self, training_step: int, state: dict[str, Any], write: Callable[[Path], Mapping[str, int]]) -> Path:
         """Let `write` fill the checkpoint's directory, add `state` (JSON values), then drop the oldest beyond `keep_last`.
 
-        `write` returns the bytes of each file that others have written, by path within the directory.
+        `write` returns the size in bytes of each file that other processes have written, by path within the directory.
 
         Raises:
-            StorageNotShared: some of those files are not there.
+            StorageNotShared: this process does not see some of those files.
         """
         path = self.path(training_step)
         with atomic_directory(path) as beside:
@@ -198,7 +198,7 @@ class CheckpointStore:
         return path
 
     def _drop_oldest(self) -> None:
-        """Torn ones do not count: they are no older states to fall back on."""
+        """Keep `keep_last` whole checkpoints. Torn ones do not count, because a run cannot fall back on them."""
         if self._keep_last <= 0:
             return
         num_kept = 0
@@ -206,14 +206,14 @@ class CheckpointStore:
             if num_kept < self._keep_last:
                 num_kept += self.has(step)
                 continue
-            (self.path(step) / STATE_FILE).unlink()  # from here on it is no checkpoint, should the rest be cut short
+            (self.path(step) / STATE_FILE).unlink()  # now it is no checkpoint, even if the removal is interrupted
             shutil.rmtree(self.path(step))
 
 
 def _read_state(path: Path) -> dict[str, Any] | str:
-    """The state of a whole checkpoint, or what is wrong with it.
+    """The state of a whole checkpoint, or what is wrong with the checkpoint.
 
-    A checkpoint without a list of its files counts as whole unless one of them is empty.
+    A checkpoint whose state file lists no files counts as whole unless one of its files is empty.
     """
     try:
         content = json.loads((path / STATE_FILE).read_text())

@@ -1,7 +1,7 @@
-"""A run's output directory: it can be written, and one run alone is in it.
+"""Checks that a run can write to its output directory, and that no other run uses the directory.
 
-The lock is a POSIX record lock on the file `.in_use`: the kernel releases it when the process ends, however it ends, and on a
-network's file system it holds on all nodes; a forked child does not have it. The file says who has it.
+The lock is a POSIX record lock on the file `.in_use`. The kernel releases the lock when the process ends, however it ends; on a
+network file system the lock holds on all nodes; a forked child does not have it. The file says which process holds the lock.
 """
 
 import errno
@@ -22,24 +22,24 @@ logger = logging.getLogger(__name__)
 
 LOCK_FILE = ".in_use"
 NEEDED_BYTES = 16 * 2**20
-"""Free at the start; a checkpoint needs far more, which nobody knows yet."""
+"""Bytes that must be free at the start. A checkpoint needs far more, but how much is not known yet."""
 STORAGE_ERRORS = frozenset(
     (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EFBIG, errno.EACCES, errno.ESTALE)
 )
 
 
 class UnusableDirectory(Exception):
-    """A run cannot begin there; the text says why and what to do."""
+    """A run cannot use this directory; the text says why and what to do."""
 
 
 @contextmanager
 def held(directories: Sequence[Path], option: str) -> Iterator[None]:
-    """Make these directories and keep other runs out of them, until the block or the process ends.
+    """Make these directories and keep other runs out of them until the block or the process ends.
 
-    `option` is what messages call the first of them.
+    `option` is the name of the option in messages.
 
     Raises:
-        UnusableDirectory: one cannot be made or written, or another run is in it.
+        UnusableDirectory: a directory cannot be made or written, or another run is in it.
     """
     with ExitStack() as locks:
         for directory in dict.fromkeys(path.absolute() for path in directories):
@@ -48,14 +48,14 @@ def held(directories: Sequence[Path], option: str) -> Iterator[None]:
                 _check_room(directory)
                 lock = os.open(directory / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             except (OSError, ValueError) as error:  # ValueError: a NUL in the path
-                raise UnusableDirectory(f"{option} {directory}: {describe(error)}. Give another one.") from error
+                raise UnusableDirectory(f"{option} {directory}: {describe(error)}. Give another directory.") from error
             locks.callback(os.close, lock)
             _take(lock, directory, option)
         yield
 
 
 def _check_room(directory: Path) -> None:
-    """Raises `OSError` where nothing can be written."""
+    """Raises `OSError` if `NEEDED_BYTES` cannot be written."""
     probe = directory / f".room.{os.getpid()}"
     try:
         with open(probe, "wb") as file:
@@ -76,7 +76,7 @@ def _take(lock: int, directory: Path, option: str) -> None:
             f"{option} {directory}: another run is in it ({_owner(lock)}). Wait for its end, stop it, or give another directory."
         ) from error
     about = {"host": socket.gethostname(), "process": os.getpid(), "user": _user(), "since": time.strftime("%F %T")}
-    with suppress(OSError):  # a disk that is full by now: the lock counts, not what it says
+    with suppress(OSError):  # the disk may be full by now; the lock holds without this text
         os.ftruncate(lock, 0)
         os.pwrite(lock, json.dumps(about).encode() + b"\n", 0)
 
@@ -86,22 +86,22 @@ def _owner(lock: int) -> str:
         about: dict[str, Any] = json.loads(os.pread(lock, 4096, 0))
         return f"process {about['process']} of {about['user']} on {about['host']}, since {about['since']}"
     except (OSError, ValueError, KeyError, TypeError):
-        return f"{LOCK_FILE} does not say whose"
+        return f"{LOCK_FILE} does not say which"
 
 
 def _user() -> str:
     try:
         return getpass.getuser()
-    except (KeyError, OSError):  # a container's user without a name
+    except (KeyError, OSError):  # in a container a user may have no name
         return f"user {os.getuid()}"
 
 
 @contextmanager
 def names_a_full_disk(directory: Path) -> Iterator[None]:
-    """What fails in the block for want of room says so: torch has errors of its own for it.
+    """Turn an error in the block into one that names a full disk, because torch raises errors of its own when a disk is full.
 
     Raises:
-        OSError: ENOSPC, where next to nothing is free in `directory` after whatever failed.
+        OSError: ENOSPC, if fewer than `NEEDED_BYTES` are free in `directory` after an error in the block.
     """
     try:
         yield
@@ -115,7 +115,7 @@ def names_a_full_disk(directory: Path) -> Iterator[None]:
 
 
 def describe(error: BaseException) -> str:
-    """An error of the file system in words, with its path."""
+    """The text of a file system error, with its path."""
     if not isinstance(error, OSError) or error.errno is None:
         return str(error)
     where = f" ({error.filename})" if error.filename is not None else ""
@@ -123,5 +123,5 @@ def describe(error: BaseException) -> str:
 
 
 def is_of_storage(error: BaseException) -> bool:
-    """Whether the disk is full, gone, or not writable: nothing that a traceback would explain."""
+    """Whether the disk is full, gone, or not writable. A traceback would not help to explain such an error."""
     return isinstance(error, OSError) and error.errno in STORAGE_ERRORS

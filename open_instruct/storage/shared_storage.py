@@ -1,8 +1,9 @@
-"""Whether the nodes of the learners and that of the driver share the directories of a run, found out before anything is trained.
+"""Finds out, before anything is trained, whether the nodes of the learners and the driver's node share the directories of a run.
 
     driver writes `.probe-<random>` into the directory ─► learner's node sees it, writes an answer beside it ─► driver sees that
 
-On disks of their own the learners' shards of a checkpoint would lie on several nodes, and no run could go on from them.
+If each node wrote to a disk of its own, the learners' shards of a checkpoint would lie on several nodes, and no run could resume
+from them.
 """
 
 import time
@@ -19,7 +20,8 @@ SEEN_S = 10.0
 
 @contextmanager
 def probe(directory: Path) -> Iterator[Path]:
-    """A small file in the directory, whose name nobody can know who does not see it; gone afterwards, with the answers."""
+    """A small file in the directory, with a random name, so that another node knows the file only if it sees it. The block's end
+    removes the file and the answers."""
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / f".probe-{uuid.uuid4().hex}"
     path.touch()
@@ -32,7 +34,7 @@ def probe(directory: Path) -> Iterator[Path]:
 
 
 def answer(path: str, node: str) -> bool:
-    """On another node: whether the probe at `path` is there; if so, an answer is written beside it."""
+    """Called on another node: whether that node sees the probe at `path`. If so, it writes an answer beside the probe."""
     if not _is_seen(Path(path)):
         return False
     _answer_of(Path(path), node).touch()
@@ -40,11 +42,12 @@ def answer(path: str, node: str) -> bool:
 
 
 def judge(path: Path, answers: dict[str, bool]) -> None:
-    """`answers`: what `answer` returned, by node. Raises `StorageNotShared` that names the nodes with disks of their own."""
+    """Raises `StorageNotShared`, which names the nodes that do not share the directory. `answers`: what `answer` returned, by
+    node."""
     apart = [node for node, saw in answers.items() if not (saw and _is_seen(_answer_of(path, node)))]
     if apart:
         raise StorageNotShared(
-            f"{path.parent} on the driver's node is another directory than on {', '.join(apart)}, where learners are to write "
+            f"{path.parent} on the driver's node is not the same directory as on {', '.join(apart)}, where learners write "
             f"checkpoints and models. Give a directory on storage that all nodes share."
         )
 

@@ -1,1 +1,1 @@
-"""Processes, signals, sockets and secrets of this machine."""
+"""Processes, signals, sockets, threads and secrets on this machine."""

@@ -1,4 +1,4 @@
-"""Calls that nobody may have to wait for: one after another in a thread of their own."""
+"""Makes calls one after another in a thread of their own, so that no other thread waits for them."""
 
 import queue
 import threading
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 class Background:
-    """Makes calls in order. One that hangs holds up those behind it and nobody else; the process may end without it."""
+    """Makes calls in order. A call that hangs delays only the calls behind it, and the process can end without it."""
 
     def __init__(self, name: str, max_waiting: int) -> None:
         self._calls: queue.Queue[Callable[[], None] | None] = queue.Queue(max_waiting)
@@ -15,7 +15,7 @@ class Background:
         self._thread.start()
 
     def submit(self, call: Callable[[], None]) -> bool:
-        """Whether there was room for it. What it raises ends the thread: it has to keep its errors to itself."""
+        """Add a call; False if there is no room for it. The call must catch its own errors, because an error ends the thread."""
         try:
             self._calls.put_nowait(call)
         except queue.Full:
@@ -23,7 +23,7 @@ class Background:
         return True
 
     def end(self, last_call: Callable[[], None], timeout_s: float) -> bool:
-        """Whether all calls, and a last one, were made within `timeout_s` seconds."""
+        """Make `last_call` after all waiting calls. Returns whether all of them were made within `timeout_s` seconds."""
         deadline = time.monotonic() + timeout_s
         try:
             for call in (last_call, None):

@@ -1,4 +1,4 @@
-"""What a signal does to a run, whichever door it came through: the exception that ends it, exit codes, a terminal that goes."""
+"""What a signal does to a run, whichever program started it: the exception that ends the run, exit codes, a closed terminal."""
 
 import logging
 import os
@@ -11,13 +11,13 @@ from types import FrameType
 logger = logging.getLogger(__name__)
 
 EXIT_PREEMPTED = 85
-"""After SIGTERM: what was done is kept, the same command goes on from there."""
+"""Exit code after SIGTERM: the run's work is kept, and the same command resumes it."""
 EXIT_INTERRUPTED = 130
-"""After Ctrl-C."""
+"""Exit code after Ctrl-C."""
 
 
 class Interrupted(BaseException):
-    """A signal asked the run to end. No failure, so whoever catches `Exception` lets it pass."""
+    """A signal asked the run to end. It is not a failure, so it is no `Exception`, and code that catches those lets it pass."""
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
@@ -30,13 +30,14 @@ def exit_code_of(number: int) -> int:
 
 @contextmanager
 def ends_by_signals() -> Iterator[None]:
-    """SIGTERM and Ctrl-C end this process with their exit codes also where there is nothing to save: while options and data are
-    read, and after the last checkpoint. A terminal that is closed (SIGHUP) ends nothing. The step loop has handlers of its own.
+    """In the block, SIGTERM and Ctrl-C end this process with their exit codes. This is for times when there is nothing to save:
+    while options and data are read, and after the last checkpoint. The step loop has its own handlers. A closed terminal (SIGHUP)
+    does not end the process.
     """
     handlers = {signal.SIGTERM: _leave, signal.SIGINT: _leave, signal.SIGHUP: _go_on_without_terminal}
     before = {number: signal.getsignal(number) for number in handlers}
     for number, handler in handlers.items():
-        if before[number] is not signal.SIG_IGN:  # nohup
+        if before[number] is not signal.SIG_IGN:  # with nohup SIGHUP is ignored and stays so
             signal.signal(number, handler)
     try:
         yield
@@ -55,18 +56,16 @@ def _go_on_without_terminal(number: int, _frame: FrameType | None) -> None:
         with suppress(OSError):
             if os.isatty(descriptor):
                 _point_nowhere(descriptor)
-    logger.warning(
-        "the terminal is gone (SIGHUP): the run goes on, and tells what it does in its output directory alone"
-    )
+    logger.warning("the terminal is closed (SIGHUP): the run goes on, and writes its log only to its output directory")
 
 
 def tell(text: str) -> None:
-    """Print; where nobody reads any more (a closed pipe or terminal), go on without."""
+    """Print. If nobody reads the output any more (a closed pipe or terminal), go on without printing."""
     try:
         print(text, flush=True)
     except OSError as error:
-        _point_nowhere(sys.stdout.fileno())  # else Python itself fails with what is still in the buffer when it ends
-        logger.warning("nobody reads what is printed any more (%s)", error)
+        _point_nowhere(sys.stdout.fileno())  # else Python fails at its end, when it writes the rest of the buffer
+        logger.warning("stdout is closed (%s): the run goes on without printing", error)
 
 
 def _point_nowhere(descriptor: int) -> None:

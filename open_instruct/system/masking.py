@@ -1,4 +1,4 @@
-"""Secrets stay out of logs, messages, tables and what is sent to a tracker."""
+"""Keeps secrets out of logs, messages, tables and the data that is sent to a tracker."""
 
 import logging
 import os
@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any
 
 _LOOKS_SECRET = re.compile(
-    r"(?<=://)[^/@\s'\":]*:[^\s'\"]*(?=@)"  # user:password of an address, in which `@` and `/` should be escaped but may not be
+    r"(?<=://)[^/@\s'\":]*:[^\s'\"]*(?=@)"  # user:password of an address; `@` and `/` in it should be escaped but may not be
     r"|(?<=://)[^/@\s'\"]+(?=@)"
     r"|\b(?:hf_|sk-|gh[oprsu]_|github_pat_|glpat-|npm_|xox[abp]-|AKIA|AIza|ya29\.|eyJ)[\w.-]{8,}"  # what access tokens look like
     r"|(?i:(?<=[?&])(?:[\w-]*(?:key|token|secret|pass|password|pwd|auth|signature|credential)|sig)=[^&\s'\"]+)"  # of a query
@@ -23,18 +23,18 @@ _HEADER = re.compile(
 _NAMED_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|_PASS$|_PWD$|_AUTH$", re.IGNORECASE)
 _IN_ADDRESS = re.compile(r"://[^/@\s:]*:([^/@\s]+)@")
 SHORTEST = 8
-"""Shorter values of variables would blot out words that only look like them."""
+"""Values of variables that are shorter, in characters, are not masked, because they may equal ordinary words."""
 MASK = "***"
 
 
 def without_secrets(text: str) -> str:
-    """The text with `***` for what looks like a secret, for the value of each variable whose name says that it is one, and for
-    passwords in those that are addresses (of a proxy, for one).
+    """The text with `***` in place of everything that looks like a secret, of the value of each environment variable whose name
+    says that it is a secret, and of passwords in variables that hold an address (such as a proxy's).
     """
     for secret in _secrets_of_environment():
         if (
             len(secret) >= SHORTEST and secret in text and not os.path.exists(secret)
-        ):  # the path of a file with one is none
+        ):  # the path of a file that holds a secret is not a secret
             text = text.replace(secret, MASK)
     return _HEADER.sub(rf"\1\2\3{MASK}", _LOOKS_SECRET.sub(MASK, text))
 
@@ -48,7 +48,7 @@ def _secrets_of_environment() -> Iterator[str]:
 
 
 def masked(value: Any) -> Any:
-    """The same in all texts of nested lists and mappings."""
+    """`value` with `without_secrets` applied to every string in nested lists and mappings."""
     if isinstance(value, str):
         return without_secrets(value)
     if isinstance(value, Mapping):
@@ -59,7 +59,7 @@ def masked(value: Any) -> Any:
 
 
 def mask_tracebacks() -> None:
-    """What this process ends with is told without secrets, too."""
+    """Mask secrets in the traceback with which this process may end."""
 
     def tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         sys.stderr.write(without_secrets("".join(traceback.format_exception(kind, error, trace))))
@@ -68,7 +68,7 @@ def mask_tracebacks() -> None:
 
 
 class MaskingFormatter(logging.Formatter):
-    """Masks a whole record, traceback included."""
+    """Masks secrets in a whole log record, traceback included."""
 
     def format(self, record: logging.LogRecord) -> str:
         return without_secrets(super().format(record))

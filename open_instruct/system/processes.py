@@ -1,4 +1,4 @@
-"""What the kernel says of a process."""
+"""What the kernel says about a process."""
 
 from contextlib import suppress
 
@@ -6,7 +6,7 @@ import psutil
 
 
 def is_stopped(process: psutil.Process) -> bool:
-    """By SIGSTOP, a debugger or a frozen container: it does nothing and answers nobody, but is there."""
+    """Whether SIGSTOP, a debugger or a frozen container has stopped the process: it exists, but does and answers nothing."""
     with suppress(psutil.Error):
         return process.status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
     return False

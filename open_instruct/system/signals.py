@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT as a question that the step loop asks where it may leave."""
+"""Turns SIGTERM and SIGINT into a question that the step loop asks wherever it can end."""
 
 import signal
 from types import FrameType
@@ -13,7 +13,7 @@ class Signals:
     def __init__(self) -> None:
         self.received: int | None = None
         self.is_told = False
-        """Whether the log tells of the signal."""
+        """Whether the log reports the signal."""
         self._before: dict[int, Any] = {}
 
     def install(self) -> None:

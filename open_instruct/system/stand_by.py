@@ -1,10 +1,10 @@
-"""A small process that cleans up once the process that started it has ended, however that was.
+"""A small process that cleans up after the process that started it has ended, for whatever reason.
 
-A process that is killed cannot clean up after itself. So another one stands by: it waits until the other end of a pipe closes,
-which the kernel sees to. It outlives signals to the process group of who started it, and is nobody's child: Ray ends those of an
-actor that it kills.
+A process that is killed cannot clean up after itself. So another process stands by: it waits until the kernel closes the other
+end of a pipe, which happens when its starter ends. Signals to the starter's process group do not reach the process that stands
+by. It is not a child of its starter either, because Ray ends the children of an actor that it kills.
 
-    driver ── pipe ──► stands by ── kills Ray's agents, which stay for a minute, and whatever else the run has started here
+    driver ── pipe ──► stands by ── kills Ray's agents, which stay for a minute, and all other processes of the run on this node
     engine ── pipe ──► stands by ── kills its processes, which hold GPU memory, and removes their files in shared memory
 """
 
@@ -19,13 +19,14 @@ from pathlib import Path
 
 START_S = 30.0
 ENGINE_MARK = "OPEN_INSTRUCT_STARTED_BY"
-"""In the environment of what is started while an engine is made. Who has it in the command line cleans up after an engine."""
+"""Variable in the environment of all processes that are started while an engine is made. A process with this name in its command
+line cleans up after an engine."""
 _STAND_BY = f"""
 import json, os, signal, sys, time
 
 def open_process(pid):
     try:
-        return os.pidfd_open(pid)  # the number may belong to somebody else later
+        return os.pidfd_open(pid)  # unlike the number, it never comes to mean another process
     except ProcessLookupError:
         return None
 
@@ -59,7 +60,7 @@ if os.fork():
     os._exit(0)
 print(os.getpid(), flush=True)
 processes = []
-if line := sys.stdin.readline():  # else it ended before it could say what it had started
+if line := sys.stdin.readline():  # else the starter ended before it could say what it had started
     known = json.loads(line)
     files += known["files"]
     processes = [process for process in map(open_process, known["processes"]) if process is not None]
@@ -80,17 +81,17 @@ for path in files:
 
 
 class StandBy:
-    """Once this process has ended: kills what has `mark` (`NAME=value`) in its environment, and removes `files`."""
+    """When this process has ended, kills all processes with `mark` (`NAME=value`) in their environment, and removes `files`."""
 
     def __init__(self, mark: str, files: Iterable[Path] = ()) -> None:
         command = [sys.executable, "-S", "-c", _STAND_BY, mark, *map(str, files)]
         pipe = subprocess.PIPE
         self._started = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, start_new_session=True)
         self.pid = int(self._answer())
-        self._started.wait(timeout=START_S)  # the one that was started has left its place to its child
+        self._started.wait(timeout=START_S)  # the started process has forked the one that stands by, and ends
 
     def tell(self, processes: Iterable[int], files: Iterable[Path] = ()) -> None:
-        """These are to be killed and removed, too."""
+        """Have these processes killed and these files removed too."""
         assert self._started.stdin is not None
         words = {"processes": sorted(processes), "files": [str(path) for path in files]}
         self._started.stdin.write(json.dumps(words) + "\n")

@@ -1,4 +1,4 @@
-"""Connections whose other end is gone: the kernel notices within seconds instead of hours."""
+"""Lets the kernel notice within seconds, instead of hours, that the other end of a connection is gone."""
 
 import socket
 from typing import Any
@@ -6,12 +6,13 @@ from typing import Any
 PROBE_S = 5
 NUM_PROBES = 3
 LOST_S = PROBE_S * (NUM_PROBES + 1)
-"""After which a connection breaks (OSError) whose other machine, or the network to it, is gone. A machine that is merely busy
-answers: its kernel does so."""
+"""Seconds after which a connection breaks (OSError) if the other machine, or the network to it, is gone. A busy machine is not
+taken for lost, because its kernel answers."""
 
 
 def notice_a_lost_machine(connection: socket.socket) -> None:
-    """Linux tries for two hours where nothing is on its way, and for a quarter of one where something is."""
+    """Break the connection after `LOST_S`. By default Linux tries for two hours on an idle connection, and for a quarter of an
+    hour if data is on its way."""
     options = {"TCP_KEEPIDLE": PROBE_S, "TCP_KEEPINTVL": PROBE_S, "TCP_KEEPCNT": NUM_PROBES}
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in {**options, "TCP_USER_TIMEOUT": LOST_S * 1000}.items():
@@ -20,7 +21,7 @@ def notice_a_lost_machine(connection: socket.socket) -> None:
 
 
 def make_socket(address: tuple[Any, ...]) -> socket.socket:
-    """A `socket_factory` of aiohttp's connector: for one entry of `getaddrinfo`."""
+    """A socket for one entry of `getaddrinfo`; the `socket_factory` of aiohttp's connector."""
     family, kind, protocol, *_ = address
     connection = socket.socket(family, kind, protocol)
     notice_a_lost_machine(connection)

@@ -1,4 +1,4 @@
-"""Threads of one actor: they share a lock, the first error among them ends the run, and they end together."""
+"""Threads of one actor. They share a lock, the first error in one of them ends the run, and they end together."""
 
 import threading
 import time
@@ -10,14 +10,14 @@ POLL_S = 0.5
 
 
 class WorkThreads:
-    """The threads, and the lock that guards what they share. `owner` is the name of the actor in messages.
+    """The threads, and the lock that guards the data that they share. `owner` is the name of the actor in messages.
 
-    An error in a thread is raised by the next `raise_error`, so a caller hears of it although nobody looks at the thread.
+    The next `raise_error` raises an error of a thread, so a caller learns of the error although it does not watch the thread.
     """
 
     def __init__(self, owner: str) -> None:
         self.lock = threading.Condition()
-        """Notified whenever something happened that a thread or a caller may wait for."""
+        """Notified whenever something has happened for which a thread or a caller may wait."""
         self.stopping = threading.Event()
         self._owner = owner
         self._error: BaseException | None = None
@@ -28,7 +28,7 @@ class WorkThreads:
         return bool(self._running)
 
     def start(self, *works: Callable[[], None]) -> None:
-        """Run each of `works` in a thread that has its name."""
+        """Run each function of `works` in a thread with the name of the function."""
         for work in works:
             thread = threading.Thread(target=self._guard, args=(work,), name=work.__name__, daemon=True)
             thread.start()
@@ -54,7 +54,7 @@ class WorkThreads:
             raise RuntimeError(f"{self._owner} failed: {self._error!r}") from self._error
 
     def wait_for(self, condition: Callable[[], Any], timeout_s: float | None = None) -> bool:
-        """Whether `condition` came true in `timeout_s`. Raises `RuntimeError` if a thread fails meanwhile."""
+        """Whether `condition` became true within `timeout_s` seconds. Raises `RuntimeError` if a thread fails meanwhile."""
         with self.lock:
             came_true = self.lock.wait_for(lambda: self._error is not None or condition(), timeout_s)
             self.raise_error()

@@ -1,1 +1,1 @@
-"""How good a response is, told in processes that can do nothing but compute."""
+"""Scores responses, in processes that can do nothing but compute."""

@@ -1,7 +1,7 @@
-"""What an answer says: found in a response, and read as a number, as LaTeX, or as words.
+"""Finds the answer in a response, and reads it as a number, as LaTeX, or as words.
 
-Text that could be taken for two answers, or that Python reads otherwise than a person does, is no number (`1,42`), or stays apart
-from what it resembles (`A, B` from B). Every reader takes time that is linear in the length of the text.
+Text that could mean two answers, or that Python reads differently from a person, is not read as a number (`1,42`), and does not
+equal the answer that it resembles (`A, B` is not B). Every reader takes time that is linear in the length of the text.
 """
 
 import re
@@ -11,11 +11,11 @@ from fractions import Fraction
 
 
 def extract_answer(text: str) -> str | None:
-    """What stands in the last complete `<answer>...</answer>`, stripped; None without one.
+    """Content of the last complete `<answer>...</answer>`, stripped; None if there is none.
 
-    Of `<answer>1<answer>2</answer>` it is 2: the opening tag counts that stands last before a closing one. (The pattern
-    of `reasoning_gym.utils.extract_answer` starts at the first opening tag and gives `1<answer>2`.) Linear in the
-    text's length.
+    In `<answer>1<answer>2</answer>` the content is 2, because the last opening tag before a closing tag counts. (The pattern of
+    `reasoning_gym.utils.extract_answer` starts at the first opening tag and gives `1<answer>2`.) The time is linear in the
+    length of the text.
     """
     last_close = text.rfind("</answer>")
     start = text.rfind("<answer>", 0, max(last_close, 0))
@@ -26,9 +26,9 @@ def extract_answer(text: str) -> str | None:
 
 
 def boxed_answer(text: str) -> str | None:
-    """What stands in the last complete `\\boxed{…}`, braces inside it included; None without one."""
+    """Content of the last complete `\\boxed{…}`, including braces inside it; None if there is none."""
     best = (-1, 0)
-    open_braces: list[tuple[int, bool]] = []  # where the content begins, and whether it is a box's
+    open_braces: list[tuple[int, bool]] = []  # where the content begins, and whether the brace belongs to a box
     for match in re.finditer(r"(\\boxed)?\{|\}", text):
         if match[0] != "}":
             open_braces.append((match.end(), match[1] is not None))
@@ -41,10 +41,10 @@ def boxed_answer(text: str) -> str | None:
 # --- LaTeX ------------------------------------------------------------------------------------------------------------
 
 MAX_NUMBER = 1000
-"""Longer ones, in characters, are no numbers: Python takes quadratic time to read them."""
+"""Longest text, in characters, that is read as a number, because Python takes quadratic time to read a number."""
 _IGNORED = re.compile(r"\\(?:left|right|displaystyle|quad|qquad)(?![A-Za-z])|\\[!,;: ]|\\?\$|~")
 _SPACES = re.compile(r"(?<![0-9]) | (?![0-9])")
-"""Single ones, but for those between two digits: `4 2` is not 42."""
+"""Single spaces that may be removed. Spaces between two digits stay: `4 2` is not 42."""
 _THOUSANDS = re.compile(r"(?<=[0-9])(?:\{,\}|\\,|,)(?=[0-9]{3}(?![0-9]))")
 _UNIT = re.compile(r"(.+?) ?(?:\\(?:text|mathrm|mbox)\{([^{}]*)\}(?:\^(?:([23])|\{([23])\}))?|\\?(%))")
 _UNIT_WORD = re.compile(r"°?([^\W\d_]+(?:\.[^\W\d_]+)*)\.?(?:\^?[23]|[²³])?|°")
@@ -56,13 +56,13 @@ _is_no_unit = re.compile(
     "(?:third|fourth|fifth|sixth|seventh|eighth|ninth|tenth|hundredth|thousandth)s?|"
     "(?:hundred|thousand|million|billion|trillion|dozen)s?|mil|mn|bn|tn"
 ).fullmatch
-"""Words behind a number that make another number of it, or offer a second one."""
+"""Matches a word that may stand behind a number but is no unit: it changes the number (`million`) or offers a second (`or`)."""
 _PLAIN_NUMBER = re.compile(r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)")
 _FRACTION = re.compile(r"([-+]?)(?:\\frac\{([-+]?[0-9]+)\}\{([-+]?[0-9]+)\}|([0-9]+)/([0-9]+))")
 
 
 def math_value(latex: str) -> tuple[Fraction | str, str]:
-    """A number exactly, where it is one; else LaTeX without spacing. And the unit behind a number."""
+    """The exact number that LaTeX stands for, or else the LaTeX without spacing; and the unit behind the number, or ""."""
     text = latex.strip().rstrip(".").replace("\N{MINUS SIGN}", "-").replace("{,}", ",")
     text = " ".join(_IGNORED.sub(" ", _THOUSANDS.sub(",", text)).split())
     if whole := re.fullmatch(r"\\text\{([^{}]*)\}", text):
@@ -80,16 +80,17 @@ def math_value(latex: str) -> tuple[Fraction | str, str]:
 
 
 def _compact(latex: str) -> str:
-    """LaTeX without spaces, and with the braces that LaTeX lets one leave out around a digit."""
+    """LaTeX without spaces, and with the braces around a single digit that LaTeX allows to leave out: `\\frac12`."""
     text = re.sub(r"\\[dt]frac", r"\\frac", _SPACES.sub("", latex))
     text = re.sub(r"\\(sqrt|frac)([0-9])", r"\\\1{\2}", text)
     return re.sub(r"(\\frac\{[^{}]*\})([0-9])", r"\1{\2}", text)
 
 
 def _unit(match: re.Match[str]) -> str | None:
-    """The unit that `_UNIT` found: `square feet`, `m^2`, `%`, or nothing; None if what stands there is no unit.
+    """The unit that `_UNIT` found: `square feet`, `m^2`, `%`, or "" if there is none; None if the text there is no unit.
 
-    A unit consists of words. `_is_no_unit` knows none of them, and those of one letter are symbols: `m` is, `i` is not.
+    A unit consists of words that `_is_no_unit` does not match. A word of one letter must be the symbol of a unit: `m` is one, `i`
+    is not.
     """
     _, text, bare_power, braced_power, percent = match.groups()
     words = re.split(r"[ /·-]+", (percent or text).strip().replace(" ^", "^").replace("\\%", "%"))
@@ -111,7 +112,7 @@ def _is_unit_word(word: str) -> bool:
 
 
 def _exactly(text: str) -> Fraction | None:
-    """The number that a text is, if it is one."""
+    """The number that a text stands for; None if it is no number."""
     if fraction := _FRACTION.fullmatch(text):
         sign, top, bottom, plain_top, plain_bottom = fraction.groups()
         denominator = int(bottom or plain_bottom)
@@ -133,20 +134,21 @@ _DIGITS = (
 )
 _NUMBER = re.compile(rf"([{_MINUS}]?){_CURRENCY}([{_MINUS}]?)({_DIGITS})([eE][-+]?[0-9]+)?(?: ?/ ?([0-9]+)(?![0-9/]))?")
 _BEGINS_INSIDE = re.compile(r"(?:[0-9](?:[:_,'’]|\\,|\{,\}|\s*/\s*)|\^\s?\{?|[0-9)\]}]\*\*)\Z")
-"""What may stand before a number that is only the rest of something: a time, a power, a fraction, `1_42`, `1,42`, `1.000,42`."""
+"""Text before a number which shows that the number is only the end of something: a time, a power, a fraction, `1_42`, `1,42`,
+`1.000,42`."""
 _DATE = re.compile(rf"[0-9][{_MINUS}][0-9]+\Z")
-"""What stands before the last part of a date, and before the hyphen."""
+"""Text before the hyphen and the last part of a date."""
 _SPACED_MINUS = re.compile(rf"(?:^\s*|[=(:≈][ \t]*)[{_MINUS}][{_GAP}]+\Z")
 _GOES_ON = re.compile(r"[:/_][0-9]|[\u207a\u207b]")
 
 
 def last_number(text: str) -> Fraction | None:
-    """The last number in a text, exactly; None where there is none, or where the last digits belong to something else.
+    """The exact value of the last number in a text; None if there is none, or if the last digits belong to something else.
 
-    Separators of thousands (`1,000`, `1 000`), a currency, a power of ten (`1e3`) and a denominator (`1/2`) belong to it, a full
-    stop does not. A minus counts unless it stands right behind a digit, letter or bracket (`9-4` ends in 4), or with a space on
-    both sides behind a word or at the beginning of a line (`- 42` in a list is 42; `= - 42`, or nothing but `- 42`, is -42).
-    Times, dates, powers and mixed numbers are no numbers: `12:42`, `2024-05-42`, `10^42`, `42²`, `42½`.
+    Separators of thousands (`1,000`, `1 000`), a currency, a power of ten (`1e3`) and a denominator (`1/2`) belong to the number;
+    a full stop does not. A minus counts, with two exceptions: right behind a digit, letter or bracket (`9-4` ends in 4), and with
+    a space on both sides behind a word or at the beginning of a line (`- 42` in a list is 42; `= - 42`, or a text that is only
+    `- 42`, is -42). Times, dates, powers and mixed numbers are no numbers: `12:42`, `2024-05-42`, `10^42`, `42²`, `42½`.
     """
     last = next(iter(deque(_NUMBER.finditer(text), maxlen=1)), None)
     if last is None or len(last[0]) > MAX_NUMBER or _GOES_ON.match(text, last.end()):
@@ -168,7 +170,7 @@ def count_numbers(text: str) -> int:
 
 
 def _is_other_digit(char: str) -> bool:
-    """Whether a character stands for a number, but is none of 0 to 9: `²`, `½`, an Arabic digit."""
+    """Whether a character is numeric but not one of 0 to 9: `²`, `½`, an Arabic digit."""
     return char.isnumeric() and not char.isascii()
 
 
@@ -196,8 +198,8 @@ _INSIDE_WORD = re.compile(rf"(?<=[^\W\d_])[.{_QUOTES}](?=[^\W\d_])")
 def normalize_answer(text: str) -> str:
     """Lower case, without outer punctuation, English articles and superfluous spaces (after SQuAD, Rajpurkar et al. 2016).
 
-    Punctuation goes from the ends of words, and full stops and apostrophes from between letters (`D.C.`, `it's`); it stays
-    between digits and where it is an operator: `3.14`, `4'2`, `4(2)`, `5!`. `1,000` is 1000. An article goes before a word:
+    Punctuation is removed at the ends of words, and full stops and apostrophes between letters too (`D.C.`, `it's`). Punctuation
+    stays between digits and as an operator: `3.14`, `4'2`, `4(2)`, `5!`. `1,000` is 1000. An article is removed before a word:
     `the B` is B, but `A, B` and `A B` are `a b`, because `a` is no article before a single letter.
     """
     text = _GROUPED.sub(lambda match: match[0].replace(",", ""), text.lower().translate(_MINUS_SIGNS))
@@ -215,7 +217,7 @@ def _is_article(word: str, following: str) -> bool:
 
 
 def _bare(word: str) -> str:
-    """A word without the punctuation around it; a decimal point and a factorial are none."""
+    """A word without the punctuation around it. A decimal point and a factorial are not punctuation."""
     for _ in range(3):  # `("B."),` has three layers
         core = word.rstrip(_QUOTES + ".,:;?!")
         if word[len(core) :].startswith("!") and core[-1:] in (")", *"0123456789"):

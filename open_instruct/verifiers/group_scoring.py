@@ -1,4 +1,4 @@
-"""The scoring of one group, in a thread of the pool: slow responses hold up nobody, and a crash costs one response."""
+"""Scores one group, in a thread of the pool. A slow response does not hold up the others, and a crash costs one response."""
 
 import selectors
 import time
@@ -9,15 +9,15 @@ from open_instruct.verifiers.keeper import MAX_FAILURE
 from open_instruct.verifiers.scoring_processes import Scored, Scorer, ScoringJob, UnavailableError
 
 PATIENCE_S = 0.25
-"""After this long the others of a group stop waiting for a response."""
+"""A response that takes longer counts as slow: the other responses of its group stop waiting for it."""
 MAX_SIDE_BY_SIDE = 8
-"""Scorers of one group that compute, once one of its responses was slow; those that are slow themselves do not count."""
+"""Scorers of one group that may compute at once, after one of its responses was slow. Slow scorers do not count."""
 MAX_SLOW = 64
-"""Slow scorers of one group that there may be at once."""
+"""Largest number of slow scorers of one group at once."""
 
 
 class GroupScoring:
-    """Has the responses of one group scored: by one scorer in order, and by further ones beside it where it is held up."""
+    """Has the responses of one group scored: in order by one scorer, and by further scorers beside it after a slow response."""
 
     def __init__(
         self,
@@ -35,9 +35,10 @@ class GroupScoring:
         self._waiting = deque(range(len(job.texts)))
         self._scored: list[Scored | None] = [None] * len(job.texts)
         self._crashed: set[int] = set()
-        """Responses that a scorer did not survive once."""
+        """Responses on which one scorer has ended; each is tried once more."""
         self._scorers: set[Scorer] = set()
         self._width = 1
+        """Scorers that may compute at once; slow ones do not count."""
 
     def score(self) -> list[Scored]:
         with selectors.DefaultSelector() as selector:
@@ -48,15 +49,15 @@ class GroupScoring:
                     self._take_replies()
                     self._look_at_the_clock()
                     if not self._waiting and self._num_slow() == len(self._scorers):
-                        self._let_others_on()  # the next group need not wait for what hangs
+                        self._let_others_on()  # the next group need not wait for responses that hang
             finally:
                 for scorer in list(self._scorers):
                     self._end(scorer)
-        return [one for one in self._scored if one is not None]
+        return [scored for scored in self._scored if scored is not None]
 
     def _hand_out(self) -> None:
-        """Give each idle scorer a response, and make more scorers while fewer than wanted are at work."""
-        for scorer in [one for one in self._scorers if one.number is None]:
+        """Give each idle scorer a response, and borrow more scorers while fewer than `_width` compute."""
+        for scorer in [scorer for scorer in self._scorers if scorer.number is None]:
             if self._waiting:
                 self._give(scorer)
             else:
@@ -80,7 +81,7 @@ class GroupScoring:
         number = self._waiting.popleft()
         try:
             scorer.send(number, self._job)
-        except OSError:  # it has ended, or is stopped and takes nothing
+        except OSError:  # the scorer has ended, or is stopped and reads nothing
             self._lose(scorer)
 
     def _give_up(self, failure: str) -> None:
@@ -90,12 +91,12 @@ class GroupScoring:
 
     def _take_replies(self) -> None:
         now = time.monotonic()
-        ends = [one.since + (self._timeout_s if one.is_slow else PATIENCE_S) - now for one in self._scorers]
+        ends = [scorer.since + (self._timeout_s if scorer.is_slow else PATIENCE_S) - now for scorer in self._scorers]
         for key, _ in self._selector.select(max(min(ends, default=0.0), 0.0)):
             scorer: Scorer = key.data
             try:
                 scored = scorer.receive()
-            except (OSError, ValueError, RecursionError):  # it has ended, or says what no scorer says
+            except (OSError, ValueError, RecursionError):  # the scorer has ended, or its reply is not valid
                 self._lose(scorer)
                 continue
             if scored is not None and scorer.number is not None:
@@ -106,7 +107,7 @@ class GroupScoring:
 
     def _look_at_the_clock(self) -> None:
         now = time.monotonic()
-        for scorer in [one for one in self._scorers if one.number is not None]:
+        for scorer in [scorer for scorer in self._scorers if scorer.number is not None]:
             assert scorer.number is not None
             if now - scorer.since > self._timeout_s:
                 self._scored[scorer.number] = Scored(None, "timeout")
@@ -116,7 +117,7 @@ class GroupScoring:
                 self._width = MAX_SIDE_BY_SIDE
 
     def _lose(self, scorer: "Scorer") -> None:
-        """A scorer is gone: its response is tried once more."""
+        """A scorer is gone. Its response is tried once more; the second time it is not scored."""
         number = scorer.number
         assert number is not None
         if number in self._crashed:

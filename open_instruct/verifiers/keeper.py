@@ -1,7 +1,7 @@
-"""The keeper of the verifiers and its scorers, in processes of their own.
+"""The keeper process, which loads the verifiers, and the scorer processes, which it forks.
 
-The keeper loads the verifiers and never sees a response. It forks a scorer for whoever asks, and a scorer goes into its jail
-before it sees a response. The parent's side of both is `scoring_processes.py`.
+The keeper never sees a response. It forks a scorer when the parent asks for one, and a scorer goes into its jail before it sees a
+response. `scoring_processes.py` is the parent's side of both.
 """
 
 import gc
@@ -41,22 +41,24 @@ MAX_REPLY_BYTES = 4096
 MAX_FAILURE = 500
 """Longest text of an error, in characters."""
 ScoreFunction = Callable[[str, object, list[int], str, str | None], VerificationResult]
-"""Of a row's `dataset` and ground truth, and of a response's token ids, text and prompt."""
+"""Its arguments: a row's `dataset` and ground truth, and a response's token ids, text and prompt."""
 
 
 @dataclass(frozen=True)
 class KeeperStart:
-    """What a keeper is started with."""
+    """The first message to a keeper."""
 
     score: ScoreFunction
     ready: tuple[str, ...]
+    """Values of the `dataset` column whose verifiers are loaded at once."""
     modules: tuple[str, ...]
+    """As `--verifier_modules`."""
     jail: Jail
 
 
 def keep(descriptor: int) -> None:
-    """The keeper: forks a scorer for whoever asks over the socket, until that closes, which the parent's death does."""
-    # Ctrl-C and a job queue's SIGTERM reach the whole process group; when the keeper ends is for the parent to say.
+    """The keeper. Forks a scorer for every request over the socket, until the socket closes; the parent's death closes it too."""
+    # Ctrl-C and a job queue's SIGTERM reach the whole process group, but only the parent decides when the keeper ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     os.set_inheritable(descriptor, False)
@@ -69,7 +71,7 @@ def keep(descriptor: int) -> None:
         be_killed_first()
         silent = os.open(os.devnull, os.O_WRONLY)
         limit_resources(start.jail)
-        if landlock_version():  # each part for itself: tasks that need all of them are refused where one is missing
+        if landlock_version():  # a missing part of the jail is skipped: tasks that need all parts are refused elsewhere
             restrict_files(Jail(readable=python_files(["open_instruct", start.score.__module__])))
         gc.collect()
         gc.freeze()  # collecting would copy the pages that scorers share
@@ -93,31 +95,31 @@ def keep(descriptor: int) -> None:
 
 
 def _load(datasets: Collection[str]) -> dict[str, str]:
-    """Load the verifiers of these `dataset` columns; those that cannot be loaded, and why."""
+    """Load the verifiers of these `dataset` columns. Returns those that cannot be loaded, each with the reason."""
     refused = {}
     for dataset in datasets:
         try:
             prepare_verifier(dataset)
-        except Exception as err:  # one that is broken, or refuses this machine, costs the rows of the others nothing
+        except Exception as err:  # a verifier that is broken, or refuses this machine, must not affect other rows
             refused[dataset] = f"{type(err).__name__}: {err}"
     return refused
 
 
 def _reap() -> None:
-    """Take leave of scorers that have ended."""
+    """Remove scorers that have ended from the kernel's process table."""
     with suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
 
 
 def _prepare(dataset: str, ground_truth: object) -> None:
-    """Load here what every scorer of such a row needs, so that not each of them does."""
-    with suppress(Exception):  # the scorers meet it again and report it
+    """Load in the keeper what every scorer of such a row needs, so that not every scorer has to load it."""
+    with suppress(Exception):  # the scorer meets the same error and reports it
         prepare_label(dataset, ground_truth)
 
 
 def _become_scorer(keeper: int, descriptor: int, silent: int, jail: Jail) -> None:
-    """Keep nothing but the socket, as number 0, and nowhere to go."""
+    """Make the forked process a scorer: it keeps only the socket, as file descriptor 0, and goes into the jail."""
     try:
         die_with_parent(keeper)
         os.dup2(descriptor, 0)
@@ -133,7 +135,7 @@ def _become_scorer(keeper: int, descriptor: int, silent: int, jail: Jail) -> Non
 
 
 def _score(score: ScoreFunction) -> None:
-    """Score what comes until nothing comes any more."""
+    """Score responses until the socket closes."""
     try:
         while True:
             response = pickle.loads(_read(struct.unpack("!Q", _read(8))[0]))
@@ -158,7 +160,7 @@ def _score_safely(score: ScoreFunction, *response: Any) -> tuple[float, str | No
     try:
         result = score(*response)
         return result.score, None, result.cost
-    except MemoryError:  # nothing is known of such an answer: as if the process had been killed for it
+    except MemoryError:  # not scored, as if the kernel had killed the process for its memory
         os._exit(1)
-    except Exception as err:  # isolation is what this process is for: the error is reported, counted and scores 0
+    except Exception as err:  # this process exists to isolate errors: the error is reported, counted and scores 0
         return 0.0, f"error: {type(err).__name__}: {err}"[:MAX_FAILURE], 0.0

@@ -1,19 +1,19 @@
-"""Scores responses in processes of their own, which can be killed and which can do nothing but compute.
+"""Scores responses in separate processes, which can be killed and which can do nothing but compute.
 
-A response is what a model wrote: a verifier may hang on it, eat the memory, take its process along, or run it. None of that may
-stop a run, cost the neighbours their score, or reach anything outside. So:
+A response is text that a model wrote. On such a text a verifier may hang, use up the memory, crash its process, or even run the
+text as code. None of that may stop a run, cost other responses their score, or reach anything outside the process. Therefore:
 
     submit() ─► queue of groups ─► thread ──┬─ asks ─► keeper: one process; has loaded the verifiers, never sees a response
                                             │             └─ forks scorers, in the jail of `sandbox.py`
                                             └─ response ─► scorer ─ one line of JSON ─► thread
 
     a response takes longer than `timeout_s`     its scorer is killed: not scored, "timeout"
-    its scorer ends                              once more in a fresh scorer; then not scored, "crash"
-    it is slow (`PATIENCE_S`)                    the others of its group go on beside it, in further scorers
+    its scorer ends                              tried once more in a fresh scorer; then not scored, "crash"
+    it takes longer than `PATIENCE_S`            it is slow: further scorers go on with the other responses of its group
 
-*Not scored* is None and not 0: nothing is known about such a response. A scorer ends with the first response that was slow, and
-after `GROUPS_PER_SCORER` groups, so that what a response did to its process does not stay. The keeper is a fresh interpreter and
-not a child of `multiprocessing`, which would import the parent's main module again: in a Ray actor that is Ray itself.
+*Not scored* is None and not 0, because nothing is known about such a response. A scorer ends after its first slow response, and
+after `GROUPS_PER_SCORER` groups, so that nothing that a response did to its process lasts. The keeper is a fresh interpreter and
+not a child of `multiprocessing`, because such a child imports the parent's main module again, and in a Ray actor that is Ray.
 """
 
 import logging
@@ -46,19 +46,24 @@ logger = logging.getLogger(__name__)
 
 START_ATTEMPTS = 3
 MAX_SLOW_GROUPS = 16
-"""Groups that may be held up by slow responses alone, beside those that compute."""
+"""Groups that may wait for nothing but slow responses, in addition to the groups that compute."""
 GROUPS_PER_SCORER = 16
-"""Forking one takes as long as scoring some hundred short answers."""
+"""Groups that a scorer scores before a fresh one replaces it. Forking a scorer costs as much as some hundred short answers."""
 
 
 class VerifierPool:
-    """Scores groups of responses, `num_workers` groups side by side.
+    """Scores groups of responses, `num_workers` groups side by side. Any thread may use the pool; its maker closes it.
 
-    A response may take `timeout_s` seconds. `counts` holds how many were not scored, or made their verifier raise, so far: by
-    `timeout`, `crash`, `unavailable` and `error`. `ready` lists `dataset` columns whose verifiers are loaded at the start:
-    loading a reasoning-gym scorer takes a second or more. Rows of one that cannot be loaded are not scored, `unavailable`.
-    `modules` are those of `--verifier_modules`.
-    `score` is a function of a module, for it is passed by name. Any thread may use the pool; who makes it, closes it.
+    Args:
+        num_workers: groups that compute at once.
+        timeout_s: seconds that one response may take.
+        ready: values of the `dataset` column whose verifiers are loaded at the start, because loading a reasoning-gym scorer
+            takes a second or more. Rows whose verifier cannot be loaded are not scored, `unavailable`.
+        modules: as `--verifier_modules`.
+        score: a function at the top level of a module, because it is passed to other processes by name.
+
+    `counts` holds how many responses so far were not scored (`timeout`, `crash`, `unavailable`) or made their verifier raise
+    (`error`).
     """
 
     def __init__(
@@ -77,12 +82,12 @@ class VerifierPool:
         self._start = KeeperStart(score, tuple(ready), tuple(modules), Jail(cpu_s=math.ceil(timeout_s) + 60))
         self._lock = threading.Lock()
         self._asking = threading.Lock()
-        """Held by the thread that speaks to the keeper, or replaces it."""
+        """Held by the thread that speaks to the keeper or replaces the keeper."""
         self._closed = False
         self._num_waiting = 0
         self._idle: list[Scorer] = []
         self._refused: dict[str, str] = {}
-        """Columns of `ready` whose verifier a keeper could not load, and why."""
+        """Values of `ready` whose verifier a keeper could not load, each with the reason."""
         self._keeper = Keeper(self._start, self._refused)
         self._may_compute = threading.Semaphore(num_workers)
         self._threads = ThreadPoolExecutor(num_workers + MAX_SLOW_GROUPS, thread_name_prefix="verifier")
@@ -95,9 +100,9 @@ class VerifierPool:
         texts: list[str],
         query: str | None = None,
     ) -> Future[list[Scored]]:
-        """Queues the G responses to the prompt `query`; the future gives their scores in order.
+        """Queues the G responses to the prompt `query`. Returns a future of their scores, in order.
 
-        Submit several groups to keep all workers busy. The future raises `RuntimeError` if the pool is closed meanwhile.
+        Submit several groups to keep all workers busy. The future raises `RuntimeError` if the pool is closed in the meantime.
         """
         assert len(token_ids) == len(texts), (len(token_ids), len(texts))
         with self._lock:
@@ -117,7 +122,7 @@ class VerifierPool:
         texts: list[str],
         query: str | None = None,
     ) -> list[Scored]:
-        """`submit`, and wait: no longer than everything that is queued may take."""
+        """`submit`, then wait for the scores, at most as long as all queued groups together may take."""
         future = self.submit(dataset, ground_truth, token_ids, texts, query)
         of_a_group = len(texts) * self.timeout_s + START_ATTEMPTS * START_TIMEOUT_S
         return future.result(timeout=(self._num_waiting + 1) * of_a_group)
@@ -126,7 +131,7 @@ class VerifierPool:
         """Ends all processes at once; groups that are not scored yet are given up. May be called twice."""
         with self._lock:
             self._closed = True
-            self._keeper.kill()  # and the kernel its scorers
+            self._keeper.kill()  # the kernel then kills the keeper's scorers
             for scorer in self._idle:
                 scorer.kill()
             self._idle.clear()
@@ -150,13 +155,13 @@ class VerifierPool:
             scored = GroupScoring(job, self._borrow, self._give_back, self.timeout_s, turn.end).score()
         finally:
             turn.end()
-        failures = Counter(one.failure.partition(":")[0] for one in scored if one.failure)
+        failures = Counter(result.failure.partition(":")[0] for result in scored if result.failure)
         with self._lock:
             self.counts += failures
         return scored
 
     def _borrow(self, job: "ScoringJob") -> "Scorer":
-        """A scorer that is at nothing. Raises `UnavailableError` if none can be had, `RuntimeError` if the pool is closed."""
+        """An idle scorer, or a new one. Raises `UnavailableError` if none can be forked, `RuntimeError` if the pool is closed."""
         while True:
             raise_if_refused(job, self._refused)
             with self._lock:
@@ -185,7 +190,7 @@ class VerifierPool:
                 except UnavailableError as err:
                     if attempt == START_ATTEMPTS - 1:
                         raise
-                    logger.warning("the verifiers' process is started again: %s", err)
+                    logger.warning("the verifiers' process failed and is started again: %s", err)
                     self._replace_keeper()
         raise AssertionError("the last attempt returns or raises")
 
@@ -198,7 +203,7 @@ class VerifierPool:
 
 
 class _Turn:
-    """A group's right to compute, which it gives back once."""
+    """A group's place among the `num_workers` groups that compute. `end` gives the place back, once."""
 
     def __init__(self, semaphore: threading.Semaphore) -> None:
         self._semaphore: threading.Semaphore | None = semaphore

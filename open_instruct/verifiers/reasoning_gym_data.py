@@ -1,12 +1,13 @@
-"""Prompts from reasoning-gym, a library of procedural reasoning tasks that bring their own scorers.
+"""Prompts from reasoning-gym, a library of procedural reasoning tasks, each with its own scorer.
 
 A mixer entry names the task and, in the form of a URL query, its parameters:
 
     reasoning_gym/chain_sum?min_terms=2&max_terms=2&min_digits=1&max_digits=2&size=4000&seed=7
 
-`size` (rows) and `seed` fix the rows. Many tasks make row `i` from `seed + i`: seeds closer together than `size` give
-the same rows shifted, so choose seeds far apart for training and evaluation (and let `load_prompts` exclude what still
-coincides). Values are JSON (`5`, `0.5`, `true`, `["+","-"]`) or else plain text; `%26` is `&`, `%2B` is `+`.
+`size` (rows) and `seed` fix the rows. Many tasks make row `i` from `seed + i`, so two seeds that are closer together than `size`
+share rows: with size 100, row 5 of seed 7 is row 0 of seed 12. Choose seeds far apart for training and evaluation (and let
+`load_prompts` exclude the rows that still coincide). Values are JSON (`5`, `0.5`, `true`, `["+","-"]`) or else plain text; `%26`
+is `&`, `%2B` is `+`.
 `instruction` replaces the sentence behind each question; `instruction=` leaves it out.
 """
 
@@ -28,28 +29,28 @@ if TYPE_CHECKING:
     from reasoning_gym.dataset import ProceduralDataset
 
 PREFIX = "reasoning_gym/"
-"""How the mixer entries and the `dataset` column of such rows begin."""
+"""Beginning of a mixer entry for this source, and of the `dataset` column of its rows."""
 INSTRUCTION = "Answer inside <answer></answer>."
 """Follows each question on a line of its own; the verifier reads the answer from these tags."""
 PARAMETERS = "parameters"
-"""Key of an item beside question, answer and metadata: the entry's own parameters, which some scorers read too."""
+"""Key of an item, in addition to question, answer and metadata: the parameters of the entry, which some scorers read too."""
 HASH_ORDERED_TASKS = frozenset(
     ("codeio", "isomorphic_strings", "knight_swap", "polynomial_multiplication", "ransom_note", "word_ladder")
 )
-"""Tasks of reasoning-gym 0.1.25 that walk over sets as they draw: PYTHONHASHSEED shapes their rows as `seed` does."""
+"""Tasks of reasoning-gym 0.1.25 that iterate over sets while they draw, so their rows depend on PYTHONHASHSEED too."""
 MIXTURE = "composite"
-"""The task that consists of others."""
+"""The task that draws its rows from several other tasks."""
 DEFAULT_SIZE = 1000
 MOST_ROWS = 10**8
 MAKING_S = 20
-"""Longest that making a task, or its first row, may take; the parameters of some tasks say how large they are."""
+"""Longest time to make a task, or its first row: some parameters set the size of a task, which may be huge."""
 MAKING_BYTES = 4 * 2**30
-"""Most address space that the same may take."""
+"""Most additional address space to make a task, or its first row."""
 DEFAULT_SEED = 42
 
 
 def is_reasoning_gym(name: str) -> bool:
-    """Whether a mixer entry is for this source."""
+    """Whether a mixer entry names a task of reasoning-gym."""
     return name.startswith(PREFIX)
 
 
@@ -61,17 +62,19 @@ def reasoning_gym_rows(entry: str) -> list[dict]:
 def iter_reasoning_gym_rows(entry: str) -> Iterator[dict]:
     """Makes the rows of one mixer entry such as `reasoning_gym/chain_sum?size=10`.
 
-    Each is `{"messages": [{"role": "user", "content": question and instruction}], "ground_truth": JSON text of the
+    Each row is `{"messages": [{"role": "user", "content": question and instruction}], "ground_truth": JSON text of the
     task's question, answer and metadata (`encode_item`), "dataset": "reasoning_gym/chain_sum"}`.
 
     Raises:
-        ValueError: an unknown task or parameter, or a value that the task does not take: before the first row. Later, a row
-            that the task cannot make.
+        ValueError: before the first row, for an unknown task or parameter, or a value that the task does not take; later, for a
+            row that the task cannot make.
     """
     task, instruction, params = parse_entry(entry)
     dataset = make_dataset(entry, task, params)
     if task in HASH_ORDERED_TASKS and os.environ.get("PYTHONHASHSEED", "random") == "random":
-        raise ValueError(f"{entry!r}: the rows of {task} follow Python's hash seed, too: start with PYTHONHASHSEED=0")
+        raise ValueError(
+            f"{entry!r}: the rows of {task} depend on Python's hash seed too, which is random: start with PYTHONHASHSEED=0"
+        )
     if params["size"] > MOST_ROWS:  # type: ignore[operator]
         raise ValueError(f"{entry!r}: size {params['size']}: at most {MOST_ROWS} rows")
     with limited(f"{entry!r}: its first row"):
@@ -85,7 +88,7 @@ def _item(entry: str, dataset: "ProceduralDataset", number: int) -> dict:
         return dataset[number]
     except TookTooMuch:
         raise
-    except Exception as err:  # whatever a task makes of values that it did not look at
+    except Exception as err:  # a task may raise anything for values that it did not check
         raise ValueError(
             f"{entry!r}: its row {number + 1} cannot be made ({_said(err)}): give other parameters"
         ) from err
@@ -96,14 +99,15 @@ def _said(err: Exception) -> str:
 
 
 class TookTooMuch(ValueError):
-    """Time or memory."""
+    """Making a task or a row takes too much time or memory."""
 
 
 @contextmanager
 def limited(what: str) -> Iterator[None]:
-    """Raises `TookTooMuch` in the block after `MAKING_S`, or where it takes over `MAKING_BYTES`.
+    """Raises `TookTooMuch` if the block takes over `MAKING_S` seconds or `MAKING_BYTES` of address space.
 
-    Time is limited in the main thread alone. In a jail, which has limits of its own, nothing is.
+    Time is limited in the main thread alone, where Python handles signals. In a jail, which has limits of its own,
+    neither time nor memory is limited here.
     """
 
     def give_up(*_: object) -> None:
@@ -118,7 +122,9 @@ def limited(what: str) -> Iterator[None]:
             try:
                 yield
             finally:
-                signal.alarm(min(seconds_left, _A_DAY_S))  # a jail refuses it, and what it gives then is no time
+                signal.alarm(
+                    min(seconds_left, _A_DAY_S)
+                )  # a jail refuses `alarm`, and its result is no number of seconds
                 signal.signal(signal.SIGALRM, before)
         except MemoryError as err:
             raise TookTooMuch(f"{what} takes over {MAKING_BYTES >> 30} GiB: give smaller parameters") from err
@@ -129,7 +135,7 @@ _A_DAY_S = 86_400
 
 @contextmanager
 def _limited_memory() -> Iterator[None]:
-    """Also a single huge list, which no signal interrupts, is refused."""
+    """Limits the address space, so that even a single huge list, whose allocation no signal interrupts, is refused."""
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     with suppress(OSError, ValueError):
         limit = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize() + MAKING_BYTES
@@ -143,7 +149,7 @@ def _limited_memory() -> Iterator[None]:
 
 
 def prompt_text(question: str, instruction: str = INSTRUCTION) -> str:
-    """What the user says: the question and, on the next line, how to answer."""
+    """The user's message: the question and, on the next line, the instruction how to answer."""
     return f"{question}\n{instruction}" if instruction else question
 
 
@@ -163,13 +169,13 @@ def parse_entry(entry: str) -> tuple[str, str, dict[str, object]]:
 def _parse_value(text: str) -> object:
     try:
         return json.loads(text)
-    except (ValueError, RecursionError):  # a ValueError also of a number with over 4,300 digits
+    except (ValueError, RecursionError):  # a number with over 4,300 digits is a ValueError too
         # Python's spelling is what the library's own documentation shows.
         return {"True": True, "False": False, "None": None}.get(text, text)
 
 
 def check_verifier_name(name: str) -> None:
-    """Raises `ValueError` where a row's `dataset` column begins like those of this source, and names none of its tasks."""
+    """Raises `ValueError` if a row's `dataset` column begins with `reasoning_gym/`, in any case, but names none of its tasks."""
     family, _, task = name.partition("/")
     if f"{family.lower()}/" != PREFIX:
         return
@@ -177,7 +183,7 @@ def check_verifier_name(name: str) -> None:
         raise ValueError(f"unknown verifier {name!r:.80}: write {PREFIX}{task or 'chain_sum, or another task of it'}")
     _check_task(name, task)
     if task == MIXTURE:
-        raise ValueError(f"{name!r} is a mixture of tasks, and a row is of one of them: name that one")
+        raise ValueError(f"{name!r} is a mixture of tasks, and a row is of one of them: name the task of the row")
 
 
 def _check_task(entry: str, task: str) -> None:
@@ -185,14 +191,14 @@ def _check_task(entry: str, task: str) -> None:
 
     if task not in DATASETS:
         near = (
-            ", ".join(difflib.get_close_matches(task[:100], DATASETS, n=3, cutoff=0.4))  # it takes quadratic time
+            ", ".join(difflib.get_close_matches(task[:100], DATASETS, n=3, cutoff=0.4))  # 100: the time is quadratic
             or "see reasoning_gym.factory.DATASETS"
         )
         raise ValueError(f"{entry!r:.200}: reasoning-gym has no task {task!r:.80}; nearest: {near}")
 
 
 def make_dataset(entry: str, task: str, params: dict[str, object]) -> "ProceduralDataset":
-    """The library's dataset object, with every parameter checked; `entry` is what messages call it."""
+    """The library's dataset object of a task, with every parameter checked. Messages call it `entry`."""
     import reasoning_gym
     from reasoning_gym.factory import DATASETS
 
@@ -208,7 +214,7 @@ def make_dataset(entry: str, task: str, params: dict[str, object]) -> "Procedura
             return reasoning_gym.create_dataset(task, **typed)
     except TookTooMuch:
         raise
-    except Exception as err:  # whatever a task makes of values that it did not look at
+    except Exception as err:  # a task may raise anything for values that it did not check
         raise ValueError(f"{entry!r}: {task} does not take these parameters ({_said(err)}); it has: {listing}") from err
 
 
@@ -219,7 +225,7 @@ def _default(config_field: Field) -> object:
 
 
 def _check_type(entry: str, config_field: Field, value: object) -> object:
-    """The value in the type of the parameter's default, so that `2.5` terms are refused here and not at some row."""
+    """The value in the type of the parameter's default, so that `2.5` terms are refused here and not when a row is made."""
     default = 0 if config_field.name in ("seed", "size") else _default(config_field)
     if isinstance(default, tuple) and isinstance(value, list):
         return tuple(value)
@@ -239,20 +245,20 @@ def _row(task: str, item: dict, instruction: str, scoring: dict[str, object]) ->
 
 
 def encode_item(item: dict) -> str:
-    """An item as JSON from which `decode_item` makes an equal one: some scorers compare tuples, or use integer keys."""
+    """An item as JSON from which `decode_item` makes an equal item, tuples and integer keys included: some scorers need them."""
     return json.dumps(_tagged(item))
 
 
 def decode_item(text: str) -> dict:
-    """The item back from `encode_item`; plain JSON of an item, as other tools write it, is taken as it is.
+    """The item that `encode_item` was given. Plain JSON of an item, as other tools write it, is accepted too.
 
     Raises:
-        ValueError: not JSON, or not an object that holds `question` and `answer`.
+        ValueError: the text is not JSON, or not an object that holds `question` and `answer`.
     """
     item = json.loads(text, object_hook=_untagged)
     if not isinstance(item, dict) or not {"question", "answer"} <= item.keys():
         raise ValueError(
-            f"a reasoning_gym ground truth is a JSON object with question, answer and metadata, got {text!r:.80}"
+            f"a reasoning_gym ground truth must be a JSON object with question, answer and metadata, got {text!r:.80}"
         )
     return item
 
@@ -267,7 +273,7 @@ def _tagged(value: object) -> object:
         return {_TUPLE: [_tagged(part) for part in value]}
     if isinstance(value, list):
         return [_tagged(part) for part in value]
-    if isinstance(value, Fraction):  # among the variables of gsm_symbolic
+    if isinstance(value, Fraction):  # gsm_symbolic has fractions among its variables
         return {_FRACTION: [value.numerator, value.denominator]}
     if not isinstance(value, dict):
         return value
@@ -285,6 +291,6 @@ def _untagged(value: dict) -> object:
         if _FRACTION in value:
             numerator, denominator = value[_FRACTION]
             if not (isinstance(numerator, int) and isinstance(denominator, int) and denominator):
-                raise ValueError(f"a fraction is two whole numbers, got {value!r:.80}")
+                raise ValueError(f"a fraction must be two whole numbers, the second not 0, got {value!r:.80}")
             return Fraction(numerator, denominator)
     return value

@@ -1,4 +1,4 @@
-"""Expressions that a model wrote, read without running them: only what a strict grammar allows, and only what stays small."""
+"""Reads expressions that a model wrote, without running them: a strict grammar, and limits on the size of every result."""
 
 import ast
 import math
@@ -11,24 +11,24 @@ from typing import Any
 MAX_EXPRESSION = 2000
 """Longest mathematical expression, in characters."""
 MAX_DIGITS = 30
-"""Of one number in an expression."""
+"""Most digits of one number in an expression."""
 MAX_POWER = 1000
-"""Largest exponent on a number; on anything with a variable `MAX_DEGREE`."""
+"""Largest exponent on a number. On a term with a variable the largest exponent is `MAX_DEGREE`."""
 MAX_DEGREE = 64
 MAX_BITS = 4096
-"""Of a number that an expression comes to."""
+"""Most bits of a number that an expression evaluates to."""
 _CIRCULAR = ("sin", "cos", "tan", "sec", "csc", "cot")
 _SPECIAL = ("exp", "log", "ln", "sqrt", "cbrt", "Abs", "sign", "erf", "erfi", "Ei", "li", "Si", "Ci", "Shi", "Chi")
 FUNCTIONS = frozenset(_SPECIAL) | {f"{arc}{name}{h}" for name in _CIRCULAR for arc in ("", "a") for h in ("", "h")}
-"""That an expression may call, with one or two arguments."""
+"""Functions that an expression may call, with one or two arguments."""
 _OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.Pow, ast.UAdd, ast.USub)
 
 
 def parse_expression(text: str, local_dict: dict[str, Any] | None = None) -> Any:
-    """`sympy.parse_expr` of an expression that `check_expression` lets through.
+    """`sympy.parse_expr` of an expression that `check_expression` accepts.
 
     Raises:
-        ValueError: it does not.
+        ValueError: `check_expression` refuses the expression.
     """
     from sympy.parsing.sympy_parser import parse_expr
 
@@ -36,13 +36,13 @@ def parse_expression(text: str, local_dict: dict[str, Any] | None = None) -> Any
 
 
 def check_expression(text: str, *, names: frozenset[str] = frozenset()) -> str:
-    """The expression as it came, but for spaces around it.
+    """The expression without spaces around it, if it is allowed.
 
-    It consists of numbers, `names`, single letters, `pi`, calls of `FUNCTIONS`, and `+ - * / **` with parentheses; and it does
-    not come to a number of more than `MAX_BITS` bits, or to a degree of more than `MAX_DEGREE`.
+    An allowed expression consists of numbers, `names`, single letters, `pi`, calls of `FUNCTIONS`, and `+ - * / **` with
+    parentheses. Its numbers stay within `MAX_BITS` bits, and its degree within `MAX_DEGREE`.
 
     Raises:
-        ValueError: it is anything else.
+        ValueError: the expression is not allowed.
     """
     text = text.strip()
     if len(text) > MAX_EXPRESSION:
@@ -58,7 +58,7 @@ def check_expression(text: str, *, names: frozenset[str] = frozenset()) -> str:
 
 
 def _size(node: ast.AST, names: frozenset[str]) -> tuple[float, int]:
-    """(bits, degree): how many bits the numbers in a node come to at most, and its degree in its variables."""
+    """(bits, degree): an upper bound on the bits of the numbers that a node evaluates to, and its degree in its variables."""
     match node:
         case ast.Constant(value=int() | float() as value) if not isinstance(value, bool):
             return math.log2(max(abs(value), 2)) if math.isfinite(value) else _refuse(node), 0
@@ -97,7 +97,7 @@ def _power(base: tuple[float, int], exponent: ast.AST, names: frozenset[str]) ->
 
 
 def _number(node: ast.AST) -> float | None:
-    """What an exponent of literals alone comes to, such as `2`, `-1/2`, `(3)`; no powers in it."""
+    """Value of an exponent that consists of literals alone, such as `2`, `-1/2`, `(3)`, without powers; None for another one."""
     match node:
         case ast.Constant(value=int() | float() as value) if not isinstance(value, bool):
             return float(value)
@@ -107,11 +107,11 @@ def _number(node: ast.AST) -> float | None:
         case ast.UnaryOp(op=ast.UAdd(), operand=operand):
             return _number(operand)
         case ast.BinOp(left=left, op=ast.Add() | ast.Sub() | ast.Mult() | ast.Div() as op, right=right):
-            one, other = _number(left), _number(right)
-            if one is None or other is None or (isinstance(op, ast.Div) and other == 0):
+            first, second = _number(left), _number(right)
+            if first is None or second is None or (isinstance(op, ast.Div) and second == 0):
                 return None
             apply = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
-            return apply[type(op)](one, other)
+            return apply[type(op)](first, second)
     return None
 
 
@@ -140,10 +140,10 @@ _INTEGER_OPERATORS: dict[type, Callable[[int, int], int]] = {
 
 
 def integer_value(text: str) -> int:
-    """What `(0x1f & 0xab) - 3` comes to: integers, `+ - * & | ^ << >> ~` and parentheses.
+    """Value of an expression such as `(0x1f & 0xab) - 3`: integers, `+ - * & | ^ << >> ~` and parentheses.
 
     Raises:
-        ValueError: it is anything else, or too large.
+        ValueError: the text holds anything else, or is too long, or a value becomes too large.
     """
     if len(text) > MAX_EXPRESSION:
         raise ValueError(f"an expression of {len(text)} characters")
@@ -162,10 +162,10 @@ def _integer(node: ast.AST) -> int:
         case ast.UnaryOp(op=ast.Invert(), operand=operand):
             return ~_integer(operand)
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _INTEGER_OPERATORS:
-            one, other = _integer(left), _integer(right)
-            if isinstance(op, ast.LShift | ast.RShift) and not 0 <= other <= MAX_BITS:
+            first, second = _integer(left), _integer(right)
+            if isinstance(op, ast.LShift | ast.RShift) and not 0 <= second <= MAX_BITS:
                 _refuse(node)
-            result = _INTEGER_OPERATORS[type(op)](one, other)
+            result = _INTEGER_OPERATORS[type(op)](first, second)
             return result if result.bit_length() <= MAX_BITS else _refuse(node)
     return _refuse(node)
 
@@ -181,10 +181,10 @@ _FRACTION_OPERATORS: dict[type, Callable[[Fraction, Fraction], Fraction]] = {
 
 
 def exact_value(text: str) -> tuple[Fraction, list[int]]:
-    """What `(8 - 2) * 4 / 1` comes to, and the integers in it: [8, 2, 4, 1].
+    """Exact value of an expression such as `(8 - 2) * 4 / 1`, and the integers in it: [8, 2, 4, 1].
 
     Raises:
-        ValueError: it holds anything but integers, `+ - * /`, parentheses and spaces, is too long, or divides by zero.
+        ValueError: the text holds anything but integers, `+ - * /`, parentheses and spaces, is too long, or divides by zero.
     """
     if len(text) > MAX_EXPRESSION or not re.fullmatch(r"[0-9+*/()\s-]+", text):
         raise ValueError(f"no arithmetic expression: {text[:80]!r}")

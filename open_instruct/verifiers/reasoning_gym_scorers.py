@@ -1,6 +1,6 @@
-"""reasoning-gym's scorers, where the library's own run what a model wrote, or can be pleased without solving anything.
+"""Scorers that replace reasoning-gym's own where those run what a model wrote, or reward answers that solve nothing.
 
-`mend(task, dataset)` gives the scorer of a task. Most are the library's. Of reasoning-gym 0.1.25 these are not:
+`mend(task, dataset)` gives the scorer of a task. Most scorers are the library's. For reasoning-gym 0.1.25 these are not:
 
     string_insertion, spiral_matrix, binary_matrix, n_queens    `eval(answer)`; here `ast.literal_eval`
     number_sorting, bitwise_arithmetic                          `eval` of the ground truth; here literals, and integer arithmetic
@@ -15,8 +15,8 @@
     knights_knaves                                              any words between the names and the roles, `not` among them
     letter_jumble, spell_backward                               the right answer with anything behind it
 
-Before any of them `is_written` looks at numbers, and `_FORMS` at what else an answer to a task may consist of. What the library's
-rules give for a wrong answer (partial credit) is kept in the first five lines and wherever nothing is said.
+Before a scorer sees an answer, `is_written` checks the numbers in it, and `_FORMS` what else an answer to the task may consist
+of. A wrong answer gets the library's partial credit in the first five lines, and wherever nothing else is said.
 """
 
 import ast
@@ -32,24 +32,25 @@ from typing import Any, Protocol
 from open_instruct.verifiers.reasoning_gym_expressions import exact_value, integer_value, parse_expression
 
 MAX_ANSWER = 4096
-"""Longest answer that is looked at, in characters, unless the right one is over a quarter of it: some scorers are quadratic."""
+"""Longest answer that is scored, in characters, because some scorers take quadratic time. If the right answer is long, an answer
+may have four times its length: 8000 characters for a right answer of 2000."""
 MAX_FORMULA = 400
-"""Longest answer to propositional_logic, in characters: the library's parser is quadratic, and recurs for each `¬`."""
+"""Longest answer to propositional_logic, in characters, because the library's parser is quadratic and recurses for each `¬`."""
 MAX_TURNS = 2000
 """Most turns of a cube in one answer: `R9` counts as nine."""
 
 
 class Scorer(Protocol):
-    """What scores the answers to one task."""
+    """Scores the answers to one task."""
 
     def score_answer(self, answer: str, entry: dict) -> float: ...
 
 
 def mend(task: str, dataset: Any) -> Scorer:
-    """The scorer of `task`, of which `dataset` is one in reasoning-gym; what it is given is neither run nor endless."""
+    """The scorer of `task`, made from `dataset`, a dataset of that task. It runs no answer, and an answer cannot keep it busy."""
     module: Any = sys.modules[type(dataset).__module__]
     if task in _EVALUATED:
-        module.eval = _EVALUATED[task]  # goes before the builtin of this name, in this module alone
+        module.eval = _EVALUATED[task]  # hides the builtin `eval` in this module alone
     if task in ("simple_integration", "intermediate_integration"):
         module.sympy = _Guarded(module.sympy)
     elif task == "polynomial_multiplication":
@@ -58,7 +59,7 @@ def mend(task: str, dataset: Any) -> Scorer:
 
 
 class _Checked:
-    """A scorer that sees an answer only if the answer has a reasonable length and is written as the task asks for it."""
+    """Passes an answer on to a scorer only if the answer has a reasonable length and is written as the task asks for it."""
 
     def __init__(self, score: Callable[[str, dict], float], has_form: Callable[[str], object] | None) -> None:
         self._score = score
@@ -74,7 +75,7 @@ class _Checked:
 
 
 class _Guarded:
-    """sympy, whose `parse_expr` looks before it evaluates."""
+    """sympy with a `parse_expr` that checks an expression before it evaluates the expression."""
 
     def __init__(self, sympy: Any) -> None:
         self._sympy = sympy._sympy if isinstance(sympy, _Guarded) else sympy
@@ -91,7 +92,7 @@ _EVALUATED: dict[str, Callable[[str], Any]] = {
     "number_sorting": ast.literal_eval,
     "bitwise_arithmetic": integer_value,
 }
-"""What stands in for `eval` in the modules of these tasks."""
+"""Functions that replace `eval` in the modules of these tasks."""
 EXECUTING_TASKS = frozenset(
     (
         *_EVALUATED,
@@ -102,7 +103,7 @@ EXECUTING_TASKS = frozenset(
         "polynomial_multiplication",
     )
 )
-"""Tasks whose scorers evaluate text. Beside the checks here they need the jail: see `sandbox.missing`."""
+"""Tasks whose scorers evaluate text. In addition to the checks here they need the jail: see `sandbox.missing`."""
 
 
 # --- how an answer is written -----------------------------------------------------------------------------------------
@@ -113,11 +114,11 @@ _is_number = re.compile(_NUMBER).fullmatch
 
 
 def is_written(answer: str, right: str) -> bool:
-    """Whether the numbers in an answer are written as people write them, and not merely so that Python can read them.
+    """Whether the numbers in an answer are written as people write them, and not merely in a way that Python can read.
 
-    Where the right answer is 42, `4_2`, `4,2`, `4 2` and `\u0664\u0662` are not; `42`, `+42.0`, `4.2e1` and any text with more
-    than a number in it are. Where the right answer is 1000, `1,000` is, too. Underscores between digits, and digits other than
-    0 to 9, are no way to write any answer but one that has them itself.
+    If the right answer is 42, `4_2`, `4,2`, `4 2` and `\u0664\u0662` are not written so; `42`, `+42.0`, `4.2e1` and any text with
+    more than a number in it are. If the right answer is 1000, `1,000` is written so too. Underscores between digits, and digits
+    other than 0 to 9, are refused unless the right answer itself has them.
     """
     if any(char.isdecimal() and not char.isascii() and char not in right for char in answer):
         return False
@@ -135,7 +136,7 @@ def is_written(answer: str, right: str) -> bool:
 def _is_formula(answer: str) -> bool:
     """Whether an answer is a formula of propositional logic in single letters, such as `(P → ¬Q) ∧ R`.
 
-    The library takes whatever stands between two operators for a variable, and tries all 2ⁿ assignments of n variables.
+    The library takes any text between two operators for a variable, and tries all 2ⁿ assignments of n variables.
     """
     text = "".join(answer.split())
     if len(answer) > MAX_FORMULA or not _SPELLS_FORMULA(text):
@@ -153,7 +154,7 @@ _SPELLS_TURN = re.compile(r"[0-9]{0,2}[^\s0-9]{1,4}([0-9]{0,2})").fullmatch
 
 
 def _is_turns(answer: str) -> bool:
-    """Whether an answer turns a cube, as `R U2 F'` does, and not for ever, as `R9999999` does."""
+    """Whether an answer is a list of turns of a cube, such as `R U2 F'`, with at most `MAX_TURNS` turns (`R9999999` has more)."""
     turns = [_SPELLS_TURN(part) for part in answer.split()]
     return all(turns) and sum(int(turn[1] or 1) for turn in turns if turn) <= MAX_TURNS
 
@@ -176,9 +177,9 @@ _FORMS: dict[str, Callable[[str], object]] = {
     "survo": re.compile(r"[0-9\s-]+").fullmatch,
     "time_intervals": re.compile(rf"-?[0-9]{{1,9}}(?: days?)?|(?:-?[0-9]{{1,9}} days,\s*)?{_CLOCK}").fullmatch,
 }
-"""What an answer may look like to tasks whose scorers pass over what they do not understand, or take for ever on it.
+"""By task, a check of an answer's form, for scorers that ignore the parts that they do not understand or take very long on them.
 
-Each is asked about the answer without the spaces around it, unless the answer is empty.
+The check gets the answer without the spaces around it. An empty answer is not checked.
 """
 
 
@@ -186,12 +187,12 @@ Each is asked about the answer without the spaces around it, unless the answer i
 
 
 def _score_countdown(answer: str, entry: dict) -> float:
-    """1 for all of the row's numbers, each once, that come to the target; 0.05 for other arithmetic and 0.01 for the rest."""
+    """1 if the answer uses each of the row's numbers once and its value is the target; 0.05 for other arithmetic, else 0.01."""
     return _score_arithmetic(answer, entry, target=entry["metadata"]["target"], wrong=0.05)
 
 
 def _score_puzzle24(answer: str, entry: dict) -> float:
-    """1 for all of the row's numbers, each once, that come to 24; else 0.01."""
+    """1 if the answer uses each of the row's numbers once and its value is 24; else 0.01."""
     return _score_arithmetic(answer, entry, target=24, wrong=0.01)
 
 
@@ -204,14 +205,14 @@ def _score_arithmetic(answer: str, entry: dict, *, target: int, wrong: float) ->
 
 
 def _score_halting(answer: str, entry: dict) -> float:
-    """1 for the right one of True and False; the library takes `bool(answer)`, which is True for any text."""
+    """1 for the right answer, True or False. The library takes `bool(answer)`, which is True for any text."""
     return float(answer.strip().lower() == str(entry["answer"]).strip().lower())
 
 
 def _score_life(answer: str, entry: dict) -> float:
-    """Of the cells that live on the right board or on the answered one, the share that lives on both; 1 for equal boards.
+    """Cells that live on both boards, right and answered, divided by cells that live on at least one of them; 1 for equal boards.
 
-    The library counts dead cells too, of which nearly all boards mostly consist. 0 for a board of another size.
+    0 for a board of another size. The library counts dead cells too, and most cells of nearly all boards are dead.
     """
     right = json.loads(entry["answer"])
     try:
@@ -230,18 +231,20 @@ def _score_life(answer: str, entry: dict) -> float:
 
 
 def _score_coin_flip(answer: str, entry: dict, tolerance: float = 1e-4) -> float:
-    """1 within the library's tolerance, else the share of digits that agree, of the longer of both (it takes the shorter: 0).
+    """1 within the library's tolerance, else the number of leading characters that agree over the length of the longer number.
 
-    The tolerance is no excuse for 0, or for less, where the right answer is 0.00003.
+    (The library divides by the length of the shorter number, so the answer `0` gets 1.) The tolerance does not make 0, or a
+    negative number, right if the right answer is 0.00003.
     """
     probability, right = _ratio(answer), _ratio(entry["answer"])
     if probability is None or right is None:
         return 0.0
     if abs(probability - right) <= tolerance and (probability > 0) == (right > 0):
         return 1.0
-    one, other = f"{probability:.10g}", f"{right:.10g}"
-    same = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
-    return same / max(len(one), len(other))
+    said, wanted = f"{probability:.10g}", f"{right:.10g}"
+    shorter, longer = sorted((len(said), len(wanted)))
+    same = next((i for i, (a, b) in enumerate(zip(said, wanted, strict=False)) if a != b), shorter)
+    return same / longer
 
 
 def _ratio(text: str) -> float | None:
@@ -257,7 +260,7 @@ _QUANTITY = re.compile(rf"([-+]?)\$?({_NUMBER})%?\.?").fullmatch
 
 
 def _score_quantity(answer: str, entry: dict) -> float:
-    """1 for the right number and 0.01 for another; the library takes the first digits that it finds, without their sign."""
+    """1 for the right number, 0.01 for another number. The library takes the first digits in the answer, without their sign."""
     quantity = _QUANTITY(answer.strip())
     if not quantity:
         return 0.0
@@ -266,7 +269,8 @@ def _score_quantity(answer: str, entry: dict) -> float:
 
 
 def _score_knights(answer: str, entry: dict) -> float:
-    """The library's: 1, or more than 0.3 by the share of right roles; 0 unless the answer gives each person one role alone."""
+    """The library's score: 0.3 + 0.7 * share of right roles, or 0 if no role is right. 0 too unless the answer gives each person
+    exactly one role and says nothing else."""
     wanted, said = _roles(entry["answer"]), _roles(answer)
     if not wanted or not said or wanted.keys() != said.keys():
         return 0.0
@@ -275,7 +279,7 @@ def _score_knights(answer: str, entry: dict) -> float:
 
 
 def _roles(text: str) -> dict[str, str] | None:
-    """`Zoey is a hero, and Aria is a fool.` as {zoey: hero, aria: fool}; None where that is not all that it says."""
+    """`Zoey is a hero, and Aria is a fool.` as {zoey: hero, aria: fool}; None if the text says anything else."""
     from reasoning_gym.logic.knights_knaves import VALID_ROLES
 
     words = [word for word in re.split(r"[\s.,()]+", text.lower()) if word not in ("", "is", "a", "an", "and")]
@@ -285,21 +289,21 @@ def _roles(text: str) -> dict[str, str] | None:
 
 
 def _score_words(answer: str, entry: dict) -> float:
-    """The share of words in their place, of the longer of the right answer and this one."""
+    """Words in their right place, divided by the number of words in the longer of the right answer and this answer."""
     return _share(answer.lower().split(), entry["answer"].lower().split())
 
 
 def _score_letters(answer: str, entry: dict) -> float:
-    """The share of letters in their place, of the longer of the right answer and this one."""
+    """Letters in their right place, divided by the number of letters in the longer of the right answer and this answer."""
     return _share(list(answer.lower()), list(entry["answer"].lower()))
 
 
 def _share(parts: list[str], right: list[str]) -> float:
-    return sum(one == other for one, other in zip(parts, right, strict=False)) / max(len(parts), len(right), 1)
+    return sum(said == wanted for said, wanted in zip(parts, right, strict=False)) / max(len(parts), len(right), 1)
 
 
 def _score_complex(answer: str, entry: dict) -> float:
-    """The library's exp(-distance); 0 for what is not finite, which it takes for the right answer."""
+    """The library's exp(-distance), but 0 for a number that is not finite, which the library takes for the right answer."""
     from reasoning_gym.algebra.complex_arithmetic import ComplexArithmeticDataset
 
     try:

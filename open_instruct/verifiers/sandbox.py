@@ -5,12 +5,13 @@
     restrict_files(jail)       reads below `jail.readable`, and nothing else      Landlock; it forbids network and signals, too
     restrict_calls()           no network, no processes, no signals, no writing   a seccomp filter: what is not listed is refused
 
-A process calls them on itself, the last one when it needs nothing more than to compute and to talk over what is open already.
-There is no way back, for its children neither. Linux on x86-64 and aarch64; `missing()` says what this kernel cannot do.
+A process calls these functions on itself. It calls the last one when all that it still needs is to compute and to use the files
+and sockets that are open already. Neither the process nor its children can undo them. They work on Linux on x86-64 and aarch64;
+`missing()` says what this kernel lacks.
 
-The filter lists what is allowed instead of what is forbidden, so a system call that is invented tomorrow is refused, too. Numbers
-are those of the kernel's `asm/unistd_64.h` (x86-64) and `asm-generic/unistd.h` (aarch64); constants those of `linux/landlock.h`,
-`linux/seccomp.h` and `linux/audit.h`.
+The filter lists the system calls that are allowed, not those that are forbidden, so a system call that is added to Linux later is
+refused too. The numbers are from the kernel's `asm/unistd_64.h` (x86-64) and `asm-generic/unistd.h` (aarch64), the constants from
+`linux/landlock.h`, `linux/seccomp.h` and `linux/audit.h`.
 """
 
 import ctypes
@@ -28,51 +29,53 @@ from pathlib import Path
 
 GIB = 2**30
 HARMLESS_VARIABLES = ("PATH", "HOME", "LANG", "LANGUAGE", "TZ", "LD_LIBRARY_PATH", "PYTHONHASHSEED", "VIRTUAL_ENV")
-"""What a jailed process gets of its parent's environment, besides `LC_*`."""
+"""Variables that a jailed process inherits from its parent, in addition to `LC_*`."""
 
 
 @dataclass(frozen=True)
 class Jail:
-    """What a jailed process may have."""
+    """What a jailed process may use."""
 
     readable: tuple[str, ...] = ()
-    """Files, and directories with all below them. What is not there is left out."""
+    """Files, and directories with everything below them. Paths that do not exist are ignored."""
     memory_bytes: int = GIB
-    """Of its own (heap, anonymous maps); four times that of address space, because libraries map more than they use."""
+    """Private memory (heap, anonymous maps). Address space may be four times this, because libraries map more than they use."""
     cpu_s: int = 600
     """Seconds of one core, from `limit_to_computing` on."""
     open_files: int = 256
 
 
 class JailError(RuntimeError):
-    """This machine's kernel did not give what a jail consists of."""
+    """This machine's kernel did not provide a part of the jail."""
 
 
 def missing() -> list[str]:
-    """Which parts of a jail this kernel does not offer, each with its reason; empty where all are there."""
+    """The parts of a jail that this kernel does not offer, each with the reason; empty if it offers all of them."""
     reasons = []
     if _machine() is None:
         reasons.append(
-            f"seccomp and Landlock are used on Linux on x86-64 and aarch64, and this is {platform.platform()}"
+            f"seccomp and Landlock are used only on Linux on x86-64 and aarch64, and this is {platform.platform()}"
         )
         return reasons
     if landlock_version() == 0:
-        reasons.append("Landlock is not there (Linux 5.13 and up, with landlock in its list of security modules)")
+        reasons.append(
+            "Landlock is missing (it needs Linux 5.13 or newer, with landlock in its list of security modules)"
+        )
     if not has_filters():
-        reasons.append("seccomp filters are not there (CONFIG_SECCOMP_FILTER)")
+        reasons.append("seccomp filters are missing (they need a kernel with CONFIG_SECCOMP_FILTER)")
     return reasons
 
 
 def environment(extra: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a new jailed process: no keys, no tokens, no proxies."""
+    """The environment of a new jailed process, without keys, tokens and proxies; `extra` is added to it."""
     kept = {name: value for name, value in os.environ.items() if name in HARMLESS_VARIABLES or name.startswith("LC_")}
     return kept | dict(extra)
 
 
 def python_files(modules: Iterable[str] = ()) -> tuple[str, ...]:
-    """What Python has to read to import installed packages, `modules`, and what they import.
+    """Files and directories that Python must read to import installed packages, `modules`, and whatever they import.
 
-    Of the directories on `sys.path` only those of the installation are meant: another one may be somebody's home.
+    Only those directories on `sys.path` that belong to the installation are included, because another may be somebody's home.
     """
     installed = [sys.prefix, sys.base_prefix, *(path for path in sys.path if path.endswith(("-packages", ".zip")))]
     system = ["/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/etc/ld.so.cache", "/etc/localtime"]
@@ -93,7 +96,7 @@ def _top_of_module(name: str) -> str | None:
 
 
 def limit_resources(jail: Jail) -> None:
-    """Memory, open files and core dumps of this process and of what it forks."""
+    """Limit memory, open files and core dumps of this process and of the processes that it forks."""
     for name, limit in (
         (resource.RLIMIT_DATA, jail.memory_bytes),
         (resource.RLIMIT_AS, 4 * jail.memory_bytes),
@@ -106,7 +109,7 @@ def limit_resources(jail: Jail) -> None:
 
 
 def limit_to_computing(jail: Jail) -> None:
-    """CPU time; no file grows, and no process is started. Every machine has these limits, whatever else its kernel lacks."""
+    """Limit CPU time, and let no file grow and no process start. Every kernel has these limits, even one without seccomp."""
     _lower(resource.RLIMIT_CPU, jail.cpu_s)
     _lower(resource.RLIMIT_FSIZE, 0)
     _lower(resource.RLIMIT_NPROC, 0)  # binds everybody but root
@@ -123,11 +126,11 @@ def _lower(name: int, limit: int) -> None:
 _LANDLOCK_CREATE, _LANDLOCK_ADD, _LANDLOCK_RESTRICT = 444, 445, 446
 _READ_FILE, _READ_DIR = 1 << 2, 1 << 3
 _FILE_RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15}
-"""How many kinds of access to files there are, by version; 16 since version 5."""
+"""Number of kinds of access to files, by version of Landlock; 16 since version 5."""
 
 
 def landlock_version() -> int:
-    """Of the kernel's Landlock; 0 where there is none."""
+    """Version of the kernel's Landlock; 0 if it has none."""
     if _machine() is None:
         return 0
     version_flag = 1
@@ -135,10 +138,11 @@ def landlock_version() -> int:
 
 
 def restrict_files(jail: Jail) -> None:
-    """From here on this process opens nothing but what `jail.readable` names, to read it; and no TCP connection (Linux 6.7), and
-    it signals nobody outside (6.12).
+    """From now on this process can open only what `jail.readable` names, for reading; no TCP connection (since Linux 6.7); and it
+    cannot signal a process outside (since 6.12).
 
-    For threads that begin after it: call it before there are others. Raises `JailError` where the kernel has no Landlock.
+    This holds for the calling thread and threads that start later, so call it before there are other threads. Raises `JailError`
+    if the kernel has no Landlock.
     """
     version = landlock_version()
     if version == 0:
@@ -173,7 +177,7 @@ def _allow_reading(ruleset: int, path: str) -> None:
 
 
 def has_filters() -> bool:
-    """Whether this kernel takes a filter of system calls from us."""
+    """Whether this process can give the kernel a filter of system calls."""
     return _machine() is not None and os.path.exists("/proc/sys/kernel/seccomp/actions_avail")
 
 
@@ -249,7 +253,7 @@ _CALLS: dict[str, tuple[int | None, int | None]] = {
     "uname": (63, 160),
     "sysinfo": (99, 179),
 }
-"""Allowed as they are: numbers on x86-64 and on aarch64."""
+"""System calls that are allowed with any arguments, with their numbers on x86-64 and on aarch64."""
 _WITH_ARGUMENTS: dict[str, tuple[int | None, int | None]] = {
     "mmap": (9, 222),
     "open": (2, None),
@@ -264,7 +268,7 @@ _WITH_ARGUMENTS: dict[str, tuple[int | None, int | None]] = {
     "clone3": (435, 435),
     "openat2": (437, 437),
 }
-"""Allowed, or refused, by what they are given."""
+"""System calls whose arguments decide whether they are allowed; numbers as above."""
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | 0o20000000  # the last is O_TMPFILE without O_DIRECTORY
 _MAP_SHARED, _MAP_ANONYMOUS = 0x01, 0x20
 _CLONE_THREAD = 0x00010000
@@ -274,9 +278,9 @@ _HARMLESS_PRCTLS = (15, 16)  # the thread's name
 
 
 def restrict_calls(jail: Jail) -> None:
-    """From here on this process computes, reads what it may, and writes to what is open; any other system call fails.
+    """From now on this process can compute, read what it may read, and write to what is open; any other system call fails.
 
-    Raises `JailError` where the kernel has no filters.
+    Raises `JailError` if the kernel has no filters.
     """
     limit_to_computing(jail)
     machine = _machine()
@@ -291,7 +295,7 @@ def restrict_calls(jail: Jail) -> None:
 
 
 def _program(machine: "_Machine") -> bytes:
-    """The filter in the kernel's instructions. Each call that is listed is compared in turn; what is left over is refused."""
+    """The filter as instructions for the kernel. It compares a call with each listed call in turn, and refuses all others."""
     lines = [_line(_LOAD, 4), *_unless_equal(machine.audit, [_line(_RETURN, _KILL)]), _line(_LOAD, 0)]
     for numbers in _CALLS.values():
         number = numbers[machine.column]
@@ -306,20 +310,20 @@ def _program(machine: "_Machine") -> bytes:
 
 
 def _body(name: str) -> list[bytes]:
-    """What happens to a call whose arguments matter."""
+    """Instructions that allow or refuse a call by its arguments."""
     refuse, allow = _line(_RETURN, _ERROR | errno.EPERM), _line(_RETURN, _ALLOW)
     if name in ("open", "openat"):
         no_access = _line(_RETURN, _ERROR | errno.EACCES)
         return [_argument(1 if name == "open" else 2), _line(_ANY_BIT, _WRITING, 0, 1), no_access, allow]
-    if name == "mmap":  # memory that would be shared, with nobody, is not counted by RLIMIT_DATA
+    if name == "mmap":  # shared anonymous memory is refused, because RLIMIT_DATA does not count it
         return [_argument(3), _line(_ANY_BIT, _MAP_ANONYMOUS, 0, 2), _line(_ANY_BIT, _MAP_SHARED, 0, 1), refuse, allow]
     if name == "clone":
         return [_argument(0), _line(_ANY_BIT, _CLONE_THREAD, 1, 0), refuse, allow]
-    if name == "prlimit64":  # asking, without a new limit
+    if name == "prlimit64":  # allowed only without a new limit, which asks for the present limit
         return [_argument(2), _line(_EQUAL, 0, 0, 2), _argument(2, high=True), _line(_EQUAL, 0, 1, 0), refuse, allow]
     if name in ("kill", "tgkill"):
         return [_argument(0), _line(_EQUAL, os.getpid(), 1, 0), refuse, allow]
-    if name in ("clone3", "openat2"):  # libraries fall back on the older ones, whose arguments can be seen
+    if name in ("clone3", "openat2"):  # libraries fall back on the older calls, whose arguments a filter can read
         return [_line(_RETURN, _ERROR | errno.ENOSYS)]
     listed = {"ioctl": _HARMLESS_IOCTLS, "fcntl": _HARMLESS_FCNTLS, "prctl": _HARMLESS_PRCTLS}[name]
     choices = [line for value in listed for line in (_line(_EQUAL, value, 0, 1), allow)]
@@ -344,9 +348,9 @@ def _unless_equal(value: int, lines: Sequence[bytes]) -> list[bytes]:
 @dataclass(frozen=True)
 class _Machine:
     column: int
-    """Of the tables of numbers."""
+    """Column in the tables of system call numbers."""
     audit: int
-    """The kernel's name for the instruction set; calls of another one (32 bits) end the process."""
+    """The kernel's name for the instruction set. A call by another instruction set (32 bits) ends the process."""
 
 
 def _machine() -> _Machine | None:
@@ -373,13 +377,13 @@ def _no_new_privileges() -> None:
 
 
 def die_with_parent(parent: int) -> None:
-    """The kernel kills this process when the thread that forked it ends; `parent` is the process that it did so in."""
+    """Have the kernel kill this process when the thread that forked it ends. `parent` is the process id of that thread."""
     pr_set_pdeathsig, kill = 1, 9
     _libc().prctl(pr_set_pdeathsig, kill, 0, 0, 0)
-    if os.getppid() != parent:  # it has ended already
+    if os.getppid() != parent:  # the parent has ended already
         os._exit(1)
 
 
 def be_killed_first() -> None:
-    """Where memory is short, the kernel ends this process before others."""
+    """If memory runs out, the kernel ends this process before other processes."""
     Path("/proc/self/oom_score_adj").write_text("1000")

@@ -1,4 +1,4 @@
-"""Keeper and scorers (`keeper.py`) as the parent sees them: started, asked, watched and killed."""
+"""The parent's side of keeper and scorers (`keeper.py`): starts, asks, watches and kills them."""
 
 import json
 import logging
@@ -29,10 +29,10 @@ from open_instruct.verifiers.sandbox import (
 logger = logging.getLogger(__name__)
 
 START_TIMEOUT_S = 120.0
-"""Longest that the keeper may take to start and to load its verifiers, or to answer."""
+"""Longest time that the keeper may take to start and load its verifiers, or to answer."""
 POLL_S = 0.5
 STOPPED_S = 3.0
-"""A keeper that is stopped (SIGSTOP, a frozen container) for so long while somebody waits for it is replaced."""
+"""A keeper that is stopped (SIGSTOP, a frozen container) for this long while a thread waits for it is replaced."""
 
 
 @dataclass(frozen=True)
@@ -40,23 +40,24 @@ class Scored:
     """The score of one response."""
 
     score: float | None
-    """In [0, 1]; 0 where the verifier raised; None where it gave no answer: not scored."""
+    """In [0, 1]. 0 if the verifier raised; None (not scored) if it gave no answer."""
     failure: str | None = None
     """`timeout`, `crash`, `unavailable: <why>` (not scored) or `error: <exception>` (0); None if the verifier answered."""
     cost: float = 0.0
-    """US dollars, as the verifier says."""
+    """US dollars, as reported by the verifier."""
 
 
 class UnavailableError(Exception):
-    """The keeper gives no scorer; the text says why."""
+    """The keeper cannot give a scorer; the text says why."""
 
 
 class RefusedError(UnavailableError):
-    """No keeper will: the verifier of these rows cannot be loaded."""
+    """No keeper can give a scorer, because the verifier of these rows cannot be loaded."""
 
 
 def raise_if_refused(job: "ScoringJob", refused: Mapping[str, str]) -> None:
-    """Also a scorer that is there must not score such a row: its verifier may refuse this machine."""
+    """Raises `RefusedError` for a row of a refused verifier. An idle scorer must not score it either, because the verifier may
+    refuse this machine."""
     if job.dataset in refused:
         raise RefusedError(refused[job.dataset])
 
@@ -77,14 +78,15 @@ class Scorer:
     """One forked process, as the parent sees it."""
 
     process: int
-    """File descriptor of the process: another process may get its number, but not this."""
+    """File descriptor (pidfd) of the process. Unlike a process id, it never comes to mean another process."""
     socket: socket.socket
     number: int | None = None
-    """The response that it is at."""
+    """Number within the group of the response that is being scored; None if the scorer is idle."""
     since: float = 0.0
+    """When that response was sent (monotonic time)."""
     is_slow: bool = False
     num_groups: int = 0
-    """That it has scored."""
+    """Groups scored so far."""
     _buffer: bytearray = field(default_factory=bytearray)
 
     def is_alive(self) -> bool:
@@ -98,7 +100,7 @@ class Scorer:
         self.socket.sendall(struct.pack("!Q", len(payload)) + payload)
 
     def receive(self) -> Scored | None:
-        """What has come, once it is whole. Raises `OSError` or `ValueError` where the scorer has ended or talks nonsense."""
+        """The reply; None while it is incomplete. Raises `OSError` or `ValueError` if the scorer ended or the reply is bad."""
         data = self.socket.recv(MAX_REPLY_BYTES, socket.MSG_DONTWAIT)
         self._buffer += data
         if not data or len(self._buffer) > MAX_REPLY_BYTES:
@@ -117,7 +119,7 @@ class Scorer:
 
 
 def _checked(reply: Any) -> Scored:
-    """A reply as it should be; who sends it has seen what a model wrote."""
+    """The reply as a `Scored`. Every part is checked, because the sender has processed what a model wrote."""
     if not isinstance(reply, list) or len(reply) != 3:
         raise ValueError("not a reply")
     score, failure, cost = reply
@@ -131,15 +133,15 @@ def _checked(reply: Any) -> Scored:
 
 
 class Keeper:
-    """The process that forks scorers. Starts at once; who asks first waits until it is ready."""
+    """The process that forks scorers. It starts at once; the first `fork` waits until it is ready."""
 
     def __init__(self, start: KeeperStart, refused: dict[str, str]) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._is_ready = False
         self._refused = refused
-        """The keeper adds what it cannot load."""
+        """Verifiers that cannot be loaded; this keeper adds those that it cannot load."""
         self._problem = ""
-        """Why there is no process."""
+        """Why no process could be started."""
         try:
             self._socket, theirs = socket.socketpair()
             self._connection = Connection(os.dup(self._socket.fileno()))
@@ -154,7 +156,7 @@ class Keeper:
         except OSError as err:  # no memory, or too many processes or files
             self._problem = f"{type(err).__name__}: {err}"
             return
-        with suppress(OSError):  # it has ended at once; who asks hears of it
+        with suppress(OSError):  # the process ended at once; the first `fork` reports it
             self._connection.send(start)
 
     def fork(self, job: ScoringJob) -> Scorer:
@@ -182,7 +184,7 @@ class Keeper:
     def kill(self) -> None:
         if self._process is not None:
             self._process.kill()
-            with suppress(subprocess.TimeoutExpired):  # a kernel that is busy ends it later
+            with suppress(subprocess.TimeoutExpired):  # a busy kernel ends the process later
                 self._process.wait(timeout=10)
 
     def _wait_until_ready(self) -> None:
@@ -222,5 +224,5 @@ _KEEPER = "import sys; from open_instruct.verifiers.keeper import keep; keep(int
 
 def _environment() -> dict[str, str]:
     one_thread = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
-    # What the parent can import, the keeper can: the score function travels by name.
+    # The keeper must be able to import all that the parent can, because the score function is passed by name.
     return environment(one_thread | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)})

@@ -1,8 +1,9 @@
-"""Verifiers: how good a response is, told from its text and the row's ground truth.
+"""Verifiers: each scores a response from its text and the row's ground truth.
 
 A row's `dataset` column names its verifier: `gsm8k`, `math`, `string_matcher`, or `reasoning_gym/<task>`, where the part before
-the slash is the name. A verifier is a subclass of `VerifierFunction`. To add one, write it into a file of yours and name the
-file: `--verifier_modules my_rewards.py`. Nothing has to be registered; the file is imported wherever verifiers are needed.
+the slash is the name. A verifier is a subclass of `VerifierFunction`. To add a verifier, write the class into a file of your own
+and name the file: `--verifier_modules my_rewards.py`. Nothing has to be registered, because the file is imported in every process
+that needs verifiers.
 """
 
 import functools
@@ -38,7 +39,7 @@ class VerificationResult:
     cost: float = 0.0
     """US dollars spent on judging; metric `objective/verifier_cost`."""
     reasoning: str | None = None
-    """Why, where the verifier can say."""
+    """Why the verifier gave this score, if it can say."""
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.score <= 1.0:
@@ -48,19 +49,19 @@ class VerificationResult:
 
 
 class VerifierFunction(ABC):
-    """Scores one response. Without state, so that any process may do it.
+    """Scores one response. A verifier has no state, so that any process may score with it.
 
-    A subclass sets `name`, and `weight` where it is not 1, in its body or through `super().__init__("name", weight=0.5)`. It is
-    made without arguments.
+    A subclass sets `name` (and `weight`, if it is not 1) in its body or through `super().__init__("name", weight=0.5)`. Its
+    constructor is called without arguments.
     """
 
     name: str = ""
-    """What the `dataset` column says, before any slash, in any case."""
+    """Value of the `dataset` column before any slash; upper and lower case are the same."""
     weight: float = 1.0
     """The reward of a response is its score times this weight times `--verification_reward`."""
 
     def __init__(self, name: str | None = None, weight: float | None = None, verifier_config: Any = None) -> None:
-        """`verifier_config` is kept as an attribute, for verifiers that were written for open-instruct; here it is None."""
+        """`verifier_config` is None here. It is kept as an attribute for verifiers that were written for open-instruct."""
         self.name = self.name if name is None else name
         self.weight = self.weight if weight is None else weight
         self.verifier_config = verifier_config
@@ -71,31 +72,31 @@ class VerifierFunction(ABC):
     ) -> VerificationResult:
         """Scores `prediction`, whose token ids are `tokenized_prediction`, against the row's ground truth `label`.
 
-        `query` is the text of the prompt, as the model has seen it; with the reasoning cache it is the problem.
+        `query` is the text of the prompt, as the model has seen it; with the reasoning cache `query` is the problem.
 
         Raises:
-            ValueError: the label is not one that this verifier understands. A bad prediction never raises: it scores 0.
+            ValueError: this verifier does not understand the label. A bad prediction never raises, it scores 0.
         """
 
     def check_label(self, label: object) -> None:
-        """Raises the `ValueError` that scoring against this label would raise, so that data is refused before a run.
+        """Raises the `ValueError` that scoring against this label would raise, so that bad data is refused before a run.
 
-        By default an empty response to an empty prompt is scored. Override this where scoring takes long or costs money.
+        By default this scores an empty response to an empty prompt. Override it if scoring takes long or costs money.
         """
         self([], "", label, "")
 
-    def prepare(self, dataset: str) -> None:  # noqa: B027 - most need nothing
-        """Loads what scoring rows of this `dataset` column needs, where that takes time."""
+    def prepare(self, dataset: str) -> None:  # noqa: B027 - most verifiers need nothing
+        """Loads whatever is slow to load and needed to score rows with this value of the `dataset` column."""
 
-    def prepare_label(self, label: object) -> None:  # noqa: B027 - most need nothing
-        """Loads what scoring against this label needs, where that takes time."""
+    def prepare_label(self, label: object) -> None:  # noqa: B027 - most verifiers need nothing
+        """Loads whatever is slow to load and needed to score against this label."""
 
 
 class ReasoningGymVerifier(VerifierFunction):
-    """The task's own scorer, on the last complete `<answer>...</answer>`; 0 without one.
+    """Gives the last complete `<answer>...</answer>` to the task's own scorer; 0 if the response has none.
 
-    Partial credit is the task's: `score_answer` of `chain_sum`, for one, gives a part of 1 to an answer that contains
-    the right one.
+    Partial credit follows the task: `score_answer` of `chain_sum`, for example, gives a score between 0 and 1 to an answer that
+    contains the right answer.
     """
 
     name = "reasoning_gym"
@@ -122,11 +123,11 @@ class ReasoningGymVerifier(VerifierFunction):
 
     def _item_and_scorer(self, label: object) -> tuple[dict, Scorer]:
         if not isinstance(label, str):
-            raise ValueError(f"a reasoning_gym ground truth is the item's JSON text, got {type(label).__name__}")
+            raise ValueError(f"a reasoning_gym ground truth must be the item's JSON text, got {type(label).__name__}")
         item = decode_item(label)
         task = item.get("metadata", {}).get("source_dataset")
         if not isinstance(task, str):
-            raise ValueError("a reasoning_gym ground truth names its task in metadata.source_dataset")
+            raise ValueError("a reasoning_gym ground truth must name its task in metadata.source_dataset")
         return item, _scorer(task, json.dumps(item.get(PARAMETERS, {}), sort_keys=True))
 
 
@@ -134,14 +135,14 @@ def _refuse_without_jail(task: str) -> None:
     reasons = missing() if task in EXECUTING_TASKS else []
     if reasons:
         raise ValueError(
-            f"reasoning_gym/{task}: its scorer evaluates what a model wrote, for which this machine has no jail: "
-            f"{'; '.join(reasons)}. Leave the task out, or run on a kernel that has it."
+            f"reasoning_gym/{task}: its scorer evaluates what a model wrote, and this machine has no jail for that: "
+            f"{'; '.join(reasons)}. Leave the task out, or run on a kernel that has them."
         )
 
 
 @functools.lru_cache(maxsize=256)
 def _scorer(task: str, parameters: str) -> Scorer:
-    """`score_answer` is a method of the dataset: one of one row per task and parameters. Making it may take seconds."""
+    """The scorer of a task. `score_answer` is a method of a dataset, so a dataset of one row is made, which may take seconds."""
     return mend(task, make_dataset(PREFIX + task, task, json.loads(parameters) | {"size": 1, "seed": 0}))
 
 
@@ -167,12 +168,12 @@ class GSM8KVerifier(VerifierFunction):
             return Fraction(int(text))  # as `last_number` reads it, in a tenth of the time
         wanted = last_number(text)
         if wanted is None or count_numbers(text) > 1:
-            raise ValueError(f"a gsm8k ground truth holds one number, got {label!r:.80}")
+            raise ValueError(f"a gsm8k ground truth must hold one number, got {label!r:.80}")
         return wanted
 
 
 class StringMatcherVerifier(VerifierFunction):
-    """1 if the last complete `<answer>...</answer>` is the label, but for case, outer punctuation, articles and spaces.
+    """1 if the last complete `<answer>...</answer>` equals the label. Case, outer punctuation, articles and spaces are ignored.
 
     `normalize_answer` has the details: `(B).` is B, while `A, B` is neither B nor AB, and `5!` is not 5.
     """
@@ -184,7 +185,7 @@ class StringMatcherVerifier(VerifierFunction):
     ) -> VerificationResult:
         wanted = normalize_answer(_single(label))
         if not wanted:
-            raise ValueError(f"a string_matcher ground truth holds a word, a number or a symbol, got {label!r:.80}")
+            raise ValueError(f"a string_matcher ground truth must hold a word, a number or a symbol, got {label!r:.80}")
         answer = extract_answer(prediction)
         if answer is None:
             return VerificationResult(0.0, reasoning="no <answer>...</answer>")
@@ -192,7 +193,7 @@ class StringMatcherVerifier(VerifierFunction):
 
 
 class MathVerifier(VerifierFunction):
-    """1 if the last `\\boxed{…}` equals the label: as a number where both are numbers, else as LaTeX but for its spacing.
+    """1 if the last `\\boxed{…}` equals the label: as a number if both are numbers, else as LaTeX without its spacing.
 
     `3` and `3\\text{ cm}` are equal, `3\\text{ m}` and `3\\text{ cm}` are not; nor are `42` and `42\\%`, or `42\\text{ or 43}`.
     """
@@ -204,7 +205,7 @@ class MathVerifier(VerifierFunction):
     ) -> VerificationResult:
         wanted, unit = math_value(_single(label))
         if wanted == "":
-            raise ValueError(f"a math ground truth holds a number or LaTeX, got {label!r:.80}")
+            raise ValueError(f"a math ground truth must hold a number or LaTeX, got {label!r:.80}")
         answer = boxed_answer(prediction)
         if answer is None:
             return VerificationResult(0.0, reasoning=r"no \boxed{…}")
@@ -214,7 +215,7 @@ class MathVerifier(VerifierFunction):
 
 
 def _single(label: object) -> str:
-    """A label as text; open-instruct's data wraps some in a list of one."""
+    """A label as text. Some of open-instruct's data wraps the label in a list of one."""
     if isinstance(label, list) and len(label) == 1:
         label = label[0]
     is_number = isinstance(label, int | float) and not isinstance(label, bool) and math.isfinite(label)
@@ -224,7 +225,7 @@ def _single(label: object) -> str:
 
 
 class VerifierModuleError(UserModuleError):
-    """A verifier of a module of `--verifier_modules` cannot be used."""
+    """A module of `--verifier_modules`, or a verifier in it, cannot be used."""
 
 
 def import_verifiers(modules: Sequence[str]) -> None:
@@ -234,7 +235,7 @@ def import_verifiers(modules: Sequence[str]) -> None:
         modules: paths of files (`my_rewards.py`), or dotted names of modules that Python finds (`my_package.rewards`).
 
     Raises:
-        UserModuleError: a module cannot be imported or defines no verifier, or a verifier of it cannot be used.
+        UserModuleError: a module cannot be imported, defines no verifier, or defines a verifier that cannot be used.
     """
     for name in modules:
         module = import_user_module(name)
@@ -246,7 +247,7 @@ def import_verifiers(modules: Sequence[str]) -> None:
 
 
 def _verifier_classes(base: type[VerifierFunction] = VerifierFunction) -> list[type[VerifierFunction]]:
-    """All subclasses, and theirs, that can be made: those that still lack `__call__` are bases for others."""
+    """All direct and indirect subclasses that can be instantiated. A class that still lacks `__call__` is a base for others."""
     found = [] if inspect.isabstract(base) else [base]
     return found + [cls for child in base.__subclasses__() for cls in _verifier_classes(child)]
 
@@ -255,7 +256,7 @@ def build_all_verifiers() -> dict[str, VerifierFunction]:
     """One of each kind of verifier, by its name in lower case.
 
     Raises:
-        VerifierModuleError: one cannot be made, has no name or no finite weight, or has the name of another.
+        VerifierModuleError: a verifier cannot be made, has no name or no finite weight, or has the name of another verifier.
     """
     verifiers: dict[str, VerifierFunction] = {}
     for cls in _verifier_classes():
@@ -271,7 +272,7 @@ def build_all_verifiers() -> dict[str, VerifierFunction]:
             raise VerifierModuleError(f"{where} has weight {verifier.weight!r}: set a finite number")
         if name.lower() in verifiers:
             other = type(verifiers[name.lower()])
-            raise VerifierModuleError(f"{where} has the name {name!r} of {other.__name__}: set another one")
+            raise VerifierModuleError(f"{where} has the name {name!r} of {other.__name__}: set another name")
         verifiers[name.lower()] = verifier
     return verifiers
 
@@ -282,12 +283,12 @@ def verifier_names() -> list[str]:
 
 
 def verifier_weight(dataset: str) -> float:
-    """What scores of rows of this `dataset` column are multiplied with on their way into the reward."""
+    """Weight of the verifier of this `dataset` column. A reward is the score times this weight times `--verification_reward`."""
     return float(find_verifier(dataset, _verifiers()).weight)
 
 
 def verifier_name(dataset_name: str, names: Collection[str]) -> str | None:
-    """Which of `names` scores rows of this `dataset` column: the whole of it, or what stands before the first slash."""
+    """Which of `names` scores rows of this `dataset` column: its whole value, or the part before the first slash, or None."""
     dataset_name = dataset_name.lower()
     if dataset_name in names:
         return dataset_name
@@ -299,7 +300,7 @@ def find_verifier(dataset_name: str, verifiers: Mapping[str, VerifierFunction]) 
     """The verifier for rows of this `dataset` column.
 
     Raises:
-        ValueError: there is none.
+        ValueError: there is no such verifier.
     """
     name = verifier_name(dataset_name, verifiers)
     if name is None:
@@ -325,7 +326,7 @@ def prepare_label(dataset: str, ground_truth: object) -> None:
 def score_response(
     dataset: str, ground_truth: object, token_ids: list[int], text: str, query: str | None = None
 ) -> VerificationResult:
-    """Scores one response to the prompt `query` with the row's verifier. What a verifier raises, this raises."""
+    """Scores one response to the prompt `query` with the row's verifier. An error in the verifier is not caught."""
     return find_verifier(dataset, _verifiers())(token_ids, text, ground_truth, query)
 
 

@@ -1,11 +1,11 @@
-"""Workflows: what becomes of a prompt. A rollout is a coroutine that sees a context and nothing else.
+"""Workflows: what becomes of a prompt inside an engine. A rollout is a coroutine, and all its effects go through a context.
 
     controller                                    engine                                       controller
     task(row) ─► PromptRequest.task ─► queue ─►   run(request, ctx) ─► Trajectory ─► queue ─►  rewards(samples, scores)
                                                    ctx.generate, ctx.call, ctx.now …            arrived(notes), metrics(…)
 
-A workflow is chosen by name (`--rollout_workflow`), and nothing outside it knows which one runs. To add one, write a file with a
-subclass of `Workflow` and name it with `--workflow_modules my_workflow.py`; see docs/workflows.md.
+A workflow is chosen by name (`--rollout_workflow`), and no other code knows which workflow runs. To add a workflow, write a file
+with a subclass of `Workflow` and name the file with `--workflow_modules my_workflow.py`; see docs/workflows.md.
 """
 
 import random
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from open_instruct.scored_groups import ScoredGroup
 
 Tool = Callable[[Any], Any]
-"""A function, or a coroutine function, of plain values."""
+"""A function or coroutine function that takes one plain value and returns a plain value."""
 
 
 class RolloutFailed(RuntimeError):
-    """A rollout cannot go on, and nothing is wrong with the program: its prompt is sampled again with another seed."""
+    """A rollout cannot go on although nothing is wrong with the program. Its prompt is sampled again with another seed."""
 
 
 class GenerationFailed(RolloutFailed):
@@ -46,7 +46,7 @@ class CallFailed(RolloutFailed):
 
 
 def first_of(error: BaseException) -> BaseException:
-    """What went wrong first, where several branches of a rollout failed; the others are about the same."""
+    """The first error where several branches of a rollout failed. The other branches usually failed for the same reason."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
@@ -54,7 +54,10 @@ def first_of(error: BaseException) -> BaseException:
 
 @dataclass(frozen=True)
 class Effect:
-    """Which effect of its rollout it is: the `number`-th of its name, from 0. The same whenever the rollout is run."""
+    """Identity of an effect within its rollout: a name, and a number among the effects of that name, from 0.
+
+    The second `ctx.generate` is `generate-1`, whenever the rollout is run.
+    """
 
     name: str
     number: int
@@ -64,17 +67,17 @@ class Effect:
 
 
 class Context(ABC):
-    """All that a rollout may do to the world or learn of it. Each effect has a name and a number.
+    """Everything that a rollout may do to the world or learn from it. Each effect has a name and a number.
 
-    Branches of a rollout that run side by side give their effects different names, because which of two effects of one name comes
-    first would depend on the machine.
+    Branches of a rollout that run side by side must give their effects different names. With the same name, the speed of the
+    machine would decide which effect gets the lower number.
     """
 
     def __init__(self, *, seed: int, max_model_len: int) -> None:
         self.seed = seed
-        """Of the prompt. Requests whose seeds are made from it do not depend on what else the engine does."""
+        """Seed of the prompt. Requests whose seeds are derived from it do not depend on what else the engine does."""
         self.max_model_len = max_model_len
-        """Tokens of prompt and response together that the engine takes."""
+        """Most tokens, prompt and response together, that the engine accepts."""
         self._numbers: Counter[str] = Counter()
 
     @property
@@ -85,17 +88,17 @@ class Context(ABC):
     async def generate(
         self, prompt_ids: "np.ndarray | Sequence[int]", sampling: SamplingConfig, *, name: str = "generate"
     ) -> list[Completion]:
-        """`sampling.n` responses of the policy to the token ids.
+        """Sample `sampling.n` responses of the policy to the token ids.
 
         Raises:
-            GenerationFailed: the engine broke the request off.
+            GenerationFailed: the engine broke the request off, for example after `--generation_timeout`.
         """
         with allowed():
             answer = self._generate(self._effect(name), np.asarray(prompt_ids, np.int32), sampling)
         return await answer
 
     async def call(self, tool: str, arguments: Any, *, timeout_s: float, name: str = "") -> Any:
-        """What the workflow's tool of this name (`Workflow.tools`) says to `arguments`; both are plain values.
+        """Call the tool of this name (`Workflow.tools`) and return its answer. `arguments` and the answer are plain values.
 
         Raises:
             CallFailed: the tool raised an error, or took longer than `timeout_s` seconds.
@@ -110,12 +113,12 @@ class Context(ABC):
             return self._now(self._effect(name))
 
     def random(self, *, name: str = "random") -> random.Random:
-        """A generator whose numbers depend on the seed of the prompt, the name and the number of the effect alone."""
+        """A random generator that depends only on the prompt's seed and on the effect's name and number."""
         with allowed():
             return random.Random(f"{self.seed} {self._effect(name)}")
 
     def uuid(self, *, name: str = "uuid") -> uuid.UUID:
-        """An identifier, as reproducible as `random`."""
+        """An identifier that depends on the same values as `random`."""
         with allowed():
             return uuid.UUID(int=random.Random(f"{self.seed} {self._effect(name)}").getrandbits(128), version=4)
 
@@ -140,26 +143,27 @@ class Context(ABC):
 
 @dataclass(frozen=True)
 class Trajectory:
-    """What a rollout comes to."""
+    """The result of a rollout."""
 
     samples: list[Sample]
     notes: Any = None
-    """JSON values for the workflow's side in the controller."""
+    """JSON values that `run` sends to the workflow object in the controller (`Workflow.arrived`)."""
 
 
 @dataclass(frozen=True)
 class Lengths:
-    """Most tokens of what a rollout makes of a prompt, and most samples."""
+    """Upper bounds on what a rollout makes of one prompt, in tokens and in samples."""
 
     prompt: int
-    """Of a sample's prompt."""
+    """Tokens of a sample's prompt."""
     response: int
-    """Of a sample's response."""
+    """Tokens of a sample's response."""
     sequence: int
-    """Prompt and response of whatever an engine is asked for, in evaluations too."""
+    """Tokens of any request to an engine, prompt and response together, evaluations included."""
     trained: int
-    """Prompt and response of a sample that is trained on."""
+    """Tokens of a sample that is trained on, prompt and response together."""
     samples: int
+    """Samples of one prompt."""
 
 
 @dataclass(frozen=True)
@@ -169,26 +173,26 @@ class OwnPrompt:
     text: str
     """The row's `raw_query`, which verifiers get."""
     token_ids: list[int]
-    """Of the first prompt."""
+    """Token ids of the first prompt."""
     num_tokens: int
-    """Of the longest prompt that the row comes to without a response in it; `--max_prompt_token_length` bounds it."""
+    """Tokens of the row's longest prompt that holds no response yet. `--max_prompt_token_length` limits this number."""
 
 
 class Workflow(ABC):
     """One kind of rollout. One object lives in the controller and one in each engine; both are made from the same options.
 
-    Only `run` has to be written. The defaults are those of a workflow whose samples are compared with each other, scored by the
-    verifier of the row, and no longer than `--response_length`.
+    Only `run` has to be written. The other methods' defaults suit a workflow whose samples are compared with each other, are
+    scored by the row's verifier, and are no longer than `--response_length`.
     """
 
     tools: ClassVar[Mapping[str, Tool]] = {}
-    """What `Context.call` finds by name. Tools may do what they like."""
+    """The tools that `Context.call` finds by name. Unlike `run`, tools may do what they like."""
     prompts_are_of_the_data: ClassVar[bool] = True
-    """Whether every prompt is that of its row. If not, prompts may be longer than the longest of the data."""
+    """Whether every prompt is the prompt of its row. If not, prompts may be longer than the longest prompt of the data."""
     length_options: ClassVar[Sequence[str]] = ()
-    """Options, beside those of every run, that `lengths` depends on; messages name them."""
+    """The workflow's own options that `lengths` depends on. Messages about lengths name them."""
     identity_options: ClassVar[Sequence[str] | None] = None
-    """Options that must stay as they are when a run goes on from a checkpoint; by default all of the workflow's."""
+    """Options that must not change when a run resumes from a checkpoint. None: all options of the workflow."""
 
     def __init__(self, options: Any) -> None:
         """`options` is an instance of the class that the workflow was registered with."""
@@ -198,18 +202,18 @@ class Workflow(ABC):
 
     @classmethod
     def mistakes(cls, args: "GRPOConfig") -> Iterator[str]:
-        """What is wrong with the options of the run, one sentence or two each: `--flag value: what is wrong. What to do.`"""
+        """Messages about wrong options of the run, each in the form `--flag value: what is wrong. What to do.`"""
         del args
         return iter(())
 
     @classmethod
     def prepared(cls, options: Any) -> Any:
-        """The options with what has to be read on the driver's machine, such as the text of a file."""
+        """The options, with everything filled in that only the driver's machine can read, such as the text of a file."""
         return options
 
     @classmethod
     def lengths(cls, args: "GRPOConfig") -> Lengths:
-        """How long things get; it bounds the engine's context, the rows of a batch and the queues."""
+        """Upper bounds that size the engine's context, the rows of a batch and the queues."""
         longest = max(args.response_length, args.eval_sampling.max_tokens)
         return Lengths(
             prompt=args.max_prompt_token_length,
@@ -221,27 +225,29 @@ class Workflow(ABC):
 
     @classmethod
     def identity_texts(cls, options: Any) -> dict[str, str]:
-        """Texts by option that are part of what a run is, beside `identity_options`."""
+        """Texts, by option, that must not change on a resume either, such as the content of a template file."""
         del options
         return {}
 
     @property
     def has_own_prompts(self) -> bool:
-        """Whether it makes prompts of the rows in a way of its own."""
+        """Whether the workflow overrides `own_prompt`."""
         return type(self).own_prompt is not Workflow.own_prompt
 
     def own_prompt(self, messages: Sequence[Mapping[str, str]], codec: ChatCodec) -> OwnPrompt:
-        """The prompt of a row with these messages. By default it is the chat template around them, and this is not called.
+        """The prompt of a row with these messages. Called only if overridden: by default the prompt is the chat template around
+        the messages.
 
         Raises:
-            ValueError: what is wrong with the row.
+            ValueError: the row cannot be used; the text says why.
         """
         raise NotImplementedError
 
     # --- in the controller --------------------------------------------------------------------------------------------
 
     def task(self, row: "PromptRow", row_number: int, *, prompt_id: str, version: int, seed: int, is_eval: bool) -> Any:
-        """What `run` has to know beside prompt and sampling; plain values. A prompt that is issued again gets the same."""
+        """What `run` has to know besides the prompt and the sampling, as plain values. A prompt that is issued again gets
+        the same task."""
         del row, row_number, prompt_id, version, seed, is_eval
 
     def answer(self, text: str) -> str:
@@ -252,23 +258,24 @@ class Workflow(ABC):
         """The reward of each sample, in [0, 1]; None is *not scored*.
 
         Args:
-            scores: what the verifier says of each judged sample; of others None.
+            scores: the verifier's score of each judged sample; None for every sample without a score.
         """
         return [sample.reward if score is None else score for sample, score in zip(samples, scores, strict=True)]
 
     def arrived(self, prompt_id: str, notes: Any) -> None:  # noqa: B027
-        """A training prompt is back, with the notes of its trajectory."""
+        """Called when a training prompt is back, with the notes of its trajectory."""
 
     def dropped(self, prompt_id: str) -> None:  # noqa: B027
-        """A training prompt failed for the last time."""
+        """Called when a training prompt has failed for the last time."""
 
     def metrics(self, rollouts: "Sequence[ScoredGroup]", groups: "Sequence[ScoredGroup]") -> dict[str, float]:
-        """Metrics of a training step. `rollouts` are whole, `groups` the same divided into those that are compared."""
+        """Further metrics of a training step. `rollouts` has one entry per prompt; `groups` has the same samples, divided into
+        groups whose samples are compared with each other."""
         del rollouts, groups
         return {}
 
     def evaluated(self, rollouts: "Sequence[ScoredGroup]") -> "Sequence[ScoredGroup]":
-        """What of each rollout an evaluation reports as the answers."""
+        """The part of each rollout that an evaluation reports as its answers."""
         return rollouts
 
     def evaluation_metrics(self, rollouts: "Sequence[ScoredGroup]") -> dict[str, float]:
@@ -277,37 +284,37 @@ class Workflow(ABC):
         return {}
 
     def state_dict(self) -> Any:  # noqa: B027
-        """What the controller's side has to keep over a restart: JSON values."""
+        """What the workflow object in the controller has to keep over a restart, as JSON values."""
 
     def load_state_dict(self, state: Any) -> None:
-        """Take `state_dict` up again. Called before the first `task`."""
+        """Restore a `state_dict`. Called before the first `task`."""
         del state
 
     # --- in an engine -------------------------------------------------------------------------------------------------
 
     @abstractmethod
     async def run(self, request: PromptRequest, ctx: Context) -> Trajectory:
-        """Roll one prompt out. Whatever it does to the world or learns of it goes through `ctx`.
+        """Roll one prompt out. Whatever the rollout does to the world or learns from it goes through `ctx`.
 
         Raises:
-            RolloutFailed: it cannot go on.
+            RolloutFailed: the rollout cannot go on.
         """
 
 
 WORKFLOWS: Registry[type[Workflow]] = Registry("workflow", flag="rollout_workflow")
 SINGLE_TURN = "single_turn"
-"""The workflow of a run that names none."""
+"""The workflow of a run that does not choose one."""
 
 
 @dataclass(frozen=True)
 class WorkflowSpec:
-    """A workflow of a run, as it travels to the processes that make it."""
+    """Description of a run's workflow, from which each process makes its own workflow object."""
 
     name: str
     options: dict[str, Any] = field(default_factory=dict)
     """Plain values."""
     modules: tuple[str, ...] = ()
-    """The user's modules that have to be imported first."""
+    """User modules to import first, because the workflow may be registered in them."""
 
     @classmethod
     def of(cls, name: str, options: Any, modules: Sequence[str] = ()) -> "WorkflowSpec":
@@ -315,7 +322,7 @@ class WorkflowSpec:
         return cls(name, asdict(prepared), tuple(modules))
 
     def make(self) -> Workflow:
-        """The workflow, in this process."""
+        """Make the workflow object in this process."""
         for module in self.modules:
             import_user_module(module)
         entry = WORKFLOWS[self.name]
@@ -326,4 +333,4 @@ def identity_options(name: str) -> list[str]:
     """Options of a workflow that a resumed run must not change."""
     entry = WORKFLOWS[name]
     own = entry.value.identity_options
-    return list(own) if own is not None else [one.name for one in fields(entry.options)]
+    return list(own) if own is not None else [option.name for option in fields(entry.options)]

@@ -1,8 +1,8 @@
-"""Catches a rollout that reads a clock, draws a random number or opens a connection other than through its context.
+"""Catches a rollout that reads a clock, draws a random number or opens a connection without using its context.
 
-A rollout is to be a function of its recorded effects, so that it can be replayed and checked. While a step of a workflow's
-coroutine runs, a profile function sees each call of a builtin and refuses those of `FORBIDDEN`. Nothing of that is active inside
-the context's own methods, in tools, or between two steps.
+A rollout must be a function of its recorded effects alone, so that it can be replayed and checked. While a step of a workflow's
+coroutine runs, a profile function sees each call of a builtin and raises an error for the calls in `FORBIDDEN`. The profile
+function is off inside the context's own methods, in tools, and between two steps.
 """
 
 import asyncio
@@ -32,17 +32,17 @@ MAY_READ_THE_CLOCK = {"logging", "importlib", "transformers", "jinja2"}
 """Packages that put the time into a log line, or the date into a chat template."""
 
 OF_THE_COLLECTOR = {"__del__", "gc_callback"}
-"""Functions that the garbage collector calls, whatever is running: they are not the rollout's."""
+"""Functions that the garbage collector calls at any time, so their calls are not the rollout's."""
 
 _in_rollout = contextvars.ContextVar("in_rollout", default=False)
 
 
 class EffectOutsideContext(RuntimeError):
-    """A workflow had an effect that its context does not know; the text says where and what to do."""
+    """A workflow had an effect without using its context; the text says where, and what to use instead."""
 
 
 def watched(rollout: Coroutine[Any, Any, Result]) -> Awaitable[Result]:
-    """The coroutine of a workflow, watched: also in the tasks that it creates, if the loop has `task_factory`.
+    """Watch the coroutine of a workflow, and the tasks that it creates if the event loop uses `task_factory`.
 
     Raises:
         EffectOutsideContext: from the `await`.
@@ -68,7 +68,7 @@ def task_factory(loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any
 
 @contextmanager
 def allowed() -> Iterator[None]:
-    """Effects inside are known to the context."""
+    """Effects inside the block are allowed, because the context itself causes them."""
     profile = sys.getprofile()
     sys.setprofile(None)
     try:
@@ -100,7 +100,7 @@ class _Watched(Awaitable[Result]):
             except GeneratorExit:
                 self._coroutine.close()
                 raise
-            except BaseException as raised:  # a cancellation, or what the future ended with: it is the coroutine's
+            except BaseException as raised:  # a cancellation, or the future's error: the coroutine handles it
                 error = raised
 
     def _step(self, error: BaseException | None) -> Any:
@@ -111,7 +111,7 @@ class _Watched(Awaitable[Result]):
             return self._coroutine.send(None) if error is None else self._coroutine.throw(error)
         finally:
             sys.setprofile(profile)
-            if drawn != _numpy_position():  # its generators are no builtins, so their calls are not seen
+            if drawn != _numpy_position():  # numpy's generators are no builtins, so their calls are not seen
                 raise EffectOutsideContext(f"{self._coroutine.__qualname__} draws from numpy.random; {CURE}")
 
 

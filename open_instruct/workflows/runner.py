@@ -1,9 +1,10 @@
-"""Rollouts inside an engine actor: an event loop of its own, beside the thread that steps the engine.
+"""Rollouts inside an engine actor. They run in an event loop of their own, beside the thread that steps the engine.
 
     LLMRayActor ── prompt ──► RolloutRunner: Workflow.run(request, ctx) ── ctx.generate, as a request of its own ──► engine thread
                 ◄── result ──                                          ◄── its responses ──────────────────────────
 
-Between two requests a rollout holds nothing of the engine: each request queues like any other, and new weights may come between.
+Between two requests a rollout occupies nothing in the engine. So each of its requests queues like any other, and the engine may
+receive new weights between two of them.
 """
 
 import asyncio
@@ -45,28 +46,28 @@ from open_instruct.workflows.effects import EffectOutsideContext, task_factory, 
 logger = logging.getLogger(__name__)
 
 CLOSE_S = 5.0
-"""Deadline of the event loop's end."""
+"""Longest wait for the event loop to end."""
 MOST_ERRORS_IN_A_ROW = 8
-"""Rollouts in a row that end with an error of the workflow's own, of which the last ends the engine."""
+"""So many rollouts in a row that end with an error of the workflow's own code end the engine: with 8, the eighth does."""
 WATCHED_FIRST, WATCHED_EVERY = 8, 64
-"""Rollouts that are watched for effects outside their context: the first of an engine, and then one in so many. Watching them all
+"""Rollouts that are watched for effects outside their context: the first 8 of an engine, then every 64th. Watching all rollouts
 would cost time, and a workflow that reads a clock does so in most of its rollouts."""
 TOOL_THREADS = 64
-"""Calls of tools that are no coroutines, at once."""
+"""Most calls at once of tools that are plain functions. Coroutine functions need no thread."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What the engine says to one request."""
+    """The engine's answer to one request."""
 
     completions: list[Completion]
     statistics: TokenStatistics
     error: str = ""
-    """Why there are no completions."""
+    """Why there are no completions; empty if there are."""
 
 
 Submit = Callable[[str, np.ndarray, SamplingConfig], "Future[Answer]"]
-"""Hands a request to the engine: its id, token ids, sampling."""
+"""Hands a request to the engine: `(request id, token ids, sampling)`."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ class EngineFacts:
     engine_id: int
     max_model_len: int
     read_codec: Callable[[], ChatCodec]
-    """Gives the same object each time."""
+    """Returns the same object on every call."""
 
 
 class EngineContext(Context):
@@ -90,7 +91,7 @@ class EngineContext(Context):
         self._read_codec = facts.read_codec
         self.answers: list[TokenStatistics] = []
         self.tool_s = 0.0
-        """Seconds in which at least one call was under way."""
+        """Seconds during which at least one tool call was under way."""
         self._num_calls = 0
         self._calls_began = 0.0
 
@@ -116,7 +117,7 @@ class EngineContext(Context):
         return answer.completions
 
     def _call(self, effect: Effect, tool: str, arguments: Any, timeout_s: float) -> Awaitable[Any]:
-        # In a context of its own, because tools may read clocks and draw numbers.
+        # In a `contextvars` context of its own, where nothing is watched, because tools may read clocks and draw numbers.
         return asyncio.get_running_loop().create_task(
             self._timed_call(effect, tool, arguments, timeout_s), context=contextvars.Context()
         )
@@ -142,7 +143,7 @@ class EngineContext(Context):
 
 
 class ToolBox:
-    """The tools of a workflow; those that are no coroutines run in threads."""
+    """The tools of a workflow. Coroutine functions run in the event loop, plain functions in threads."""
 
     def __init__(self, tools: "dict[str, Tool]") -> None:
         self._tools = tools
@@ -159,12 +160,12 @@ class ToolBox:
 
 
 class RolloutRunner:
-    """Takes prompts, gives back results.
+    """Takes prompts and gives back results.
 
     Args:
-        submit: called from the event loop's thread.
-        finish: is given each result, of failed rollouts too. Called from the event loop's thread.
-        fail: is given an error that is nobody's fault but the program's.
+        submit: hands a request to the engine. Called from the event loop's thread.
+        finish: receives every result, also those of failed rollouts. Called from the event loop's thread.
+        fail: receives an error that has to end the engine.
     """
 
     def __init__(
@@ -193,7 +194,7 @@ class RolloutRunner:
         asyncio.run_coroutine_threadsafe(self._run(request), self._loop)
 
     def close(self) -> None:
-        """Break off what is under way; nothing is given back any more."""
+        """Cancel the rollouts that are under way. No result is given back any more."""
         asyncio.run_coroutine_threadsafe(_cancel_all(), self._loop)
         self._loop.call_soon_threadsafe(self._loop.call_later, 0.0, self._loop.stop)
         self._thread.join(CLOSE_S)
@@ -202,7 +203,7 @@ class RolloutRunner:
     async def _run(self, request: PromptRequest) -> None:
         try:
             self._finish(await self._result(request))
-        except Exception as error:  # the engine's thread ends with it, and says so
+        except Exception as error:  # `fail` ends the engine's thread with this error
             self._fail(error)
 
     async def _result(self, request: PromptRequest) -> GenerationResult:
@@ -222,8 +223,8 @@ class RolloutRunner:
         return number < WATCHED_FIRST or number % WATCHED_EVERY == 0
 
     def _cause(self, error: BaseException) -> str:
-        """Why a rollout is given up. Raises what shall end the engine: an effect outside the context, and the last of too many
-        errors of the workflow itself, which anybody may write. One such error costs one rollout."""
+        """Why a rollout is given up. An error of the workflow's own code costs one rollout, because anybody may write a workflow.
+        An effect outside the context, and the last of `MOST_ERRORS_IN_A_ROW` errors, are raised, which ends the engine."""
         if isinstance(error, RolloutFailed):
             return str(error)
         self._num_errors_in_a_row += 1
@@ -236,7 +237,7 @@ class RolloutRunner:
     def _to_result(
         self, request: PromptRequest, trajectory: Trajectory, ctx: EngineContext, began: Moment
     ) -> GenerationResult:
-        # A single request is timed from its admission by the engine; of several, the waiting between them counts too.
+        # A single request is timed from its admission by the engine. With several requests the time between them counts too.
         alone = ctx.answers[0] if len(ctx.answers) == 1 and not ctx.tool_s else None
         return GenerationResult(
             samples=trajectory.samples,
@@ -246,7 +247,7 @@ class RolloutRunner:
             engine_id=self._facts.engine_id,
             token_statistics=TokenStatistics(
                 num_prompt_tokens=len(request.prompt),
-                num_response_tokens=sum(one.num_response_tokens for one in ctx.answers),
+                num_response_tokens=sum(answer.num_response_tokens for answer in ctx.answers),
                 generation_time=alone.generation_time if alone else began.elapsed_s(),
                 start_time=alone.start_time if alone else began.unix,
                 tool_time=ctx.tool_s,

@@ -15,7 +15,13 @@ class SingleTurn(Workflow):
         completions = await ctx.generate(prompt_ids, request.generation_config)
         return Trajectory(
             [
-                Sample(prompt_ids, one.token_ids, one.logprobs, one.finish_reason, one.version_spans)
-                for one in completions
+                Sample(
+                    prompt_ids,
+                    completion.token_ids,
+                    completion.logprobs,
+                    completion.finish_reason,
+                    completion.version_spans,
+                )
+                for completion in completions
             ]
         )

@@ -8,11 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from open_instruct.algorithms.mismatch import (
-    finish_logprob_difference,
-    logprob_difference_sums,
-    merge_logprob_differences,
-)
+from open_instruct.algorithms.merging import finish_logprob_difference, merge_logprob_differences
+from open_instruct.algorithms.mismatch import logprob_difference_sums
 
 log_probs = st.floats(-30, 0, width=32)
 rows_of_tokens = st.lists(st.tuples(log_probs, log_probs, st.booleans()), min_size=1, max_size=12)

@@ -12,7 +12,7 @@ from open_instruct.cluster import bundles
 from open_instruct.device import Device
 from open_instruct.cluster.placement_plan import Asked
 
-ray.init(num_cpus=8, num_gpus=4, include_dashboard=False, log_to_driver=False)
+ray.init(num_cpus=4, num_gpus=4, include_dashboard=False, log_to_driver=False)
 device = Device("cuda", "bfloat16", "sdpa")
 """
 
@@ -33,10 +33,14 @@ print("FOUND", json.dumps({
     "nodes": len(set(bundles.node_ids(actor) + bundles.node_ids((reserved.group, reserved.rollout)))),
     "engine": bundles.visible_gpus((reserved.group, reserved.rollout)),
 }))
+ray.util.remove_placement_group(reserved.group)
 """
 
 RESERVE_WITHOUT_WAITING = """
 asked = Asked((), 1, 2, device.place_resources)
+[ray.kill(learner) for learner in learners]
+while ray.available_resources().get("GPU") != 4:
+    time.sleep(0.1)
 for _ in range(3):
     ray.util.remove_placement_group(bundles.reserve(asked, timeout_s=0.0).group)
 deadline = time.monotonic() + 10
@@ -46,25 +50,22 @@ print("FOUND", json.dumps({name: free[name] for name in ("CPU", "GPU")}))
 """
 
 
-def test_where_bundles_are_is_known_when_learners_compute_on_them() -> None:
-    """A GPU that is taken cannot be asked for its number any more."""
-    found = run(OCCUPY_AND_ASK)
-    assert found == {"taken": ["0", "1"], "nodes": 1, "engine": "2,3"}  # neighbours, in the order of their numbers
-
-
-def test_room_that_is_there_needs_no_waiting_and_comes_free_again() -> None:
-    """As for an engine that has to move while a run goes on."""
-    assert run(RESERVE_WITHOUT_WAITING) == {"CPU": 8, "GPU": 4}
+def test_where_bundles_are_is_known_when_learners_compute_on_them_and_room_comes_free_again() -> None:
+    """A GPU that is taken cannot be asked for its number any more. Room that is there needs no waiting, as for an engine that has
+    to move while a run goes on."""
+    places, free = run(OCCUPY_AND_ASK + RESERVE_WITHOUT_WAITING)
+    assert places == {"taken": ["0", "1"], "nodes": 1, "engine": "2,3"}  # neighbours, in the order of their numbers
+    assert free == {"CPU": 4, "GPU": 4}
 
 
 def test_gpus_may_have_names() -> None:
     """UUIDs, as a scheduler or a container gives them, in the order of the node's list."""
-    found = run(OCCUPY_AND_ASK, CUDA_VISIBLE_DEVICES="GPU-d,GPU-c,MIG-b,GPU-a")
+    [found] = run(OCCUPY_AND_ASK, CUDA_VISIBLE_DEVICES="GPU-d,GPU-c,MIG-b,GPU-a")
     assert found == {"taken": ["GPU-d", "GPU-c"], "nodes": 1, "engine": "MIG-b,GPU-a"}
 
 
-def run(script: str, **variables: str) -> Any:
-    """What it prints after FOUND, on a node of its own with 4 pretended GPUs."""
+def run(script: str, **variables: str) -> list[Any]:
+    """What it prints after each FOUND, on a node of its own with 4 pretended GPUs."""
     environment = os.environ | {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"} | variables
     environment.pop("RAY_ADDRESS", None)
     done = subprocess.run(
@@ -76,5 +77,4 @@ def run(script: str, **variables: str) -> Any:
         env=environment,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    [line] = [line for line in done.stdout.splitlines() if line.startswith("FOUND")]
-    return json.loads(line.removeprefix("FOUND"))
+    return [json.loads(line.removeprefix("FOUND")) for line in done.stdout.splitlines() if line.startswith("FOUND")]

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from open_instruct.cluster import network_interface as interfaces
 from open_instruct.cluster import process_group
-from open_instruct.cluster.process_group import OF_GLOO, OF_NCCL, network_interface
+from open_instruct.cluster.network_interface import OF_GLOO, OF_NCCL, network_interface
 from open_instruct.device import Device
 
 
@@ -17,7 +18,7 @@ def node(monkeypatch: pytest.MonkeyPatch) -> None:
     """A node whose cluster address belongs to `eth1`."""
     addresses = {"lo": [SimpleNamespace(address="127.0.0.1")], "eth1": [SimpleNamespace(address="10.0.0.7")]}
     monkeypatch.setattr(process_group.ray.util, "get_node_ip_address", lambda: "10.0.0.7")
-    monkeypatch.setattr(process_group.psutil, "net_if_addrs", lambda: addresses)
+    monkeypatch.setattr(interfaces.psutil, "net_if_addrs", lambda: addresses)
     for name in (OF_GLOO, OF_NCCL):
         monkeypatch.delenv(name, raising=False)
 

@@ -76,52 +76,53 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"async_steps": -1, "staleness_threshold": 0}, "--async_steps -1: out of range. Give 0 or more."),
     (
         {"staleness_threshold": 3, "max_staleness_allowed": 2},
-        "--max_staleness_allowed 2 --staleness_threshold 3 --async_steps None: pacing aims past the bound. "
-        "Set max_staleness_allowed to 3 or more.",
+        "--max_staleness_allowed 2 --staleness_threshold 3 --async_steps None: pacing aims at samples that are older than the "
+        "bound allows. Set max_staleness_allowed to 3 or more.",
     ),
     (
         {"over_issued_prompts": 2, "async_steps": 0},
-        "--over_issued_prompts 2 --staleness_threshold None --max_staleness_allowed None --async_steps 0: what a step "
-        "leaves behind grows older. Set staleness_threshold to 1 or more and max_staleness_allowed to more than that, "
-        "or leave over_issued_prompts 0.",
+        "--over_issued_prompts 2 --staleness_threshold None --max_staleness_allowed None --async_steps 0: a prompt that a step "
+        "leaves to the next step becomes older than the threshold. Set staleness_threshold to 1 or more and "
+        "max_staleness_allowed to more than that, or over_issued_prompts to 0.",
     ),
     (
         {"over_issued_prompts": 17, "max_staleness_allowed": 2},
-        "--over_issued_prompts 17 --num_unique_prompts_rollout 16: more than a step takes. Give 16 or fewer.",
+        "--over_issued_prompts 17 --num_unique_prompts_rollout 16: more prompts than a step takes. Give 16 or fewer.",
     ),
     (
         {"trigger_parameter_sync_step": 3},
-        "--trigger_parameter_sync_step 3 --staleness_threshold None --async_steps None: between two updates samples grow 2 "
-        "steps old. Set staleness_threshold to 2 or more, or send weights after every step.",
+        "--trigger_parameter_sync_step 3 --staleness_threshold None --async_steps None: between two updates of the engines' "
+        "weights samples become 2 steps old. Set staleness_threshold to 2 or more, or trigger_parameter_sync_step to 1.",
     ),
     (
         {"straggler_policy": "truncate", "inflight_updates": False},
-        "--straggler_policy truncate --inflight_updates False: without in-flight updates all tokens of a response are "
-        "of one age. Use drop or wait.",
+        "--straggler_policy truncate --inflight_updates False: without in-flight updates all tokens of a response have "
+        "the same age. Use drop or wait.",
     ),
     (
         {"streaming": True, "num_mini_batches": 2},
-        "--streaming True --num_epochs 1 --num_mini_batches 2: a step that begins before its batch is whole makes one "
-        "update. Set both to 1.",
+        "--streaming True --num_epochs 1 --num_mini_batches 2: with streaming a step begins before its batch is complete, so "
+        "it can make only one update. Set num_epochs and num_mini_batches to 1, or leave out streaming.",
     ),
     (
         {"max_queue_size": 63},
-        "--max_queue_size 63 --num_unique_prompts_rollout 16 --num_samples_per_prompt_rollout 4: smaller than one step. "
-        "Give 64 or more, or leave it out.",
+        "--max_queue_size 63 --num_unique_prompts_rollout 16 --num_samples_per_prompt_rollout 4: the queue cannot hold one "
+        "step. Set max_queue_size to 64 or more, or leave it out.",
     ),
     (
         {"use_vllm_logprobs": True, "use_rho_correction": True},
-        "--use_vllm_logprobs True --use_rho_correction True: with the engine as old policy there is nothing to correct. "
-        "Leave one out.",
+        "--use_vllm_logprobs True --use_rho_correction True: with the engine's log-probs as the old policy, rho is always 1 "
+        "and corrects nothing. Leave out one of the two.",
     ),
     (
         {"rho_mask_lower_bound": 2.0, "rho_mask_upper_bound": 1.0},
-        "--rho_mask_lower_bound 2.0 --rho_mask_upper_bound 1.0: lower is above upper. Exchange them, or set the upper "
-        "to 0 for none.",
+        "--rho_mask_lower_bound 2.0 --rho_mask_upper_bound 1.0: the lower bound is above the upper bound. Exchange them, or "
+        "set the upper bound to 0 for none.",
     ),
     (
         {"rho_mask_tv_divergence": True, "rho_mask_sequence_level": True},
-        "--rho_mask_tv_divergence True --rho_mask_sequence_level True: two ways to judge a response. Choose one.",
+        "--rho_mask_tv_divergence True --rho_mask_sequence_level True: both decide which responses are masked. Leave out one "
+        "of the two.",
     ),
     (
         {"rho_mask_tv_divergence": True},
@@ -130,7 +131,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     (
         {"rho_mask_sequence_level": True},
         "--rho_mask_sequence_level True --rho_mask_lower_bound 0.0 --rho_mask_upper_bound 0.0: nothing would be masked. "
-        "Set a bound.",
+        "Set a lower or an upper bound.",
     ),
     (
         {"rc_buffer_size": 5},
@@ -143,8 +144,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {**RC, "rc_train_on": "turns", "rc_buffer_size": 5},
-        "--rc_train_on turns --rc_buffer_size 5: trajectories that are trained on begin at the beginning. Set rc_buffer_size "
-        "to 0, or train on states.",
+        "--rc_train_on turns --rc_buffer_size 5: with rc_train_on turns every trajectory begins at the beginning, so no state is "
+        "kept. Set rc_buffer_size to 0, or rc_train_on to states.",
     ),
     (
         {**RC, "rc_reasoning_prompt_template": "{problem} {so_far}{curr_summary}"},
@@ -171,8 +172,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {**RC, "rc_summary_reward": "downstream_mean", "rc_summary_samples": 1},
-        "--rc_summary_reward downstream_mean --rc_summary_samples 1: a summary is compared with others, and there are none. "
-        "Give 2 or more.",
+        "--rc_summary_reward downstream_mean --rc_summary_samples 1: a summary is compared with other summaries, and there "
+        "are none. Give 2 or more.",
     ),
     (
         {**RC, "rc_summary_reward": "zero"},
@@ -181,10 +182,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {**RC, "pack_length": 543},
-        "--pack_length 543 --max_prompt_token_length 256 --response_length 256 --rc_max_summary_tokens 32: a prompt with its "
-        "response does not fit into a row. Set pack_length to 544 or more.",
+        "--pack_length 543 --max_prompt_token_length 256 --response_length 256 --rc_max_summary_tokens 32: the longest prompt "
+        "with the longest response does not fit into a row. Set pack_length to 544 or more.",
     ),
-    ({"alerts": ["age>3"]}, "--alerts age>3: no limit. Write metric=number, such as max_sample_age=3."),
+    ({"alerts": ["age>3"]}, "--alerts age>3: not a limit on a metric. Write metric=number, such as max_sample_age=3."),
     ({"temperature": 0.0}, "--temperature 0.0: out of range. Give more than 0, at most 2.0."),
     ({"eval_temperature": -0.1}, "--eval_temperature -0.1: out of range. Give 0 or more, at most 2.0."),
     ({"eval_top_p": 1.5}, "--eval_top_p 1.5: out of range. Give more than 0, at most 1."),
@@ -195,20 +196,26 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"num_learners_per_node": []}, "--num_learners_per_node (empty): every node needs a learner. Give 1"),
     ({"loss_fn": "ppo"}, "--loss_fn ppo: unknown. Choose one of dapo."),
     ({"deepspeed_stage": 1}, "--deepspeed_stage 1: unknown. Choose one of 0, 2, 3."),
-    ({"loss_denominator": "tokens"}, "--loss_denominator tokens: no denominator. Give token or a number above 0."),
-    ({"loss_denominator": 0.0}, "--loss_denominator 0.0: no denominator. Give token or a number above 0."),
+    (
+        {"loss_denominator": "tokens"},
+        "--loss_denominator tokens: the loss cannot be divided by it. Give token or a number",
+    ),
+    (
+        {"loss_denominator": 0.0},
+        "--loss_denominator 0.0: the loss cannot be divided by it. Give token or a number above 0.",
+    ),
     ({"stop_strings": ["</s>", ""]}, "--stop_strings '': an empty string would end every response at once."),
     (
         {"pack_length": 511},
-        "--pack_length 511 --max_prompt_token_length 256 --response_length 256: a prompt with its response does not "
-        "fit into a row. Set pack_length to 512 or more.",
+        "--pack_length 511 --max_prompt_token_length 256 --response_length 256: the longest prompt with the longest response "
+        "does not fit into a row. Set pack_length to 512 or more.",
     ),
     ({"load_ref_policy": False}, "--beta 0.05 --load_ref_policy False: the KL divergence needs a reference policy."),
     ({"num_samples_per_prompt_rollout": 1}, "--num_samples_per_prompt_rollout 1: a response is compared with"),
     (
         {"total_episodes": 63},
-        "--total_episodes 63 --num_unique_prompts_rollout 16 --num_samples_per_prompt_rollout 4: not enough for one "
-        "step. Set total_episodes to 64 or more.",
+        "--total_episodes 63 --num_unique_prompts_rollout 16 --num_samples_per_prompt_rollout 4: fewer episodes than one step "
+        "needs. Set total_episodes to 64 or more.",
     ),
     ({"num_mini_batches": 65}, "--num_mini_batches 65 --num_unique_prompts_rollout 16 "),
     (
@@ -216,11 +223,11 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         "--dataset_mixer_eval_list a 1.0 --local_eval_every -1 --eval_on_step_0 False: the evaluation would never run.",
     ),
     ({"eval_on_step_0": True}, "--eval_on_step_0 True --dataset_mixer_eval_list (empty): there is nothing to evaluate"),
-    ({"system_prompt_override_file": "/no/such"}, "--system_prompt_override_file /no/such: no file that can be read."),
+    ({"system_prompt_override_file": "/no/such"}, "--system_prompt_override_file /no/such: there is no readable file."),
     ({"output_dir": "/dev/null/out"}, "--output_dir /dev/null/out: /dev/null is a file. Give a directory."),
     ({"checkpoint_state_dir": "/dev/null"}, "--checkpoint_state_dir /dev/null: /dev/null is a file. Give a"),
     ({"single_gpu_mode": True}, "--single_gpu_mode True: this machine has no GPU."),
-    ({"attn_implementation": "flash_attention_2"}, "--attn_implementation flash_attention_2: it needs an NVIDIA GPU"),
+    ({"attn_implementation": "flash_attention_2"}, "--attn_implementation flash_attention_2: flash attention needs"),
     (
         {"num_learners_per_node": [4], "vllm_num_engines": 2, "vllm_tensor_parallel_size": 3},
         "--num_learners_per_node 4 --vllm_num_engines 2 --vllm_tensor_parallel_size 3: 10 workers, and this machine "
@@ -310,11 +317,14 @@ def test_colocated_learners_and_engines_take_turns(make_args: MakeArgs) -> None:
     assert collect_mistakes(make_args(colocate=True)) == []
     assert make_args(colocate=True).staleness_bound == 0
     for options, words in (
-        ({"async_steps": 1}, "engines and learners take turns. Set async_steps to 0"),
-        ({"streaming": True, "deepspeed_stage": 2}, "engines and learners take turns."),
-        ({"single_gpu_mode": True}, "take turns, or both stay in memory. Leave one out."),
+        (
+            {"async_steps": 1},
+            "nothing is generated while learners train. Set async_steps and max_staleness_allowed to 0",
+        ),
+        ({"streaming": True, "deepspeed_stage": 2}, "engines and learners use the devices by turns"),
+        ({"single_gpu_mode": True}, "with single_gpu_mode both stay in its memory. Leave out one of the two."),
         ({"engine_sleep_after_s": 5.0}, "engines sleep whenever learners train."),
-        ({"vllm_num_engines": 2}, "engines take 2 places, learners have 1."),
+        ({"vllm_num_engines": 2}, "the engines need 2 places on the devices of the learners, and there are 1."),
     ):
         mistakes = collect_mistakes(make_args(colocate=True, **options))
         assert any(words in mistake for mistake in mistakes), (options, mistakes)

@@ -107,7 +107,7 @@ def test_all_bad_pairs_are_told() -> None:
 
 
 def test_a_name_without_amount() -> None:
-    with pytest.raises(ValueError, match=r"--dataset_mixer_list is name, amount.*got 3 words: a 1\.0 b"):
+    with pytest.raises(ValueError, match=r"--dataset_mixer_list must be name, amount.*got 3 words: a 1\.0 b"):
         parse_mixer_list(["a", "1.0", "b"])
 
 
@@ -129,7 +129,7 @@ def test_amounts_take_the_first_rows(tmp_path: Path) -> None:
     assert questions(load(name, "3")) == ["0", "1", "2"]
     assert questions(load(name, "0.45")) == ["0", "1", "2", "3"]
     assert len(load(name, "1.0")) == len(load(name, "10")) == 10
-    assert "11 rows are asked for and there are 10: write 1.0 for all" in mistakes_of(name, "11")[0]
+    assert "11 rows are asked for and there are 10: write 1.0 for all rows" in mistakes_of(name, "11")[0]
     assert "has no rows in a fraction of 0.01" in mistakes_of(name, "0.01")[0]
 
 
@@ -320,22 +320,25 @@ def test_prompts(tmp_path: Path, messages: object, system_prompt: str | None, pr
         ({"dataset": ...}, "no 'dataset'; it has: messages, ground_truth"),
         ({"dataset": "gsm9k"}, "unknown verifier 'gsm9k' in 'dataset'; nearest: gsm8k"),
         ({"dataset": "zzz"}, "unknown verifier 'zzz' in 'dataset'; there are: gsm8k, "),
-        ({"dataset": ["gsm8k", "math"]}, "'dataset' is one verifier's name, got ['gsm8k', 'math']"),
-        ({"dataset": 3}, "'dataset' is one verifier's name, got 3"),
+        ({"dataset": ["gsm8k", "math"]}, "'dataset' must be the name of one verifier, got ['gsm8k', 'math']"),
+        ({"dataset": 3}, "'dataset' must be the name of one verifier, got 3"),
         ({"messages": []}, "empty messages"),
-        ({"messages": None}, "messages are a list of {role, content}, got NoneType"),
+        ({"messages": None}, "messages must be a list of {role, content}, got NoneType"),
         ({"messages": chat(("assistant", "a"))}, "empty messages"),
         ({"messages": chat(("system", "s"), ("assistant", "a"))}, "empty messages"),
-        ({"messages": "hello"}, "messages are a list of {role, content}, got str"),
-        ({"messages": ["hello"]}, "a message is an object with role and content, got 'hello'"),
-        ({"messages": [{"content": "x"}]}, "a message is an object with role and content"),
-        ({"messages": [{"role": "user", "content": None}]}, "a message's content is text, got NoneType"),
+        ({"messages": "hello"}, "messages must be a list of {role, content}, got str"),
+        ({"messages": ["hello"]}, "a message must be an object with role and content, got 'hello'"),
+        ({"messages": [{"content": "x"}]}, "a message must be an object with role and content"),
+        ({"messages": [{"role": "user", "content": None}]}, "a message's content must be text, got NoneType"),
         ({"messages": chat(("user", "\ud800"))}, "a message's content is not valid text"),
         ({"ground_truth": ["\ud800"]}, "the ground truth is not valid text"),
         ({"dataset": "reasoning_gym/\ud800"}, "'dataset' is not valid text"),
         ({"messages": chat(("robot", "beep"))}, "the chat template refuses it: no robots"),
-        ({"ground_truth": "many"}, "a gsm8k ground truth holds one number, got 'many'"),
-        ({"dataset": "reasoning_gym/chain_sum", "ground_truth": "{}"}, "a reasoning_gym ground truth is a JSON object"),
+        ({"ground_truth": "many"}, "a gsm8k ground truth must hold one number, got 'many'"),
+        (
+            {"dataset": "reasoning_gym/chain_sum", "ground_truth": "{}"},
+            "a reasoning_gym ground truth must be a JSON object",
+        ),
     ],
 )
 def test_bad_rows_are_named_by_line(tmp_path: Path, changes: Row, problem: str) -> None:
@@ -357,7 +360,7 @@ def test_broken_lines(tmp_path: Path) -> None:
     mistakes = mistakes_of(str(path), "1.0")
     assert [mistake.removeprefix(str(path)).split(":")[:2] for mistake in mistakes] == [
         [" line 3", " broken JSON"],
-        [" line 4", " a row is a JSON object, got list"],
+        [" line 4", " a row must be a JSON object, got list"],
         [" line 5", " broken JSON"],
         [" line 6", " broken JSON"],
     ]
@@ -371,10 +374,10 @@ def test_broken_lines(tmp_path: Path) -> None:
         ("d.json", b"", "has no rows"),
         ("d.json", b"[]", "has no rows"),
         ("d.json", b"[{", "broken JSON"),
-        ("d.json", b"[1]", "row 1: a row is a JSON object, got int"),
+        ("d.json", b"[1]", "row 1: a row must be a JSON object, got int"),
         ("d.parquet", b"", "not a readable parquet file"),
         ("d.parquet", b"PAR1 or so", "not a readable parquet file"),
-        ("d.csv", b"a,b", "a data file ends in one of .jsonl, .json, .parquet"),
+        ("d.csv", b"a,b", "the name of a data file must end in one of .jsonl, .json, .parquet"),
     ],
 )
 def test_files_of_no_use(tmp_path: Path, file: str, content: bytes, problem: str) -> None:
@@ -460,14 +463,17 @@ def test_the_record_of_a_run_gives_the_same_prompts_again(tmp_path: Path) -> Non
     [
         ({"data_source": None}, "no 'data_source'; it has: data_source, ability"),
         ({"data_source": "nobody/knows"}, "unknown verifier 'nobody/knows' in 'data_source'"),
-        ({"data_source": 3}, "'data_source' is one verifier's name, got 3"),
-        ({"reward_model": "35"}, "'reward_model' is {ground_truth, style}, got '35'"),
+        ({"data_source": 3}, "'data_source' must be the name of one verifier, got 3"),
+        ({"reward_model": "35"}, "'reward_model' must be {ground_truth, style}, got '35'"),
         ({"reward_model": {"style": "rule"}}, "no 'reward_model.ground_truth'"),
         ({"reward_model": {"ground_truth": "35", "style": "model"}}, "'reward_model.style' 'model': only 'rule'"),
-        ({"reward_model": {"ground_truth": "many"}}, "a gsm8k ground truth holds one number, got 'many'"),
-        ({"extra_info": {}}, "no prompt: neither 'prompt' nor 'raw_prompt', 'extra_info.question' or 'full_prompts'"),
-        ({"extra_info": {"question": 5}}, "a message's content is text, got int"),
-        ({"prompt": "5 * 7?"}, "messages are a list of {role, content}, got str"),
+        ({"reward_model": {"ground_truth": "many"}}, "a gsm8k ground truth must hold one number, got 'many'"),
+        (
+            {"extra_info": {}},
+            "no prompt: it has none of 'prompt', 'raw_prompt', 'extra_info.question' and 'full_prompts'",
+        ),
+        ({"extra_info": {"question": 5}}, "a message's content must be text, got int"),
+        ({"prompt": "5 * 7?"}, "messages must be a list of {role, content}, got str"),
         ({"extra_info": ..., "full_prompts": "\ud800"}, "'full_prompts' is not valid text"),
     ],
 )
@@ -482,7 +488,7 @@ def test_bad_rows_in_the_documents_format(tmp_path: Path, changes: Row, problem:
 def test_no_system_prompt_gets_into_finished_text(tmp_path: Path) -> None:
     name = write_lines(tmp_path / "d.jsonl", [make_proto_row(extra_info=..., full_prompts="done")])
     assert load(name, "1.0")[0].raw_query == "done"
-    assert "a system prompt cannot be put in" in mistakes_of(name, "1.0", system_prompt_override="s")[0]
+    assert "a system prompt cannot be put" in mistakes_of(name, "1.0", system_prompt_override="s")[0]
 
 
 # Reasoning cache
@@ -544,7 +550,7 @@ def test_overlong_prompts(tmp_path: Path) -> None:
     assert (report.num_overlong, report.sources[0].num_overlong, report.sources[0].num_kept) == (1, 1, 3)
     assert mistakes_of(name, "1.0", max_prompt_token_length=around + 10) == [
         f"{name}: 2 of 4 prompts are longer than --max_prompt_token_length {around + 10}, the longest {around + 90} "
-        "(line 3): raise it, or drop them with --overlong_prompts drop"
+        "(line 3): raise the limit, or drop these prompts with --overlong_prompts drop"
     ]
 
 
@@ -641,7 +647,7 @@ def test_whatever_a_verifier_makes_of_a_ground_truth_is_named_by_row(tmp_path: P
         raise RuntimeError(f"no {ground_truth}")
 
     [mistake] = mistakes_of(write_lines(tmp_path / "d.jsonl", [make_row()]), "1.0", check_label=check_label)
-    assert mistake.endswith("d.jsonl line 1: a ground truth of no use (RuntimeError: no 2)")
+    assert mistake.endswith("d.jsonl line 1: the verifier cannot use the ground truth (RuntimeError: no 2)")
 
 
 def test_half_a_letter_in_a_role_is_named_by_row(tmp_path: Path) -> None:

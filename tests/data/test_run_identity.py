@@ -150,7 +150,7 @@ def test_a_system_prompt_is_compared_by_its_text(saved: Saved) -> None:
     assert saved.start_again(system_prompt_override_file=str(other)) == []
     other.write_text("Be long.")
     [mistake] = saved.start_again(system_prompt_override_file=str(other))
-    assert "another run: --system_prompt_override_file holds another text than then. To go on" in mistake
+    assert "another run: --system_prompt_override_file holds another text now. To go on" in mistake
 
 
 def test_a_tokenizer_is_compared_by_what_it_does_not_by_its_place(saved: Saved) -> None:

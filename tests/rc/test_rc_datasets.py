@@ -58,7 +58,7 @@ def test_all_mistakes_in_one_message(tmp_path: Path) -> None:
 @pytest.mark.parametrize("label", ['{"question": "q", "answer": "4", "metadata": null}', "[" * 100_000], ids=range(2))
 def test_ground_truths_of_no_use_are_named_by_row(tmp_path: Path, label: str) -> None:
     good = {"problem": "P", "answer": "1"}
-    with pytest.raises(ValueError, match=r"rows\.jsonl line 2: a ground truth of no use"):
+    with pytest.raises(ValueError, match=r"rows\.jsonl line 2: the verifier cannot use the ground truth"):
         load(tmp_path, good, {"problem": "P", "ground_truth": label, "dataset": "reasoning_gym/chain_sum"})
 
 
@@ -70,8 +70,8 @@ def test_names_and_entries(tmp_path: Path) -> None:
     assert len({problem.problem_id for problem in problems}) == 3
     for bad, told in (
         ([entry, entry], "named twice"),
-        ([{"hub": "x"}], "hub is no key"),
-        ([{"split": "x"}], "no hub_id"),
+        ([{"hub": "x"}], "an entry has no key hub"),
+        ([{"split": "x"}], "the entry lacks hub_id"),
         (["nowhere.jsonl"], "no such file"),
     ):
         with pytest.raises(ValueError, match=told):

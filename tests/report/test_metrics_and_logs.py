@@ -163,7 +163,7 @@ def test_isolation_warns_once_and_lets_interrupts_through(caplog: pytest.LogCapt
         with isolation:
             raise OSError("disk full")
     assert [record.getMessage() for record in caplog.records] == [
-        "the plot failed; the run goes on without: OSError: disk full"
+        "the plot failed; the run goes on without it: OSError: disk full"
     ]
     with pytest.raises(KeyboardInterrupt), isolation:
         raise KeyboardInterrupt
@@ -297,7 +297,7 @@ def test_a_broken_wandb_is_warned_of_once(
         tracker.log({}, step)
     tracker.finish()
     assert [record.getMessage() for record in caplog.records if record.name == "open_instruct.report.isolation"] == [
-        "wandb failed; the run goes on without: RuntimeError: service died"
+        "wandb failed; the run goes on without it: RuntimeError: service died"
     ]
 
 
@@ -334,7 +334,7 @@ def test_a_helper_of_wandb_that_hangs_holds_up_nobody(options: TrackerOptions) -
     )
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("wandb hangs: the run goes on") == 1
-    assert done.stderr.count("wandb hangs: what it has not sent yet") == 1
+    assert done.stderr.count("wandb hangs: the rows that it has not sent yet") == 1
     assert time.monotonic() - start < 75
 
 

@@ -329,10 +329,10 @@ MISTAKES = [
     ("dataset_loader=nowhere.load", "nowhere.load: it cannot be loaded"),
     ("actor.solution_rollout_policy=open_instruct.nothing", "actor.solution_rollout_policy open_instruct.nothing"),
     ("streams.backend=redis", "streams.backend redis: expected one of files"),
-    ("debug.mode=false", "this door has no trainer"),
-    ("me.llm_urls=nowhere", "that is no address"),
+    ("debug.mode=false", "this program has no trainer"),
+    ("me.llm_urls=nowhere", "this is not the address"),
     ("eval_every_n_versions=1", "there is nothing to evaluate on"),
-    ("actor.one_long_turn=true", "there is no evaluation that it belongs to"),
+    ("actor.one_long_turn=true", "it belongs to an evaluation, and there is none"),
 ]
 
 

@@ -157,7 +157,7 @@ def test_learners_with_disks_of_their_own_are_told_before_anything_is_trained(ne
     code, output = start(network, out, num_learners_per_node=[1, 1], deepspeed_stage=2).wait(150)
     assert code == 2, output
     assert f"--output_dir {out}" in output
-    assert re.search(r"is another directory than on 10\.77\.0\.[23], where learners are to write", output), output
+    assert re.search(r"is not the same directory as on 10\.77\.0\.[23], where learners write", output), output
     assert not (out / "prompts.jsonl").read_text()
     assert_cluster_is_empty(network)
 

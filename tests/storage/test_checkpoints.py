@@ -338,7 +338,7 @@ def test_a_checkpoint_under_a_name_that_nobody_gives_is_told(store: CheckpointSt
     """Else a run would start anew, and cut the rows of the one before."""
     store.save(160, {"step": 1}, write_as_learners_do)
     store.path(160).rename(store.path(160).with_name("step_160"))
-    with pytest.raises(NoWholeCheckpoint, match="step_160 is not called as a checkpoint is: step_000160"):
+    with pytest.raises(NoWholeCheckpoint, match="step_160 does not have the name of its checkpoint: step_000160"):
         store.newest()
 
 

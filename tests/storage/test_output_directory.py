@@ -80,7 +80,7 @@ def test_what_is_no_directory_is_named(tmp_path: Path, make: object, words: str)
 
 @pytest.mark.parametrize("path", ["/proc/x", "/dev/null/x", "x" * 300, "with\0nul"])
 def test_paths_that_cannot_be_are_named(tmp_path: Path, path: str) -> None:
-    with pytest.raises(UnusableDirectory, match="Give another one"), held([tmp_path / path], "--output_dir"):
+    with pytest.raises(UnusableDirectory, match="Give another directory"), held([tmp_path / path], "--output_dir"):
         pass
 
 

@@ -28,7 +28,7 @@ def test_a_node_that_does_not_see_the_directory_is_named(tmp_path: Path, monkeyp
             "10.0.0.3": shared_storage.answer(str(theirs / path.name), "10.0.0.3"),
         }
         with pytest.raises(
-            StorageNotShared, match=f"{ours} on the driver's node is another directory than on 10.0.0.3, "
+            StorageNotShared, match=f"{ours} on the driver's node is not the same directory as on 10.0.0.3, "
         ):
             shared_storage.judge(path, answers)
     assert list(ours.iterdir()) == list(theirs.iterdir()) == []

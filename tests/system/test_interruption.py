@@ -76,7 +76,7 @@ def test_a_reader_that_goes_away_ends_nothing(tmp_path: Path) -> None:
     assert process.stdout.readline() == "ready\n"
     process.stdout.close()
     assert process.wait(timeout=30) == 0
-    assert (tmp_path / "log").read_text().count("nobody reads") == 1
+    assert (tmp_path / "log").read_text().count("stdout is closed") == 1
 
 
 def test_a_terminal_that_is_closed_ends_nothing(tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_a_terminal_that_is_closed_ends_nothing(tmp_path: Path) -> None:
         assert time.monotonic() < deadline
         time.sleep(0.1)
     process.wait(timeout=30)
-    assert (tmp_path / "log").read_text().count("the terminal is gone") == 1
+    assert (tmp_path / "log").read_text().count("the terminal is closed") == 1
 
 
 def test_what_a_process_ends_with_is_masked() -> None:

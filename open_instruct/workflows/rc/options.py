@@ -34,7 +34,8 @@ class ReasoningCacheOptions:
     """Cycles of a trajectory."""
     rc_train_on: Literal["states", "turns"] = "states"
     """states: at each drawn state (after 0, 1, … summaries) num_samples_per_prompt_rollout fresh reasoning turns are sampled and
-    compared. turns: those of num_samples_per_prompt_rollout trajectories, compared by type and number (their prompts differ)."""
+    compared. turns: the turns of num_samples_per_prompt_rollout trajectories are compared by type and number (their prompts
+    differ)."""
     rc_states_per_problem: int = 2
     """States that are drawn for a prompt, each at most once."""
     rc_reasoning_prompt_template: str = REASONING_TEMPLATE
@@ -42,28 +43,28 @@ class ReasoningCacheOptions:
     rc_summarization_prompt_template: str = SUMMARIZATION_TEMPLATE
     """Prompt of a summary, with {problem}, {existing_summary} and {reasoning}."""
     rc_max_summary_tokens: int = 256
-    """Longest summary, in tokens. A reasoning turn has response_length."""
+    """Longest summary, in tokens. A reasoning turn may have response_length tokens."""
     rc_use_think_tags: bool = False
-    """Begin reasoning turns with <think>; what counts then is what is said after the thought."""
+    """Begin reasoning turns with <think>. Then only the text after the thought counts as the answer."""
     rc_reasoning_for_summary: ReasoningPart = "thoughts"
-    """The part of a reasoning turn that its summary is made from, where it has think tags."""
+    """The part of a reasoning turn that its summary is made from, if the turn has think tags."""
     rc_summarization_style: Literal["replace", "append"] = "replace"
-    """A summary takes the place of the one before, or is added to it."""
+    """A summary takes the place of the summary before, or is added to it."""
     rc_truncated_summary: Literal["keep", "keep_previous"] = "keep"
     """What to do with a summary that was cut off at its limit."""
     rc_summary_reward: SummaryReward = "none"
-    """none: summaries are not trained. zero: with reward 0 (the KL alone acts on them; needs filter_zero_std_samples False).
-    downstream_mean: with the mean score of the reasoning that they led to."""
+    """none: summaries are not trained. zero: they are trained with reward 0 (the KL alone acts on them; needs
+    filter_zero_std_samples False). downstream_mean: with the mean score of the reasoning turns that they led to."""
     rc_summary_samples: int = 4
-    """With rc_train_on states and trained summaries: summaries that are compared, on the way to each drawn state."""
+    """Summaries that are sampled and compared on the way to each drawn state, with rc_train_on states and trained summaries."""
     rc_turn_weights: list[str] = field(default_factory=list)
-    """Weights in the loss by turn, such as reasoning:3=2.0 summarization=0.5; 0 leaves out. By default 1."""
+    """Weights in the loss by turn, such as reasoning:3=2.0 summarization=0.5; 0 leaves a turn out. By default 1."""
     rc_buffer_size: int = 0
-    """States from earlier rollouts that are kept, so that others begin there. 0: none."""
+    """States of earlier rollouts that are kept, so that later rollouts can begin at them. 0: none."""
     rc_buffer_states_per_problem: int = 4
-    """Most of them for one prompt."""
+    """Most kept states of one prompt."""
     rc_max_state_age: int | None = None
-    """Age, in weight versions, past which such a state is thrown away. By default no limit."""
+    """Age, in weight versions, past which a kept state is thrown away. By default no limit."""
     rc_eval_num_reasoning_steps: int | None = None
     """Cycles in evaluation. By default rc_num_reasoning_steps."""
 
@@ -73,12 +74,12 @@ class ReasoningCacheOptions:
 
     @property
     def rc_num_trained_summaries(self) -> int:
-        """As in `RCPlan`."""
+        """`RCPlan.num_summaries` of a training prompt."""
         return self.rc_summary_samples if self.rc_trains_summaries else 0
 
     @property
     def rc_settings(self) -> RCSettings:
-        """How turns are made; sampling, seed and cycles are those of each prompt.
+        """How turns are made. Sampling, seed and number of cycles come from each prompt instead.
 
         Raises `OSError` or `UnicodeDecodeError` for a template whose file cannot be read.
         """
@@ -96,7 +97,7 @@ class ReasoningCacheOptions:
 
     @property
     def rc_plans(self) -> PlanOptions:
-        """What is asked of the reasoning cache, prompt by prompt."""
+        """The options that decide what each prompt asks of the reasoning cache."""
         return PlanOptions(
             num_cycles=self.rc_num_reasoning_steps,
             states_per_problem=self.rc_states_per_problem if self.rc_train_on == "states" else 0,
@@ -114,7 +115,10 @@ def rc_states_are_there(args: "GRPOConfig") -> Iterator[str]:
         yield f"{options}: a trajectory has a state before each of its cycles. Ask for {args.rc_num_reasoning_steps} or fewer."
     if args.rc_train_on == "turns" and args.rc_buffer_size:
         options = shown(args, "rc_train_on", "rc_buffer_size")
-        yield f"{options}: trajectories that are trained on begin at the beginning. Set rc_buffer_size to 0, or train on states."
+        yield (
+            f"{options}: with rc_train_on turns every trajectory begins at the beginning, so no state is kept. Set "
+            "rc_buffer_size to 0, or rc_train_on to states."
+        )
 
 
 def rc_templates_have_their_fields(args: "GRPOConfig") -> Iterator[str]:
@@ -149,13 +153,13 @@ def rc_weights_can_be_read(args: "GRPOConfig") -> Iterator[str]:
 def rc_problems_are_one_message(args: "GRPOConfig") -> Iterator[str]:
     if args.system_prompt_override_file is not None:
         options = shown(args, "rollout_workflow", "system_prompt_override_file")
-        yield f"{options}: the templates are all that turns say beside the problem. Put the system prompt's text into them."
+        yield f"{options}: a turn's prompt is a template with the problem in it. Put the system prompt's text into the templates."
 
 
 def rc_summaries_can_be_compared(args: "GRPOConfig") -> Iterator[str]:
     if args.rc_trains_summaries and args.rc_train_on == "states" and args.rc_summary_samples == 1:
         options = shown(args, "rc_summary_reward", "rc_summary_samples")
-        yield f"{options}: a summary is compared with others, and there are none. Give 2 or more."
+        yield f"{options}: a summary is compared with other summaries, and there are none. Give 2 or more."
     if args.rc_summary_reward == "zero" and (args.filter_zero_std_samples or args.beta == 0):
         options = shown(args, "rc_summary_reward", "filter_zero_std_samples", "beta")
         yield (

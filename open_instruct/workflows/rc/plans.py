@@ -1,7 +1,8 @@
-"""What a training run asks of the reasoning cache, prompt by prompt: which states, and from where on. Pure.
+"""What a training run asks of the reasoning cache, prompt by prompt: which states to sample at, and where to begin. Pure.
 
-A rollout need not begin at the beginning: states that were reached before wait in a buffer, and one that leads to the states that
-were drawn spares the turns up to it. The buffer is bounded, holds no state older than allowed, and gives each state once.
+A rollout need not begin at the beginning, because states that earlier rollouts reached wait in a buffer. A rollout that begins at
+such a state is spared the turns up to it. Example: for the drawn states 2 and 3, a buffered state 1 spares the first cycle. The
+buffer is bounded, holds no state older than allowed, and gives each state once.
 """
 
 from collections import Counter, OrderedDict, defaultdict
@@ -16,7 +17,7 @@ from open_instruct.workflows.rc.types import RCPlan, ReachedState
 
 @dataclass(frozen=True)
 class PlanOptions:
-    """The options of a run that decide what is asked."""
+    """The options of a run that decide what its prompts ask for."""
 
     num_cycles: int
     states_per_problem: int
@@ -25,7 +26,7 @@ class PlanOptions:
     """As in `RCPlan`."""
     eval_num_cycles: int
     buffer_size: int = 0
-    """States; 0 is no buffer."""
+    """Most states in the buffer; 0 is no buffer."""
     buffer_states_per_problem: int = 4
     max_state_age: int | None = None
     """In weight versions; None is no limit."""
@@ -41,8 +42,8 @@ class StateBuffer:
         self._states: defaultdict[int, dict[int, ReachedState]] = defaultdict(dict)
         """By row, then by arrival number."""
         self._rows: OrderedDict[int, int] = OrderedDict()
-        """Arrival number to row, oldest first, of exactly the states in `_states`. (Of a dict the first key is slow to find once
-        many have left it.)"""
+        """Arrival number to row, oldest first, for exactly the states in `_states`. An `OrderedDict`, because in a dict the first
+        key is slow to find once many keys were deleted."""
         self._num_arrivals = 0
         self.counts: Counter[str] = Counter()
         """`dropped_old`, `dropped_full`, `taken`."""
@@ -51,7 +52,7 @@ class StateBuffer:
         return len(self._rows)
 
     def add(self, row: int, state: ReachedState) -> None:
-        """Take a state in; the oldest ones make room, of this problem and of all."""
+        """Add a state. The oldest states are dropped where there is no room, for this problem or in all."""
         if self._size == 0:
             return
         if len(self._states[row]) == self._per_problem:
@@ -63,7 +64,7 @@ class StateBuffer:
             self._drop(next(iter(self._rows)))
 
     def take(self, row: int, *, at_most: int, version: int) -> ReachedState | None:
-        """The state furthest on, up to number `at_most`, the newest of several; it is out of the buffer then."""
+        """The state with the highest number up to `at_most`, and of several the newest. It leaves the buffer."""
         self._drop_aged(row, version)
         fitting = [(state.number, arrival) for arrival, state in self._of(row).items() if state.number <= at_most]
         if not fitting:
@@ -72,7 +73,7 @@ class StateBuffer:
         return self._remove(max(fitting)[1])
 
     def state_dict(self) -> list[dict[str, Any]]:
-        """Oldest first."""
+        """The states, oldest first."""
         return [{"row": row, **asdict(self._states[row][arrival])} for arrival, row in self._rows.items()]
 
     def load_state_dict(self, entries: list[dict[str, Any]]) -> None:
@@ -102,7 +103,7 @@ class StateBuffer:
 
 
 class RCPlanner:
-    """Makes the plans of a run, and remembers those that are out: a prompt that is issued again is issued the same."""
+    """Makes the plans of a run. It remembers the plans that are out, so that a prompt that is issued again gets the same plan."""
 
     def __init__(self, options: PlanOptions) -> None:
         self._options = options
@@ -110,7 +111,7 @@ class RCPlanner:
         self._out: dict[str, tuple[int, RCPlan]] = {}
         """By prompt id: row and plan."""
         self._ages: list[int] = []
-        """Of the states that rollouts began at since `metrics` was last asked; a beginning has none."""
+        """Ages of the buffered states that rollouts began at since the last call of `metrics`."""
 
     def training_plan(self, prompt_id: str, row: int, problem: str, *, version: int, seed: int) -> RCPlan:
         """The plan of a training prompt that is issued while `version` is served."""
@@ -125,7 +126,7 @@ class RCPlanner:
         drawn = np.random.default_rng(seed).permutation(options.num_cycles)[: options.states_per_problem]
         states = tuple(sorted(drawn.tolist()))
         later = [state for state in states if state > 0]
-        # With trained summaries a rollout comes to each drawn state by ways of its own: it begins before it.
+        # With trained summaries a rollout samples the summaries that lead to each drawn state, so it begins before the first.
         at_most = later[0] - (1 if options.num_summaries else 0) if later else 0
         start = self._buffer.take(row, at_most=at_most, version=version)
         if start is not None:
@@ -137,7 +138,8 @@ class RCPlanner:
         return RCPlan(problem, num_cycles=self._options.eval_num_cycles)
 
     def arrived(self, prompt_id: str, states: tuple[ReachedState, ...]) -> None:
-        """A training prompt is back: what it reached can be begun at, unless nothing that is trained lies behind it."""
+        """A training prompt is back. Later rollouts can begin at the states that it reached, except at the last, where
+        nothing is trained."""
         row, _ = self._out.pop(prompt_id, (None, None))
         if row is None or not self._options.states_per_problem:
             return
@@ -146,11 +148,11 @@ class RCPlanner:
                 self._buffer.add(row, state)
 
     def dropped(self, prompt_id: str) -> None:
-        """The engines failed on a training prompt for the last time. The state that it began at is gone with it."""
+        """The engines failed on a training prompt for the last time. The state that its rollout began at is lost too."""
         self._out.pop(prompt_id, None)
 
     def metrics(self) -> dict[str, float]:
-        """`rc/…` of the buffer: its size, counts since the start of this process, ages in versions since the last call."""
+        """`rc/…` metrics of the buffer: its size, counts since this process started, ages (in versions) since the last call."""
         if not self._options.buffer_size:
             return {}
         counts = self._buffer.counts
@@ -165,7 +167,7 @@ class RCPlanner:
         }
 
     def state_dict(self) -> list[dict[str, Any]]:
-        """The buffer as plain values, with the states that prompts have out: those are issued again after a resume."""
+        """The buffer as plain values, with the states of prompts that are out, because these are issued again after a resume."""
         begun = [{"row": row, **asdict(plan.start)} for row, plan in self._out.values() if plan.start.number]
         return self._buffer.state_dict() + begun
 

@@ -10,7 +10,7 @@ from open_instruct.chat_codec import END_THINK, THINK
 REASONING_FIELDS = ("problem", "curr_summary")
 SUMMARIZATION_FIELDS = ("problem", "existing_summary", "reasoning")
 FILE_PREFIX = "file:"
-"""A template that begins so is the path of a file that holds it."""
+"""A template that begins with this is the path of a file that holds the template."""
 REASONING_TEMPLATE = """Solve this problem step by step.
 
 Problem: {problem}
@@ -39,9 +39,9 @@ _BRACES = re.compile(r"\{\{(?P<literal>\w*)\}\}|(?P<command>\\[A-Za-z]+)?\{(?P<n
 
 
 def fill_template(template: str, values: Mapping[str, str]) -> str:
-    """`template` with each `{name}` of `values` replaced, in one pass: braces in a value mean nothing.
+    """`template` with each `{name}` of `values` replaced, in one pass, so braces in a value mean nothing.
 
-    `{{name}}` stands for `{name}`; all other braces, and those right after a LaTeX command, stand for themselves.
+    `{{name}}` stands for `{name}`; all other braces, and braces right after a LaTeX command, stand for themselves.
     """
 
     def replace(match: re.Match[str]) -> str:
@@ -54,14 +54,14 @@ def fill_template(template: str, values: Mapping[str, str]) -> str:
 
 
 def read_template(template: str) -> str:
-    """The template itself, or what the file holds that it names. Raises `OSError` or `UnicodeDecodeError`."""
+    """The template itself, or the content of the file that it names. Raises `OSError` or `UnicodeDecodeError`."""
     if not template.startswith(FILE_PREFIX):
         return template
     return Path(template.removeprefix(FILE_PREFIX).strip()).read_text()
 
 
 def required_of_summaries(style: str) -> tuple[str, ...]:
-    """Fields that a summarization template needs: a summary that takes the place of the one before has to see it."""
+    """Fields that a summarization template needs. A summary that replaces the summary before has to see that summary."""
     return ("reasoning",) if style == "append" else ("existing_summary", "reasoning")
 
 
@@ -82,7 +82,7 @@ def template_mistakes(template: str, *, known: Collection[str], required: Collec
 
 
 def thoughts_of(raw: str) -> str:
-    """What was thought: the text up to the first closing tag; all of it where no tag closes."""
+    """What was thought: the text up to the first closing tag, or the whole text if there is no closing tag."""
     return _without_tags(raw.partition(END_THINK)[0])
 
 
@@ -106,7 +106,7 @@ def reasoning_for_summary(raw: str, part: ReasoningPart) -> str:
 
 
 def with_opening_tag(raw: str) -> str:
-    """A raw output whose prompt opened the thought: it begins with the tag, once."""
+    """A raw output whose prompt opened the thought, with the opening tag put before it if it is missing."""
     return raw if raw.lstrip().startswith(THINK) else THINK + raw
 
 

@@ -17,19 +17,19 @@ from open_instruct.workflows.rc.types import SUMMARIZATION, SummaryReward
 
 
 def answer_to_judge(text: str, *, opens_think: bool) -> str:
-    """What was said after the thoughts; empty inside a thought that was never closed."""
+    """What was said after the thoughts; empty if a thought was never closed."""
     return answer_of(with_opening_tag(text) if opens_think else text)
 
 
 def rewards_of_turns(
     samples: Sequence[Sample], scores: Sequence[float | None], summary_reward: SummaryReward
 ) -> list[float | None]:
-    """A reasoning turn has its verifier's score, a summary that of what it led to. None: not scored.
+    """The reward of each turn: for a reasoning turn its verifier's score, for a summary by `summary_reward`. None: not scored.
 
     Args:
-        scores: of each sample; of a summary None.
+        scores: the score of each sample; None for a summary.
         summary_reward: `zero`, or `downstream_mean`: the mean score of the reasoning turns that had the summary in their prompt.
-            A turn among them that was not scored is left out of it.
+            Turns that were not scored are left out of the mean: scores 1, 0 and None give 0.5.
     """
     rewards = list(scores)
     for position, sample in enumerate(samples):
@@ -41,15 +41,15 @@ def rewards_of_turns(
 
 
 def rollout_metrics(rollouts: Sequence[ScoredGroup], parts: Sequence[ScoredGroup]) -> dict[str, float]:
-    """`rc/…` of a training step: by turn, what was scored and how long it was; tokens that were spent on the way to the samples.
+    """`rc/…` metrics of a training step: score and length by turn, and the tokens that were spent on the way to the samples.
 
     Args:
         rollouts: whole results.
-        parts: the same, divided by `split`.
+        parts: the same results, divided by `split`.
     """
     metrics: dict[str, float] = {
-        "rc/states_reached": fmean([len(one.result.notes) for one in rollouts]),
-        "rc/tokens_on_the_way": sum(one.result.token_statistics.num_response_tokens for one in rollouts)
+        "rc/states_reached": fmean([len(rollout.result.notes) for rollout in rollouts]),
+        "rc/tokens_on_the_way": sum(rollout.result.token_statistics.num_response_tokens for rollout in rollouts)
         - sum(len(response) for part in parts for response in part.result.responses),
         "rc/groups_of_one": sum(len(part.scores) == 1 for part in parts),
         "rc/groups_left_out": sum(part.first.weight == 0 for part in parts),
@@ -68,17 +68,20 @@ def rollout_metrics(rollouts: Sequence[ScoredGroup], parts: Sequence[ScoredGroup
 
 
 def last_turns(rollouts: Sequence[ScoredGroup]) -> list[ScoredGroup]:
-    """Of each evaluated trajectory the last reasoning turn: what an evaluation reports as its answers. A trajectory that was
-    given up has no turns and stands for itself."""
-    return [max(split(one), key=lambda part: part.first.number) if one.samples else one for one in rollouts]
+    """The last reasoning turn of each evaluated trajectory, which an evaluation reports as its answers. A trajectory that was
+    given up has no turns and is returned as it is."""
+    return [
+        max(split(rollout), key=lambda part: part.first.number) if rollout.samples else rollout for rollout in rollouts
+    ]
 
 
 def evaluation_metrics(rollouts: Sequence[ScoredGroup]) -> dict[str, float]:
-    """`eval/rc/…`: the share that is right, and mean tokens of the reasoning turn, by cycle; right in any cycle; at the limit.
+    """`eval/rc/…` metrics: by cycle, the share of right answers and the mean tokens of the reasoning turn; over all cycles, the
+    share that is right in any cycle, and the share of turns that reached the token limit.
 
     Trajectories that were given up are right in no cycle, and their tokens are not known.
     """
-    finished = [one for one in rollouts if one.samples]
+    finished = [rollout for rollout in rollouts if rollout.samples]
     if not finished:
         return {}
     by_cycle: defaultdict[int, list[ScoredGroup]] = defaultdict(list)
@@ -94,9 +97,11 @@ def evaluation_metrics(rollouts: Sequence[ScoredGroup]) -> dict[str, float]:
         metrics[f"eval/rc/tokens_cycle_{number}"] = fmean(
             [len(response) for part in parts for response in part.result.responses]
         )
-    metrics["eval/rc/accuracy_any_cycle"] = fmean([bool(one.scores.max() >= 1 - 1e-6) for one in rollouts])
+    metrics["eval/rc/accuracy_any_cycle"] = fmean([bool(rollout.scores.max() >= 1 - 1e-6) for rollout in rollouts])
     metrics["eval/rc/at_limit"] = fmean(
-        [sample.finish_reason == "length" for one in finished for sample in one.samples]
+        [sample.finish_reason == "length" for rollout in finished for sample in rollout.samples]
     )
-    metrics["eval/rc/tokens_per_problem"] = fmean([one.result.token_statistics.num_response_tokens for one in finished])
+    metrics["eval/rc/tokens_per_problem"] = fmean(
+        [rollout.result.token_statistics.num_response_tokens for rollout in finished]
+    )
     return metrics

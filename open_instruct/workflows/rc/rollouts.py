@@ -8,7 +8,7 @@
     n samples      n samples                   n samples          each group: the same turn of all trajectories
     at state 0     at state 1                  at state 2         (their prompts differ, so its baseline is approximate)
 
-Every sample is a turn that `RCTurns` took, with exactly the prompt that the engine had. Chosen states are the way of
+Every sample is a turn that `RCTurns` took, with exactly the prompt that the engine had. Sampling at chosen states follows
 arXiv:2602.03773: one trajectory, and at each state a group whose samples share their prompt.
 """
 
@@ -26,21 +26,21 @@ from open_instruct.workflows.rc.types import REASONING, Problem, RCPlan, Reached
 from open_instruct.workflows.rc.weights import TurnWeights, turn_weight
 
 VERSION_SPANS = "version_spans"
-"""Where a turn's metadata hold the weight versions of its tokens."""
+"""Key of a turn's metadata under which the weight versions of its tokens stand."""
 
 
 @dataclass
 class RCRollout:
-    """What came of a plan."""
+    """The result of a plan."""
 
     samples: list[Sample] = field(default_factory=list)
     states: list[ReachedState] = field(default_factory=list)
     num_tokens: int = 0
-    """Of all turns that were taken, those on the way too."""
+    """Tokens of all turns that were taken, including turns on the way to the samples."""
 
 
 async def keep_versions(turn: FinishedTurn, score: Score) -> TrainingText:
-    """The rollout policy of training: scoring is somebody else's work, later."""
+    """The rollout policy of training. It scores nothing, because the verifiers score later."""
     del score
     return to_training_text(turn, None, {VERSION_SPANS: turn.generation.version_spans})
 
@@ -56,13 +56,13 @@ async def roll_out(
     """Take all turns that the plan asks for, side by side where they do not build on each other.
 
     Args:
-        settings: the number of cycles is the plan's.
-        num_samples: n of the plan.
+        settings: how turns are made, but for the number of cycles, which is that of the plan.
+        num_samples: n, the samples per state, or the trajectories.
         key: names the rollout; with the seed in `settings` it decides the seed of every turn.
-        weights: of the samples in the loss.
+        weights: weights of the samples in the loss.
 
     Raises:
-        EngineError, PromptTooLong: a turn could not be taken; those under way are cancelled.
+        EngineError, PromptTooLong: a turn could not be taken; the turns under way are cancelled.
     """
     problem = Problem(key, plan.problem, ground_truth=None, verifier="", dataset="")
     last_cycle = max((*plan.states, plan.num_cycles - 1)) + 1
@@ -99,13 +99,13 @@ class _RolloutBuilder:
         self._tasks = tasks
         self._rollout = RCRollout()
         self._groups: dict[int, list[tuple[TrainingText, TrainingText | None]]] = {}
-        """Samples by group, each with the summary in its prompt if that is a sample too."""
+        """Samples by group, each with the summary in its prompt if that summary is a sample too."""
 
     def collected(self) -> RCRollout:
         """The samples in the order of their groups, once all turns are taken."""
         positions: dict[int, int] = {}
         for group in sorted(self._groups):
-            for text, summary in sorted(self._groups[group], key=lambda one: one[0].metadata["sample_id"]):
+            for text, summary in sorted(self._groups[group], key=lambda pair: pair[0].metadata["sample_id"]):
                 positions[id(text)] = len(self._rollout.samples)
                 parent = -1 if summary is None else positions[id(summary)]
                 self._rollout.samples.append(self._to_sample(text, group=group, parent=parent))
@@ -144,7 +144,8 @@ class _RolloutBuilder:
             state = await self._summarize(state)
 
     async def _summarize(self, state: InferenceProblemState) -> InferenceProblemState:
-        """The next state; if it is chosen, it is sampled at. With several ways to it, the first is the one that goes on."""
+        """Take a summary turn and return the next state. At a chosen state samples are taken. If several summaries lead to it
+        (because summaries are trained), the trajectory goes on with the first."""
         is_chosen = state.reasoning_turn_number in self._plan.states
         is_trained = is_chosen and self._plan.num_summaries > 0
         ways = [state.branch(number) for number in range(self._plan.num_summaries)] if is_trained else [state]
@@ -163,7 +164,7 @@ class _RolloutBuilder:
         return len(self._groups)
 
     def _sample_at(self, state: InferenceProblemState, summary: TrainingText | None) -> None:
-        first = 1 + state.sample_id * self._num_samples  # sample 0 of each step is that of the way itself
+        first = 1 + state.sample_id * self._num_samples  # sample 0 of each step is that of the trajectory itself
         branches = [state.branch(first + number) for number in range(self._num_samples)]
         group = self._groups.setdefault(self._next_group, [])
 
@@ -202,7 +203,7 @@ class _RolloutBuilder:
     # --- both ---------------------------------------------------------------------------------------------------------
 
     async def _take_turns(self, states: Sequence[InferenceProblemState]) -> list[TrainingText]:
-        """The next turn of each, side by side."""
+        """The next turn of each state, side by side."""
         turns = [self._tasks.create_task(self._workflow.take_turn(state)) for state in states]
         return [await turn for turn in turns]
 

@@ -1,4 +1,4 @@
-"""Where one trajectory of reasoning-cache rollouts stands: its turns, counters and summary. Pure; changes on success alone."""
+"""The state of one trajectory of the reasoning cache: its turns, counters and summary. Pure; changes on success alone."""
 
 import hashlib
 from dataclasses import dataclass, field, replace
@@ -38,7 +38,8 @@ class RCSettings:
     seed: int = 42
 
     def token_budget(self, cycle: int) -> int:
-        """Most tokens that are sampled up to the answer of a cycle, counted from 1: its own summary comes after it."""
+        """Most tokens that are sampled up to the answer of a cycle. Cycles count from 1, and a cycle's own summary comes after
+        its answer: with 1000 reasoning and 100 summary tokens, cycle 2 has 2100."""
         return cycle * self.max_reasoning_tokens + (cycle - 1) * self.max_summary_tokens
 
     @property
@@ -46,7 +47,7 @@ class RCSettings:
         return [self.token_budget(cycle) for cycle in range(1, self.num_reasoning_steps + 1)]
 
     def as_one_long_turn(self) -> "RCSettings":
-        """The same with one reasoning turn, which may spend what all cycles together may."""
+        """The same settings with one reasoning turn, which may sample as many tokens as all cycles together."""
         return replace(self, num_reasoning_steps=1, max_reasoning_tokens=self.token_budget(self.num_reasoning_steps))
 
 
@@ -54,7 +55,7 @@ class RCSettings:
 class InferenceProblemState:
     """One trajectory: a problem and what has been thought about it so far.
 
-    After k whole cycles all counters but `overall_cycle_step` are k, that one is 2k, and each store holds k entries.
+    After k whole cycles `overall_cycle_step` is 2k, the other counters are k, and each store holds k entries.
     """
 
     problem: Problem
@@ -62,9 +63,9 @@ class InferenceProblemState:
     rollout_index: int = 0
     """The attempt at this problem, from 0."""
     sample_id: int = 0
-    """Of the samples of the problem in this attempt, from 0."""
+    """Number of the sample among the samples of the problem in this attempt, from 0."""
     is_one_long_turn: bool = False
-    """A control: ends after its reasoning turn, which is marked."""
+    """Whether this is a control, which ends after its single reasoning turn. The turn is marked."""
 
     curr_summary: str = ""
     curr_reasoning: str = ""
@@ -75,16 +76,16 @@ class InferenceProblemState:
     reasoning_rollout_store: list[TrainingText] = field(default_factory=list)
     summarization_rollout_store: list[TrainingText] = field(default_factory=list)
     reasoning_string_store: list[str] = field(default_factory=list)
-    """Processed, without think tags."""
+    """Processed text, without think tags."""
     summarization_string_store: list[str] = field(default_factory=list)
-    """What the summary was after each of the summaries."""
+    """`curr_summary` after each summary turn."""
     reasoning_string_complete_store: list[str] = field(default_factory=list)
-    """Raw."""
+    """Raw outputs."""
     summarization_string_complete_store: list[str] = field(default_factory=list)
-    """Raw."""
+    """Raw outputs."""
 
     num_retries: int = 0
-    """Attempts at turns that failed."""
+    """Failed attempts at turns."""
     num_requeues: int = 0
     """Times that a turn used up its retries and the trajectory was put back."""
 
@@ -92,7 +93,7 @@ class InferenceProblemState:
     def beginning_at(
         cls, state: ReachedState, problem: Problem, settings: RCSettings, *, sample_id: int = 0
     ) -> "InferenceProblemState":
-        """A trajectory that takes up another one's summary; its stores hold its own turns alone."""
+        """A trajectory that goes on from a reached state. Its stores hold its own turns alone."""
         return cls(
             problem,
             settings,
@@ -104,7 +105,7 @@ class InferenceProblemState:
         )
 
     def branch(self, sample_id: int) -> "InferenceProblemState":
-        """Another trajectory from where this one stands; its stores hold its own turns alone."""
+        """Another trajectory that goes on from where this trajectory stands. Its stores hold its own turns alone."""
         stores: dict[str, Any] = {name: [] for name in self.__dataclass_fields__ if name.endswith("_store")}
         return replace(self, sample_id=sample_id, num_retries=0, num_requeues=0, **stores)
 
@@ -134,7 +135,7 @@ class InferenceProblemState:
 
     @property
     def turn_seed(self) -> int:
-        """Of the next turn: differs between turns and trajectories, and is the same whenever the run is repeated."""
+        """Seed of the next turn. It differs between turns and trajectories, and is the same whenever the run is repeated."""
         key = f"{self.settings.seed} {self.trajectory_id} {self.overall_cycle_step}"
         return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=4).digest()) >> 1
 
@@ -147,8 +148,8 @@ class InferenceProblemState:
     # --- prompts ------------------------------------------------------------------------------------------------------
 
     def get_filled_reasoning_prompt(self, *, curr_summary: str | None = None) -> str:
-        """Problem and summary, nothing of earlier reasoning. An argument stands in for what the state has, where that is too
-        long."""
+        """The prompt of a reasoning turn: problem and summary, nothing of earlier reasoning. `curr_summary` replaces the state's
+        summary where that is too long."""
         summary = self.curr_summary if curr_summary is None else curr_summary
         return fill_template(
             self.settings.reasoning_prompt_template, {"problem": self.problem.text, "curr_summary": summary}
@@ -157,7 +158,7 @@ class InferenceProblemState:
     def get_filled_summarization_prompt(
         self, *, reasoning: str | None = None, existing_summary: str | None = None
     ) -> str:
-        """Problem, summary so far and the latest reasoning; arguments as above."""
+        """The prompt of a summary turn: problem, summary so far, latest reasoning. Arguments replace texts that are too long."""
         values = {
             "problem": self.problem.text,
             "existing_summary": self.curr_summary if existing_summary is None else existing_summary,
@@ -168,7 +169,7 @@ class InferenceProblemState:
     # --- turns that succeeded -----------------------------------------------------------------------------------------
 
     def update_reasoning(self, rollout: TrainingText, generation: Generation, reasoning: str) -> None:
-        """Take up a reasoning turn; its metadata is complete on return. `reasoning` is its processed text."""
+        """Take up a reasoning turn, whose metadata is complete on return. `reasoning` is its processed text."""
         self._take_up(rollout, generation, REASONING, self.reasoning_turn_number + 1)
         self.curr_reasoning = reasoning
         self.reasoning_turn_number += 1
@@ -177,7 +178,7 @@ class InferenceProblemState:
         self.reasoning_string_complete_store.append(rollout.text)
 
     def update_summarization(self, rollout: TrainingText, generation: Generation, summary: str) -> None:
-        """Take up a summary; its metadata is complete on return. `summary` is its processed text, "" if there is none to use."""
+        """Take up a summary, whose metadata is complete on return. `summary` is its processed text, "" if none is usable."""
         self._take_up(rollout, generation, SUMMARIZATION, self.summarization_turn_number + 1)
         is_cut = not generation.finished and self.settings.truncated_summary == "keep_previous"
         if not summary:

@@ -4,9 +4,9 @@
                              sees the problem and the   sees the problem, the summary
                              latest summary alone       so far and this reasoning
 
-So thinking can go on far beyond one context window. `RCTurns` asks for one turn at a time through `generate` and holds nothing
-of an engine between two turns. All that a trajectory is lies in its `InferenceProblemState`, which changes only when a turn has
-succeeded: `run` on a state that stopped half-way goes on with the turn that failed.
+So thinking can go on far beyond one context window. `RCTurns` asks for one turn at a time through `generate` and occupies nothing
+in an engine between two turns. An `InferenceProblemState` holds everything about a trajectory and changes only when a turn has
+succeeded, so `run` on a state that stopped half-way goes on with the turn that failed.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -30,12 +30,12 @@ Generate = Callable[[TurnRequest], Awaitable[Generation]]
 Score = Callable[[Problem, list[int], str], Awaitable[float]]
 """Reward in [0, 1] of a response, given as token ids and as the text to judge."""
 SHORTEST_ANSWER = 4
-"""A prompt is shortened until at least one in so many tokens of the context is left for the answer."""
+"""A prompt is shortened until 1/4 of the context is left for the answer, or as much as the answer may need if that is less."""
 
 
 @dataclass(frozen=True)
 class FinishedTurn:
-    """What a rollout policy makes a training sample of."""
+    """A finished turn, from which a rollout policy makes a training sample."""
 
     problem: Problem
     turn_type: str
@@ -48,7 +48,7 @@ class FinishedTurn:
 
 
 class RolloutPolicy(Protocol):
-    """Makes a training sample of a finished turn. May be named in a configuration by its dotted path."""
+    """Makes a training sample from a finished turn. A configuration may name it by its dotted path."""
 
     async def __call__(self, turn: FinishedTurn, score: Score) -> TrainingText: ...
 
@@ -60,13 +60,13 @@ class RCTurns:
     generate: Generate
     codec: ChatCodec
     policies: Mapping[str, RolloutPolicy]
-    """By turn type."""
+    """Rollout policies by turn type."""
     score: Score
     max_model_len: int
     """Tokens of prompt and answer together that an engine takes."""
 
     async def run(self, state: InferenceProblemState) -> list[TrainingText]:
-        """Take turns until the state is done; its turns in order.
+        """Take turns until the state is done. Returns its turns in order.
 
         Raises:
             EngineError: the engine gave no answer. The state is as it was before that turn: run it again to go on.
@@ -77,7 +77,7 @@ class RCTurns:
         return state.rollouts
 
     async def take_turn(self, state: InferenceProblemState) -> TrainingText:
-        """The next turn alone, which the state takes up. Raises as `run` does."""
+        """Take the next turn alone and add it to the state. Raises as `run` does."""
         request, was_shortened = self._request(state)
         generation = await self.generate(request)
         state.num_retries += generation.num_retries
@@ -122,7 +122,7 @@ class RCTurns:
         return request, was_shortened
 
     def _prompt(self, state: InferenceProblemState, room: int) -> tuple[list[int], bool]:
-        """Token ids of the next prompt; what the model wrote loses its middle if they are more than `room`."""
+        """Token ids of the next prompt. If there are more than `room`, the middle of what the model wrote is left out."""
         if state.next_turn_type == REASONING:
             opens_think = _opens_think(state, REASONING)
             return _fit(
@@ -154,7 +154,7 @@ def _fit(build: Callable[..., list[int]], parts: list[str], room: int, codec: Ch
         return prompt_ids, False
     lengths = [len(codec.encode(part)) for part in parts]
     while len(prompt_ids) > room and any(lengths):
-        # Text cut in two and joined anew may have a token more than its parts: hence the loop, and the 1.
+        # Text that is cut in two and joined anew may have more tokens than its parts, hence the loop and the 1.
         lengths = _leveled(lengths, sum(lengths) - max(1, len(prompt_ids) - room))
         kept = (codec.shortened(part, length) if length else "" for part, length in zip(parts, lengths, strict=True))
         prompt_ids = build(*kept)
@@ -162,7 +162,7 @@ def _fit(build: Callable[..., list[int]], parts: list[str], room: int, codec: Ch
 
 
 def _leveled(lengths: list[int], total: int) -> list[int]:
-    """The lengths with the longest cut down to a common level, so that they add up to `total` at most."""
+    """The lengths with the longest cut down to a common level, so that they add up to `total` at most: [5, 2], 6 gives [4, 2]."""
     level = max(lengths)
     while level > 0 and sum(min(length, level) for length in lengths) > total:
         level -= 1

@@ -1,6 +1,6 @@
-"""Messages of reasoning-cache (RC) rollouts: a problem, what a turn asks of an engine, what comes back, what is kept of it.
+"""Messages of reasoning-cache (RC) rollouts: a problem, a turn's request to an engine, its answer, and what is kept.
 
-They travel between processes and, as lines of JSON, through the stream of results. Read with `turns.py`, which makes them.
+They travel between processes and, as lines of JSON, through the stream of results. `turns.py` makes them.
 """
 
 import json
@@ -15,11 +15,11 @@ REASONING = "reasoning"
 SUMMARIZATION = "summarization"
 """A turn that rewrites the summary."""
 SummaryReward = Literal["none", "zero", "downstream_mean"]
-"""Of a summary in training (`--rc_summary_reward`)."""
+"""How a summary is rewarded in training (`--rc_summary_reward`)."""
 CONTROL = "control"
-"""Key of the metadata of turns that belong to no cycle but to what the cycles are compared with."""
+"""Metadata key of turns of a control, with which the cycles are compared."""
 ONE_LONG_TURN = "one_long_turn"
-"""Such a control: a single reasoning turn that may spend what a whole trajectory may."""
+"""A control: a single reasoning turn that may sample as many tokens as a whole trajectory."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Problem:
     verifier: str
     """As in the `dataset` column of training data: `gsm8k`, `reasoning_gym/chain_sum`, …"""
     dataset: str
-    """Where the problem comes from, for accuracies by data set."""
+    """The data set of the problem, for accuracies by data set."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class TurnRequest:
     turn_type: str
     """Summaries may go to engines of their own."""
     name: str = ""
-    """Tells the turn from the others of its rollout."""
+    """Name of the turn, unique within its rollout."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Generation:
     """Without special tokens."""
     token_ids: list[int]
     logprobs: list[float]
-    """Of the sampled tokens; empty where the engine gives none."""
+    """Log-probs of the sampled tokens; empty where the engine gives none."""
     finish_reason: str
     """`stop` or `length`."""
     version_spans: list[tuple[int, int]] = field(default_factory=list)
@@ -68,11 +68,11 @@ class Generation:
     num_retries: int = 0
     """Attempts that failed before this one."""
     exact_tokens: bool = True
-    """Whether `token_ids` are those that were sampled, and not the text tokenized again."""
+    """Whether `token_ids` are the ids that were sampled. If not, the text was tokenized again."""
 
     @property
     def finished(self) -> bool:
-        """Whether the model came to an end of its own."""
+        """Whether the model ended its response itself."""
         return self.finish_reason != "length"
 
     @property
@@ -94,11 +94,11 @@ class TrainingText:
     response_ids: np.ndarray  # (R,) int32
     logprobs: np.ndarray  # (R,) float32, as sampled; (0,) where the engine gives none
     reward: float | None
-    """None: not scored, as summaries by default."""
+    """None: not scored, which is the default of summaries."""
     finished: bool
     """False if the turn was cut at its token limit."""
     group_id: str = ""
-    """Of the samples of one problem in one attempt."""
+    """The same for all samples of one problem in one attempt."""
     trajectory_id: str = ""
     problem_id: str = ""
     metadata: dict[str, Any] = field(default_factory=dict)
@@ -108,13 +108,13 @@ class TrainingText:
         return CONTROL in self.metadata
 
     def to_json(self) -> dict[str, Any]:
-        values = {one.name: getattr(self, one.name) for one in fields(self)}
+        values = {item.name: getattr(self, item.name) for item in fields(self)}
         return {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in values.items()}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "TrainingText":
-        """The turn back from `to_json`; further keys are passed over."""
-        known = {one.name: values[one.name] for one in fields(cls)}
+        """The turn back from `to_json`; other keys are ignored."""
+        known = {item.name: values[item.name] for item in fields(cls)}
         known["prompt_ids"] = np.asarray(known["prompt_ids"], np.int32)
         known["response_ids"] = np.asarray(known["response_ids"], np.int32)
         known["logprobs"] = np.asarray(known["logprobs"], np.float32)
@@ -123,32 +123,33 @@ class TrainingText:
 
 @dataclass(frozen=True)
 class ReachedState:
-    """Where a rollout stands between two cycles: all that the next reasoning turn knows beside the problem."""
+    """The state of a rollout between two cycles: all that the next reasoning turn knows besides the problem."""
 
     number: int = 0
-    """Summaries behind it; 0 is the beginning."""
+    """Number of summaries that led to the state; 0 is the beginning."""
     summary: str = ""
-    """As text, because a template takes it up."""
+    """As text, because it is put into a template."""
     version: int = 0
-    """Oldest weights that wrote it."""
+    """Oldest version that sampled a token of the summary."""
 
 
 @dataclass(frozen=True)
 class RCPlan:
-    """What a training or evaluation prompt asks of an engine beside its sampling (`data_types.PromptRequest.task`).
+    """What a training or evaluation prompt asks of an engine besides its sampling (`data_types.PromptRequest.task`).
 
-    With `states` the samples are fresh reasoning turns at each of them, n (`SamplingConfig`) each. Without, they are the turns of
-    n trajectories of `num_cycles` cycles, the last summary left out: nothing follows from it.
+    With `states` the samples are fresh reasoning turns, n (`SamplingConfig`) at each state. Without `states` the samples are the
+    turns of n trajectories of `num_cycles` cycles, without the last summary, because nothing follows from it.
     """
 
     problem: str
     start: ReachedState = ReachedState()
     """Where the rollout begins; no later than the first of `states` after 0."""
     states: tuple[int, ...] = ()
-    """By number."""
+    """Numbers of the states to sample at."""
     num_cycles: int = 1
     num_summaries: int = 0
-    """Summaries that are samples too: so many ways to each of `states`; without `states`, those of the trajectories if not 0."""
+    """Summaries that are samples too: this many are sampled on the way to each of `states`. Without `states`, any number above 0
+    makes the trajectories' summaries samples."""
 
 
 @dataclass(frozen=True)
@@ -160,21 +161,21 @@ class RolloutResult:
     dropped: str = ""
     """Reason in a word; empty if the trajectory is complete."""
     cause: str = ""
-    """The error behind it."""
+    """The error behind the reason."""
     num_retries: int = 0
     num_requeues: int = 0
 
 
 @dataclass(frozen=True)
 class RetryOptions:
-    """When a turn is tried again, and when given up."""
+    """When a turn is tried again, and when it is given up."""
 
     max_retries: int = 3
-    """Tries of one turn."""
+    """Most tries of one turn."""
     retry_base_delay: float = 1.0
     """Seconds before the second try; doubles with each."""
     request_timeout_s: float = 1800.0
-    """For one try."""
+    """Time limit of one try."""
     max_server_downtime_s: float = 600.0
     """How long all servers may be gone before the run ends."""
 
@@ -188,15 +189,15 @@ class EngineError(RuntimeError):
 
 
 class RetriesExhausted(EngineError):
-    """It failed too often in ways that may pass: connections, timeouts, overload."""
+    """The turn failed too often for reasons that may pass: connections, timeouts, overload."""
 
 
 class TurnRejected(EngineError):
-    """It will not take this request, however often it is asked."""
+    """The engine will not take this request, however often it is asked."""
 
 
 class NotScored(Exception):
-    """No verifier could say what an answer is worth: its trajectory is left out, and nothing is wrong with the others."""
+    """No verifier could say what an answer is worth. Its trajectory is left out; other trajectories are not affected."""
 
 
 class EnginesDown(EngineError):
@@ -204,7 +205,7 @@ class EnginesDown(EngineError):
 
 
 class PromptTooLong(ValueError):
-    """A prompt that leaves no room for an answer, even after what could be shortened was."""
+    """A prompt leaves no room for an answer, even after all that can be shortened was shortened."""
 
 
 def json_bytes(value: object) -> bytes:

@@ -5,14 +5,14 @@ from collections.abc import Mapping, Sequence
 from open_instruct.workflows.rc.types import REASONING, SUMMARIZATION
 
 TurnWeights = Mapping[tuple[str, int | None], float]
-"""By turn type, and by number or None for all numbers."""
+"""Weights by (turn type, turn number). None as the number stands for all numbers."""
 
 
 def parse_turn_weights(written: Sequence[str]) -> dict[tuple[str, int | None], float]:
-    """`reasoning:3=2.0 summarization=0.5` as a mapping.
+    """The entries as a mapping: `reasoning:3=2.0 summarization=0.5` gives the third reasoning turn weight 2 and summaries 0.5.
 
     Raises:
-        ValueError: what is wrong with the first bad entry.
+        ValueError: an entry is wrong; the text says what is wrong with the first.
     """
     weights: dict[tuple[str, int | None], float] = {}
     for entry in written:
@@ -32,5 +32,5 @@ def parse_turn_weights(written: Sequence[str]) -> dict[tuple[str, int | None], f
 
 
 def turn_weight(weights: TurnWeights, turn_type: str, turn_number: int) -> float:
-    """What is written of this very turn, else of its type, else 1."""
+    """The weight of this turn if it was given, else the weight of the turn's type, else 1."""
     return weights.get((turn_type, turn_number), weights.get((turn_type, None), 1.0))

@@ -1,6 +1,6 @@
 """The reasoning cache as a workflow (`--rollout_workflow rc`): cycles of a reasoning turn and its summary.
 
-`rc_plans` says what is asked of a prompt, `rc_rollouts` takes the turns of a plan, and `rc_rewards` says what they are worth.
+`plans` says what a prompt asks for, `rollouts` takes the turns of a plan, and `rewards` says what the turns are worth.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 @WORKFLOWS.register("rc", options=ReasoningCacheOptions)
 class ReasoningCache(Workflow):
-    """Samples are reasoning turns, and with `--rc_summary_reward` summaries. Notes are the states that were reached."""
+    """Samples are reasoning turns and, with `--rc_summary_reward`, summaries. Notes are the states that were reached."""
 
     prompts_are_of_the_data = False
     length_options = ("rc_max_summary_tokens",)
@@ -106,7 +106,8 @@ class ReasoningCache(Workflow):
         )
 
     def own_prompt(self, messages: Sequence[Mapping[str, str]], codec: ChatCodec) -> OwnPrompt:
-        """The problem, in the template of the first reasoning turn. A problem has to fit into either template."""
+        """The problem, in the template of the first reasoning turn. `num_tokens` is the length of the longer of the two prompts,
+        because the problem has to fit into both templates."""
         if [message["role"] for message in messages] != ["user"]:
             raise ValueError("the reasoning cache takes one user message, the problem")
         problem = messages[0]["content"]
