@@ -32,7 +32,7 @@ from open_instruct.learners.step_sums import NonfiniteSteps
 from open_instruct.option_text import shown
 from open_instruct.report.run_log import RunLog
 from open_instruct.run.components import SHUTDOWN_AFTER_FAILURE_S, SHUTDOWN_S
-from open_instruct.run.evaluating import maybe_evaluate  # noqa: F401 - open-instruct has it here
+from open_instruct.run.evaluation import maybe_evaluate  # noqa: F401 - open-instruct has it here
 from open_instruct.run.ray_session import ray_cluster
 from open_instruct.run.run_saving import (
     checkpoint_store,

@@ -13,7 +13,7 @@ NAMES = {
     "open_instruct.rc_datasets.load_datasets": "open_instruct.rc.datasets",
     "open_instruct.ground_truth_utils.VerifierFunction": "open_instruct.verifiers.verifiers",
     "open_instruct.ground_truth_utils.VerificationResult": "open_instruct.verifiers.verifiers",
-    "open_instruct.grpo_fast.maybe_evaluate": "open_instruct.run.evaluating",
+    "open_instruct.grpo_fast.maybe_evaluate": "open_instruct.run.evaluation",
     "open_instruct.grpo_fast.sync_weights_and_prepare_prompts": "open_instruct.run.step_loop",
     "open_instruct.vllm_utils3.LLMRayActor": "open_instruct.vllm_utils3",
 }

@@ -64,6 +64,14 @@ class LoadReport:
         """Rows dropped because their prompts are held out."""
         return sum(source.num_excluded for source in self.sources)
 
+    @property
+    def why_nothing_is_left(self) -> str:
+        """For a message, where no row was kept."""
+        return (
+            f"nothing is left of {self.num_rows} rows ({self.num_overlong} prompts too long, {self.num_excluded} held out): "
+            "name more data, or raise --max_prompt_token_length"
+        )
+
     def warnings(self) -> list[str]:
         """Warnings about the data for the user."""
         return [
@@ -113,10 +121,7 @@ def load_prompts(
     Raises:
         DatasetError: with all mistakes, by source and row.
     """
-    if not getattr(tokenizer, "chat_template", None):
-        raise DatasetError(
-            "the tokenizer has no chat template: name a tokenizer that has one with --tokenizer_name_or_path"
-        )
+    _check_chat_template(tokenizer)
     sources = _parse(mixer_list, splits, flag)
     rules = RowRules(
         messages_key=messages_key,
@@ -137,12 +142,16 @@ def load_prompts(
         reports.append(source.report)
     report = LoadReport(tuple(reports))
     if not mistakes.count and not len(builder):
-        mistakes.add(
-            f"{flag}: nothing is left of {report.num_rows} rows ({report.num_overlong} prompts too long, "
-            f"{report.num_excluded} held out): name more data, or raise --max_prompt_token_length"
-        )
+        mistakes.add(f"{flag}: {report.why_nothing_is_left}")
     mistakes.raise_any()
     return builder.build(), report
+
+
+def _check_chat_template(tokenizer: "PreTrainedTokenizerBase") -> None:
+    if not getattr(tokenizer, "chat_template", None):
+        raise DatasetError(
+            "the tokenizer has no chat template: name a tokenizer that has one with --tokenizer_name_or_path"
+        )
 
 
 def _parse(mixer_list: Sequence[str], splits: Sequence[str], flag: str) -> list[tuple[str, Amount, str]]:

@@ -15,7 +15,7 @@ import psutil
 
 from open_instruct.report.isolation import Isolation
 from open_instruct.report.metrics_file import STEP_KEY, to_json_value
-from open_instruct.system.background import Background
+from open_instruct.system.background_calls import BackgroundCalls
 from open_instruct.system.masking import masked
 
 logger = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ class WandbTracker:
         import wandb
 
         self._isolation = Isolation("wandb")
-        self._background = Background("wandb", WANDB_MAX_ROWS_WAITING)
+        self._background = BackgroundCalls("wandb", WANDB_MAX_ROWS_WAITING)
         self._num_left_out = 0
         self._wandb = wandb
         if self._can_go_online():

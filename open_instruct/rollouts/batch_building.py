@@ -250,21 +250,21 @@ class OverIssueBias:
 
     def __init__(self) -> None:
         self._lengths: dict[bool, list[int]] = {True: [0, 0], False: [0, 0]}
-        self._num_left_behind = 0
+        self._num_stragglers = 0
 
-    def record(self, group: ScoredGroup, *, was_left_behind: bool) -> None:
-        total = self._lengths[was_left_behind]
+    def record(self, group: ScoredGroup, *, is_straggler: bool) -> None:
+        total = self._lengths[is_straggler]
         total[0] += sum(map(len, group.result.responses))
         total[1] += len(group.samples)
-        self._num_left_behind += was_left_behind
+        self._num_stragglers += is_straggler
 
     def metrics(self) -> dict[str, float]:
         """Groups left behind so far, and mean response lengths in tokens; nothing before the first was left behind."""
-        if not self._num_left_behind:
+        if not self._num_stragglers:
             return {}
         mean = {which: tokens / max(number, 1) for which, (tokens, number) in self._lengths.items()}
         return {
-            "over_issue/num_left_behind": self._num_left_behind,
+            "over_issue/num_stragglers": self._num_stragglers,
             "over_issue/response_length_taken": mean[False],
             "over_issue/response_length_left": mean[True],
         }

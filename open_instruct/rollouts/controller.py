@@ -29,7 +29,7 @@ from open_instruct.data.run_tokenizer import read_tokenizer
 from open_instruct.data_types import Box, PromptRequest
 from open_instruct.report.tracker import TrackerOptions, make_tracker
 from open_instruct.rollouts.data_preparation import DataPreparation
-from open_instruct.rollouts.evaluations import Evaluations
+from open_instruct.rollouts.evaluation import Evaluations
 from open_instruct.rollouts.message_queue import MessageQueue
 from open_instruct.rollouts.notices import Notices
 from open_instruct.rollouts.prompt_feeder import TAKING_INVENTORY, PromptFeeder

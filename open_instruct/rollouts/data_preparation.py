@@ -14,7 +14,7 @@ from ray.util.queue import Empty, Queue
 
 from open_instruct.config.options import GRPOConfig
 from open_instruct.data_types import GenerationResult
-from open_instruct.rollouts.evaluations import Evaluations
+from open_instruct.rollouts.evaluation import Evaluations
 from open_instruct.rollouts.generation_failures import GenerationFailures
 from open_instruct.rollouts.result_scoring import ResultScoring
 from open_instruct.rollouts.rollout_state import FinishedGroup

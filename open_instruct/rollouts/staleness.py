@@ -198,7 +198,7 @@ class Assignment:
     prompt: IssuedPrompt
     oldest_trained_version: int
     """With the policy `truncate`, tokens of older versions are not trained on. With the other policies no token is older."""
-    was_left_behind: bool
+    is_straggler: bool
     """Whether an earlier step took a prompt that was issued later."""
 
 
@@ -232,7 +232,7 @@ class PromptFlow:
         self._newest_assigned = self._newest_of_earlier_steps = -1
         self._window_end = -1
         self._window_room = 0
-        self._count_window()
+        self._update_window()
 
     # --- issuing ------------------------------------------------------------------------------------------------------
 
@@ -338,7 +338,7 @@ class PromptFlow:
         del self._unassigned[prompt.issue_number]
         self._must_wait_for.discard(prompt.issue_number)
         self.ledger.stage(prompt_id, FAILED, self.assembling)
-        self._count_window()
+        self._update_window()
         return False
 
     def recover(self, present: Collection[str]) -> list[str]:
@@ -391,24 +391,24 @@ class PromptFlow:
             del waiting[prompt.issue_number]
         self._must_wait_for.discard(prompt.issue_number)
         self._places -= 1
-        was_left_behind = prompt.issue_number < self._newest_of_earlier_steps
+        is_straggler = prompt.issue_number < self._newest_of_earlier_steps
         self._newest_assigned = max(self._newest_assigned, prompt.issue_number)
-        return Assignment(prompt, max(prompt.version, oldest_allowed), was_left_behind)
+        return Assignment(prompt, max(prompt.version, oldest_allowed), is_straggler)
 
     def _must_be_waited_for(self, number: int, oldest_version: int) -> bool:
         """Whether the step being assembled must wait for this prompt, because in the next step it would break the bound.
 
         Only a straggler can come to that: all prompts that were issued at its version or before fit into earlier steps.
         """
-        is_left_behind = number < self._newest_of_earlier_steps
+        is_straggler = number < self._newest_of_earlier_steps
         next_is_too_late = oldest_version < self.assembling - self.options.max_staleness
-        return is_left_behind and next_is_too_late and self.options.straggler_policy == "wait"
+        return is_straggler and next_is_too_late and self.options.straggler_policy == "wait"
 
-    def _count_must_wait_for(self) -> None:
-        left_behind = takewhile(lambda number: number < self._newest_of_earlier_steps, self._unassigned)
+    def _update_must_wait_for(self) -> None:
+        stragglers = takewhile(lambda number: number < self._newest_of_earlier_steps, self._unassigned)
         self._must_wait_for = {
             number
-            for number in left_behind
+            for number in stragglers
             if self._must_be_waited_for(number, self.ledger[self._unassigned[number]].version)
             and (number in self._arrived or number not in self._unsent)  # an unsent prompt gets newer tokens
         }
@@ -423,7 +423,7 @@ class PromptFlow:
     def extend_step(self) -> None:
         """The batch of the step holds nothing to train on, so the step takes `prompts_per_step` further groups."""
         self._places += self.options.prompts_per_step
-        self._count_window()
+        self._update_window()
 
     def close_step(self) -> None:
         """The batch is complete; the next step is assembled."""
@@ -431,10 +431,10 @@ class PromptFlow:
         self.assembling += 1
         self._newest_of_earlier_steps = self._newest_assigned
         self._places = self.options.prompts_per_step
-        self._count_window()
-        self._count_must_wait_for()
+        self._update_window()
+        self._update_must_wait_for()
 
-    def _count_window(self) -> None:
+    def _update_window(self) -> None:
         """Find the last prompt of the window. Assigning a prompt takes it out of the window and takes a place, so the end of the
         window moves only when places are added."""
         window = self._places + self.options.over_issued
@@ -456,4 +456,4 @@ class PromptFlow:
             self._unassigned[prompt.issue_number] = prompt.prompt_id
             if prompt.prompt_id not in finished:
                 heappush(self._unsent, prompt.issue_number)
-        self._count_window()
+        self._update_window()

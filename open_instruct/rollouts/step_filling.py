@@ -113,7 +113,7 @@ class StepFilling:
         group = self.groups.pop(prompt_id)
         self.taken.setdefault(assembly.training_step, []).append(group)
         self._flow.ledger.stage(prompt_id, assembly.add(group, assignment), assembly.training_step)
-        self._over_issue.record(group, was_left_behind=assignment.was_left_behind)
+        self._over_issue.record(group, is_straggler=assignment.is_straggler)
 
     def _forget_discarded(self) -> None:
         """Forget groups that were too old. Their prompts are issued again."""

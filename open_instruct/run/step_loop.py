@@ -14,7 +14,7 @@ from open_instruct.data.run_identity import says_which_data
 from open_instruct.report.run_log import ComponentStatus
 from open_instruct.report.run_summary import PromptCounts, RunSummary
 from open_instruct.rollouts.rollout_state import FILE as ROLLOUT_STATE
-from open_instruct.run.evaluating import (
+from open_instruct.run.evaluation import (
     CONTROL_S,
     evaluation_is_due,
     evaluation_is_missing,

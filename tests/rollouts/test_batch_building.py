@@ -504,12 +504,12 @@ def test_preemptions_that_no_engine_told_are_absent_and_not_zero() -> None:
 def test_what_over_issuing_prefers_is_told() -> None:
     """Means are over responses, not over groups."""
     bias = OverIssueBias()
-    bias.record(make_group([1, 0], lengths=[2, 4]), was_left_behind=False)
+    bias.record(make_group([1, 0], lengths=[2, 4]), is_straggler=False)
     assert bias.metrics() == {}
-    bias.record(make_group([1, 0], lengths=[20, 40]), was_left_behind=True)
-    bias.record(make_group([1, 0, 0, 0], lengths=[9, 9, 9, 9]), was_left_behind=False)
+    bias.record(make_group([1, 0], lengths=[20, 40]), is_straggler=True)
+    bias.record(make_group([1, 0, 0, 0], lengths=[9, 9, 9, 9]), is_straggler=False)
     assert bias.metrics() == {
-        "over_issue/num_left_behind": 1,
+        "over_issue/num_stragglers": 1,
         "over_issue/response_length_taken": 7.0,
         "over_issue/response_length_left": 30.0,
     }

@@ -54,7 +54,7 @@ def test_a_result_is_looked_at_a_few_times_whatever_is_here_already(
     monkeypatch.setattr(TrainingSample, "__len__", counted)
     for number in range(NUM_GROUPS):
         prompt = IssuedPrompt(f"train-{number}", number, 0, arrived=True)
-        assert assembly.add(group(number), Assignment(prompt, 0, was_left_behind=False)) == CONSUMED
+        assert assembly.add(group(number), Assignment(prompt, 0, is_straggler=False)) == CONSUMED
         assert assembly.next_partial_batch(last=False) is None
     assert looks <= 2 * NUM_GROUPS * NUM_SAMPLES
 
@@ -74,7 +74,7 @@ def test_group_without_a_token_to_train_on_is_masked_and_gives_no_gradient() -> 
     def add(one: ScoredGroup) -> str:
         number = int(one.result.prompt_id.removeprefix("train-"))
         prompt = IssuedPrompt(one.result.prompt_id, number, 0, arrived=True)
-        return assembly.add(one, Assignment(prompt, 0, was_left_behind=False))
+        return assembly.add(one, Assignment(prompt, 0, is_straggler=False))
 
     assert add(finished(0, *["length"] * 4)) == MASKED
     assert add(finished(1, *["stop"] * 4, scores=[1, 1, 1, 1])) == ZERO_STD

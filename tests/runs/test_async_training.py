@@ -172,7 +172,7 @@ def test_over_issuing_on_real_parts_keeps_the_bound(tmp_path: Path) -> None:
     assert code == 0, output
     metrics = rows(out / "metrics.jsonl")
     assert max(row["max_sample_age"] for row in metrics) <= 2
-    assert metrics[-1]["over_issue/num_left_behind"] > 0
+    assert metrics[-1]["over_issue/num_stragglers"] > 0
     assert_ledger_balances(out)
 
 

@@ -70,7 +70,7 @@ def assembled(
 
     args = make_args(rollout_workflow="rc", verification_reward=1.0, **options)
     assembly = StepAssembly(1, args, CollationOptions(1, "packed", 0))
-    assembly.add(group, Assignment(IssuedPrompt("train-0", 0, 0), 0, was_left_behind=False))
+    assembly.add(group, Assignment(IssuedPrompt("train-0", 0, 0), 0, is_straggler=False))
     return assembly, list(assembly.trained)
 
 

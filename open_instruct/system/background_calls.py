@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 
-class Background:
+class BackgroundCalls:
     """Makes calls in order. A call that hangs delays only the calls behind it, and the process can end without it."""
 
     def __init__(self, name: str, max_waiting: int) -> None:
