@@ -76,7 +76,7 @@ def over_issuing_has_room(args: GRPOConfig) -> Iterator[str]:
         yield f"{options}: more prompts than a step takes. Give {args.num_unique_prompts_rollout} or fewer."
 
 
-def weights_are_sent_within_the_bound(args: GRPOConfig) -> Iterator[str]:
+def weights_are_sent_within_the_threshold(args: GRPOConfig) -> Iterator[str]:
     needed = args.trigger_parameter_sync_step - 1
     if 0 <= args.staleness_target < needed:
         options = shown(args, "trigger_parameter_sync_step", "staleness_threshold", "async_steps")
@@ -329,7 +329,7 @@ RULES: tuple[Callable[[GRPOConfig], Iterator[str]], ...] = (
     loss_denominator_is_token_or_positive,
     staleness_bounds_are_in_order,
     over_issuing_has_room,
-    weights_are_sent_within_the_bound,
+    weights_are_sent_within_the_threshold,
     truncation_has_fresh_tokens,
     streaming_has_one_update_a_step,
     queue_holds_a_step,

@@ -108,7 +108,8 @@ def _length_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
 
 
 def step_metrics(groups: Sequence[ScoredGroup], kept: Sequence[ScoredGroup], *, num_prompts: int) -> dict[str, float]:
-    """What a training step's batch was made of. `groups` are all groups generated for the step, `kept` those trained on.
+    """What a training step's batch was made of. `groups` are all groups generated for the step, `kept` the groups that are
+    trained on.
 
     Generation times are in seconds per group; `batch/*` counts groups. How old the data is: `freshness_metrics`.
     """
@@ -153,10 +154,10 @@ def freshness_metrics(
 ) -> dict[str, float]:
     """Ages of the samples trained on, in training steps, and seconds from the end of their group's generation to Unix time `now`.
 
-    The names are those of the fully async policy. A sample is a response; it is as old as its oldest trained token, and stale
-    when that is more than 1 step. Beside them `freshness/avg_token_age`, which counts each trained token at its own version, and
-    of the groups' oldest trained versions `model_step_min`, `model_step_mean` and `num_steps_off_policy`: in training step 5 a
-    group whose oldest trained token is of version 3 is one step off policy.
+    The names are those of the fully async policy. A sample is a response. Its age is that of its oldest trained token, and a
+    sample is stale if its age is more than 1 step. In addition there is `freshness/avg_token_age`, which counts each trained
+    token at its own version, and of the groups' oldest trained versions `model_step_min`, `model_step_mean` and
+    `num_steps_off_policy`: in training step 5 a group whose oldest trained token is of version 3 is one step off policy.
 
     Args:
         oldest_trained_versions: per group; tokens of older weights are not trained on (see `fresh_masks`).
@@ -165,7 +166,7 @@ def freshness_metrics(
         _trained_spans(group.result, oldest, mask_truncated_completions=mask_truncated_completions)
         for group, oldest in zip(groups, oldest_trained_versions, strict=True)
     ]
-    if not any(spans_per_group):  # all were cut off and are masked: their groups stand for them
+    if not any(spans_per_group):  # all responses were cut off and are masked, so the ages of their groups are used
         spans_per_group = [[[(oldest, 1)]] for oldest in oldest_trained_versions]
     sample_spans = [spans for group_spans in spans_per_group for spans in group_spans]
     ages = np.array([sample_age(training_step, min(spans)[0]) for spans in sample_spans])
@@ -246,7 +247,8 @@ def _distribution(name: str, values: np.ndarray) -> dict[str, float]:
 
 
 class OverIssueBias:
-    """How much shorter the responses are that a step took first than those it left to a later one; over the whole run."""
+    """Over the whole run: how much shorter the responses of the groups are that a step took first than the responses of the
+    stragglers, which a step left to a later step."""
 
     def __init__(self) -> None:
         self._lengths: dict[bool, list[int]] = {True: [0, 0], False: [0, 0]}
@@ -293,7 +295,7 @@ def num_computed_tokens(rank_batches: Sequence[Sequence[MiniBatch]]) -> int:
 def evaluation_metrics(groups: Sequence[ScoredGroup], *, verification_reward: float) -> dict[str, float]:
     """`eval/*` over all prompts of one evaluation; `eval/scores` is the mean reward, `eval/pass_at_1` the share correct.
 
-    Prompts that were given up count as wrong in both, and `eval/num_given_up` says how many they are: without them two
+    Prompts that were given up count as wrong in both, and `eval/num_given_up` is their number. If they were left out, two
     evaluations would be of different prompts, and one with a shorter time limit would look better.
     """
     metrics = response_metrics(groups, verification_reward=verification_reward)

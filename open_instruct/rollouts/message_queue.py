@@ -35,20 +35,21 @@ arrays of a payload go as two."""
 REPLY_S = 30.0
 """Beyond a caller's own timeout, how long the queue actor may take to answer."""
 NUM_REMEMBERED = 1000
-"""Ids of the last messages, by which one that is put again is known."""
+"""Ids of the last messages. A message that is put again is recognised by its id."""
 
 
 @dataclass(frozen=True)
 class QueueItem:
-    """One message with what the queue has to know of it."""
+    """One message, with what the queue has to know about the message."""
 
     payload: Any
     version: int
-    """Oldest weights that sampled a token of it."""
+    """Version of the oldest weights that sampled a token of the message."""
     num_samples: int
     num_bytes: int
     message_id: str = ""
-    """Equal for two puts of the same message (the second because no answer came): it is taken once. Empty: never the same."""
+    """Two puts of the same message (the second because no answer came to the first) have the same id, and the queue takes the
+    message once. An empty id is never the same as another."""
 
 
 class QueueFull(TimeoutError):
@@ -81,7 +82,7 @@ class SampleBuffer:
         """Of the last messages that were taken, wherever they are now."""
 
     def try_put(self, item: QueueItem) -> bool:
-        """Take a message if there is room for it; whether it was taken.
+        """Take a message if there is room for it. Returns whether the message was taken.
 
         A message that was taken before, by its `message_id`, counts as taken and is not put a second time.
 
@@ -124,7 +125,7 @@ class SampleBuffer:
             return taken
 
     def set_version(self, version: int) -> None:
-        """Weights of `version` are being trained: staleness is judged by it."""
+        """The learners train weights of `version`. The age of a message is counted from this version."""
         with self._lock:
             self.version = version
 
@@ -222,7 +223,8 @@ class _QueueActor:
         self._put_wait_s = 0.0
 
     async def put(self, item: QueueItem, timeout: float, *halves: bytes) -> bool:
-        """Put a message; whether there was room for it in time. `halves` are those of a packed payload."""
+        """Put a message. Returns whether there was room for the message in time. `halves` are the two halves of a packed
+        payload."""
         if halves:
             item = _with_halves(item, halves)
         taken = self._buffer.try_put(item) or await self._put_later(item, timeout)
@@ -336,7 +338,8 @@ class MessageQueue:
         return None if items is None else load(_put_halves_back(items, first, second))
 
     def get_ref(self, min_batch_count: int = 1, timeout: float = REPLY_S, *, max_batch_count: int | None = None) -> Any:
-        """`get` for one who waits for several things at once: a reference to the items or None; `load` gives their payloads."""
+        """`get` for a caller that waits for several things at once: a reference to the items or None. `load` gives their
+        payloads."""
         return self.actor.get.remote(min_batch_count, max_batch_count, timeout)
 
     def set_version(self, version: int) -> None:

@@ -1,7 +1,7 @@
 """Warnings of an actor on their way to the user's log. Pure.
 
-Ray writes what an actor logs to a file in its session directory, which ends with the run. So an actor holds its warnings, and the
-driver, which asks it for its numbers after every step, asks for them too.
+Ray writes what an actor logs to a file in its session directory, which ends with the run. So an actor holds its
+warnings, and the driver fetches the warnings together with the actor's statistics after every step.
 """
 
 import logging
@@ -12,7 +12,7 @@ MAX_HELD = 20
 
 
 class Notices(logging.StreamHandler):
-    """Writes warnings of this package to stderr, as without it, and holds them until `take` is called. Thread-safe."""
+    """Writes warnings of this package to stderr, as usual, and also holds the warnings until `take` is called. Thread-safe."""
 
     def __init__(self) -> None:
         super().__init__()

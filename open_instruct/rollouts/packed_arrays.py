@@ -17,7 +17,7 @@ ALIGNMENT = 16
 
 @dataclass(frozen=True)
 class Packed:
-    """A payload with the bytes of its arrays beside it."""
+    """A payload, with the bytes of its arrays kept beside the payload."""
 
     skeleton: Any
     """The payload with a `_Slot` in place of each array."""

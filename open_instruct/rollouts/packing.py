@@ -64,7 +64,7 @@ def collate_padded(samples: Sequence[TrainingSample], pad_token_id: int) -> Coll
 
 
 def collate_packed(samples: Sequence[TrainingSample], pad_token_id: int) -> CollatedBatchData:
-    """All samples one after another in a single row (B = 1), without padding; `position_ids` tell where each begins."""
+    """All samples one after another in a single row (B = 1), without padding. `position_ids` begin at 0 where a sample begins."""
     del pad_token_id  # the two layouts share a signature
     lengths = [len(sample) for sample in samples]
     tokens, mask, advantages, logprobs = _concatenate(samples)
@@ -96,7 +96,7 @@ def _concatenate(samples: Sequence[TrainingSample]) -> tuple[np.ndarray, np.ndar
 
 
 def _loss_weights(samples: Sequence[TrainingSample], mask: np.ndarray) -> np.ndarray | None:
-    """Of all tokens, flat like those of `_concatenate`; None where all samples weigh 1."""
+    """Loss weights of all tokens, flat like the arrays of `_concatenate`; None if all samples weigh 1."""
     if all(sample.weight == 1.0 for sample in samples):
         return None
     weights = np.repeat([sample.weight for sample in samples], [len(sample) for sample in samples])
@@ -104,7 +104,7 @@ def _loss_weights(samples: Sequence[TrainingSample], mask: np.ndarray) -> np.nda
 
 
 def _dummy(pad_token_id: int) -> CollatedBatchData:
-    """The least that a model can run on: two tokens, none of them trained on."""
+    """The smallest batch that a model can run on: two tokens, neither of which is trained on."""
     nothing = TrainingSample(
         query=np.full(2, pad_token_id, dtype=np.int32),
         response=np.empty(0, dtype=np.int32),
@@ -171,7 +171,7 @@ _LAYOUTS: dict[Layout, _LayoutOps] = {
 def _partition_for_ranks(lengths: Sequence[int], budget: int, *, num_ranks: int, ops: _LayoutOps) -> list[Bin]:
     """Bins within `budget`, evenly loaded, in a number that the ranks can share (while there are samples enough).
 
-    Each rank runs as many micro-batches as the one with most, so bins up to the next multiple of `num_ranks` cost
+    Each rank runs as many micro-batches as the rank with most of them, so bins up to the next multiple of `num_ranks` cost
     nothing: the budget is lowered as far as that number allows, which evens the bins out.
     """
     bins = ops.partition(lengths, budget)

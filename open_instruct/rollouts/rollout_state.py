@@ -31,7 +31,7 @@ class FinishedGroup:
     num_failures: int = 0
     """Responses whose verifier failed."""
     num_not_scored: int = 0
-    """Responses that are not among the samples, because nothing is known of them."""
+    """Number of responses that are not among the samples, because no verifier scored them."""
 
 
 def write_state(path: Path, state: dict[str, Any], finished: Sequence[FinishedGroup]) -> None:
@@ -70,9 +70,9 @@ def read_state(path: Path) -> tuple[dict[str, Any], list[FinishedGroup]]:
             version = header["format_version"]
             flat = {} if version != FORMAT_VERSION else {name: arrays[name] for name in ARRAYS}
     except FileNotFoundError as error:
-        raise ValueError(f"{path}: there is no such rollout state. Load one that was saved.") from error
+        raise ValueError(f"{path}: there is no such rollout state. Load a state that was saved.") from error
     except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{path} is no rollout state: {error}. Load an older one.") from error
+        raise ValueError(f"{path} is no rollout state: {error}. Load an older state.") from error
     if version != FORMAT_VERSION:
         raise ValueError(f"{path} has format {version}, this program reads {FORMAT_VERSION}.")
     parts = {name: _Reader(array) for name, array in flat.items()}

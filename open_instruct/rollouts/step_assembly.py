@@ -33,7 +33,7 @@ class CollationOptions:
 
 @dataclass(frozen=True)
 class PartialBatch:
-    """What the learners get in one message. `rank_batches` has a list of mini-batches for each rank."""
+    """What the learners get in one message. `rank_batches` holds a list of mini-batches for each rank."""
 
     number: int
     rank_batches: list[list[MiniBatch]]
@@ -50,7 +50,7 @@ class _Kept:
     group: ScoredGroup
     oldest_trained_version: int
     samples: list[TrainingSample]
-    """At least one, each with a token to train on."""
+    """At least one sample. Each sample has at least one token to train on."""
 
 
 class StepAssembly:
@@ -214,6 +214,6 @@ class StepAssembly:
             "packed_ratio": sum(len(sample) for sample in samples) / max(self._num_computed, 1),
             "batch/num_partial_batches": self._num_partial_batches,
             "time/packing": self._packing_s,
-            "time/verification": self.groups[-1].score_s,  # of the last to come: the others were scored meanwhile
+            "time/verification": self.groups[-1].score_s,  # the step waited for the last group alone
         }
         return metrics | (batch_building.advantage_metrics(samples) if samples else {})

@@ -38,12 +38,12 @@ class DeviceSharing:
 
     @contextmanager
     def weight_update(self) -> Iterator[None]:
-        """New weights go from the learners to the engines inside; after it the engines compute."""
+        """Inside the block new weights go from the learners to the engines. After the block the engines compute."""
         yield
 
     @contextmanager
     def learners_only(self) -> Iterator[None]:
-        """Learners have all of their state inside, and the engines what they had after it."""
+        """Inside the block the learners have all of their state. After the block the engines have what they had before it."""
         yield
 
     def learners_take_over(self) -> None:
@@ -77,7 +77,7 @@ class ExclusiveSharing(DeviceSharing):
         self._learners_are_awake = False
 
     def offload_engines(self) -> None:
-        self._offload_engines(keep_weights=False)  # each of them gets new ones before it wakes
+        self._offload_engines(keep_weights=False)  # each engine gets new weights before it wakes
 
     def _offload_engines(self, *, keep_weights: bool) -> None:
         asked = self._manager.async_offload(keep_weights=keep_weights)
@@ -109,11 +109,11 @@ class ExclusiveSharing(DeviceSharing):
         self._wake_engines()
 
     def learners_take_over(self) -> None:
-        if not self._learners_are_awake:  # else engines have given way already, and one of them may hang in an update
+        if not self._learners_are_awake:  # else the engines have given way already, and an engine may hang in an update
             self.learners_compute()
 
     def take_metrics(self) -> dict[str, float]:
-        """Since the last call: seconds of each hand-over, and the bytes that the last ones gave back, measured."""
+        """Since the last call: seconds of each hand-over, and the bytes that the last hand-overs gave back, measured."""
         metrics, self._metrics = self._metrics, defaultdict(float)
         return dict(metrics)
 

@@ -56,11 +56,11 @@ class _Waiting:
     lost_node_id: str | None
     cause: str
     deadline: float
-    """When it is started even if Ray has not noticed the loss of the node."""
+    """When the engine is started even if Ray has not noticed the loss of the node."""
 
 
 class EngineSupervisor:
-    """Watches the engines and replaces those that die, while restarts are left (`--max_engine_restarts`).
+    """Watches the engines and replaces engines that die, while restarts are left (`--max_engine_restarts`).
 
     Args:
         engines: all engines, by position. A replacement is put into this list in the place of the engine that died.
@@ -282,7 +282,7 @@ class EngineSupervisor:
             self.needs_weights.add(number)
         now = time.monotonic()
         if inventory["state"] == "updating":
-            # It may take no step meanwhile, for as long as `--weight_sync_timeout_s`; the synchronizer replaces it after that.
+            # The engine may take no step meanwhile, for as long as `--weight_sync_timeout_s`. Then the synchronizer replaces it.
             self._updating_at[number] = now
             return ""
         idle_s = min(inventory["idle_s"], now - self._updating_at.get(number, -math.inf))
@@ -291,11 +291,9 @@ class EngineSupervisor:
         return ""
 
     def _recover_prompts(self) -> None:
-        """Issue those prompts again that are neither in the prompt queue nor with a living engine nor back."""
+        """Issue those prompts again that are neither in the prompt queue, nor inside a living engine, nor back already."""
         self._value(self._controller.take_back_prompts.remote(), "taking prompts back", CONTROL_S)
-        time.sleep(
-            2 * POLL_S
-        )  # longer than an engine's `get` from the queue: what it was pulling is among its prompts now
+        time.sleep(2 * POLL_S)  # longer than an engine's `get`, so what an engine was pulling is among its prompts now
         asked = [engine.take_inventory.remote() for engine in self.serving.values()]
         answered, _ = ray.wait(asked, num_returns=len(asked), timeout=ANSWER_S) if asked else ([], [])
         held: list[str] = []

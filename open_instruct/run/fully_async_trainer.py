@@ -1,7 +1,7 @@
 """The trainer's side of the step loop: the batches of a step from the message queue to the learners.
 
     MessageQueue ──get──► FullyAsyncTrainer.train_step ──► RayTrainGroup.async_train(batch) … the last batch makes the step
-                          waits for the next batch, while the learners work on those that it handed over
+                          waits for the next batch, while the learners work on the batches before it
 
 Only references pass through here. A step has one batch, or with `--streaming` several partial batches, of which the first are
 trained while the rest of the step is still being generated.
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class TrainedStep:
-    """What came of one training step."""
+    """The result of one training step."""
 
     training_step: int
     num_tokens: int
@@ -71,8 +71,8 @@ class FullyAsyncTrainer:
     ) -> TrainedStep:
         """Wait for the data of `training_step`, train on it as it comes; returns when the optimizer step is done.
 
-        Raises `TimeoutError` when no batch came for `progress_timeout_s`, and `Interrupted` while one is waited for: weights are
-        those of the step before then.
+        Raises `TimeoutError` when no batch came for `progress_timeout_s`, and `Interrupted` if a signal comes during the wait for
+        a batch. The weights are then those of the step before.
         """
         batches: list[RolloutBatch] = []
         under_way: list[Any] = []
@@ -104,7 +104,7 @@ class FullyAsyncTrainer:
         under_way: list[Any],
         hooks: "StepHooks",
     ) -> RolloutBatch:
-        """The next batch of the step. Every `batch_timeout` seconds of waiting the log says who is waited for."""
+        """The next batch of the step. After every `batch_timeout` seconds of waiting the log says what is waited for."""
         deadline = time.monotonic() + self._args.progress_timeout_s
         with self._timer("trainer_waiting_for_data"):
             while True:

@@ -22,7 +22,7 @@ from open_instruct.run.engine_supervisor import EngineSupervisor
 from open_instruct.run.weight_agreement import WeightAgreement
 
 CONNECTING_S = 60.0
-"""Added to `--init_timeout_s` for making the communication group, so that the limit of the engines is the one that is hit."""
+"""Added to `--init_timeout_s` for making the communication group, so that the limit of the engines is reached first."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,8 @@ class ParameterSynchronizer:
 
         Raises:
             ComponentDied: an engine does not take the version and no restart is left.
-            Interrupted: a signal came. It is looked for before and after an attempt, never within one, because learners that are
+            Interrupted: a signal came. Signals are looked for before and after an attempt, never within one, because learners
+            that are
                 sending weights could not save their state.
         """
         self._components.signals.raise_if_received()
@@ -99,9 +100,9 @@ class ParameterSynchronizer:
     def give_weights_to_newcomers(self) -> int | None:
         """Send weights to replacements that are loaded, which then begin to serve, and to engines that discarded theirs in sleep.
 
-        They get the weights that the learners hold, under the version of these. Example: with `trigger_parameter_sync_step` 2 the
-        learners may hold version 5 while the last `sync` sent version 4; then all engines get version 5. Returns the version that
-        every engine serves now, or None if no engine needed weights.
+        These engines get the weights that the learners hold, under the version of those weights. Example: with
+        `trigger_parameter_sync_step` 2 the learners may hold version 5 while the last `sync` sent version 4; then all engines get
+        version 5. Returns the version that every engine serves now, or None if no engine needed weights.
         """
         if not self._supervisor.ready and not self._supervisor.needs_weights:
             return None
@@ -125,7 +126,8 @@ class ParameterSynchronizer:
         return versions[0]
 
     def _members(self) -> dict[int, Any]:
-        """The engines that can take weights now: those that serve and replacements that are loaded; at first, all."""
+        """The engines that can take weights now: engines that serve and replacements that are loaded; at the start, all
+        engines."""
         members = self._supervisor.serving | self._supervisor.ready
         if not members and not self._supervisor.has_begun:
             return dict(enumerate(self._components.manager.rollout_engines))
@@ -160,7 +162,7 @@ class ParameterSynchronizer:
 
     def _replace_those_behind(self, version: int, causes: dict[int, str]) -> list[float]:
         """Replace the engines that lack `version`. Engines that failed only because another engine of the collective did are sent
-        to once more, without that one. Returns the seconds for which engines stood still."""
+        to once more, without the engine that failed. Returns the seconds for which engines stood still."""
         held_up = [number for number in self._behind(version) if causes.get(number) == HELD_UP]
         for number in self._behind(version):
             if number not in held_up:

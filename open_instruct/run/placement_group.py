@@ -1,4 +1,4 @@
-"""Learners and engines on a cluster: places for both, then the groups on them.
+"""Learners and engines on a cluster: first places for both, then the actors on these places.
 
     pgs = create_placement_groups(args)
     actor_model = create_actor_group(args, pgs["actor"], wandb_run_id)
@@ -63,5 +63,5 @@ def create_actor_group(args: Any, pg: Bundles, wandb_run_id: str | None) -> RayT
 
 
 def create_rollout_manager(args: Any, pg: Bundles, wandb_run_id: str | None, **parts: Any) -> RolloutManager:
-    """Controller and engines, being started; `parts` are those of `RolloutManager` that are there already."""
+    """Controller and engines, which begin to start. `parts` are arguments of `RolloutManager`."""
     return RolloutManager(args, pg, wandb_run_id, **parts)

@@ -1,9 +1,9 @@
-"""The rollout side as the driver has it in hand: queues, controller and engines, made here and addressed together.
+"""The rollout side as the driver sees it: queues, controller and engines, which are created and addressed together here.
 
     RolloutManager ─► RolloutController      prompts, ledger, verification, batches
                    └► LLMRayActor × N        on the bundles that were reserved for them; share the two queues
 
-A training loop of one's own needs three lines a step (`rollout_id` counts the steps that are done):
+A training loop of your own needs three lines per step (`rollout_id` counts the steps that are done):
 
     rollout_data_ref = ray.get(rollout_manager.async_generate(rollout_id))
     ray.get(actor_model.async_train(rollout_id, rollout_data_ref))
@@ -131,7 +131,7 @@ def create_vllm_engine(
     options = bundles.actor_options(device, pg, share=COLOCATED_SHARE if args.shares_devices else 1.0)
     env = {}
     if device.kind == "cuda" and args.vllm_tensor_parallel_size > 1 and pg is not None:
-        # Ray shows an actor the GPU of its own bundle; the engine's workers compute on those of its neighbours too.
+        # Ray shows an actor the GPU of its own bundle; the engine's workers compute on the GPUs of neighbouring bundles too.
         env = {
             "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1",
             "CUDA_VISIBLE_DEVICES": bundles.visible_gpus(pg),
@@ -183,9 +183,9 @@ class RolloutManager:
         args: options of a run.
         pg: the bundles of the engines.
         wandb_run_id: run in wandb that evaluations are logged to, or None.
-        supervised: somebody else has the engines serve, and watches them.
+        supervised: somebody else lets the engines serve, and watches the engines.
         inputs: data of the run; None reads what `args` names.
-        queues, message_queue: None makes them.
+        queues, message_queue: None creates them.
     """
 
     def __init__(
@@ -231,7 +231,8 @@ class RolloutManager:
         return number in self.engine_nodes and not bundles.is_alive(self.engine_nodes[number])
 
     def start_engine(self, number: int) -> "ActorHandle | None":
-        """A new engine in place of a dead one: where that was, or if the node is gone wherever there is room. None: nowhere."""
+        """A new engine in place of a dead engine: on the same bundles or, if the node is gone, wherever there is room. None if
+        there is no room."""
         if self._has_lost_node(number):
             args = self._args
             place, per_core = args.device.place_resources, args.device.places_per_core
@@ -259,19 +260,21 @@ class RolloutManager:
         return self.controller.generate.remote(rollout_id, engines=self._futures)
 
     def async_eval(self, rollout_id: int) -> "ray.ObjectRef[None]":
-        """Done when the weights of `rollout_id` are evaluated; begins with it, unless `start_evaluation` did."""
+        """Done when the weights of version `rollout_id` are evaluated. Starts the evaluation, unless `start_evaluation` did."""
         self._serve()
         return self.controller.eval.remote(rollout_id)
 
     def async_offload(self, *, keep_weights: bool = False) -> list:
         """Have all engines give their memory back; each ref gives the bytes.
 
-        Without `keep_weights` those whose `engine_sleep_level` is 2 drop their weights, because new ones come before they wake.
+        Without `keep_weights` engines whose `engine_sleep_level` is 2 drop their weights, because new weights come before they
+        wake.
         """
         return [engine.release_memory_occupation.remote(keep_weights=keep_weights) for engine in self.rollout_engines]
 
     def async_onload(self, tags: list[str] | None = None) -> list:
-        """Have them take it back, or those parts of it: `weights`, then new weights may come, then `kv_cache`."""
+        """Have all engines take their memory back, or parts of it: `weights`, after which new weights may come, then
+        `kv_cache`."""
         return [engine.resume_memory_occupation.remote(tags=tags) for engine in self.rollout_engines]
 
     def shut_down(self, *, timeout_s: float, expected: Sequence[Any] = ()) -> None:

@@ -54,7 +54,7 @@ def resumes_the_same_run(args: GRPOConfig, inputs: "RunInputs | None") -> list[s
 
 
 def _goes_beyond(args: GRPOConfig, newest: Checkpoint) -> list[str]:
-    """A run that ends before its checkpoint would train nothing. One that is complete says so when it is started."""
+    """A run that ends before its checkpoint would train nothing. A run that is complete says so when it is started."""
     done, wanted = newest.training_step, args.num_training_steps
     if done <= wanted or is_complete(args):
         return []
@@ -91,7 +91,7 @@ def save_if_due(run: "Run") -> None:
 def save_checkpoint(run: "Run", *, is_last: bool = False) -> None:
     """Everything that the same command needs to go on from here. An evaluation in flight will be started anew.
 
-    After one that `is_last` nobody generates or trains any more.
+    After the last checkpoint (`is_last`) nobody generates or trains any more.
     """
     run.log.sync()
     step = run.progress.training_step

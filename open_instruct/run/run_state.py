@@ -2,7 +2,7 @@
 
     {"identity": run_identity(…), "progress": {"training_step": 2, …}, "evaluation_of": null}
 
-The file lies where anybody may have written it, so that its shape is checked here, in one place, before anything reads it.
+Anybody may have written to the file, so its shape is checked here, in one place, before anything else reads it.
 """
 
 import json
@@ -20,7 +20,7 @@ Number = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 @dataclass
 class Progress:
-    """Where the run stands; all of it is in a checkpoint."""
+    """Where the run stands. A checkpoint contains all of it."""
 
     __pydantic_config__ = ConfigDict(strict=True, extra="forbid")
 
@@ -65,7 +65,7 @@ class _Evaluation(_Shape):
 
 
 def mistake_in(state: Mapping[str, Any], training_step: int) -> str:
-    """What is wrong with the state of a step's checkpoint, in words; nothing where this program can go on from it."""
+    """What is wrong with the state of a step's checkpoint, in words; "" if this program can go on from that state."""
     if not _is_identity(state.get("identity")):
         return "does not say of which run it is"
     progress = state.get("progress")
@@ -79,7 +79,7 @@ def mistake_in(state: Mapping[str, Any], training_step: int) -> str:
 
 
 def _is_identity(value: Any) -> bool:
-    """That of an earlier version holds options alone, at its top. Of data it says all or nothing."""
+    """An identity of an earlier version holds options alone, at its top level. What it says of the data is complete or absent."""
     options = value.get("options", value) if isinstance(value, dict) else None
     if not isinstance(options, dict) or not options.keys() & set(OPTIONS):
         return False

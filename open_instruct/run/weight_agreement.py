@@ -46,13 +46,14 @@ class WeightAgreement:
         """Fingerprints of engines' parameters as they were read from disk."""
 
     def note_loaded(self, engines: Mapping[int, Any]) -> None:
-        """Call before engines take version 0, whose weights are those that they loaded: no parameter may change by that."""
+        """Call before engines take version 0. Its weights are those that the engines loaded, so no parameter may change by the
+        update."""
         new = [engine for engine in engines.values() if engine not in self._compared]
         if not self._components.sharing.is_exclusive:  # else they sleep, without weights
             self._loaded = dict(zip(new, self._fingerprints(new), strict=True))
 
     def check(self, engines: Mapping[int, Any], *, send_again: Callable[[], object]) -> None:
-        """Compare those of `engines` (by position) that never were. Raises `WeightsDiffer`.
+        """Compare those of `engines` (by position) that were never compared. Raises `WeightsDiffer`.
 
         With `--colocate` the engines sleep while the learners score, and `send_again` gives them their weights back.
         """
@@ -70,7 +71,7 @@ class WeightAgreement:
             self._compared.add(new[number])
 
     def _sample(self, engines: Mapping[int, Any]) -> dict[int, list[GenerationResult] | None]:
-        """What each engine answers to the prompts; None from one that is dead."""
+        """The answer of each engine to the prompts; None for an engine that is dead."""
         config = SamplingConfig(
             temperature=self._args.temperature, max_tokens=NUM_TOKENS, seed=self._args.seed, ignore_eos=True
         )

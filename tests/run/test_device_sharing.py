@@ -1,12 +1,9 @@
-"""Learners and engines take turns on the same devices: who gives way to whom, and a whole run of it."""
+"""Learners and engines take turns on the same devices: who gives way to whom. Whole runs: runs/test_on_policy.py."""
 
-import json
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from whole_runs import EVALUATION, Process, assert_ledger_balances, command, rows
 
 from open_instruct.run.device_sharing import DeviceSharing, ExclusiveSharing, FreeDevices
 
@@ -119,31 +116,3 @@ def test_side_by_side_nothing_is_handed_over() -> None:
     turns.learners_take_over()
     with turns.weight_update(), turns.learners_only():
         assert turns.take_metrics() == {}
-
-
-@pytest.mark.timeout(400)
-def test_a_colocated_run_is_the_on_policy_run(tmp_path: Path) -> None:
-    """The same samples, fates and losses as side by side, evaluations and checkpoints included."""
-    options = {
-        "dataset_mixer_eval_list": EVALUATION,
-        "local_eval_every": 2,
-        "eval_on_step_0": True,
-        "checkpoint_state_freq": 2,
-        "deepspeed_stage": 2,
-    }
-    runs = {"beside": {"async_steps": 0}, "colocated": {"colocate": True}}
-    for name, own in runs.items():
-        process = Process(command(tmp_path / name, **options, **own))
-        code, output = process.wait()
-        assert code == 0, output
-    metrics = {name: rows(tmp_path / name / "metrics.jsonl") for name in runs}
-    for beside, colocated in zip(metrics["beside"], metrics["colocated"], strict=True):
-        for name in ("scores", "loss/policy_avg", "optim/grad_norm", "eval/pass_at_1"):
-            assert colocated.get(name) == pytest.approx(beside.get(name), abs=1e-6), name
-    steps = [row for row in metrics["colocated"] if "time/learners_onload" in row]
-    assert len(steps) == 4
-    assert all(row["memory/engines_offloaded_bytes"] >= 0 for row in steps)
-    assert (
-        assert_ledger_balances(tmp_path / "colocated")
-        == json.loads((tmp_path / "beside" / "summary.json").read_text())["prompts"]
-    )

@@ -91,7 +91,6 @@ def test_a_killed_engine_is_replaced_and_leaves_no_core(tmp_path: Path, transpor
         "engines/test_engine_sleep",
         "runs/test_on_policy",
         "scenarios/test_engine_restart",
-        "run/test_device_sharing",
         "scenarios/test_failures",
     ],
 )

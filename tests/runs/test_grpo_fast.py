@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import time
@@ -111,20 +112,28 @@ def test_a_checkpoint_lists_the_files_of_every_learner(finished: tuple[Path, str
     assert {"random_state_1.pt", "deepspeed/zero_pp_rank_1_mp_rank_00_optim_states.pt"} == by_rank[1]
 
 
-def test_the_same_command_again_says_that_it_is_complete(finished: tuple[Path, str]) -> None:
+def test_the_same_command_again_says_that_it_is_complete(
+    finished: tuple[Path, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    from open_instruct import grpo_fast
+
     before = (finished[0] / "metrics.jsonl").read_bytes()
     words = command(finished[0], dataset_mixer_eval_list=EVALUATION, num_learners_per_node=2, deepspeed_stage=2)
-    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0
-    assert "complete" in done.stdout
+    assert grpo_fast.main(words[2:]) == 0
+    assert "complete" in capsys.readouterr().out
     assert (finished[0] / "metrics.jsonl").read_bytes() == before
 
 
-def test_another_seed_in_the_same_directory_is_refused(finished: tuple[Path, str]) -> None:
+def test_another_seed_in_the_same_directory_is_refused(
+    finished: tuple[Path, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    from open_instruct import grpo_fast
+
     words = command(finished[0], dataset_mixer_eval_list=EVALUATION, num_learners_per_node=2, deepspeed_stage=2, seed=4)
-    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 2
-    assert "--seed was 3, now 4" in done.stderr
+    with pytest.raises(SystemExit) as exit_info:
+        grpo_fast.main(words[2:])
+    assert exit_info.value.code == 2
+    assert "--seed was 3, now 4" in capsys.readouterr().err
 
 
 def test_sigterm_writes_a_checkpoint_and_the_same_command_goes_on(tmp_path: Path) -> None:
@@ -366,9 +375,10 @@ def test_all_mistakes_come_in_one_message_without_a_traceback(tmp_path: Path) ->
     words = command(
         tmp_path / "out", learning_rat=1, pack_length=8, num_unique_prompts_rollout=0, dataset_mixer_list=[data, "1.0"]
     )
-    started = time.monotonic()
-    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
-    assert time.monotonic() - started < 15
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=240, check=False)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert after.ru_utime - before.ru_utime < 15  # CPU-seconds, because the machine may be busy
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
     for part in ("learning_rat", "pack_length", "num_unique_prompts_rollout", "gsm9k", "rows.jsonl"):

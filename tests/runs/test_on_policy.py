@@ -1,4 +1,4 @@
-"""`--async_steps 0` is a plain synchronous GRPO loop: the same samples, the same weights."""
+"""`--async_steps 0` is a plain synchronous GRPO loop: the same samples, the same weights; on shared devices too."""
 
 import json
 import subprocess
@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import TIMEOUT_S, TINY_MODEL, make_args
+from whole_runs import EVALUATION, assert_ledger_balances, rows
 
 from open_instruct.config.options import GRPOConfig
 from open_instruct.data.prompt_dataset import PromptDataset, PromptOrder
@@ -18,6 +19,12 @@ from open_instruct.data_types import GenerationResult
 
 SUMS = "reasoning_gym/chain_sum?min_terms=2&max_terms=2&min_digits=2&max_digits=2&size=100&seed=7"
 NUM_STEPS = 3
+WITH_EVALUATION = {
+    "dataset_mixer_eval_list": EVALUATION,
+    "local_eval_every": 2,
+    "eval_on_step_0": True,
+    "checkpoint_state_freq": 2,
+}
 
 
 @pytest.fixture(scope="module")
@@ -116,28 +123,62 @@ class PlainLoop:
         self.optimizer.step()
 
 
-@pytest.mark.parametrize("streaming", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_async_steps_0_equals_a_plain_synchronous_loop(
-    ray_session: Any, engines: SimpleNamespace, tmp_path: Path, options: dict[str, Any], streaming: bool
-) -> None:
-    from safetensors.torch import load_file
-
-    options = {**options, "streaming": streaming}
-
+def run(options: dict[str, Any], output_dir: Path) -> Path:
+    """The directory of a run with these options, which came to its end."""
     words = [sys.executable, str(Path(__file__).parents[2] / "open_instruct" / "grpo_fast.py")]
-    for name, value in {**options, "output_dir": tmp_path / "out"}.items():
+    for name, value in {**options, "output_dir": output_dir}.items():
         words += [f"--{name}", *(map(str, value) if isinstance(value, list) else [str(value)])]
     done = subprocess.run(words, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
+    return output_dir
 
-    rows = [json.loads(line) for line in (tmp_path / "out/metrics.jsonl").read_text().splitlines()]
-    assert (max(row["batch/num_partial_batches"] for row in rows) > 1) == streaming
-    loop = PlainLoop(ray_session, engines.actors[0], make_args(**options))
+
+@pytest.fixture(scope="module")
+def beside(options: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run whose learner and engine have devices of their own, with evaluations and checkpoints."""
+    return run(options | WITH_EVALUATION, tmp_path_factory.mktemp("beside") / "out")
+
+
+def difference_from_plain_loop(loop: PlainLoop, model: Path) -> float:
+    """How far a run's weights are from those of the plain loop, relative to how far training moved them."""
+    from safetensors.torch import load_file
+
     for training_step in range(1, NUM_STEPS + 1):
         loop.step(training_step)
-    start, pipeline = load_file(TINY_MODEL / "model.safetensors"), load_file(tmp_path / "out/model/model.safetensors")
+    start, pipeline = load_file(TINY_MODEL / "model.safetensors"), load_file(model / "model.safetensors")
     off = sum(float((pipeline[name] - p.detach()).double().square().sum()) for name, p in loop.model.named_parameters())
     moved = sum(float((p.detach() - start[name]).double().square().sum()) for name, p in loop.model.named_parameters())
     loop.model.load_state_dict(start, strict=False)
     loop.send(0)  # the engine is shared: leave it as it was
-    assert (off / moved) ** 0.5 < 1e-4, (off / moved) ** 0.5
+    return (off / moved) ** 0.5
+
+
+def test_async_steps_0_equals_a_plain_synchronous_loop(
+    ray_session: Any, engines: SimpleNamespace, options: dict[str, Any], beside: Path
+) -> None:
+    assert max(row["batch/num_partial_batches"] for row in rows(beside / "metrics.jsonl") if "scores" in row) == 1
+    loop = PlainLoop(ray_session, engines.actors[0], make_args(**options))
+    assert difference_from_plain_loop(loop, beside / "model") < 1e-4
+
+
+@pytest.mark.slow
+def test_streaming_on_policy_equals_a_plain_synchronous_loop(
+    ray_session: Any, engines: SimpleNamespace, options: dict[str, Any], tmp_path: Path
+) -> None:
+    out = run(options | {"streaming": True}, tmp_path / "out")
+    assert max(row["batch/num_partial_batches"] for row in rows(out / "metrics.jsonl")) > 1
+    loop = PlainLoop(ray_session, engines.actors[0], make_args(**options))
+    assert difference_from_plain_loop(loop, out / "model") < 1e-4
+
+
+def test_colocated_run_is_the_on_policy_run(options: dict[str, Any], beside: Path, tmp_path: Path) -> None:
+    """The same samples, fates and losses as side by side, evaluations and checkpoints included."""
+    out = run(options | WITH_EVALUATION | {"colocate": True}, tmp_path / "out")
+    both = rows(beside / "metrics.jsonl"), rows(out / "metrics.jsonl")
+    for expected, colocated in zip(*both, strict=True):
+        for name in ("scores", "loss/policy_avg", "optim/grad_norm", "eval/pass_at_1"):
+            assert colocated.get(name) == pytest.approx(expected.get(name), abs=1e-6), name
+    steps = [row for row in both[1] if "time/learners_onload" in row]
+    assert len(steps) == NUM_STEPS
+    assert all(row["memory/engines_offloaded_bytes"] >= 0 for row in steps)
+    assert assert_ledger_balances(out) == json.loads((beside / "summary.json").read_text())["prompts"]
