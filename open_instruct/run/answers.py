@@ -1,4 +1,4 @@
-"""The values of references that are done, with an error that names the part."""
+"""The values of Ray references that are done. An error names the part that failed."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""All actors of a run, and the objects of the driver that look after them: made in one pass, from the leaves up.
+"""Creates all actors of a run, and the objects of the driver that look after them, in one pass from the leaves up.
 
 places ─► learners, RolloutManager (controller, engines, queues) ─► EngineSupervisor ─► Health ─► Waits ─► DeviceSharing
 """
@@ -56,7 +56,7 @@ class Components:
     placement: PlacementGroup | None = None
 
     def wait_until_ready(self, args: GRPOConfig) -> None:
-        """Wait until the controller, the engines and the learners have started, and the engines and learners their models."""
+        """Wait until the controller, the engines and the learners have started, and engines and learners have their models."""
         for doubt in args.device.doubts:
             logger.warning("%s", doubt)
 
@@ -84,14 +84,14 @@ class Components:
                 self.supervisor.began(number)
                 return
             except ComponentDied as error:
-                was_replaced = self.manager.rollout_engines[number] is not engine  # it was stopped
+                was_replaced = self.manager.rollout_engines[number] is not engine  # by `Health`
                 if not was_replaced and not was_killed(error):
                     raise
                 if not was_replaced:
                     self.supervisor.replace(number, "died while it started")
 
     def shut_down(self, timeout_s: float = SHUTDOWN_S) -> None:
-        """End all parts. They are asked to end, and killed if they do not. Never raises, because an error may be on its way."""
+        """End all parts. A part that does not end when asked is killed. Never raises, because another error may be on its way."""
         self.manager.shut_down(timeout_s=timeout_s, expected=self.supervisor.futures)
         self.group.shut_down()
         if self.placement is not None:
@@ -107,9 +107,10 @@ def create_components(
     *,
     rollouter_cls: type[RolloutController] = RolloutController,
 ) -> Components:
-    """Create all actors of a run. They start side by side; `Components.wait_until_ready` waits for them.
+    """Create all actors of a run. The actors start at the same time, and `Components.wait_until_ready` waits for them.
 
-    Raises `CannotPlace` when the cluster has no room for them, and `StorageNotShared` when they could not save together.
+    Raises `CannotPlace` when the cluster has no room for the actors, and `StorageNotShared` when the nodes of the learners do not
+    see the directories that the driver writes to.
     """
     pgs = create_placement_groups(args)
     check_storage([args.state_dir, Path(args.output_dir)], bundles.node_ids(pgs["actor"]))

@@ -31,10 +31,10 @@ class DeviceSharing:
     is_exclusive = False
 
     def offload_engines(self) -> None:
-        """Engines give their memory back; learners do not take theirs yet."""
+        """The engines give their memory back; the learners do not take their memory yet."""
 
     def learners_compute(self) -> None:
-        """The engines give their memory back and the learners take theirs. The engines must have finished generating."""
+        """The engines give their memory back, and the learners take their memory. The engines must have finished generating."""
 
     @contextmanager
     def weight_update(self) -> Iterator[None]:
@@ -43,7 +43,8 @@ class DeviceSharing:
 
     @contextmanager
     def learners_only(self) -> Iterator[None]:
-        """Inside the block the learners have all of their state. After the block the engines have what they had before it."""
+        """Inside the block the learners have all of their state. After the block the engines have what they had before the
+        block."""
         yield
 
     def learners_take_over(self) -> None:
@@ -58,7 +59,7 @@ class ExclusiveSharing(DeviceSharing):
 
     Args:
         wait: waits for references; `Waits.wait`.
-        devices: is told whether engines may be started.
+        devices: records whether engines may be started.
         timeout_s: deadline of one hand-over.
     """
 
@@ -109,11 +110,13 @@ class ExclusiveSharing(DeviceSharing):
         self._wake_engines()
 
     def learners_take_over(self) -> None:
-        if not self._learners_are_awake:  # else the engines have given way already, and an engine may hang in an update
+        if (
+            not self._learners_are_awake
+        ):  # otherwise the engines have released their memory, and one may hang in an update
             self.learners_compute()
 
     def take_metrics(self) -> dict[str, float]:
-        """Since the last call: seconds of each hand-over, and the bytes that the last hand-overs gave back, measured."""
+        """Seconds of each hand-over since the last call, and the measured bytes that the last hand-overs gave back."""
         metrics, self._metrics = self._metrics, defaultdict(float)
         return dict(metrics)
 
@@ -133,7 +136,8 @@ class ExclusiveSharing(DeviceSharing):
         self._timed("engines_onload", self._manager.async_onload(tags), without_dead=True)
 
     def _timed(self, what: str, refs: list, *, without_dead: bool = False) -> list:
-        """`without_dead`: an engine that dies meanwhile is replaced like any other, by its supervisor; the rest go on."""
+        """Wait for `refs` and count the seconds. With `without_dead` an engine that dies meanwhile is left to the supervisor, and
+        the other engines go on."""
         started = time.perf_counter()
         values = self._wait_for(
             refs,

@@ -1,12 +1,12 @@
 """The engines of a run: which engines serve, which died, which are being started again, and what becomes of their prompts.
 
-check ── a future ended, an engine makes no progress ──► replace ─ prompts of the dead are issued again at once
+check ── a future ended, an engine makes no progress ──► replace ─ its prompts are issued again at once
                                                            │
                  other engines go on                       └──► a new engine in its place: starting ─► ready
                                                                  the synchronizer gives it the current weights ─► serve
 
-Until Ray has noticed that a node is gone it would place a replacement on the dead node, so the replacement waits for that. On
-shared devices a replacement waits until the learners have given their memory back.
+Until Ray has noticed that a node is gone it would place a replacement on the dead node, so the replacement waits until Ray
+has noticed. On shared devices a replacement waits until the learners have given their memory back.
 """
 
 import logging
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 ANSWER_S = 10.0
-"""Deadline of a call to an engine that only asks something."""
+"""Deadline of a call that only asks an engine something."""
 CONTROL_S = 60.0
 """Deadline of a call to the controller."""
 INVENTORY_EVERY_S = 5.0
-"""Between two looks at the progress of the engines."""
+"""Seconds between two looks at the progress of the engines."""
 MOVE_S = 60.0
-"""How long Ray may take to notice a lost node (usually 15 s). After that an engine of the node is started all the same."""
+"""How long Ray may take to notice a lost node (usually 15 s). After that the replacement is started anyway."""
 
 
 @dataclass
@@ -45,13 +45,13 @@ class _Starting:
     """A replacement that is being loaded."""
 
     ready: Any
-    """A reference that is done when the engine is loaded, or has failed to."""
+    """A reference that is done when the engine is loaded, or its loading has failed."""
     deadline: float
 
 
 @dataclass
 class _Waiting:
-    """An engine that cannot be started again yet, because Ray believes its lost node alive or learners have its device."""
+    """An engine that cannot be started again yet, because Ray still counts its lost node as alive or learners have its device."""
 
     lost_node_id: str | None
     cause: str
@@ -65,7 +65,7 @@ class EngineSupervisor:
     Args:
         engines: all engines, by position. A replacement is put into this list in the place of the engine that died.
         controller: is told which prompts were lost.
-        start_engine: makes the actor for a position; None if there is no room for it any more.
+        start_engine: returns a new actor for a position, or None if no node has room for the actor.
         lost_node: the node with which an engine died, or None. An engine that died with its node does not count as a restart,
             because a node may hold more engines than `--max_engine_restarts` allows.
         may_start: whether the devices are free. An engine measures free memory when it starts.
@@ -90,7 +90,8 @@ class EngineSupervisor:
         self.has_begun = False
         """Whether an engine has served or was replaced."""
         self._futures: dict[int, Any] = {}
-        """References to `process_queue_continuously` of the engines that serve. One that is done means that its engine died."""
+        """References to `process_queue_continuously` of the engines that serve. A reference that is done means that its
+        engine died."""
         self._starting: dict[int, _Starting] = {}
         self._waiting: dict[int, _Waiting] = {}
         self._inventory: dict[int, tuple[Any, float]] = {}
@@ -116,7 +117,7 @@ class EngineSupervisor:
     @property
     def ready(self) -> dict[int, "ActorHandle"]:
         """Replacements that are loaded and wait for weights."""
-        loaded = {n for n, one in self._starting.items() if ray.wait([one.ready], timeout=0)[0]}
+        loaded = {n for n, starting in self._starting.items() if ray.wait([starting.ready], timeout=0)[0]}
         return {number: self._engines[number] for number in sorted(loaded)}
 
     def serve(self, numbers: list[int]) -> None:
@@ -127,7 +128,7 @@ class EngineSupervisor:
                 self._futures[number] = self._engines[number].process_queue_continuously.remote()
 
     def began(self, number: int) -> None:
-        """An engine is loaded, and no engine serves yet. If it is a replacement, it is no different from the others now."""
+        """An engine is loaded, and no engine serves yet. If the engine is a replacement, it no longer differs from the others."""
         if self._starting.pop(number, None) is not None:
             self.has_begun = False
 
@@ -155,7 +156,7 @@ class EngineSupervisor:
         self._start_waiting()
 
     def replace(self, number: int, cause: str) -> None:
-        """Take an engine out, issue its prompts again, and start another in its place."""
+        """Take an engine out, issue its prompts again, and start another engine in its place."""
         lost = self._lost_node(number)
         self._tell(number, cause, lost)
         self.has_begun = True
@@ -171,11 +172,11 @@ class EngineSupervisor:
 
     def _start_waiting(self) -> None:
         """Start the replacements that need not wait any longer."""
-        for number, one in list(self._waiting.items()):
-            may_be_placed = one.lost_node_id is None or not bundles.is_alive(one.lost_node_id)
-            if (may_be_placed or time.monotonic() > one.deadline) and self._may_start():
+        for number, waiting in list(self._waiting.items()):
+            may_be_placed = waiting.lost_node_id is None or not bundles.is_alive(waiting.lost_node_id)
+            if (may_be_placed or time.monotonic() > waiting.deadline) and self._may_start():
                 del self._waiting[number]
-                self._start(number, one.cause)
+                self._start(number, waiting.cause)
 
     def _start(self, number: int, cause: str) -> None:
         engine = self._start_engine(number)
@@ -199,15 +200,15 @@ class EngineSupervisor:
     def _go_on_without(self, number: int, cause: str) -> None:
         num_left = len(self._futures) + len(self._starting) + len(self._waiting)
         if num_left == 0:
-            raise ComponentDied(f"engine {number} {cause}, no node has room for another, and none is left")
+            raise ComponentDied(f"engine {number} {cause}, no node has room for another engine, and no engine is left")
         components.error("engine %d is given up: no node has room for it. Going on with %d engines", number, num_left)
 
     def busy(self) -> dict[str, float]:
-        """Numbers for a row of metrics; an engine that does not answer is left out.
+        """Metrics of the engines that serve. An engine that does not answer is left out.
 
         Since the last call: the mean share of time in engine steps (`engines/busy_share`), and response tokens of finished groups
-        of all engines per second of wall time (`val/actor_tokens_per_second`). Since their start: how often and how long they
-        slept, and the bytes that their last sleeps gave back.
+        of all engines per second of wall time (`val/actor_tokens_per_second`). Since the start of the engines: how often and how
+        long the engines slept, and the bytes that their last sleeps gave back.
         """
         refs = {number: engine.take_inventory.remote() for number, engine in self.serving.items()}
         answered, _ = ray.wait(list(refs.values()), num_returns=len(refs), timeout=1.0) if refs else ([], [])
@@ -282,7 +283,7 @@ class EngineSupervisor:
             self.needs_weights.add(number)
         now = time.monotonic()
         if inventory["state"] == "updating":
-            # The engine may take no step meanwhile, for as long as `--weight_sync_timeout_s`. Then the synchronizer replaces it.
+            # An engine need not step during an update. If the update takes too long, the synchronizer replaces the engine.
             self._updating_at[number] = now
             return ""
         idle_s = min(inventory["idle_s"], now - self._updating_at.get(number, -math.inf))
@@ -291,9 +292,11 @@ class EngineSupervisor:
         return ""
 
     def _recover_prompts(self) -> None:
-        """Issue those prompts again that are neither in the prompt queue, nor inside a living engine, nor back already."""
+        """Issue every prompt again that is neither in the prompt queue, nor inside a living engine, nor back already."""
         self._value(self._controller.take_back_prompts.remote(), "taking prompts back", CONTROL_S)
-        time.sleep(2 * POLL_S)  # longer than an engine's `get`, so what an engine was pulling is among its prompts now
+        time.sleep(
+            2 * POLL_S
+        )  # longer than an engine's `get`, so a prompt that was being pulled is in an inventory now
         asked = [engine.take_inventory.remote() for engine in self.serving.values()]
         answered, _ = ray.wait(asked, num_returns=len(asked), timeout=ANSWER_S) if asked else ([], [])
         held: list[str] = []

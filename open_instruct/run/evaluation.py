@@ -16,9 +16,10 @@ def evaluation_is_due(run: Run) -> bool:
 
 
 def evaluation_is_missing(run: Run, *, was_under_way: bool) -> bool:
-    """Whether the version that the run goes on from is still to be evaluated: that was cut off, or not yet begun.
+    """Whether the version that the run goes on from is still to be evaluated, because its evaluation was cut off or has not
+    begun.
 
-    If `metrics.jsonl` has the evaluation already, its accuracy is that of the run again.
+    If `metrics.jsonl` has the evaluation already, the run takes the accuracy from that file.
     """
     if not run.evaluates or not (was_under_way or evaluation_is_due(run)):
         return False
@@ -40,10 +41,10 @@ def start_evaluation(run: Run) -> None:
 
 
 def maybe_evaluate(run: Run) -> bool:
-    """Collect the evaluation in flight, if there is one. Comes before new weights, so that it measures one version.
+    """Collect the evaluation in flight, if any. Called before the engines get new weights, so that it measures one version.
 
-    A signal ends the wait: an evaluation of 30 minutes would outlive the time that a scheduler gives. The resumed run begins with
-    an evaluation of the weights of its checkpoint.
+    A signal ends the wait, because an evaluation may take longer (30 minutes) than the time that a scheduler gives. The resumed
+    run begins with an evaluation of the weights of its checkpoint.
     """
     if run.evaluation_of is None:
         return False

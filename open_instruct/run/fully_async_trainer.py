@@ -37,7 +37,7 @@ class StepHooks(Protocol):
     """What the step loop does while the trainer waits."""
 
     def describe_progress(self) -> str:
-        """Who is waited for, for a message."""
+        """What the step is waiting for, as text for a message."""
         ...
 
     def on_idle(self) -> None:
@@ -50,7 +50,7 @@ class StepHooks(Protocol):
 
 
 class FullyAsyncTrainer:
-    """Takes what the rollout side has ready, batch by batch, and has the learners train on it.
+    """Takes the batches that the rollout side has ready, and has the learners train on them.
 
     Subclasses may override `_compute_custom_metrics`; name them with `trainer.cls`.
     """
@@ -69,10 +69,10 @@ class FullyAsyncTrainer:
         training_step: int,
         hooks: "StepHooks",
     ) -> TrainedStep:
-        """Wait for the data of `training_step`, train on it as it comes; returns when the optimizer step is done.
+        """Wait for the data of `training_step` and train on each batch as it comes. Returns when the optimizer step is done.
 
         Raises `TimeoutError` when no batch came for `progress_timeout_s`, and `Interrupted` if a signal comes during the wait for
-        a batch. The weights are then those of the step before.
+        a batch. After either error the learners hold the weights of the step before.
         """
         batches: list[RolloutBatch] = []
         under_way: list[Any] = []
@@ -133,8 +133,8 @@ class FullyAsyncTrainer:
         components.info(processing_batch(num_samples, **ages))
 
     def _compute_custom_metrics(self, batch: RolloutBatch) -> dict[str, float]:
-        """For subclasses: further metrics of a step, from its last batch (`batch.metrics` holds those of the whole step;
-        `ray.get(batch.rank_data[0])` the data of the first learner)."""
+        """For subclasses: further metrics of a step, from its last batch. `batch.metrics` holds the metrics of the whole
+        step, and `ray.get(batch.rank_data[0])` is the data of the first learner."""
         return {}
 
     def get_statistics(self) -> dict[str, Any]:

@@ -20,7 +20,7 @@ def engine_name(number: int) -> str:
 
 
 def actors_of(manager: RolloutManager, group: RayTrainGroup, message_queue: MessageQueue) -> dict[str, Any]:
-    """All actors of a run as they are now, by name. Replacements of engines stand in the places of the dead."""
+    """All actors of a run as they are now, by name. A replacement stands in the place of the engine that died."""
     prompts, results = manager.queues
     return {
         "the controller": manager.controller,
@@ -88,11 +88,11 @@ class Health:
                 self._raise_if_dead()
         except ComponentDied:
             if self.heartbeats is not None:
-                self.heartbeats.name_the_dead()  # a queue that died takes those who use it along: it is the cause to tell
+                self.heartbeats.name_the_dead()  # whoever uses a dead queue fails too, so the queue is the cause to report
             raise
 
     def _handle_lost_node(self, lost: LostNode) -> None:
-        """Replace the engines of a lost node. Raises `ComponentDied` if learners were on it."""
+        """Replace the engines of a lost node. Raises `ComponentDied` if learners were on the node."""
         if lost.learners:
             raise ComponentDied(str(lost))
         for number in () if self.is_ending else lost.engines:
@@ -115,11 +115,11 @@ class Health:
             raise ComponentDied(self.lost_nodes() or f"{' and '.join(dead)} died: the process is gone")
 
     def lost_nodes(self) -> str:
-        """Says which nodes are gone at this moment; "" if none is."""
+        """Which nodes are gone at this moment, in words; "" if no node is gone."""
         return "; ".join(map(str, self._nodes.lost_now())) if self._nodes is not None else ""
 
     def name_of_dead(self, error: BaseException | None) -> str:
-        """The part whose death an error reports, or "". It is not always the part that was called."""
+        """The name of the part whose death an error reports, or "". Another part may have been called."""
         while isinstance(error, ray.exceptions.RayTaskError):
             error = error.cause
         dead = getattr(error, "actor_id", None)

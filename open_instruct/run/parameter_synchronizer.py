@@ -4,7 +4,7 @@
                         engines that failed: sent to again, after a delay, up to `--max_sync_retries` times
                         engines that still lack the version: replaced, and the replacements get it before they serve
 
-An engine has the old weights or the new ones, never a mixture: it swaps when all tensors have come (see `weight_sync.py`).
+An engine serves the old weights or the new weights, never a mixture (see `engines/weight_receiver.py`).
 """
 
 import statistics
@@ -22,7 +22,7 @@ from open_instruct.run.engine_supervisor import EngineSupervisor
 from open_instruct.run.weight_agreement import WeightAgreement
 
 CONNECTING_S = 60.0
-"""Added to `--init_timeout_s` for making the communication group, so that the limit of the engines is reached first."""
+"""Seconds added to `--init_timeout_s` for making the communication group, so that the limit of the engines is reached first."""
 
 
 @dataclass(frozen=True)
@@ -74,9 +74,8 @@ class ParameterSynchronizer:
 
         Raises:
             ComponentDied: an engine does not take the version and no restart is left.
-            Interrupted: a signal came. Signals are looked for before and after an attempt, never within one, because learners
-            that are
-                sending weights could not save their state.
+            Interrupted: a signal came. Signals are looked for before and after an attempt, not during it, because learners could
+                not save their state while they send weights.
         """
         self._components.signals.raise_if_received()
         started = time.perf_counter()
@@ -98,7 +97,7 @@ class ParameterSynchronizer:
         return report
 
     def give_weights_to_newcomers(self) -> int | None:
-        """Send weights to replacements that are loaded, which then begin to serve, and to engines that discarded theirs in sleep.
+        """Send weights to loaded replacements, which then begin to serve, and to engines that discarded their weights in sleep.
 
         These engines get the weights that the learners hold, under the version of those weights. Example: with
         `trigger_parameter_sync_step` 2 the learners may hold version 5 while the last `sync` sent version 4; then all engines get
@@ -114,8 +113,8 @@ class ParameterSynchronizer:
         return self.sync(self._held_version()).version
 
     def _held_version(self) -> int:
-        """The version that the learners hold. They answer once they have trained the batch that they are working on; the version
-        counts whole steps only."""
+        """The version that the learners hold. Learners answer once they have trained the batch that they are working on. The
+        version counts whole steps only."""
         versions = self._components.wait(
             self._components.group.async_held_version(),
             what="the version of the learners' weights",
@@ -137,8 +136,8 @@ class ParameterSynchronizer:
         return [number for number, engine in self._members().items() if self._versions.get(engine) != version]
 
     def _update(self, version: int) -> tuple[list[float], int]:
-        """Send until every engine has `version`, and replace the engines that never get it. Returns the seconds for which engines
-        stood still, and the number of attempts that failed."""
+        """Send until every engine has `version`, and replace the engines that do not get it. Returns the seconds for which
+        engines stood still, and the number of attempts that failed."""
         pauses_s: list[float] = []
         causes: dict[int, str] = {}
         for attempt in range(1, self._args.max_sync_retries + 2):
@@ -161,8 +160,8 @@ class ParameterSynchronizer:
         return pauses_s + self._replace_those_behind(version, causes), self._args.max_sync_retries + 1
 
     def _replace_those_behind(self, version: int, causes: dict[int, str]) -> list[float]:
-        """Replace the engines that lack `version`. Engines that failed only because another engine of the collective did are sent
-        to once more, without the engine that failed. Returns the seconds for which engines stood still."""
+        """Replace the engines that lack `version`. Engines that failed only because another engine of the collective failed
+        get the weights once more, without that other engine. Returns the seconds for which engines stood still."""
         held_up = [number for number in self._behind(version) if causes.get(number) == HELD_UP]
         for number in self._behind(version):
             if number not in held_up:
@@ -176,7 +175,7 @@ class ParameterSynchronizer:
         return []
 
     def _compare(self, version: int) -> None:
-        """Compare the engines that are new and took the weights with the learners. Raises `WeightsDiffer`."""
+        """Compare each new engine that took the weights with the learners. Raises `WeightsDiffer`."""
         if self._agreement is None:
             return
 
@@ -244,7 +243,7 @@ class ParameterSynchronizer:
 
 
 def raise_if_weights_do_not_fit(failures: Mapping[int, str]) -> None:
-    """Raise `WeightsDiffer` for an engine that has no place for a tensor: every attempt and every engine would fail alike."""
+    """Raise `WeightsDiffer` for an engine that has no place for a tensor, because every attempt and every engine would fail."""
     for number, failure in failures.items():
         if DO_NOT_FIT in failure:
             raise WeightsDiffer(f"engine {number}: {failure}")

@@ -4,7 +4,7 @@
     actor_model = create_actor_group(args, pgs["actor"], wandb_run_id)
     rollout_manager = create_rollout_manager(args, pgs["rollout"], wandb_run_id)
 
-`args` are the options of a run: a `GRPOConfig`, or any namespace with the fields of one.
+`args` are the options of a run: a `GRPOConfig`, or any namespace with the same fields.
 """
 
 from typing import Any
@@ -26,7 +26,8 @@ def create_placement_groups(args: Any) -> dict[str, Bundles]:
     engine, are neighbours in hardware. With `colocate` both roles have the same bundles.
 
     Raises:
-        CannotPlace: at once if the cluster is too small, after `placement_timeout_s` if others use it; with the numbers.
+        CannotPlace: at once if the cluster is too small, after `placement_timeout_s` if other programs use it. The message gives
+            the numbers.
     """
     args = config_of(args)
     reservation = bundles.reserve(places_asked(args), timeout_s=args.placement_timeout_s, probe_s=args.init_timeout_s)
@@ -50,7 +51,8 @@ def places_asked(args: GRPOConfig) -> Asked:
 
 
 def create_actor_group(args: Any, pg: Bundles, wandb_run_id: str | None) -> RayTrainGroup:
-    """The learners, on their bundles. They report to the driver, which tracks the run: `wandb_run_id` changes nothing here."""
+    """The learners, on their bundles. `wandb_run_id` has no effect, because learners report to the driver, which tracks the
+    run."""
     del wandb_run_id
     args = config_of(args)
     return RayTrainGroup(
@@ -63,5 +65,5 @@ def create_actor_group(args: Any, pg: Bundles, wandb_run_id: str | None) -> RayT
 
 
 def create_rollout_manager(args: Any, pg: Bundles, wandb_run_id: str | None, **parts: Any) -> RolloutManager:
-    """Controller and engines, which begin to start. `parts` are arguments of `RolloutManager`."""
+    """The controller and the engines, which are only starting. `parts` are further arguments of `RolloutManager`."""
     return RolloutManager(args, pg, wandb_run_id, **parts)

@@ -25,9 +25,9 @@ def ray_cluster(stopped_timeout_s: float = 12.0) -> Iterator[Signals]:
 
     If Ray's own processes on this machine end, or are stopped for `stopped_timeout_s`, this process ends too (`RayWatch`).
 
-    SIGTERM, SIGINT and SIGHUP are blocked while Ray starts its processes. These inherit the block, so a signal to the whole
-    process group reaches the driver alone, which then ends the other processes in order. Ray's own signal handler is replaced
-    before the signals are unblocked.
+    SIGTERM, SIGINT and SIGHUP are blocked while Ray starts its processes. The processes inherit the block, so a signal to the
+    whole process group reaches the driver alone, which then ends the other processes in order. Ray's own signal handler is
+    replaced before the signals are unblocked.
     """
     blocked = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
     signals = Signals()
@@ -72,7 +72,7 @@ def _enter_ray(mark: str, *, is_own: bool) -> None:
 
 
 def _leave_ray(mark: str) -> None:
-    """Shut Ray down, by force if need be: a process that is stopped (SIGSTOP) does not end when it is asked to."""
+    """Shut Ray down, by force if necessary, because a process that is stopped (SIGSTOP) does not end when asked."""
     force = threading.Timer(RAY_SHUTDOWN_S, kill_marked, [mark])
     force.daemon = True
     force.start()

@@ -40,9 +40,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 BUNDLES_QUEUED_PER_ENGINE = 2
-"""Prompt queue: enough that an engine never waits, short enough that evaluation never does."""
+"""Room in the prompt queue: enough that no engine waits for prompts, little enough that an evaluation does not wait behind
+them."""
 COLOCATED_SHARE = 0.5
-"""Of a place that a learner and an engine share, what each takes of Ray's resources. Memory is another matter."""
+"""Share of a place's Ray resources that a learner and an engine each take when they share the place. Says nothing of memory."""
 
 
 def on_this_node() -> NodeAffinitySchedulingStrategy:
@@ -75,7 +76,7 @@ def create_controller(
     wandb_run_id: str | None = None,
     rollouter_cls: type[RolloutController] = RolloutController,
 ) -> "ActorHandle":
-    """The `RolloutController` actor (or that of a subclass), on the driver's node."""
+    """The `RolloutController` actor, or the actor of a subclass, on the driver's node."""
     options = ControllerOptions(
         num_ranks=args.num_learners,
         layout=args.device.collation_layout,
@@ -101,7 +102,7 @@ def create_rollout_engines(
 ) -> "list[ActorHandle]":
     """`--vllm_num_engines` engine actors that share the queues, on the bundles of `pg` or wherever there is room.
 
-    Without queues they share two of their own and are asked directly (`generate_with_single_engine`).
+    Without `queues` the engines share two new queues, and are asked directly (`generate_with_single_engine`).
     """
     args = config_of(args)
     queues = queues or create_queues(args)
@@ -148,8 +149,8 @@ def engine_options(args: GRPOConfig, device: Device, *, seed: int, max_model_len
         model=args.model_name_or_path,
         tokenizer=args.tokenizer_name,
         revision=args.model_revision,
-        tokenizer_revision=args.tokenizer_revision
-        or "main",  # unsaid, vLLM takes the model's for another repository too
+        # Without a value vLLM takes the model's revision, even if the tokenizer is of another repository.
+        tokenizer_revision=args.tokenizer_revision or "main",
         dtype=device.dtype,
         max_model_len=max_model_len,
         max_num_seqs=args.vllm_max_num_seqs,
@@ -183,7 +184,7 @@ class RolloutManager:
         args: options of a run.
         pg: the bundles of the engines.
         wandb_run_id: run in wandb that evaluations are logged to, or None.
-        supervised: somebody else lets the engines serve, and watches the engines.
+        supervised: the caller lets the engines serve, and watches them.
         inputs: data of the run; None reads what `args` names.
         queues, message_queue: None creates them.
     """
@@ -212,15 +213,16 @@ class RolloutManager:
         )
         self.rollout_engines = create_rollout_engines(args, pg, queues=self.queues, max_model_len=self.max_model_len)
         engine_bundles = [_of_engine(args, pg, number) for number in range(args.vllm_num_engines)]
-        self._bundles = {number: one for number, one in enumerate(engine_bundles) if one is not None}
-        self.engine_nodes = {number: bundles.node_ids(one)[0] for number, one in self._bundles.items()}
+        self._bundles = {number: reserved for number, reserved in enumerate(engine_bundles) if reserved is not None}
+        self.engine_nodes = {number: bundles.node_ids(reserved)[0] for number, reserved in self._bundles.items()}
         """Node id of each engine, by position."""
         self._own_groups: list[PlacementGroup] = []
-        """Of engines that had to move."""
+        """Placement groups of engines that had to move to another node."""
         self.rollout_engine_lock = Lock.options(num_cpus=0, scheduling_strategy=on_this_node()).remote()
         self._supervised = supervised
         self._futures: list[Any] = []
-        """Of the engines that serve because of `async_generate` or `async_eval`; done means dead."""
+        """References of the engines that serve because of `async_generate` or `async_eval`. A reference is done when its engine
+        has ended."""
 
     def _serve(self) -> None:
         if not self._supervised and not self._futures:
@@ -253,8 +255,8 @@ class RolloutManager:
     def async_generate(self, rollout_id: int) -> "ray.ObjectRef[Box]":
         """The data of rollout `rollout_id`, which step `rollout_id + 1` trains on, in a `Box`.
 
-        It tells the controller that the steps before were trained and that every engine has their weights. Engines begin to
-        serve with the first call.
+        The call tells the controller that the earlier steps were trained and that every engine has the resulting weights. The
+        engines begin to serve at the first call.
         """
         self._serve()
         return self.controller.generate.remote(rollout_id, engines=self._futures)
@@ -265,7 +267,7 @@ class RolloutManager:
         return self.controller.eval.remote(rollout_id)
 
     def async_offload(self, *, keep_weights: bool = False) -> list:
-        """Have all engines give their memory back; each ref gives the bytes.
+        """Have all engines give their memory back. Each ref gives the number of bytes.
 
         Without `keep_weights` engines whose `engine_sleep_level` is 2 drop their weights, because new weights come before they
         wake.
@@ -278,9 +280,10 @@ class RolloutManager:
         return [engine.resume_memory_occupation.remote(tags=tags) for engine in self.rollout_engines]
 
     def shut_down(self, *, timeout_s: float, expected: Sequence[Any] = ()) -> None:
-        """End engines, controller and queues: asked first, killed after `timeout_s` seconds. Never raises.
+        """End the engines, the controller and the queues. Engines and controller are asked first, and killed after `timeout_s`
+        seconds. Never raises.
 
-        Waits for `expected` refs too.
+        Waits for the references `expected` too.
         """
         deadline = time.monotonic() + timeout_s
         asked = [actor.stop.remote() for actor in (*self.rollout_engines, self.controller)]

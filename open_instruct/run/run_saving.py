@@ -1,4 +1,4 @@
-"""What a run saves between two steps, checkpoints and model directories, and whether it may go on from what is there."""
+"""Saves checkpoints and model directories between two steps, and says whether a run may go on from the checkpoints that exist."""
 
 from contextlib import nullcontext
 from pathlib import Path
@@ -32,14 +32,14 @@ def checkpoint_store(args: GRPOConfig) -> CheckpointStore:
 
 
 def resumes_the_same_run(args: GRPOConfig, inputs: "RunInputs | None") -> list[str]:
-    """A checkpoint in the way of a run with other options or other data is a mistake, not something to go on from."""
+    """A checkpoint of a run with other options or other data is a mistake, because this run cannot go on from it."""
     option = shown(args, "output_dir" if args.checkpoint_state_dir is None else "checkpoint_state_dir")
     try:
         newest = checkpoint_store(args).newest()
     except NoWholeCheckpoint as error:
-        return [f"{option}: {error}. Remove them to start anew, or give another one."]
+        return [f"{option}: {error}. Remove the checkpoints to start anew, or give another directory."]
     except OSError as error:
-        return [f"{option}: {describe(error)}. Give another one."]
+        return [f"{option}: {describe(error)}. Give another directory."]
     if newest is None:
         return []
     if mistake := mistake_in(newest.state, newest.training_step):
@@ -48,8 +48,8 @@ def resumes_the_same_run(args: GRPOConfig, inputs: "RunInputs | None") -> list[s
     if not changed:
         return _goes_beyond(args, newest)
     return [
-        f"{option}: {newest.path} is of another run: {'; '.join(changed)}. To go on from there make it as it was; to start "
-        f"anew choose another --output_dir."
+        f"{option}: {newest.path} is of another run: {'; '.join(changed)}. To go on from it, undo these changes; to start "
+        f"anew, choose another --output_dir."
     ]
 
 
@@ -60,7 +60,7 @@ def _goes_beyond(args: GRPOConfig, newest: Checkpoint) -> list[str]:
         return []
     return [
         f"{shown(args, 'total_episodes')}: the run would end after step {wanted}, and {newest.path} is of step {done}. Set "
-        f"total_episodes to {done * args.num_samples_per_step} or more to go on; to start anew choose another --output_dir."
+        f"total_episodes to {done * args.num_samples_per_step} or more to go on; to start anew, choose another --output_dir."
     ]
 
 
@@ -89,7 +89,7 @@ def save_if_due(run: "Run") -> None:
 
 
 def save_checkpoint(run: "Run", *, is_last: bool = False) -> None:
-    """Everything that the same command needs to go on from here. An evaluation in flight will be started anew.
+    """Save everything that the same command needs to go on from here. The resumed run starts an evaluation in flight anew.
 
     After the last checkpoint (`is_last`) nobody generates or trains any more.
     """
@@ -106,7 +106,7 @@ def save_checkpoint(run: "Run", *, is_last: bool = False) -> None:
 
 
 def _write_parts(run: "Run", path: Path) -> dict[str, int]:
-    """Bytes of each file that the learners have written."""
+    """Write the files of all parts. Returns the bytes of each file that the learners have written."""
     learners = run.components.group.async_save_checkpoint(str(path))
     controller = run.components.manager.controller.save.remote(run.progress.training_step, str(path / ROLLOUT_STATE))
     *written, _ = run.components.wait(
@@ -116,8 +116,8 @@ def _write_parts(run: "Run", path: Path) -> dict[str, int]:
 
 
 def save_model(run: "Run", directory: Path) -> Path:
-    """A Hugging Face model directory that Transformers and vLLM load."""
-    directory = directory.absolute()  # the learner on another node has another current directory
+    """Save the model as a Hugging Face directory that Transformers and vLLM load. Returns its absolute path."""
+    directory = directory.absolute()  # a learner on another node may have another current directory
     with run.timer("saving"), run.components.sharing.learners_only(), atomic_directory(directory) as beside:
         run.components.wait(
             run.components.group.async_save_model(

@@ -79,7 +79,8 @@ def mistake_in(state: Mapping[str, Any], training_step: int) -> str:
 
 
 def _is_identity(value: Any) -> bool:
-    """An identity of an earlier version holds options alone, at its top level. What it says of the data is complete or absent."""
+    """An identity that an earlier version wrote holds nothing but options, at its top level. The part about the data is complete
+    or absent."""
     options = value.get("options", value) if isinstance(value, dict) else None
     if not isinstance(options, dict) or not options.keys() & set(OPTIONS):
         return False
@@ -88,7 +89,9 @@ def _is_identity(value: Any) -> bool:
 
 def _is(shape: type, value: Any) -> bool:
     try:
-        TypeAdapter(shape).validate_json(json.dumps(value))  # from JSON, in which a dataclass may be an object
+        TypeAdapter(shape).validate_json(
+            json.dumps(value)
+        )  # strict mode takes an object for a dataclass only from JSON
     except ValidationError:
         return False
     return True

@@ -78,7 +78,7 @@ def resume(run: Run) -> None:
 
 
 def start_queue_processing_on_actors(run: Run) -> None:
-    """Let every engine serve the queues. The driver sees that an engine died by the reference that this call gives."""
+    """Let every engine serve the queues. The call gives a reference per engine, which tells the driver when the engine dies."""
     run.components.supervisor.serve(list(range(len(run.components.manager.rollout_engines))))
     run.components.health.watch()
 
@@ -112,7 +112,7 @@ def train(run: Run) -> None:
 
 
 def commit_step(run: Run, training_step: int) -> None:
-    """The learners have trained the step: commit the fates of its prompts. A checkpoint from here on is one of this step."""
+    """The learners have trained the step: commit the fates of its prompts. A checkpoint from here on belongs to this step."""
     run.progress.training_step = training_step
     commit = run.components.manager.controller.commit.remote(training_step)
     fates = run.components.wait(commit, what="the ledger", timeout_s=CONTROL_S)
@@ -121,7 +121,7 @@ def commit_step(run: Run, training_step: int) -> None:
 
 @contextmanager
 def recorded(run: Run, step: TrainedStep, *, since: float) -> Iterator[None]:
-    """Write the row of metrics of the step after the block, also if a signal ends the block, because the step was trained."""
+    """Write the row of metrics of the step after the block, even if a signal ends the block, because the step was trained."""
     try:
         yield
     except Interrupted:
@@ -165,7 +165,7 @@ def sync_weights_and_prepare_prompts(run: Run, training_step: int) -> None:
     if sends:
         run.synchronizer.sync(training_step)
     if evaluation_is_due(run):
-        start_evaluation(run)  # before training prompts are admitted: it does not stand behind them
+        start_evaluation(run)  # before training prompts are admitted, so that it does not queue behind them
     tell_version(run, training_step, engines_have_it=sends)
 
 
@@ -178,7 +178,7 @@ def tell_version(run: Run, version: int, *, engines_have_it: bool) -> None:
 
 
 def record_step(run: Run, step: TrainedStep, *, seconds: float) -> None:
-    """One row of metrics. Rates are tokens over the wall time of this step, or of the whole run for `_overall`."""
+    """Record one row of metrics. Rates are tokens per second of wall time: of this step, or of the whole run for `_overall`."""
     progress, args = run.progress, run.args
     progress.episode += args.num_samples_per_step
     progress.num_total_tokens += step.num_tokens
@@ -204,7 +204,7 @@ def record_step(run: Run, step: TrainedStep, *, seconds: float) -> None:
 
 
 def component_status(run: Run) -> ComponentStatus:
-    """The statistics of each component, asked for side by side."""
+    """The statistics of each component, asked for in parallel."""
     controller, queue = run.components.wait(
         [run.components.manager.controller.status.remote(), run.message_queue.get_statistics_ref()],
         what="the controller and the message queue",
@@ -233,7 +233,7 @@ def finish(run: Run) -> None:
 
 
 def summarize(run: Run, *, model: Path | None = None) -> RunSummary:
-    """Close the ledger and add up. `checkpoint` is the saved model, or the newest checkpoint of a run cut short."""
+    """Close the ledger and sum up the run. `checkpoint` is the saved model, or the newest checkpoint if the run was cut short."""
     progress = run.progress
     counts = run.components.wait(
         run.components.manager.controller.close_ledger.remote(), what="the ledger", timeout_s=CONTROL_S

@@ -11,25 +11,26 @@ from open_instruct.run.answers import value_of
 from open_instruct.storage import shared_storage
 
 STORAGE_S = 60.0
-"""How long the nodes of the learners have to say whether they see a file; a process of Ray is started for it."""
+"""How long the nodes of the learners have to say whether they see a file. Each node starts a process of Ray for the answer."""
 
 
 def check_storage(directories: Sequence[Path], learner_nodes: Sequence[str]) -> None:
     """Raises `StorageNotShared` if learners on other nodes do not see the driver's directories."""
     home = ray.get_runtime_context().get_node_id()
-    others = {
+    other_nodes = {
         node["NodeManagerAddress"]: NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
         for node in ray.nodes()
         if node["NodeID"] in learner_nodes and node["NodeID"] != home
     }
     ask = ray.remote(num_cpus=0, max_retries=0)(shared_storage.answer)
-    for directory in directories if others else ():
+    for directory in directories if other_nodes else ():
         with shared_storage.probe(directory.absolute()) as path:
             refs = [
-                ask.options(scheduling_strategy=place).remote(str(path), address) for address, place in others.items()
+                ask.options(scheduling_strategy=place).remote(str(path), address)
+                for address, place in other_nodes.items()
             ]
             saw = [value_of(ref, "the look at the storage") for ref in _answered(refs, "the look at the storage")]
-            shared_storage.judge(path, dict(zip(others, saw, strict=True)))
+            shared_storage.judge(path, dict(zip(other_nodes, saw, strict=True)))
 
 
 def _answered(refs: list[Any], what: str) -> list[Any]:

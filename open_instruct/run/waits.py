@@ -40,9 +40,12 @@ class Waits:
     ) -> Any:
         """The values of `refs` (one reference or a list); with `without_dead`, None for an actor that is dead.
 
-        Raises `TimeoutError` that names `what` and the option that `timeout_s` comes from (`limit`), `ComponentDied` if an actor
-        failed, and, where nothing is lost by leaving (`interruptible`), `Interrupted` when a signal came. Those of `watched` are
-        not waited for, but their failure is noticed. `on_poll` is called now and then.
+        The references in `watched` are not waited for, but a failure of one of them is raised. `on_poll` is called now and then.
+
+        Raises:
+            TimeoutError: no answer in time. Names `what`, and `limit`, the option that `timeout_s` comes from.
+            ComponentDied: an actor failed.
+            Interrupted: a signal came, and the wait is `interruptible` because nothing is lost by leaving it.
         """
         all_refs = list(refs) if isinstance(refs, list) else [refs]
         values: dict[Any, Any] = {}
@@ -58,7 +61,7 @@ class Waits:
             for ref in failed:
                 self._value(ref, what)
             done, waiting = ray.wait(pending, num_returns=len(pending), timeout=HEALTH_POLL_S)
-            for ref in done:  # at once: while one has failed, the others may wait for it in a collective
+            for ref in done:  # raise at once, because other actors may wait for a failed actor in a collective
                 values[ref] = self._value(ref, what, without_dead=without_dead)
             if waiting and time.monotonic() > deadline:
                 advice = f". Where it only takes longer, raise --{limit}" if limit else ""

@@ -1,12 +1,12 @@
-"""Whether engines have the weights that the learners hold: both score the same tokens.
+"""Checks that engines have the weights that the learners hold, by having both score the same tokens.
 
     new engine ── samples a few tokens ──► its log-probs ──┐
                                                            ├── they differ by more than a limit: the run ends
     learners ──── score the same tokens ─► their log-probs ┘
 
-An engine is compared once, after its first weights and before it serves. Later steps compare what is computed anyway
-(`MismatchWatch`). In float32 the largest difference of any token counts. In 16 bits the mean counts, because rounding moves
-single unlikely tokens far: a token of log-prob -12 may differ by 0.3 where the mean is 0.01.
+An engine is compared once, after its first weights and before it serves. Later steps compare log-probs that are
+computed anyway (`MismatchWatch`). In float32 the largest difference of any token counts. In 16 bits the mean counts, because
+rounding moves single unlikely tokens far: a token of log-prob -12 may differ by 0.3 where the mean is 0.01.
 """
 
 import logging
@@ -24,11 +24,11 @@ logger = logging.getLogger(__name__)
 NUM_PROMPTS = 4
 NUM_PROMPT_TOKENS = 16
 NUM_TOKENS = 16
-"""Sampled after each prompt."""
+"""Tokens that are sampled after each prompt."""
 FIRST_TOKEN = 3
-"""Prompts are made of token ids from here on, which every vocabulary has."""
+"""Lowest token id of the prompts, which use the ids 3 to 66, because every vocabulary has these ids."""
 DIFFERENCE = "debug/vllm_vs_local_logprob_diff_"
-"""Metrics of a step: this and `max` or `mean`."""
+"""Prefix of two metrics of a step; `max` or `mean` follows."""
 
 
 class WeightAgreement:
@@ -46,14 +46,14 @@ class WeightAgreement:
         """Fingerprints of engines' parameters as they were read from disk."""
 
     def note_loaded(self, engines: Mapping[int, Any]) -> None:
-        """Call before engines take version 0. Its weights are those that the engines loaded, so no parameter may change by the
-        update."""
+        """Call before engines take version 0. The engines loaded the same weights from disk, so the update must not change any
+        parameter."""
         new = [engine for engine in engines.values() if engine not in self._compared]
-        if not self._components.sharing.is_exclusive:  # else they sleep, without weights
+        if not self._components.sharing.is_exclusive:  # otherwise the engines sleep, without weights
             self._loaded = dict(zip(new, self._fingerprints(new), strict=True))
 
     def check(self, engines: Mapping[int, Any], *, send_again: Callable[[], object]) -> None:
-        """Compare those of `engines` (by position) that were never compared. Raises `WeightsDiffer`.
+        """Compare the engines (by position) that were never compared before. Raises `WeightsDiffer`.
 
         With `--colocate` the engines sleep while the learners score, and `send_again` gives them their weights back.
         """
@@ -66,8 +66,8 @@ class WeightAgreement:
             if self._components.sharing.is_exclusive:
                 send_again()
         for number, results in samples.items():
-            theirs = np.concatenate([result.logprobs[0] for result in results])
-            self._compare(number, new[number], np.abs(theirs.astype(np.float64) - scores[number]))
+            engine_logprobs = np.concatenate([result.logprobs[0] for result in results])
+            self._compare(number, new[number], np.abs(engine_logprobs.astype(np.float64) - scores[number]))
             self._compared.add(new[number])
 
     def _sample(self, engines: Mapping[int, Any]) -> dict[int, list[GenerationResult] | None]:
@@ -105,7 +105,7 @@ class WeightAgreement:
         )
 
     def _suspects(self, engine: Any) -> str:
-        """Which parameters were not loaded as they should be, as far as that can be told."""
+        """Which parameters were loaded wrongly, as far as the fingerprints show."""
         before, [after] = self._loaded.get(engine), self._fingerprints([engine])
         if before is None or after is None:
             return "The engine has other weights than the learners, or computes otherwise with them."
@@ -129,7 +129,7 @@ def _relative_change(before: float, after: float) -> float:
 
 
 def comparison_prompts() -> list[np.ndarray]:
-    """(Q,) int32 each: 3, 4, 5, …, then 19, 20, 21, … and so on. What they say does not matter."""
+    """(Q,) int32 each: 3, 4, 5, …, then 19, 20, 21, … and so on. The text that they stand for does not matter."""
     starts = range(FIRST_TOKEN, FIRST_TOKEN + NUM_PROMPTS * NUM_PROMPT_TOKENS, NUM_PROMPT_TOKENS)
     return [np.arange(start, start + NUM_PROMPT_TOKENS, dtype=np.int32) for start in starts]
 
@@ -145,9 +145,10 @@ def limit_of(args: GRPOConfig) -> float:
 
 
 class MismatchWatch:
-    """Says loudly that engines and learners have come apart in a step, or ends the run (`--logprob_mismatch_action`).
+    """Logs an error when the log-probs of engines and learners differ in a step, or ends the run (`--logprob_mismatch_action`).
 
-    Judged are steps whose tokens were all sampled by the version that was trained: tokens of older weights differ rightly.
+    Only a step whose tokens were all sampled by the version that was trained is judged, because log-probs of older weights
+    differ for a good reason.
     """
 
     def __init__(self, args: GRPOConfig) -> None:
@@ -158,9 +159,8 @@ class MismatchWatch:
     def check(self, training_step: int, metrics: Mapping[str, Any]) -> None:
         """Take the metrics of a training step. Raises `WeightsDiffer`."""
         difference = metrics.get(self._metric)
-        if (
-            difference is None or metrics.get("max_sample_age", 1) > 0 or not difference > self._limit
-        ):  # NaN: `NonfiniteWatch`
+        # NaN is left to `NonfiniteWatch`.
+        if difference is None or metrics.get("max_sample_age", 1) > 0 or not difference > self._limit:
             return
         message = (
             f"step {training_step}: {self._metric} is {difference:.3g} on tokens of the version that was trained, and may be "

@@ -1,4 +1,4 @@
-"""All that the step loop works with, made in one pass."""
+"""Makes everything that the step loop works with, in one pass."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,7 +26,7 @@ from open_instruct.system.timer import Timer
 
 @dataclass(frozen=True)
 class Roles:
-    """Classes and functions that a user may put in place of ours."""
+    """Classes and functions that a user may put in place of the standard ones."""
 
     trainer: type[FullyAsyncTrainer] = FullyAsyncTrainer
     rollouter: type[RolloutController] = RolloutController
@@ -41,7 +41,7 @@ OUR_ROLES = Roles()
 
 @dataclass
 class Run:
-    """All that the step loop works with."""
+    """Everything that the step loop works with."""
 
     args: GRPOConfig
     components: Components
@@ -83,7 +83,8 @@ def set_up(args: GRPOConfig, inputs: RunInputs, roles: Roles, log: RunLog, signa
 def _start_components(
     args: GRPOConfig, inputs: RunInputs, message_queue: MessageQueue, roles: Roles, signals: Signals
 ) -> Components:
-    """Start controller, engines and learners side by side, where the cluster has room for them."""
+    """Start controller, engines and learners at the same time. Ends the program with a message if the cluster has no room for
+    them."""
     try:
         components = create_components(
             args, inputs, create_queues(args), message_queue, signals, rollouter_cls=roles.rollouter

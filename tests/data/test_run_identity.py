@@ -113,7 +113,7 @@ def test_changed_data_is_told_in_words_and_refused(saved: Saved, change: Callabl
     [mistake] = saved.start_again()
     checkpoint = saved.directory / "out" / "checkpoint_states" / "step_000007"
     assert mistake.startswith(f"--output_dir {saved.directory / 'out'}: {checkpoint} is of another run: {told}")
-    assert mistake.endswith("To go on from there make it as it was; to start anew choose another --output_dir.")
+    assert mistake.endswith("To go on from it, undo these changes; to start anew, choose another --output_dir.")
 
 
 @pytest.mark.parametrize(

@@ -234,7 +234,7 @@ def test_a_torn_checkpoint_is_no_traceback_before_the_start(tmp_path: Path) -> N
     assert mistake.startswith(
         f"--output_dir {tmp_path}: none of its checkpoints is whole: {store.path(2)} (its run_state"
     )
-    assert mistake.endswith("Remove them to start anew, or give another one.")
+    assert mistake.endswith("Remove the checkpoints to start anew, or give another directory.")
 
 
 # --- replaced engines -------------------------------------------------------------------------------------------------

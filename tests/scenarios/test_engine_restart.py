@@ -209,7 +209,9 @@ def test_a_lost_node_costs_its_engines_and_no_restart(
     assert play.supervisor.num_recovered_prompts == 6
     play.lost_nodes.add(2)
     os.kill(play.pid(2), signal.SIGKILL)
-    with pytest.raises(ComponentDied, match=r"engine 2 died: .* no node has room for another, and none is left"):
+    with pytest.raises(
+        ComponentDied, match=r"engine 2 died: .* no node has room for another engine, and no engine is left"
+    ):
         play.check_until(lambda: False)
 
 
