@@ -1,5 +1,7 @@
 """The tokenizer of a run, read in the same way by every part that needs it."""
 
+import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -8,6 +10,12 @@ if TYPE_CHECKING:
 
 def read_tokenizer(name: str, revision: str | None) -> Any:
     """Tokenizer from a local directory, the cache of the Hugging Face hub, or the hub; `revision` None is the default branch."""
+    if _is_plain(
+        Path(name)
+    ):  # without the import of torch, which `AutoTokenizer` needs for configs of models: 4 s of CPU time
+        from transformers import PreTrainedTokenizerFast
+
+        return PreTrainedTokenizerFast.from_pretrained(name)
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(name, revision=revision)
@@ -16,3 +24,16 @@ def read_tokenizer(name: str, revision: str | None) -> Any:
 def tokenizer_of_run(args: "GRPOConfig") -> Any:
     """The tokenizer of a run whose options have been checked."""
     return read_tokenizer(args.tokenizer_name, args.tokenizer_revision)
+
+
+def _is_plain(directory: Path) -> bool:
+    """Whether a local directory has a tokenizer that needs no code of its model: its `tokenizer_config.json` says so."""
+    try:
+        settings = json.loads((directory / "tokenizer_config.json").read_bytes())
+    except (OSError, ValueError):
+        return False
+    return (
+        isinstance(settings, dict)
+        and settings.get("tokenizer_class") == "TokenizersBackend"
+        and "auto_map" not in settings
+    )

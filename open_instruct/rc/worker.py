@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from open_instruct.chat_codec import ChatCodec
+from open_instruct.data.run_tokenizer import read_tokenizer
 from open_instruct.engines.openai_client import OpenAIClient, Server, ServerPool, make_session
 from open_instruct.engines.server_keys import key_headers
 from open_instruct.rc.scheduler import BoundedQueue, SchedulerOptions, schedule_rollouts
@@ -174,10 +175,8 @@ def load_tokenizer(name: str) -> Any:
     Raises:
         ValueError: there is no tokenizer, or it has no chat template.
     """
-    from transformers import AutoTokenizer
-
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name)
+        tokenizer = read_tokenizer(name, None)
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
         raise ValueError(f"model_path {name}: it has no tokenizer here ({reason}). Check the path or name.") from error
