@@ -250,7 +250,9 @@ class MiniBatch:
     micro_batches: list[CollatedBatchData]
     """The same number on every rank. A rank with less data gets micro-batches without a trained token in addition."""
     num_global_tokens: int
-    """Trained tokens of this optimizer step over all ranks: the denominator of the loss."""
+    """Trained tokens of this optimizer step over all ranks."""
+    num_global_sequences: int = 0
+    """Responses with a trained token in this optimizer step over all ranks."""
 
 
 @dataclass(frozen=True)
@@ -270,6 +272,8 @@ class RolloutBatch:
     num_global_tokens: int = 0
     """Trained tokens of the whole step over all ranks. Only the last partial batch has it. The controller sends no step without a
     token; if the number is 0 the learners make no optimizer step, because momentum alone would move the weights."""
+    num_global_sequences: int = 0
+    """Responses with a trained token in the whole step over all ranks. Only the last partial batch has it."""
     num_samples: int = 0
     """Responses in this partial batch."""
     min_version: int = 0

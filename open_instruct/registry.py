@@ -29,6 +29,8 @@ class Entry(Generic[T]):
     name: str
     value: T
     options: type[Any] = NoOptions
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """What else was said of the entry when it was registered, such as the denominator that a loss is meant to have."""
 
 
 class UnknownName(ValueError):
@@ -49,7 +51,7 @@ class Registry(Generic[T]):
         self._entries: dict[str, Entry[T]] = {}
         _REGISTRIES.append(self)
 
-    def register(self, name: str, *, options: type[Any] = NoOptions) -> Callable[[T], T]:
+    def register(self, name: str, *, options: type[Any] = NoOptions, **facts: Any) -> Callable[[T], T]:
         """A decorator that registers a function or class under `name`.
 
         Registering the same definition again replaces it, because a module that is loaded twice in one process must not fail.
@@ -63,7 +65,7 @@ class Registry(Generic[T]):
             if other is not None and _where(other.value) != _where(value):
                 raise ValueError(f"{_where(value)}: the {self.what} {name!r} exists already ({_where(other.value)})")
             _check_flags(options, _where(value))
-            self._entries[name] = Entry(name, value, options)
+            self._entries[name] = Entry(name, value, options, facts)
             return value
 
         return register

@@ -26,6 +26,8 @@ class ScoredGroup:
     """US dollars that scoring the group cost."""
     reward_weight: float = 1.0
     """Weight of the group's verifier, by which scores are multiplied to become rewards."""
+    shaped_rewards: np.ndarray | None = None
+    """(G,) float64: the rewards, where they are more than the verifier's score (`RewardShaping`)."""
 
     @property
     def samples(self) -> list[Sample]:
@@ -44,8 +46,23 @@ class ScoredGroup:
 
     @property
     def has_zero_std(self) -> bool:
-        """Whether all responses have the same score, so that their advantages are all 0 and teach nothing."""
-        return bool(np.all(self.scores == self.scores[0]))
+        """Whether all responses have the same reward, so that their advantages are all 0 and teach nothing."""
+        rewards = self.scores if self.shaped_rewards is None else self.shaped_rewards
+        return bool(np.all(rewards == rewards[0]))
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """(G,) int: the tokens of each response."""
+        return np.array([len(sample.response_ids) for sample in self.samples])
+
+    @property
+    def stopped(self) -> np.ndarray:
+        """(G,) bool: whether each response ended by itself."""
+        return np.array([sample.finish_reason == "stop" for sample in self.samples])
+
+    def rewards(self, verification_reward: float) -> np.ndarray:
+        """(G,): the rewards that advantages are made from."""
+        return verification_reward * self.weighted_scores if self.shaped_rewards is None else self.shaped_rewards
 
 
 def split(rollout: ScoredGroup) -> list[ScoredGroup]:
@@ -68,4 +85,6 @@ def take(group: ScoredGroup, positions: Sequence[int]) -> ScoredGroup:
     num_tokens = sum(len(sample.response_ids) for sample in samples)
     statistics = replace(group.result.token_statistics, num_response_tokens=num_tokens)
     result = replace(group.result, samples=samples, token_statistics=statistics)
-    return replace(group, result=result, scores=group.scores[list(positions)])
+    chosen = list(positions)
+    shaped = None if group.shaped_rewards is None else group.shaped_rewards[chosen]
+    return replace(group, result=result, scores=group.scores[chosen], shaped_rewards=shaped)

@@ -2,10 +2,16 @@
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
-from open_instruct.algorithms.sequences import number_sequences, sequence_means
+from open_instruct.algorithms.sequences import number_sequences, sequence_means, sequence_sums
+
+MAX_LOG_RHO = 10.0
+"""The logarithm of rho is cut to this size before it is exponentiated, as in open-instruct."""
+MAX_SEQUENCE_LOG_RHO = 20.0
+"""The same for the product over a sequence, as in verl."""
 
 
 @dataclass(frozen=True)
@@ -16,10 +22,17 @@ class RhoOptions:
     clamp_upper: float = 2.0
     mask_lower: float = 0.0
     mask_upper: float = 0.0
+    level: Literal["token", "sequence", "geometric"] = "token"
+    """What rho is: of a token; the product over a sequence, which is the exact importance weight of the sequence; or the
+    geometric mean over a sequence."""
     sequence_level: bool = False
-    """Mask whole sequences, by the geometric mean of rho over the sequence."""
+    """Mask whole sequences, by the geometric mean of rho over the sequence. Tokens that stay are weighted as `level` says."""
     tv_divergence: bool = False
     """Mask a sequence whose mean |rho - 1| / 2 is above `mask_upper`."""
+    as_in_open_instruct: bool = False
+    """`sequence_level` and `tv_divergence` as open-instruct defines them: the sequence is a whole row, also where the row is
+    packed; with `sequence_level` its geometric mean is the weight too; with `tv_divergence` the bounds are those of the mean of
+    |rho - 1|, and only those tokens are masked which the advantage would push further away."""
 
 
 def compute_rho_correction(
@@ -28,6 +41,7 @@ def compute_rho_correction(
     mask: torch.Tensor,
     position_ids: torch.Tensor,
     options: RhoOptions,
+    advantages: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """Importance weights of tokens that another policy sampled: rho = old policy / engine, truncated, with outliers masked.
 
@@ -39,21 +53,16 @@ def compute_rho_correction(
         old_logprobs, vllm_logprobs: (B, T), without a gradient.
         mask: (B, T) bool, True on trained tokens. Elsewhere the inputs may hold anything.
         position_ids: (B, T) positions of the log-probs' tokens. Where they do not increase, another sequence begins.
+        advantages: (B, T), needed for the mask by total variation as open-instruct defines it.
 
     Returns:
         (B, T) float weights, 0 on masked tokens; and by metric name the float32 sums over trained tokens: the weights, and how
         many tokens were truncated, masked, masked for a low and for a high rho. A NaN on a trained token stays NaN.
-        (open-instruct averages sequence-level quantities over a packed row; here they are averaged over each sequence in it.)
     """
-    log_rho = torch.where(mask, old_logprobs.detach() - vllm_logprobs, 0).clamp(-10, 10)
-    rho = log_rho.exp()
-    lower = options.mask_lower
-    judged = rho
-    if options.sequence_level:
-        judged = sequence_means(log_rho, mask, number_sequences(position_ids)).exp()
-    elif options.tv_divergence:
-        lower, judged = 0.0, sequence_means((rho - 1).abs() / 2, mask, number_sequences(position_ids))
-    too_low, too_high = judged < lower, judged > (options.mask_upper or math.inf)
+    log_rho = torch.where(mask, old_logprobs.detach() - vllm_logprobs, 0)
+    sequences = _rows(position_ids) if options.as_in_open_instruct else number_sequences(position_ids)
+    rho = _rho(log_rho, mask, sequences, options)
+    too_low, too_high = _masked(rho, log_rho.clamp(-MAX_LOG_RHO, MAX_LOG_RHO), mask, sequences, options, advantages)
     clamped = rho.clamp(options.clamp_lower, options.clamp_upper or math.inf)
     weights = torch.where(mask & ~too_low & ~too_high, clamped, 0)
     per_token = {
@@ -64,3 +73,60 @@ def compute_rho_correction(
         "val/rho_drop_high_frac": too_high,
     }
     return weights, {name: (values * mask).sum(dtype=torch.float32) for name, values in per_token.items()}
+
+
+def _rho(log_rho: torch.Tensor, mask: torch.Tensor, sequences: torch.Tensor, options: RhoOptions) -> torch.Tensor:
+    """(B, T): rho of each token, or at each token that of its sequence."""
+    if options.level == "sequence":
+        return sequence_sums(log_rho, sequences).clamp(-MAX_SEQUENCE_LOG_RHO, MAX_SEQUENCE_LOG_RHO).exp()
+    log_rho = log_rho.clamp(-MAX_LOG_RHO, MAX_LOG_RHO)
+    if options.level == "geometric" or (options.sequence_level and options.as_in_open_instruct):
+        log_rho = sequence_means(log_rho, mask, sequences)
+    return log_rho.exp()
+
+
+def _masked(
+    rho: torch.Tensor,
+    log_rho: torch.Tensor,
+    mask: torch.Tensor,
+    sequences: torch.Tensor,
+    options: RhoOptions,
+    advantages: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(B, T) bool each: tokens whose rho, or that of their sequence, is too low, and too high."""
+    upper = options.mask_upper or math.inf
+    if options.tv_divergence:
+        deviation = sequence_means((log_rho.exp() - 1).abs(), mask, sequences)
+        if not options.as_in_open_instruct:
+            return torch.zeros_like(mask), deviation / 2 > upper
+        assert advantages is not None
+        widens = log_rho.sign() * advantages > 0
+        return widens & (deviation < options.mask_lower), widens & (deviation > upper)
+    if options.sequence_level:
+        rho = sequence_means(log_rho, mask, sequences).exp()
+    return rho < options.mask_lower, rho > upper
+
+
+def off_policy_sequence_mask(
+    new_logprobs: torch.Tensor,
+    vllm_logprobs: torch.Tensor,
+    advantages: torch.Tensor,
+    mask: torch.Tensor,
+    position_ids: torch.Tensor,
+    threshold: float,
+) -> torch.Tensor:
+    """(B, T) bool: False on tokens with a negative advantage in a sequence that the policy has left (DeepSeek-V3.2,
+    arXiv:2512.02556): one whose mean of `engine's log-prob - policy's log-prob` is above `threshold`. A bad response that the
+    policy would hardly give any more teaches nothing, and pushes hard.
+
+    Args:
+        new_logprobs, vllm_logprobs, advantages: (B, T). Outside the mask they may hold anything.
+        threshold: in nats per token.
+    """
+    difference = torch.where(mask, vllm_logprobs - new_logprobs.detach(), 0)
+    divergence = sequence_means(difference, mask, number_sequences(position_ids))
+    return (advantages >= 0) | (divergence <= threshold)
+
+
+def _rows(position_ids: torch.Tensor) -> torch.Tensor:
+    return torch.arange(len(position_ids), device=position_ids.device)[:, None].expand_as(position_ids)

@@ -11,6 +11,7 @@ import torch
 from open_instruct.algorithms.kl import estimate_kl
 from open_instruct.algorithms.losses import LossInputs
 from open_instruct.algorithms.merging import RATIO_SPREAD
+from open_instruct.algorithms.sequences import sequence_sums
 
 
 def make_loss_inputs(
@@ -48,14 +49,18 @@ def compute_objective(
     kl_estimator: int,
     weights: torch.Tensor | None = None,
     loss_weights: torch.Tensor | None = None,
+    entropy: torch.Tensor | None = None,
+    entropy_coef: float = 0.0,
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Policy loss plus `beta` times the KL to the reference policy, summed over trained tokens.
+    """Policy loss plus `beta` times the KL to the reference policy minus `entropy_coef` times the entropy, summed over trained
+    tokens.
 
     Args:
         loss: a `losses.Loss` with its options.
         kl_estimator: which of the four estimates of `estimate_kl` enters the objective, 0 to 3.
         weights: (B, T) factors of the policy loss alone (see `compute_rho_correction`), without a gradient; None is 1 everywhere.
-        loss_weights: (B, T) factors of both parts of the objective; None is 1 everywhere.
+        loss_weights: (B, T) factors of all parts of the objective; None is 1 everywhere.
+        entropy: (B, T) entropy of the policy at each token, with a gradient; needed if `entropy_coef` is not 0.
 
     Returns:
         The scalar objective, and by metric name detached float32 sums, which divided by the token count are means: the parts of
@@ -67,14 +72,21 @@ def compute_objective(
     if weights is not None:
         policy_loss = policy_loss * torch.where(mask, weights.detach(), 0)
     per_token = per_token | {"val/ratio": ratio, RATIO_SPREAD: (ratio - 1).square()}
-    kl_loss = torch.zeros_like(policy_loss)
+    kl_loss = bonus = torch.zeros_like(policy_loss)
     if inputs.ref_logprobs is not None:
         kls = estimate_kl(inputs.new_logprobs - inputs.ref_logprobs, ratio)
         kl_loss = beta * kls[kl_estimator]
         per_token |= {f"objective/kl{i}_avg": kl for i, kl in enumerate(kls)}
+    if entropy is not None:
+        bonus = entropy_coef * torch.where(mask, entropy, 0)
     if loss_weights is not None:
-        policy_loss, kl_loss = policy_loss * loss_weights, kl_loss * loss_weights
-    total_loss = policy_loss + kl_loss
+        policy_loss, kl_loss, bonus = (part * loss_weights for part in (policy_loss, kl_loss, bonus))
+    total_loss = policy_loss + kl_loss - bonus
     per_token |= {"loss/policy_avg": policy_loss, "loss/kl_avg": kl_loss, "loss/total_avg": total_loss}
     sums = {name: (values.detach() * mask).sum(dtype=torch.float32) for name, values in per_token.items()}
     return (total_loss * mask).sum(), sums
+
+
+def weights_of_sequences(mask: torch.Tensor, sequence_ids: torch.Tensor) -> torch.Tensor:
+    """(B, T) float: 1 / the number of trained tokens of a token's sequence. A sum with these weights is a sum of means."""
+    return 1 / sequence_sums(mask.float(), sequence_ids).clamp(min=1)

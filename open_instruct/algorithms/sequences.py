@@ -14,12 +14,15 @@ def number_sequences(position_ids: "torch.Tensor") -> "torch.Tensor":
     return (begins.flatten().cumsum(0) - 1).view_as(position_ids)
 
 
+def sequence_sums(values: "torch.Tensor", sequence_ids: "torch.Tensor") -> "torch.Tensor":
+    """(B, T): at each token the sum of `values` over the tokens of its sequence."""
+    ids = sequence_ids.flatten()
+    sums = values.new_zeros(values.numel()).index_add(0, ids, values.flatten())  # no more sequences than tokens
+    return sums[ids].view_as(values)
+
+
 def sequence_means(values: "torch.Tensor", mask: "torch.Tensor", sequence_ids: "torch.Tensor") -> "torch.Tensor":
     """(B, T): at each token the mean of `values` over the trained tokens (`mask`) of its sequence. `values` must be 0
     elsewhere."""
-    ids = sequence_ids.flatten()
-    sums = values.new_zeros(values.numel())  # there are no more sequences than tokens
-    counts = values.new_zeros(values.numel())
-    sums = sums.index_add(0, ids, values.flatten())
-    counts.index_add_(0, ids, mask.flatten().to(values.dtype))
-    return (sums / counts.clamp(min=1))[ids].view_as(values)
+    counts = sequence_sums(mask.to(values.dtype), sequence_ids)
+    return sequence_sums(values, sequence_ids) / counts.clamp(min=1)

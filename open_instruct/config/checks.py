@@ -6,11 +6,14 @@ A mistake reads `--flag value: what is wrong. What to do.` Before the colon stan
 
 import os
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Literal, get_args, get_origin
 
+from open_instruct.algorithms import denominators
+from open_instruct.algorithms.advantages import ADVANTAGES
 from open_instruct.config.limits import POSITIVE, numbers_are_within_limits
 from open_instruct.config.model_checks import (
     model_can_be_read,
@@ -46,10 +49,13 @@ def choices_are_known(args: GRPOConfig) -> Iterator[str]:
             yield f"{shown(args, name)}: unknown. Choose one of {', '.join(map(str, get_args(hint)))}."
 
 
-def loss_denominator_is_token_or_positive(args: GRPOConfig) -> Iterator[str]:
+def loss_denominator_is_known(args: GRPOConfig) -> Iterator[str]:
     value = args.loss_denominator
-    if value != "token" and (isinstance(value, str) or not POSITIVE.hold(value)):
-        yield f"{shown(args, 'loss_denominator')}: the loss cannot be divided by it. Give token or a number above 0."
+    if value is None or value in denominators.KINDS:
+        return
+    if isinstance(value, str) or not POSITIVE.hold(value):
+        kinds = ", ".join(denominators.KINDS)
+        yield f"{shown(args, 'loss_denominator')}: the loss cannot be divided by it. Give {kinds} or a number above 0."
 
 
 def staleness_bounds_are_in_order(args: GRPOConfig) -> Iterator[str]:
@@ -134,6 +140,22 @@ def rho_bounds_are_in_order(args: GRPOConfig) -> Iterator[str]:
     elif args.rho_mask_sequence_level and args.rho_mask_lower_bound == args.rho_mask_upper_bound == 0:
         options = shown(args, "rho_mask_sequence_level", "rho_mask_lower_bound", "rho_mask_upper_bound")
         yield f"{options}: nothing would be masked. Set a lower or an upper bound."
+
+
+def rewards_fit_the_advantage(args: GRPOConfig) -> Iterator[str]:
+    if "over_step" in ADVANTAGES[args.advantage_normalization_type].facts and args.streaming:
+        options = shown(args, "advantage_normalization_type", "streaming")
+        yield f"{options}: this advantage needs the rewards of the whole step first. Leave out streaming."
+    may_be_negative = args.overlong_buffer_len > 0 or (args.non_stop_penalty and args.non_stop_penalty_value < 0)
+    if args.advantage_normalization_type == "maxrl" and may_be_negative:
+        options = shown(args, "advantage_normalization_type", "overlong_buffer_len", "non_stop_penalty_value")
+        yield f"{options}: maxrl takes no negative reward. Choose another advantage, or leave out the penalty."
+
+
+def overlong_buffer_fits(args: GRPOConfig) -> Iterator[str]:
+    if args.overlong_buffer_len > args.response_length:
+        options = shown(args, "overlong_buffer_len", "response_length")
+        yield f"{options}: the penalty would begin before the first token. Set overlong_buffer_len to response_length or less."
 
 
 def alerts_are_limits(args: GRPOConfig) -> Iterator[str]:
@@ -289,12 +311,15 @@ def options_have_their_entry(args: GRPOConfig) -> Iterator[str]:
     default = type(args)(model_name_or_path=args.model_name_or_path)
     for registry, name in chosen_entries(args):
         chosen = {option.name for entry in registry if entry.name == name for option in fields(entry.options)}
-        owners = {option.name: entry.name for entry in registry for option in fields(entry.options)}
-        for option, owner in owners.items():
+        owners: defaultdict[str, list[str]] = defaultdict(list)
+        for entry in registry:
+            for option in fields(entry.options):
+                owners[option.name].append(entry.name)
+        for option, names in owners.items():
             if option not in chosen and getattr(args, option) != getattr(default, option):
                 yield (
                     f"{shown(args, registry.flag, option)}: the {registry.what} {name} has no such option. Leave it out, or set "
-                    f"{registry.flag} to {owner}."
+                    f"{registry.flag} to {' or '.join(names)}."
                 )
 
 
@@ -326,7 +351,7 @@ RULES: tuple[Callable[[GRPOConfig], Iterator[str]], ...] = (
     choices_are_known,
     numbers_are_within_limits,
     every_node_has_learners,
-    loss_denominator_is_token_or_positive,
+    loss_denominator_is_known,
     staleness_bounds_are_in_order,
     over_issuing_has_room,
     weights_are_sent_within_the_threshold,
@@ -335,6 +360,8 @@ RULES: tuple[Callable[[GRPOConfig], Iterator[str]], ...] = (
     queue_holds_a_step,
     one_old_policy,
     rho_bounds_are_in_order,
+    rewards_fit_the_advantage,
+    overlong_buffer_fits,
     alerts_are_limits,
     stop_strings_are_not_empty,
     pack_holds_a_sample,

@@ -189,9 +189,17 @@ def _make_parser(config_cls: "type[DataclassInstance]", kinds: Mapping[str, Any]
     help_by_field = field_help(config_cls)
     groups = {title: parser.add_argument_group(title) for title, _ in help_by_field.values()}
     for name, (title, text) in help_by_field.items():
-        text = f"{text} {_default_text(fields[name])}".rstrip().replace("%", "%%")
+        choices = (
+            f"One of {', '.join(map(str, get_args(kinds[name])))}." if _metavar(kinds[name]) == LONG_CHOICE else ""
+        )
+        text = " ".join(f"{choices} {text} {_default_text(fields[name])}".split()).replace("%", "%%")
         groups[title].add_argument(f"--{name}", nargs="*", metavar=_metavar(kinds[name]), help=text)
     return parser
+
+
+MAX_CHOICES_LENGTH = 60
+"""Longest list of choices, in characters, that stands beside an option in the help. A longer list opens the option's text."""
+LONG_CHOICE = "NAME"
 
 
 def _metavar(kind: Any) -> str:
@@ -200,7 +208,8 @@ def _metavar(kind: Any) -> str:
         return names[kind]
     parts = [part for part in get_args(kind) if part is not NoneType]
     if get_origin(kind) is Literal:
-        return "{" + ",".join(map(str, parts)) + "}"
+        text = "{" + ",".join(map(str, parts)) + "}"
+        return text if len(text) <= MAX_CHOICES_LENGTH else LONG_CHOICE
     if get_origin(kind) is list:
         return f"[{_metavar(parts[0])} ...]"
     return "|".join(map(_metavar, parts))

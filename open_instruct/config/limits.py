@@ -35,6 +35,7 @@ MAX_TEMPERATURE = 2.0
 """vLLM refuses a higher temperature."""
 _COUNT = Limits(1)
 _NOT_NEGATIVE = Limits(0)
+_ANY = Limits(-math.inf)
 POSITIVE = Limits(0, low_itself=False)
 _SHARE = Limits(0, 1)
 _POSITIVE_SHARE = Limits(0, 1, low_itself=False)
@@ -61,6 +62,20 @@ LIMITS: dict[str, Limits] = {
     "generation_timeout": POSITIVE,
     "max_generation_attempts": _COUNT,
     "rho_clamp_lower_bound": _NOT_NEGATIVE,
+    "clip_ratio_c": Limits(1, low_itself=False),
+    "entropy_coef": _ANY,
+    "non_stop_penalty_value": _ANY,
+    "gspo_clip_lower": POSITIVE,
+    "gspo_clip_higher": POSITIVE,
+    "gmpo_clip": POSITIVE,
+    "sapo_tau_pos": POSITIVE,
+    "sapo_tau_neg": POSITIVE,
+    "dppo_delta_lower": POSITIVE,
+    "dppo_delta_higher": POSITIVE,
+    "dppo_ratio_cap": POSITIVE,
+    "overlong_buffer_len": _NOT_NEGATIVE,
+    "overlong_penalty_factor": _NOT_NEGATIVE,
+    "off_policy_mask_threshold": _NOT_NEGATIVE,
     "rho_clamp_upper_bound": _NOT_NEGATIVE,
     "rho_mask_lower_bound": _NOT_NEGATIVE,
     "rho_mask_upper_bound": _NOT_NEGATIVE,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from open_instruct.algorithms.advantages import ADVANTAGES
-from open_instruct.algorithms.losses import LOSSES, ClipOptions
+from open_instruct.algorithms.losses import LOSSES, ClipOptions, DppoTvOptions, GmpoOptions, GspoOptions, SapoOptions
 from open_instruct.registry import chosen_from
 from open_instruct.workflows import builtin as builtin_workflows  # noqa: F401 - `WORKFLOWS` knows them then
 from open_instruct.workflows.base import SINGLE_TURN, WORKFLOWS
@@ -177,11 +177,14 @@ class AsyncOptions:
 
 
 @dataclass(kw_only=True)
-class AlgorithmOptions(ClipOptions):
+class AlgorithmOptions(ClipOptions, GspoOptions, GmpoOptions, SapoOptions, DppoTvOptions):
     """Algorithm"""
 
     loss_fn: str = chosen_from(LOSSES, "dapo")
-    """Policy loss. dapo: the clipped ratio, with separate lower and upper bounds (clip_lower, clip_higher)."""
+    """Policy loss. dapo: the clipped ratio, with separate lower and upper bounds (clip_lower, clip_higher); grpo: the same with
+    one bound, a mean over responses; dr_grpo: grpo without a length bias; cispo: weights are clipped, no token loses its
+    gradient; gspo: one ratio per response; gmpo: the geometric mean of clipped ratios; sapo: a soft gate; dppo_tv: a trust region
+    on the shift of probability. docs/algorithms.md says when to use which."""
     algorithm_modules: list[str] = field(default_factory=list)
     """Files (my_loss.py) or modules that define further losses or advantages. See docs/algorithms.md."""
     num_epochs: int = 1
@@ -194,11 +197,18 @@ class AlgorithmOptions(ClipOptions):
     """Keep the initial model as the reference policy. False needs beta 0."""
     kl_estimator: Literal[0, 1, 2, 3] = 2
     """Estimator of the KL: 0 linear (k1), 1 quadratic (k2), 2 exponential (k3), 3 weighted by the ratio."""
-    loss_denominator: float | str = "token"
-    """Divisor of the summed loss: token (the number of trained tokens of the optimizer step) or a positive number."""
+    entropy_coef: float = 0.0
+    """Weight of an entropy bonus: this times the mean entropy per token is subtracted from the loss. A negative weight punishes
+    entropy."""
+    loss_denominator: float | str | None = None
+    """Divisor of the summed loss. token: the number of trained tokens of the optimizer step; sequence: the mean over each
+    response, then over responses; constant: the number of responses times response_length; or a positive number. By default what
+    the loss is meant to have: token for dapo, cispo and dppo_tv, constant for dr_grpo, sequence for the others."""
     advantage_normalization_type: str = chosen_from(ADVANTAGES, "centered")
     """Advantage of a response. centered: its score minus the mean score of its group; standard: that difference divided by the
-    standard deviation of the group."""
+    standard deviation of the group; rloo: its score minus the mean score of the others; maxrl: that of centered divided by the
+    mean; opo: minus the mean weighted by length; reinforce_plus_plus and reinforce_plus_plus_baseline: the score, or that of
+    centered, normalised over the step."""
     use_vllm_logprobs: bool = False
     """Use the engine's log-probs as those of the old policy. False: learners compute them before the first update of a step."""
     use_rho_correction: bool | None = None
@@ -212,10 +222,20 @@ class AlgorithmOptions(ClipOptions):
     """Tokens whose rho is below this value are not trained on. 0: no lower bound."""
     rho_mask_upper_bound: float = 0.0
     """Tokens whose rho is above this value are not trained on. 0: no upper bound."""
+    rho_level: Literal["token", "sequence", "geometric"] = "token"
+    """What rho is. token: the ratio of each token; sequence: the product over a response, its exact importance weight; geometric:
+    the geometric mean over a response. The bounds hold for it."""
     rho_mask_sequence_level: bool = False
     """Apply the rho_mask bounds to whole responses, by the geometric mean of rho over a response, not to single tokens."""
     rho_mask_tv_divergence: bool = False
     """Do not train on a response for which the mean of |rho - 1| / 2 over its tokens is above rho_mask_upper_bound."""
+    rho_as_in_open_instruct: bool = False
+    """rho_mask_sequence_level and rho_mask_tv_divergence as open-instruct defines them, to reproduce its runs: a packed row
+    counts as one response; rho_mask_sequence_level weighs by the geometric mean too; rho_mask_tv_divergence takes the mean of
+    |rho - 1|, and masks only tokens that the advantage would push further away."""
+    off_policy_mask_threshold: float | None = None
+    """Do not train on a response with a negative advantage whose tokens have become less likely, since they were sampled, by more
+    than this on average (nats per token). By default all responses are trained on."""
 
 
 @dataclass(kw_only=True)
@@ -224,6 +244,16 @@ class RewardOptions:
 
     verification_reward: float = 10.0
     """Reward of a right answer. A reward is score (0 to 1) * weight of the verifier * this: 1.0 * 0.5 * 10 = 5."""
+    non_stop_penalty: bool = False
+    """Give every response that did not end by itself, because it was cut off at response_length, the reward
+    non_stop_penalty_value in place of its own."""
+    non_stop_penalty_value: float = 0.0
+    """Reward of a response that did not end by itself, with non_stop_penalty."""
+    overlong_buffer_len: int = 0
+    """Soft penalty for long responses: the reward falls over the last so many tokens before response_length, at response_length
+    by overlong_penalty_factor. 0: no penalty."""
+    overlong_penalty_factor: float = 1.0
+    """Reward that a response of response_length tokens loses, with overlong_buffer_len."""
     verifier_modules: list[str] = field(default_factory=list)
     """Files (my_rewards.py) or modules that define further verifiers: subclasses of VerifierFunction. See docs/verifiers.md."""
     verifier_timeout_s: float = 10.0

@@ -4,6 +4,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from open_instruct.algorithms.denominators import TOKEN
+from open_instruct.algorithms.losses import LOSSES
+from open_instruct.algorithms.reward_shaping import RewardShaping
 from open_instruct.config.option_groups import (
     AlgorithmOptions,
     AsyncOptions,
@@ -70,6 +73,23 @@ class GRPOConfig(
     def corrects_off_policy(self) -> bool:
         """Whether tokens are weighed by rho: as the option says; without it, if samples may be stale."""
         return self.staleness_bound > 0 if self.use_rho_correction is None else self.use_rho_correction
+
+    @property
+    def denominator(self) -> float | str:
+        """What the summed loss is divided by: as the option says; without it, as the loss is meant."""
+        if self.loss_denominator is not None:
+            return self.loss_denominator
+        return LOSSES[self.loss_fn].facts.get("denominator", TOKEN)
+
+    @property
+    def reward_shaping(self) -> RewardShaping:
+        """What is added to rewards beside the verifier's score."""
+        return RewardShaping(
+            non_stop_reward=self.non_stop_penalty_value if self.non_stop_penalty else None,
+            max_length=self.lengths.response,
+            overlong_buffer=self.overlong_buffer_len,
+            overlong_penalty=self.overlong_penalty_factor,
+        )
 
     @property
     def shares_devices(self) -> bool:

@@ -22,6 +22,7 @@ import numpy as np
 import ray
 import torch
 
+from open_instruct.algorithms.denominators import loss_divisor
 from open_instruct.cluster import process_group
 from open_instruct.config.extensions import import_extensions
 from open_instruct.config.options import GRPOConfig
@@ -127,7 +128,8 @@ class PolicyTrainerRayProcess(TrainRayActor):
         if in_parts:
             self._accumulate(step, mini_batches, is_last=batch.is_last)
             if batch.is_last:
-                self._update(step, batch.num_global_tokens, denominator=self._denominator(batch.num_global_tokens))
+                step.divisor = self._divisor(batch)
+                self._update(step, batch.num_global_tokens, denominator=step.divisor)
         else:
             self._train_whole(step, mini_batches)
         step.num_tokens += sum(micro.num_tokens for mini in mini_batches for micro in mini.micro_batches)
@@ -152,9 +154,11 @@ class PolicyTrainerRayProcess(TrainRayActor):
         self._offload.check_loaded(WEIGHTS, REFERENCE, what="an evaluation")
         _, mini_batches = self._fetch(rollout_id, rollout_data_ref)
         step, started = StepSums(), time.perf_counter()
-        for micro_batch in (micro for mini_batch in mini_batches for micro in mini_batch.micro_batches):
-            step.add(*self._loss.compute(micro_batch, None)[1:])
-            step.num_tokens += micro_batch.num_tokens
+        for mini_batch in mini_batches:
+            step.divisor += self._divisor(mini_batch)
+            for micro_batch in mini_batch.micro_batches:
+                step.add(*self._loss.compute(micro_batch, None)[1:])
+                step.num_tokens += micro_batch.num_tokens
         step.lr, step.seconds = self.engine.get_lr()[0], time.perf_counter() - started
         return step.report(num_epochs=1, memory_in_use_bytes=self._device.memory_in_use_bytes())
 
@@ -170,6 +174,7 @@ class PolicyTrainerRayProcess(TrainRayActor):
                 parts = self._train_mini_batch(mini_batch, old_logprobs[number] if old_logprobs else None)
                 for sums, mismatch in parts:
                     step.add(sums, mismatch if is_untouched else None)
+                step.divisor += self._divisor(mini_batch)
                 self._update(step, mini_batch.num_global_tokens)
 
     def _train_mini_batch(
@@ -178,12 +183,12 @@ class PolicyTrainerRayProcess(TrainRayActor):
         """Accumulate the gradient of one optimizer step. Returns sums and engine mismatch per micro-batch."""
         parts = []
         last = len(mini_batch.micro_batches) - 1
-        denominator = self._denominator(mini_batch.num_global_tokens)
+        divisor = self._divisor(mini_batch)
         for number, micro_batch in enumerate(mini_batch.micro_batches):
             self.engine.set_gradient_accumulation_boundary(number == last)
             loss_sum, sums, mismatch = self._loss.compute(micro_batch, old_logprobs[number] if old_logprobs else None)
             # times world_size, because DeepSpeed averages over ranks and the loss is a sum over ranks
-            self.engine.backward(loss_sum * (self.world_size / denominator), scale_wrt_gas=False)
+            self.engine.backward(loss_sum * (self.world_size / divisor), scale_wrt_gas=False)
             parts.append((sums, mismatch))
         return parts
 
@@ -207,10 +212,14 @@ class PolicyTrainerRayProcess(TrainRayActor):
             step.num_empty += 1
         step.optimizer_s += time.perf_counter() - started
 
-    def _denominator(self, num_global_tokens: int) -> float:
-        if self._args.loss_denominator == "token":
-            return max(num_global_tokens, 1)
-        return float(self._args.loss_denominator)
+    def _divisor(self, data: MiniBatch | RolloutBatch) -> float:
+        """What the summed loss of an optimizer step is divided by."""
+        return loss_divisor(
+            self._args.denominator,
+            num_tokens=data.num_global_tokens,
+            num_sequences=data.num_global_sequences,
+            response_length=self._args.lengths.response,
+        )
 
     # --- weights ------------------------------------------------------------------------------------------------------
 

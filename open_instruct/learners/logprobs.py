@@ -38,8 +38,8 @@ def chunked_log_probs(
     Matrix products run in the dtype of the inputs, softmax and the sum of the weight's gradient in float32 or better.
 
     Returns:
-        (N,) log-probs, differentiable once in `hidden_NH`, `weight_VH` and `bias_V`, and (N,) entropies in nats without
-        a gradient. Both are float32, or float64 for inputs in float64.
+        (N,) log-probs and (N,) entropies in nats, differentiable once in `hidden_NH`, `weight_VH` and `bias_V`. Both are float32,
+        or float64 for inputs in float64.
     """
     rows_per_chunk = max(1, chunk_elements // weight_VH.shape[0])
     return _ChunkedLogProbs.apply(hidden_NH, weight_VH, bias_V, labels_N, temperature, softcap, rows_per_chunk)
@@ -64,29 +64,38 @@ class _ChunkedLogProbs(torch.autograd.Function):
             logprobs_CV = F.log_softmax(logits_CV.div_(temperature), dim=-1)
             label_logprobs_N[rows] = logprobs_CV.gather(1, labels_N[rows, None]).squeeze(1)
             entropy_N[rows] = -torch.linalg.vecdot(logprobs_CV.exp(), logprobs_CV)
-        ctx.save_for_backward(hidden_NH, weight_VH, bias_V, labels_N)
+        ctx.save_for_backward(hidden_NH, weight_VH, bias_V, labels_N, entropy_N)
         ctx.temperature, ctx.softcap, ctx.rows_per_chunk = temperature, softcap, rows_per_chunk
-        ctx.mark_non_differentiable(entropy_N)
+        ctx.set_materialize_grads(False)  # where one of the results is not used, its gradient costs nothing
         return label_logprobs_N, entropy_N
 
     @staticmethod
     @once_differentiable
     def backward(  # pyrefly: ignore[bad-override]  # the decorator hides the name of `ctx`
-        ctx: Any, *grad_outputs: torch.Tensor
+        ctx: Any, *grad_outputs: torch.Tensor | None
     ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None, None, None, None, None]:
-        grad_logprobs_N, _ = grad_outputs
-        hidden_NH, weight_VH, bias_V, labels_N = ctx.saved_tensors
+        grad_logprobs_N, grad_entropy_N = grad_outputs
+        hidden_NH, weight_VH, bias_V, labels_N, entropy_N = ctx.saved_tensors
+        if grad_logprobs_N is None:
+            grad_logprobs_N = torch.zeros_like(entropy_N)
         wants_hidden, wants_weight, wants_bias, *_ = ctx.needs_input_grad
         grad_hidden_NH = torch.empty_like(hidden_NH) if wants_hidden else None
         grad_weight_VH = torch.zeros_like(weight_VH, dtype=_softmax_dtype(weight_VH)) if wants_weight else None
         grad_bias_V = torch.zeros_like(bias_V, dtype=_softmax_dtype(bias_V)) if wants_bias else None
         for rows in _chunks(len(labels_N), ctx.rows_per_chunk):
-            # d logprob[label] / d logit[v] = (1[v == label] - p[v]) / temperature
-            grad_C1 = grad_logprobs_N[rows, None] / ctx.temperature
             logits_CV = _logits(hidden_NH[rows], weight_VH, bias_V, ctx.softcap)
             slope_CV = None if ctx.softcap is None else 1 - (logits_CV / ctx.softcap).square_()
-            grad_logits_CV = F.log_softmax(logits_CV.div_(ctx.temperature), dim=-1).exp_().mul_(-grad_C1)
+            logprobs_CV = F.log_softmax(logits_CV.div_(ctx.temperature), dim=-1)
+            of_entropy_CV = None
+            if grad_entropy_N is not None:  # d entropy / d logit[v] = -p[v] (log p[v] + entropy) / temperature
+                grad_C1 = grad_entropy_N[rows, None] / ctx.temperature
+                of_entropy_CV = (logprobs_CV + entropy_N[rows, None]) * logprobs_CV.exp() * -grad_C1
+            # d logprob[label] / d logit[v] = (1[v == label] - p[v]) / temperature
+            grad_C1 = grad_logprobs_N[rows, None] / ctx.temperature
+            grad_logits_CV = logprobs_CV.exp_().mul_(-grad_C1)
             grad_logits_CV.scatter_add_(1, labels_N[rows, None], grad_C1)
+            if of_entropy_CV is not None:
+                grad_logits_CV += of_entropy_CV
             if slope_CV is not None:  # d(c * tanh(x / c)) / dx = 1 - tanh(x / c)^2
                 grad_logits_CV *= slope_CV
             if grad_bias_V is not None:

@@ -6,10 +6,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from open_instruct.algorithms.corrections import RhoOptions, compute_rho_correction
-from open_instruct.algorithms.losses import LOSSES
+from open_instruct.algorithms.corrections import RhoOptions, compute_rho_correction, off_policy_sequence_mask
+from open_instruct.algorithms.denominators import SEQUENCE
+from open_instruct.algorithms.losses import LOSSES, LossInputs
 from open_instruct.algorithms.mismatch import logprob_difference_sums
-from open_instruct.algorithms.objective import compute_objective, make_loss_inputs
+from open_instruct.algorithms.objective import compute_objective, make_loss_inputs, weights_of_sequences
 from open_instruct.config.options import GRPOConfig
 from open_instruct.data_types import CollatedBatchData, MiniBatch
 from open_instruct.registry import options_of
@@ -50,9 +51,7 @@ class PolicyLoss:
         elif old_logprobs is None:
             old_logprobs = new_logprobs.detach()
         positions = tensors["position_ids"][:, 1:]
-        weights, rho_sums = None, {}
-        if args.corrects_off_policy:
-            weights, rho_sums = compute_rho_correction(old_logprobs, vllm_logprobs, mask, positions, _rho_options(args))
+        weights, rho_sums = self._correction(tensors, new_logprobs, old_logprobs)
         inputs = make_loss_inputs(
             new_logprobs=new_logprobs,
             old_logprobs=old_logprobs,
@@ -68,10 +67,12 @@ class PolicyLoss:
             beta=args.beta,
             kl_estimator=args.kl_estimator,
             weights=weights,
-            loss_weights=tensors["loss_weights"][:, 1:] if "loss_weights" in tensors else None,
+            loss_weights=self._loss_weights(tensors, inputs),
+            entropy=entropy if args.entropy_coef else None,
+            entropy_coef=args.entropy_coef,
         )
         sums |= rho_sums
-        sums["policy/entropy_avg"] = (entropy * mask).sum()
+        sums["policy/entropy_avg"] = (entropy.detach() * mask).sum()
         mismatch = logprob_difference_sums(new_logprobs.detach(), vllm_logprobs, mask)
         return loss, sums, mismatch
 
@@ -100,6 +101,33 @@ class PolicyLoss:
     def _forward(self, model: Any, tensors: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
         return model(tensors["query_responses"], tensors["position_ids"], self._args.temperature)
 
+    def _correction(
+        self, tensors: dict[str, torch.Tensor], new_logprobs: torch.Tensor, old_logprobs: torch.Tensor
+    ) -> tuple[torch.Tensor | None, dict[str, torch.Tensor]]:
+        """Weights of tokens that another policy sampled, (rows, tokens - 1) or None, and metric sums."""
+        args, weights, sums = self._args, None, {}
+        mask, vllm_logprobs, advantages, positions = (
+            tensors[name][:, 1:] for name in ("response_masks", "vllm_logprobs", "advantages", "position_ids")
+        )
+        if args.corrects_off_policy:
+            options = _rho_options(args)
+            weights, sums = compute_rho_correction(
+                old_logprobs, vllm_logprobs, mask, positions, options, advantages=advantages
+            )
+        if (threshold := args.off_policy_mask_threshold) is not None:
+            keep = off_policy_sequence_mask(new_logprobs, vllm_logprobs, advantages, mask, positions, threshold)
+            sums["val/off_policy_drop_frac"] = (~keep & mask).sum(dtype=torch.float32)
+            weights = keep.float() if weights is None else weights * keep
+        return weights, sums
+
+    def _loss_weights(self, tensors: dict[str, torch.Tensor], inputs: LossInputs) -> torch.Tensor | None:
+        """(B, T - 1) factors of each token's loss, which the samples and `--loss_denominator` ask for; None is 1 everywhere."""
+        weights = tensors["loss_weights"][:, 1:] if "loss_weights" in tensors else None
+        if self._args.denominator != SEQUENCE:
+            return weights
+        of_sequences = weights_of_sequences(inputs.mask, inputs.sequence_ids)
+        return of_sequences if weights is None else weights * of_sequences
+
     def _ref_logprobs(self, tensors: dict[str, torch.Tensor]) -> torch.Tensor | None:
         if self._reference is None:
             return None
@@ -122,6 +150,8 @@ def _rho_options(args: GRPOConfig) -> RhoOptions:
         clamp_upper=args.rho_clamp_upper_bound,
         mask_lower=args.rho_mask_lower_bound,
         mask_upper=args.rho_mask_upper_bound,
+        level=args.rho_level,
         sequence_level=args.rho_mask_sequence_level,
         tv_divergence=args.rho_mask_tv_divergence,
+        as_in_open_instruct=args.rho_as_in_open_instruct,
     )

@@ -33,6 +33,8 @@ class StepSums:
     num_empty: int = 0
     """Optimizer steps that were left out because no token was trained on."""
     num_tokens: int = 0
+    divisor: float = 0.0
+    """What the summed loss was divided by, added up over optimizer steps; the same on every rank."""
     lr: float = 0.0
     seconds: float = 0.0
     optimizer_s: float = 0.0
@@ -55,6 +57,7 @@ class StepSums:
         return {
             "sums": dict(self.sums),
             "num_tokens": self.num_tokens * num_epochs,
+            "divisor": self.divisor,
             "mismatches": self.mismatches,
             "grad_norm": float(np.mean(self.grad_norms)) if self.grad_norms else None,
             "num_nonfinite": self.num_nonfinite,
@@ -67,7 +70,8 @@ class StepSums:
 
 
 def merge_step_metrics(reports: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """One set of metrics from every rank's sums. Each mean is over the trained tokens of all ranks.
+    """One set of metrics from every rank's sums. `loss/…` are the sums that were minimised, divided as `--loss_denominator` says,
+    and averaged over the optimizer steps; every other mean is over the trained tokens of all ranks.
 
     Metrics that are not known are left out: means where no token was trained on, and the gradient's norm where no optimizer step
     was made.
@@ -91,7 +95,10 @@ def _token_means(reports: Sequence[dict[str, Any]]) -> dict[str, float]:
     if num_tokens == 0:
         return {}
     names = {name for report in reports for name in report["sums"]}
-    means = {name: sum(report["sums"].get(name, 0.0) for report in reports) / num_tokens for name in sorted(names)}
+    means = {}
+    for name in sorted(names):
+        divisor = reports[0]["divisor"] if name.startswith("loss/") else num_tokens
+        means[name] = sum(report["sums"].get(name, 0.0) for report in reports) / divisor
     mismatches = [mismatch for report in reports for mismatch in report["mismatches"]]
     return finish_ratio_variance(means) | (finish_logprob_difference(mismatches) if mismatches else {})
 

@@ -15,13 +15,13 @@ def training_samples(
     groups: Sequence[ScoredGroup],
     *,
     verification_reward: float,
-    advantages: Callable[[np.ndarray], np.ndarray],
+    advantages: Callable[..., np.ndarray],
     mask_truncated_completions: bool,
     masks: Sequence[Sequence[np.ndarray]] | None = None,
 ) -> list[TrainingSample]:
     """One sample per response, with the advantage of its reward within its group, in the order of `groups`.
 
-    `advantages` gives (G,) advantages for the (G,) rewards of a group.
+    `advantages(rewards_G, lengths_G=…)` gives (G,) advantages for the (G,) rewards of a group.
 
     With `mask_truncated_completions` responses that did not end by themselves count in their group's baseline, but no token of
     theirs is trained on; they are left out. So are responses of whose tokens `masks` (per group and response, (R,) bool; by
@@ -29,7 +29,7 @@ def training_samples(
     """
     if masks is None:
         masks = [[np.ones(len(sample.response_ids), dtype=bool) for sample in group.samples] for group in groups]
-    advantages_PG = [advantages(verification_reward * group.weighted_scores) for group in groups]
+    advantages_PG = [advantages(group.rewards(verification_reward), lengths_G=group.lengths) for group in groups]
     return [
         TrainingSample(
             query=sample.prompt_ids,
@@ -58,8 +58,9 @@ def fresh_masks(result: GenerationResult, oldest_allowed_version: int) -> list[n
 
 
 def response_metrics(groups: Sequence[ScoredGroup], *, verification_reward: float) -> dict[str, float]:
-    """Means over all responses of `groups`. Rewards are weighted by their verifiers; `*_correct_rate` counts scores of 1 (up to
-    rounding) as correct. `objective/verifier_cost` is a sum in US dollars, where scoring cost something.
+    """Means over all responses of `groups`. Rewards are weighted by their verifiers; `scores` are the rewards after shaping;
+    `*_correct_rate` counts scores of 1 (up to rounding) as correct. `objective/verifier_cost` is a sum in US dollars, where
+    scoring cost something.
 
     A group that an evaluation gave up has scores and no responses: it counts in rewards and rates, not in lengths.
     """
@@ -67,7 +68,7 @@ def response_metrics(groups: Sequence[ScoredGroup], *, verification_reward: floa
     correct = scores >= 1.0 - 1e-6
     reward = float(verification_reward * np.concatenate([group.weighted_scores for group in groups]).mean())
     metrics = {
-        "scores": reward,
+        "scores": float(np.concatenate([group.rewards(verification_reward) for group in groups]).mean()),
         "objective/verifiable_reward": reward,
         "objective/verifiable_correct_rate": float(correct.mean()),
         "objective/verifier_failures": float(sum(group.num_failures for group in groups)),

@@ -224,6 +224,7 @@ def _share_mini_batch(
         MiniBatch(
             micro_batches=share + [_dummy(pad_token_id)] * (num_micro_batches - len(share)),
             num_global_tokens=num_global_tokens,
+            num_global_sequences=sum(bool(sample.mask.any()) for sample in samples),
         )
         for share in micro_batches
     ]

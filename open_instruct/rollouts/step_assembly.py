@@ -6,8 +6,8 @@ add(group) … add(group) ─► next_partial_batch()         with --streaming, 
 
 import functools
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -60,11 +60,15 @@ class StepAssembly:
         self.training_step = training_step
         self.num_tokens = 0
         """Trained tokens so far."""
+        self.num_sequences = 0
+        """Responses with a trained token so far."""
         self._args = args
         self._options = options
         name = args.advantage_normalization_type
         own_options = options_of(args, ADVANTAGES[name].options)
         self._advantages = functools.partial(group_advantages, name=name, options=own_options)
+        self._over_step = ADVANTAGES[name].facts.get("over_step")
+        self._shaping = args.reward_shaping
         self.rollouts: list[ScoredGroup] = []
         """All that were added, whole."""
         self.groups: list[ScoredGroup] = []
@@ -120,6 +124,9 @@ class StepAssembly:
 
     def _add(self, group: ScoredGroup, assignment: Assignment) -> str:
         args = self._args
+        if self._shaping.is_on:
+            shaped = self._shaping.apply(group.rewards(args.verification_reward), group.lengths, group.stopped)
+            group = replace(group, shaped_rewards=shaped)
         self.groups.append(group)
         if group.first.weight == 0 or (args.filter_zero_std_samples and group.has_zero_std):
             return ZERO_STD
@@ -136,6 +143,7 @@ class StepAssembly:
         self._unsent.append(kept)
         self._num_unsent_tokens += sum(len(sample) for sample in kept.samples)
         self.num_tokens += sum(int(sample.mask.sum()) for sample in kept.samples)
+        self.num_sequences += len(kept.samples)
         return CONSUMED
 
     def _samples(self, group: ScoredGroup, assignment: Assignment) -> list[TrainingSample]:
@@ -168,6 +176,8 @@ class StepAssembly:
 
     def _make_partial_batch(self) -> PartialBatch:
         args, options = self._args, self._options
+        if self._over_step is not None:
+            self._complete_advantages(self._over_step)
         # In the order of issue: a batch that is whole does not depend on which group was done first.
         unsent = sorted(self._unsent, key=lambda kept: kept.issue_number)
         samples = [sample for kept in unsent for sample in kept.samples]
@@ -191,6 +201,19 @@ class StepAssembly:
         self._num_partial_batches += 1
         self._num_computed += batch_building.num_computed_tokens(rank_batches)
         return batch
+
+    def _complete_advantages(self, over_step: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> None:
+        """Put the advantages of the whole step in place of those that only their groups know."""
+        samples = [sample for kept in self._kept for sample in kept.samples]
+        if not samples:
+            return
+        advantages = np.array([sample.advantage for sample in samples], dtype=np.float64)
+        completed = iter(over_step(advantages, np.array([sample.mask.sum() for sample in samples])).tolist())
+        self._kept = [
+            replace(kept, samples=[replace(sample, advantage=next(completed)) for sample in kept.samples])
+            for kept in self._kept
+        ]
+        self._unsent = list(self._kept)  # without --streaming nothing was sent before
 
     def metrics(self, now: float) -> dict[str, float]:
         """Metrics of the whole step, whose last partial batch was made at Unix time `now`. Rewards and lengths are means over all

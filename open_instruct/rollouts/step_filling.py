@@ -134,6 +134,7 @@ class StepFilling:
             number=partial.number,
             is_last=complete,
             num_global_tokens=assembly.num_tokens,
+            num_global_sequences=assembly.num_sequences,
             num_samples=partial.num_samples,
             min_version=partial.min_version,
         )

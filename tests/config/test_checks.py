@@ -194,15 +194,18 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"seed": 2**32}, "--seed 4294967296: out of range. Give 0 or more, at most 4294967295."),
     ({"num_learners_per_node": [1, 0]}, "--num_learners_per_node 1 0: every node needs a learner. Give 1"),
     ({"num_learners_per_node": []}, "--num_learners_per_node (empty): every node needs a learner. Give 1"),
-    ({"loss_fn": "ppo"}, "--loss_fn ppo: unknown. Choose one of dapo."),
+    (
+        {"loss_fn": "ppo"},
+        "--loss_fn ppo: unknown. Choose one of dapo, grpo, dr_grpo, cispo, dppo_tv, gmpo, gspo, sapo.",
+    ),
     ({"deepspeed_stage": 1}, "--deepspeed_stage 1: unknown. Choose one of 0, 2, 3."),
     (
         {"loss_denominator": "tokens"},
-        "--loss_denominator tokens: the loss cannot be divided by it. Give token or a number",
+        "--loss_denominator tokens: the loss cannot be divided by it. Give token, sequence, constant or a number",
     ),
     (
         {"loss_denominator": 0.0},
-        "--loss_denominator 0.0: the loss cannot be divided by it. Give token or a number above 0.",
+        "--loss_denominator 0.0: the loss cannot be divided by it. Give token, sequence, constant or a number above 0.",
     ),
     ({"stop_strings": ["</s>", ""]}, "--stop_strings '': an empty string would end every response at once."),
     (

@@ -117,7 +117,7 @@ def test_an_open_instruct_launch_line() -> None:
         (["--exp_name"], "--exp_name (nothing): expected one text (in YAML, quoted)."),
         (["--verbose", "maybe"], "--verbose maybe: expected True or False."),
         (["--verbose", "True", "False"], "--verbose True False: expected True or False."),
-        (["--loss_fn", "ppo"], "--loss_fn ppo: expected one of dapo."),
+        (["--loss_fn", "ppo"], "--loss_fn ppo: expected one of dapo, grpo, dr_grpo, cispo, dppo_tv, gmpo, gspo, sapo."),
         (["--deepspeed_stage", "1"], "--deepspeed_stage 1: expected one of 0, 2, 3."),
         (["--num_learners_per_node", "4", "four"], "--num_learners_per_node 4 four: expected one whole number."),
         (["--config"], "--config (nothing): expected the path of one file."),

@@ -99,13 +99,16 @@ def test_own_options_are_flags_with_help_and_in_yaml(
         read(["--help", "--algorithm_modules", *modules])
     text = " ".join(capsys.readouterr().out.split())
     assert "Sequence-level ratio: --sequence_clip NUMBER" in text
-    assert "--loss_fn {dapo,toy_sequence}" in text
+    assert "--loss_fn NAME One of dapo, grpo, dr_grpo, cispo, dppo_tv, gmpo, gspo, sapo, toy_sequence." in text
 
 
 @pytest.mark.parametrize(
     ("argv", "mistake"),
     [
-        (["--loss_fn", "toy_sequence"], "--loss_fn toy_sequence: expected one of dapo."),
+        (
+            ["--loss_fn", "toy_sequence"],
+            "--loss_fn toy_sequence: expected one of dapo, grpo, dr_grpo, cispo, dppo_tv, gmpo, gspo, sapo.",
+        ),
         (["--sequence_clip", "1"], "--sequence_clip: no such option. --help lists them all."),
         (["--algorithm_modules", "{loss}", "--sequence_clip", "x"], "--sequence_clip x: expected one number."),
         (
@@ -115,7 +118,7 @@ def test_own_options_are_flags_with_help_and_in_yaml(
         (
             ["--algorithm_modules", "{loss}", "--loss_fn", "toy_sequence", "--clip_lower", "0.5"],
             "--loss_fn toy_sequence --clip_lower 0.5: the loss toy_sequence has no such option. Leave it out, or set loss_fn "
-            "to dapo.",
+            "to dapo or grpo or dr_grpo or cispo.",
         ),
     ],
 )
@@ -131,7 +134,7 @@ def test_options_without_their_entry_are_mistakes(modules: list[str], argv: list
         ("import nothing_like_this", "cannot be imported: ModuleNotFoundError: No module named 'nothing_like_this'."),
         (
             "from open_instruct.algorithms.losses import LOSSES\n@LOSSES.register('dapo')\ndef mine(i, o): ...",
-            "the loss 'dapo' exists already (open_instruct.algorithms.losses.dapo_loss).",
+            "the loss 'dapo' exists already (open_instruct.algorithms.losses.clipped_ratio.dapo_loss).",
         ),
         (
             LOSS.replace("sequence_clip:", "seed:").replace("toy_sequence", "toy_seed"),
@@ -139,7 +142,7 @@ def test_options_without_their_entry_are_mistakes(modules: list[str], argv: list
         ),
         (
             LOSS.replace("sequence_clip:", "clip_lower:").replace("toy_sequence", "toy_clip"),
-            "the option 'clip_lower' exists already (open_instruct.algorithms.losses.ClipOptions).",
+            "the option 'clip_lower' exists already (open_instruct.algorithms.losses.clipped_ratio.ClipOptions).",
         ),
     ],
 )

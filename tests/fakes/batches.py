@@ -39,6 +39,7 @@ def compute_grpo_loss(
     *,
     clip_lower: float,
     clip_higher: float,
+    clip_ratio_c: float | None,
     **options: Any,
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """The objective with dapo's loss, of rows that hold one sequence each."""
@@ -51,5 +52,5 @@ def compute_grpo_loss(
         mask=mask,
         position_ids=torch.arange(mask.shape[1]).expand(mask.shape),
     )
-    clip = ClipOptions(clip_lower=clip_lower, clip_higher=clip_higher)
+    clip = ClipOptions(clip_lower=clip_lower, clip_higher=clip_higher, clip_ratio_c=clip_ratio_c)
     return compute_objective(inputs, lambda inputs: dapo_loss(inputs, clip), **options)

@@ -6,6 +6,7 @@ import resource
 import signal
 import subprocess
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,57 +26,87 @@ from whole_runs import (
 
 from open_instruct.storage.checkpoints import files_in, sync_files_of_rank
 
+NUM_STEPS = 8
+OPTIONS: dict[str, object] = {
+    "dataset_mixer_eval_list": EVALUATION,
+    "num_learners_per_node": 2,
+    "deepspeed_stage": 2,
+    "total_episodes": 16 * NUM_STEPS,
+}
+
+
+@dataclass(frozen=True)
+class FirstLeg:
+    """A run until its SIGTERM."""
+
+    code: int
+    seconds: float
+    """From the signal to the end."""
+    summary: dict[str, Any]
+
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """A run of four steps with evaluation, two engines and two learners, all the way."""
+def legs(tmp_path_factory: pytest.TempPathFactory) -> tuple[FirstLeg, Path, str]:
+    """A run with evaluation, two engines and two learners, which gets a SIGTERM, and goes on to its end with the same command."""
     output_dir = tmp_path_factory.mktemp("run") / "out"
-    before = shared_memory()
-    process = Process(
-        command(
-            output_dir,
-            dataset_mixer_eval_list=EVALUATION,
-            local_eval_every=2,
-            eval_on_step_0=True,
-            vllm_num_engines=2,
-            num_learners_per_node=2,
-            deepspeed_stage=2,
-            save_freq=2,
-        )
+    words = command(
+        output_dir, **OPTIONS, local_eval_every=4, eval_on_step_0=True, vllm_num_engines=2, async_steps=2, save_freq=2
     )
+    before = shared_memory()
+    process = Process(words)
+    process.wait_for_rows(output_dir / "prompts.jsonl", 3)
+    os.killpg(process.popen.pid, signal.SIGTERM)
+    started = time.monotonic()
+    code, _ = process.wait(60)
+    first = FirstLeg(code, time.monotonic() - started, json.loads((output_dir / "summary.json").read_text()))
+    process.assert_nothing_is_left(before)
+    process = Process(words)
     code, output = process.wait()
     assert code == 0, output
     process.assert_nothing_is_left(before)
-    return output_dir, output
+    return first, output_dir, output
+
+
+@pytest.fixture(scope="module")
+def finished(legs: tuple[FirstLeg, Path, str]) -> tuple[Path, str]:
+    return legs[1:]
+
+
+def test_sigterm_writes_a_checkpoint_and_the_same_command_goes_on(legs: tuple[FirstLeg, Path, str]) -> None:
+    first, output_dir, _ = legs
+    assert first.code == 85
+    assert first.seconds < 30
+    assert 3 <= first.summary["training_steps"] < NUM_STEPS
+    summary = json.loads((output_dir / "summary.json").read_text())
+    assert summary["prompts"]["reissued"] > 0
+    assert_each_prompt_once(output_dir)
 
 
 def test_a_run_ends_with_summary_table_and_plot(finished: tuple[Path, str]) -> None:
     output_dir, output = finished
     summary = json.loads((output_dir / "summary.json").read_text())
-    assert summary["training_steps"] == 4
+    assert summary["training_steps"] == NUM_STEPS
     assert 0 <= summary["eval_accuracy_before"] <= 1
     assert 0 <= summary["eval_accuracy_after"] <= 1
     assert summary["wall_seconds"] > 0
     assert summary["tokens_per_second"] > 0
     prompts = summary["prompts"]
-    assert prompts["issued"] == prompts["consumed"] + sum(prompts["dropped"].values()) >= 16
-    assert prompts["reissued"] == 0
+    assert prompts["issued"] == prompts["consumed"] + sum(prompts["dropped"].values()) >= 4 * NUM_STEPS
     assert Path(summary["plot"]).read_bytes().startswith(b"\x89PNG")
     assert "eval accuracy after" in output
-    assert "step 4/4" in output
+    assert f"step {NUM_STEPS}/{NUM_STEPS}" in output
     assert "Traceback" not in output
-    assert_each_prompt_once(output_dir)
 
 
 def test_metrics_have_a_row_per_step_that_adds_up(finished: tuple[Path, str]) -> None:
     table = rows(finished[0] / "metrics.jsonl")
-    assert [row["training_step"] for row in table] == [0, 1, 2, 3, 4]
-    assert [row["training_step"] for row in table if "eval/pass_at_1" in row] == [0, 2, 4]
+    assert [row["training_step"] for row in table] == list(range(NUM_STEPS + 1))
+    assert [row["training_step"] for row in table if "eval/pass_at_1" in row] == [0, 4, 8]
     for row in table[1:]:
         assert row["prompts/issued"] == row["prompts/consumed"] + row["prompts/open"] + row.get(
             "prompts/dropped_zero_std", 0
         )
-        assert 0 <= row["num_steps_off_policy"] <= 1
+        assert 0 <= row["num_steps_off_policy"] <= 2
         assert row["val/num_total_tokens"] >= row["val/num_step_tokens"] > 0
     assert table[1]["debug/vllm_vs_local_logprob_diff_max"] < 1e-4  # the first batch is on-policy
 
@@ -104,7 +135,7 @@ def test_the_saved_model_is_loaded_by_transformers_and_vllm(finished: tuple[Path
 
 
 def test_a_checkpoint_lists_the_files_of_every_learner(finished: tuple[Path, str]) -> None:
-    path = finished[0] / "checkpoint_states" / "step_000004"
+    path = finished[0] / "checkpoint_states" / "step_000008"
     state = json.loads((path / "run_state.json").read_text())
     assert state["files"] == {name: n for name, n in files_in(path).items() if name != "run_state.json"}
     by_rank = [set(sync_files_of_rank(path, rank)) for rank in (0, 1)]
@@ -118,7 +149,7 @@ def test_the_same_command_again_says_that_it_is_complete(
     from open_instruct import grpo_fast
 
     before = (finished[0] / "metrics.jsonl").read_bytes()
-    words = command(finished[0], dataset_mixer_eval_list=EVALUATION, num_learners_per_node=2, deepspeed_stage=2)
+    words = command(finished[0], **OPTIONS)
     assert grpo_fast.main(words[2:]) == 0
     assert "complete" in capsys.readouterr().out
     assert (finished[0] / "metrics.jsonl").read_bytes() == before
@@ -129,35 +160,11 @@ def test_another_seed_in_the_same_directory_is_refused(
 ) -> None:
     from open_instruct import grpo_fast
 
-    words = command(finished[0], dataset_mixer_eval_list=EVALUATION, num_learners_per_node=2, deepspeed_stage=2, seed=4)
+    words = command(finished[0], **OPTIONS, seed=4)
     with pytest.raises(SystemExit) as exit_info:
         grpo_fast.main(words[2:])
     assert exit_info.value.code == 2
     assert "--seed was 3, now 4" in capsys.readouterr().err
-
-
-def test_sigterm_writes_a_checkpoint_and_the_same_command_goes_on(tmp_path: Path) -> None:
-    words = command(tmp_path / "out", total_episodes=16 * 12, async_steps=2)
-    before = shared_memory()
-    process = Process(words)
-    process.wait_for_rows(tmp_path / "out" / "prompts.jsonl", 4)
-    os.killpg(process.popen.pid, signal.SIGTERM)
-    started = time.monotonic()
-    code, output = process.wait(60)
-    assert code == 85, output
-    assert time.monotonic() - started < 30
-    process.assert_nothing_is_left(before)
-    interrupted = json.loads((tmp_path / "out" / "summary.json").read_text())
-    assert interrupted["training_steps"] >= 4
-
-    code, output = Process(words).wait()
-    assert code == 0, output
-    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
-    assert summary["training_steps"] == 12
-    assert summary["prompts"]["reissued"] > 0
-    assert summary["prompts"]["issued"] == summary["prompts"]["consumed"] + sum(summary["prompts"]["dropped"].values())
-    assert [row["training_step"] for row in rows(tmp_path / "out" / "metrics.jsonl")] == list(range(1, 13))
-    assert_each_prompt_once(tmp_path / "out")
 
 
 @pytest.mark.slow

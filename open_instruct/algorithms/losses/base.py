@@ -1,21 +1,11 @@
-"""Policy losses by name (`--loss_fn`).
-
-A loss is a function of `LossInputs` and of its own options. To add one, write a file like this and name it with
-`--algorithm_modules my_loss.py --loss_fn reinforce`:
-
-    from open_instruct.algorithms.losses import LOSSES
-
-    @LOSSES.register("reinforce")
-    def reinforce(inputs, options):
-        return -inputs.advantages * inputs.new_logprobs, {}
-"""
+"""What a policy loss is, and the table of losses."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from open_instruct.algorithms.sequences import number_sequences
+from open_instruct.algorithms.sequences import number_sequences, sequence_means
 from open_instruct.registry import Registry
 
 if TYPE_CHECKING:
@@ -41,14 +31,23 @@ class LossInputs:
     """Log-probs of the reference policy; None without a reference policy."""
 
     @cached_property
+    def log_ratio(self) -> "torch.Tensor":
+        """Log-prob under the new policy minus that under the old policy."""
+        return self.new_logprobs - self.old_logprobs
+
+    @cached_property
     def ratio(self) -> "torch.Tensor":
         """Probability under the new policy divided by that under the old policy."""
-        return (self.new_logprobs - self.old_logprobs).exp()
+        return self.log_ratio.exp()
 
     @cached_property
     def sequence_ids(self) -> "torch.Tensor":
         """(B, T) int64: tokens of one sequence have one number, from 0 over the whole micro-batch."""
         return number_sequences(self.position_ids)
+
+    def sequence_mean(self, values: "torch.Tensor") -> "torch.Tensor":
+        """(B, T): at each token the mean of `values` over the trained tokens of its sequence. `values` must be 0 elsewhere."""
+        return sequence_means(values, self.mask, self.sequence_ids)
 
 
 Loss = Callable[[LossInputs, Any], "tuple[torch.Tensor, dict[str, torch.Tensor]]"]
@@ -56,24 +55,3 @@ Loss = Callable[[LossInputs, Any], "tuple[torch.Tensor, dict[str, torch.Tensor]]
 mean over the trained tokens of the step is reported. Values outside the mask are not used, but must be finite."""
 
 LOSSES: Registry[Loss] = Registry("loss", flag="loss_fn")
-
-
-@dataclass(kw_only=True)
-class ClipOptions:
-    """Algorithm"""
-
-    clip_lower: float = 0.2
-    """The ratio is clipped at 1 - clip_lower."""
-    clip_higher: float = 0.272
-    """The ratio is clipped at 1 + clip_higher."""
-
-
-@LOSSES.register("dapo", options=ClipOptions)
-def dapo_loss(inputs: LossInputs, options: ClipOptions) -> "tuple[torch.Tensor, dict[str, torch.Tensor]]":
-    """PPO's clipped objective with separate bounds below and above (DAPO, arXiv:2503.14476).
-
-    `policy/clipfrac_avg` is the share of tokens whose clipped term is the larger term, so that these tokens have no gradient.
-    """
-    unclipped = -inputs.advantages * inputs.ratio
-    clipped = -inputs.advantages * inputs.ratio.clamp(1 - options.clip_lower, 1 + options.clip_higher)
-    return unclipped.maximum(clipped), {"policy/clipfrac_avg": clipped > unclipped}

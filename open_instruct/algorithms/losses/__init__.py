@@ -1,0 +1,41 @@
+"""Policy losses by name (`--loss_fn`).
+
+A loss is a function of `LossInputs` and of its own options. To add one, write a file like this and name it with
+`--algorithm_modules my_loss.py --loss_fn reinforce`:
+
+    from open_instruct.algorithms.losses import LOSSES
+
+    @LOSSES.register("reinforce")
+    def reinforce(inputs, options):
+        return -inputs.advantages * inputs.new_logprobs, {}
+
+A loss that is registered with `denominator="sequence"` is divided in that way where `--loss_denominator` is not given; without it
+by the number of tokens.
+"""
+
+from open_instruct.algorithms.losses.base import LOSSES, Loss, LossInputs
+from open_instruct.algorithms.losses.cispo import cispo_loss
+from open_instruct.algorithms.losses.clipped_ratio import ClipOptions, dapo_loss, dr_grpo_loss, grpo_loss
+from open_instruct.algorithms.losses.dppo_tv import DppoTvOptions, dppo_tv_loss
+from open_instruct.algorithms.losses.gmpo import GmpoOptions, gmpo_loss
+from open_instruct.algorithms.losses.gspo import GspoOptions, gspo_loss
+from open_instruct.algorithms.losses.sapo import SapoOptions, sapo_loss
+
+__all__ = [
+    "LOSSES",
+    "ClipOptions",
+    "DppoTvOptions",
+    "GmpoOptions",
+    "GspoOptions",
+    "Loss",
+    "LossInputs",
+    "SapoOptions",
+    "cispo_loss",
+    "dapo_loss",
+    "dppo_tv_loss",
+    "dr_grpo_loss",
+    "gmpo_loss",
+    "grpo_loss",
+    "gspo_loss",
+    "sapo_loss",
+]

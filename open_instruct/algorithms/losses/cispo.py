@@ -1,0 +1,20 @@
+"""The loss `cispo`: importance weights are cut down instead of tokens losing their gradient."""
+
+from typing import TYPE_CHECKING
+
+from open_instruct.algorithms.losses.base import LOSSES, LossInputs
+from open_instruct.algorithms.losses.clipped_ratio import ClipOptions
+
+if TYPE_CHECKING:
+    import torch
+
+
+@LOSSES.register("cispo", options=ClipOptions)
+def cispo_loss(inputs: LossInputs, options: ClipOptions) -> "tuple[torch.Tensor, dict[str, torch.Tensor]]":
+    """CISPO (MiniMax-M1, arXiv:2506.13585): `-sg(min(r, 1 + clip_higher)) A log p`. Every token keeps a gradient, and only its
+    weight, which is a constant (sg), is bounded from above. There is no lower bound, as in the paper.
+
+    `policy/clipfrac_avg` is the share of tokens whose weight was cut down.
+    """
+    weight = inputs.ratio.detach().clamp(max=1 + options.clip_higher)
+    return -weight * inputs.advantages * inputs.new_logprobs, {"policy/clipfrac_avg": weight < inputs.ratio}

@@ -1,0 +1,31 @@
+"""The loss `gmpo`: the geometric mean of ratios that are clipped token by token."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from open_instruct.algorithms.losses.base import LOSSES, LossInputs
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(kw_only=True)
+class GmpoOptions:
+    """Algorithm"""
+
+    gmpo_clip: float = 0.4
+    """The logarithm of each token's ratio is clipped at -gmpo_clip and gmpo_clip."""
+
+
+@LOSSES.register("gmpo", options=GmpoOptions, denominator="sequence")
+def gmpo_loss(inputs: LossInputs, options: GmpoOptions) -> "tuple[torch.Tensor, dict[str, torch.Tensor]]":
+    """GMPO (arXiv:2507.20673): `-A exp(mean of clipped log r)` for a response, the same at each of its tokens. As in PPO only
+    that side is clipped which the advantage would push further: above where A > 0, below where A < 0.
+
+    `policy/clipfrac_avg` is the share of tokens whose ratio is clipped.
+    """
+    log_ratio = inputs.log_ratio
+    at_most, at_least = log_ratio.clamp(max=options.gmpo_clip), log_ratio.clamp(min=-options.gmpo_clip)
+    clipped = at_most.where(inputs.advantages > 0, at_least)
+    loss = -inputs.advantages * inputs.sequence_mean(clipped).exp()
+    return loss, {"policy/clipfrac_avg": clipped != log_ratio}

@@ -1,0 +1,73 @@
+"""Inputs on which this project and its peers are compared: random and adversarial micro-batches, and groups of rewards.
+
+NumPy alone, because both sides import this file: the tests, and `ask_peers.py` in the environment of the peers.
+Shapes: B sequences, T tokens, N responses.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+CLIP_LOWER, CLIP_HIGHER, DUAL_CLIP = 0.2, 0.272, 3.0
+MAX_LENGTH = 16
+RHO_UPPER, RHO_LOWER = 2.0, 0.5
+OFF_POLICY_THRESHOLD = 0.1
+BETA = 0.05
+
+
+@dataclass(frozen=True)
+class Case:
+    """One micro-batch, padded: float32, (B, T), and (B, 1) for the advantages."""
+
+    new: np.ndarray
+    old: np.ndarray
+    behaviour: np.ndarray
+    ref: np.ndarray
+    advantages: np.ndarray
+    mask: np.ndarray
+
+
+def make_case(seed: int, lengths: list[int], *, spread: float, largest: float | None = None) -> Case:
+    """Log-probs whose logarithms of ratios have the standard deviation `spread`, or are ±`largest` on every third token."""
+    rng = np.random.default_rng(seed)
+    shape = (len(lengths), max(1, *lengths))
+    behaviour = -rng.exponential(1.0, shape)
+
+    def moved() -> np.ndarray:
+        shift = rng.normal(0.0, spread, shape)
+        if largest is not None:
+            shift = np.where(np.arange(shape[1]) % 3 == 0, rng.choice([-largest, largest], shape), shift)
+        return shift
+
+    old = behaviour + moved() / 2
+    arrays = {"new": old + moved(), "old": old, "behaviour": behaviour, "ref": old + rng.normal(0.0, 0.5, shape)}
+    return Case(
+        **{name: array.astype(np.float32) for name, array in arrays.items()},
+        advantages=rng.normal(0.0, 1.0, (len(lengths), 1)).astype(np.float32),
+        mask=np.arange(shape[1]) < np.array(lengths)[:, None],
+    )
+
+
+CASES: dict[str, Case] = {
+    "on policy": make_case(0, [5, 9, 3, 16], spread=0.0),
+    "near": make_case(1, [5, 9, 3, 16], spread=0.05),
+    "far": make_case(2, [5, 9, 3, 16, 1, 7], spread=0.8),
+    "one token": make_case(3, [1], spread=0.3),
+    "tokens alone": make_case(4, [1, 1, 1], spread=0.3),
+    "some sequences masked": make_case(5, [4, 0, 6, 0], spread=0.3),
+    "log-ratios of 19": make_case(6, [7, 4, 9], spread=0.3, largest=19.0),
+}
+FURTHER_CASES: dict[str, Case] = {"log-ratios of 40": make_case(7, [7, 4, 9], spread=0.3, largest=40.0)}
+"""What verl answers differently on purpose: it cuts log-ratios at 20."""
+
+REWARDS: dict[str, list[list[float]]] = {
+    "four groups": [[1, 0, 0, 0], [1, 1, 0, 1], [0.5, 0.25, 1, 0], [0, 0, 0, 0]],
+    "unequal sizes": [[1, 0], [1, 0, 0, 1, 1], [0.3, 0.3, 0.9]],
+    "a group of one": [[1], [0, 1], [10, 0, 0, 10]],
+}
+
+
+def lengths_of(groups: list[list[float]]) -> list[np.ndarray]:
+    """Response lengths of each group's responses."""
+    rng = np.random.default_rng(0)
+    return [rng.integers(1, MAX_LENGTH + 1, len(group)) for group in groups]
