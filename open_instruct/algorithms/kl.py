@@ -7,15 +7,17 @@ MAX_LOG_RATIO = 40.0
 
 
 def estimate_kl(ref_logprobs_diff: torch.Tensor, ratio: torch.Tensor) -> torch.Tensor:
-    """Four estimates per token of KL(policy ‖ reference), from tokens that the policy sampled.
+    """Five estimates per token of KL(policy ‖ reference), from tokens that the policy sampled.
 
     Args:
         ref_logprobs_diff: (B, T) `d = logprob - ref_logprob`, clamped to ±40.
         ratio: (B, T) policy over the policy that sampled.
 
     Returns:
-        (4, B, T): 0 `d` (k1); 1 `d² / 2` (k2); 2 `exp(-d) - 1 + d` (k3), unbiased and never negative; 3 `ratio * d`.
-        The first three are those of http://joschu.net/blog/kl-approx.html.
+        (5, B, T): 0 `d` (k1); 1 `d² / 2` (k2); 2 `exp(-d) - 1 + d` (k3), unbiased and never negative; 3 `ratio * d`; 4 `ratio *
+        k3`, whose gradient too is unbiased (DeepSeek-V3.2, arXiv:2512.02556). The first three are those of
+        http://joschu.net/blog/kl-approx.html.
     """
     d = ref_logprobs_diff.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-    return torch.stack([d, d.square() / 2, torch.expm1(-d) + d, ratio * d])
+    k3 = torch.expm1(-d) + d
+    return torch.stack([d, d.square() / 2, k3, ratio * d, ratio * k3])

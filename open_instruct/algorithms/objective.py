@@ -57,7 +57,7 @@ def compute_objective(
 
     Args:
         loss: a `losses.Loss` with its options.
-        kl_estimator: which of the four estimates of `estimate_kl` enters the objective, 0 to 3.
+        kl_estimator: which of the estimates of `estimate_kl` enters the objective.
         weights: (B, T) factors of the policy loss alone (see `compute_rho_correction`), without a gradient; None is 1 everywhere.
         loss_weights: (B, T) factors of all parts of the objective; None is 1 everywhere.
         entropy: (B, T) entropy of the policy at each token, with a gradient; needed if `entropy_coef` is not 0.
@@ -65,7 +65,7 @@ def compute_objective(
     Returns:
         The scalar objective, and by metric name detached float32 sums, which divided by the token count are means: the parts of
         the objective (`loss/kl_avg` includes `beta`), the metrics of the loss, `val/ratio` and its spread, and with a reference
-        the four estimates `objective/kl0_avg` to `kl3_avg`.
+        the estimates `objective/kl0_avg` to `kl4_avg`.
     """
     mask, ratio = inputs.mask, inputs.ratio
     policy_loss, per_token = loss(inputs)

@@ -195,8 +195,9 @@ class AlgorithmOptions(ClipOptions, GspoOptions, GmpoOptions, SapoOptions, DppoT
     """Weight of the KL divergence from the reference policy."""
     load_ref_policy: bool = True
     """Keep the initial model as the reference policy. False needs beta 0."""
-    kl_estimator: Literal[0, 1, 2, 3] = 2
-    """Estimator of the KL: 0 linear (k1), 1 quadratic (k2), 2 exponential (k3), 3 weighted by the ratio."""
+    kl_estimator: Literal[0, 1, 2, 3, 4] = 2
+    """Estimator of the KL: 0 linear (k1), 1 quadratic (k2), 2 exponential (k3), 3 linear times the ratio, 4 exponential times the
+    ratio, whose gradient is unbiased."""
     entropy_coef: float = 0.0
     """Weight of an entropy bonus: this times the mean entropy per token is subtracted from the loss. A negative weight punishes
     entropy."""

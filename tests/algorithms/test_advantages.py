@@ -30,3 +30,46 @@ def test_advantages_that_are_no_number_for_each_response_are_refused(
     ADVANTAGES.register("wrong")(lambda rewards, options: wrong)
     with pytest.raises(ValueError, match="must give one finite number for each"):
         group_advantages(np.array([0.0, 1.0]), "wrong")
+
+
+GROUPS = [[1.0, 0.0, 0.0, 0.0], [0.5, 0.25], [3.0], [0.0, 0.0, 0.0], [1.0, 1.0, 1.0]]
+
+
+@pytest.mark.parametrize("rewards", GROUPS)
+def test_rloo_compares_with_the_others_alone(rewards: list[float]) -> None:
+    others = [[*rewards[:i], *rewards[i + 1 :]] for i in range(len(rewards))]
+    expected = [
+        reward - (sum(rest) / len(rest) if rest else reward) for reward, rest in zip(rewards, others, strict=True)
+    ]
+    np.testing.assert_allclose(group_advantages(np.array(rewards), "rloo"), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("rewards", GROUPS)
+def test_maxrl_divides_by_the_mean(rewards: list[float]) -> None:
+    mean = sum(rewards) / len(rewards)
+    expected = [(reward - mean) / mean if mean else 0.0 for reward in rewards]
+    np.testing.assert_allclose(group_advantages(np.array(rewards), "maxrl"), expected, atol=1e-6)
+
+
+def test_maxrl_refuses_negative_rewards() -> None:
+    with pytest.raises(ValueError, match="'maxrl' takes no negative reward, and there is -1"):
+        group_advantages(np.array([1.0, -1.0]), "maxrl")
+
+
+def test_opo_weighs_its_baseline_by_length() -> None:
+    advantages = group_advantages(np.array([1.0, 0.0]), "opo", lengths_G=np.array([30, 10]))
+    np.testing.assert_allclose(advantages, [0.25, -0.75])
+
+
+@pytest.mark.parametrize("name", ["reinforce_plus_plus", "reinforce_plus_plus_baseline"])
+def test_a_whitened_step_has_mean_0_and_variance_1_over_its_tokens(name: str) -> None:
+    advantages = np.concatenate([group_advantages(np.array(group), name) for group in GROUPS]).astype(np.float64)
+    num_tokens = np.arange(1, len(advantages) + 1)
+    whitened = np.repeat(ADVANTAGES[name].facts["over_step"](advantages, num_tokens), num_tokens)
+    assert whitened.mean() == pytest.approx(0, abs=1e-9)
+    assert whitened.var(ddof=1) == pytest.approx(1, rel=1e-6)
+
+
+def test_a_step_of_one_token_is_whitened_to_0() -> None:
+    over_step = ADVANTAGES["reinforce_plus_plus"].facts["over_step"]
+    np.testing.assert_array_equal(over_step(np.array([3.0]), np.array([1])), [0.0])

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from batches import OPTIONS, SHAPE, compute_grpo_loss, make_batch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from open_instruct.algorithms.corrections import RhoOptions, compute_rho_correction
+from open_instruct.algorithms.corrections import RhoOptions, compute_rho_correction, off_policy_sequence_mask
 from open_instruct.data_types import TrainingSample
 from open_instruct.rollouts.packing import collate_packed, collate_padded
 
@@ -333,3 +334,83 @@ def test_untrained_tokens_do_not_count_in_a_sequence() -> None:
     options = RhoOptions(mask_upper=1.5, sequence_level=True)
     weights, _ = compute_rho_correction(**tokens, options=options)
     assert weights.tolist() == [[1.0, 0.0, 1.0]]
+
+
+# --- one rho for a whole response, and the definitions of open-instruct -------------------------------------------------
+
+
+def make_rows() -> tuple[dict[str, torch.Tensor], list[list[tuple[float, float, float]]]]:
+    """A packed row of three sequences, whose first token is not trained on, and per sequence the (old, engine, advantage) of its
+    trained tokens."""
+    generator = torch.Generator().manual_seed(3)
+    lengths = [4, 7, 2]
+    old, engine = (-torch.rand(1, sum(lengths), generator=generator, dtype=torch.float64) * 2 for _ in range(2))
+    positions = torch.cat([torch.arange(length) for length in lengths])[None]
+    advantages = torch.cat(
+        [torch.full((length,), sign) for length, sign in zip(lengths, (1.0, -1.0, 1.0), strict=True)]
+    )
+    mask = positions > 0
+    inputs = {"old_logprobs": old, "vllm_logprobs": engine, "mask": mask, "position_ids": positions}
+    sequences, start = [], 0
+    for length in lengths:
+        tokens = range(start + 1, start + length)
+        sequences.append([(float(old[0, t]), float(engine[0, t]), float(advantages[t])) for t in tokens])
+        start += length
+    return inputs | {"advantages": advantages[None].double()}, sequences
+
+
+@pytest.mark.parametrize("level", ["sequence", "geometric"])
+def test_rho_of_a_response_is_that_of_each_sequence_in_a_packed_row(level: Any) -> None:
+    inputs, sequences = make_rows()
+    options = RhoOptions(level=level, clamp_upper=1.5, mask_lower=0.3)
+    weights, sums = compute_rho_correction(**inputs, options=options)
+    expected = []
+    for tokens in sequences:
+        log_rho = sum(old - engine for old, engine, _ in tokens) / (1 if level == "sequence" else len(tokens))
+        rho = math.exp(log_rho)
+        expected += [0.0, *([0.0 if rho < 0.3 else min(rho, 1.5)] * len(tokens))]
+    assert weights[0].tolist() == pytest.approx(expected, rel=1e-9)
+    assert len(set(expected)) > 2
+    assert sums["val/rho_weight"].item() == pytest.approx(sum(expected), rel=1e-6)
+
+
+def test_the_sequence_mask_of_open_instruct_is_about_the_row_and_weighs_by_its_mean() -> None:
+    inputs, sequences = make_rows()
+    options = RhoOptions(mask_upper=5.0, sequence_level=True, as_in_open_instruct=True)
+    weights, _ = compute_rho_correction(**inputs, options=options)
+    row = [old - engine for tokens in sequences for old, engine, _ in tokens]
+    mean = math.exp(sum(row) / len(row))
+    assert weights[inputs["mask"]].tolist() == pytest.approx([mean] * len(row), rel=1e-9)
+
+
+@pytest.mark.parametrize("upper", [0.1, 10.0])
+def test_the_tv_mask_of_open_instruct_masks_the_tokens_that_widen_the_gap(upper: float) -> None:
+    inputs, sequences = make_rows()
+    options = RhoOptions(mask_upper=upper, clamp_upper=0.0, tv_divergence=True, as_in_open_instruct=True)
+    weights, _ = compute_rho_correction(**inputs, options=options)
+    row = [token for tokens in sequences for token in tokens]
+    deviation = sum(abs(math.exp(old - engine) - 1) for old, engine, _ in row) / len(row)
+    expected = [
+        0.0 if deviation > upper and (old - engine) * advantage > 0 else math.exp(old - engine)
+        for old, engine, advantage in row
+    ]
+    assert weights[inputs["mask"]].tolist() == pytest.approx(expected, rel=1e-9)
+    assert (0.0 in expected) == (upper == 0.1)
+
+
+def test_off_policy_sequences_with_a_negative_advantage_are_masked() -> None:
+    inputs, sequences = make_rows()
+    means = [sum(engine - old for old, engine, _ in tokens) / len(tokens) for tokens in sequences]
+    for threshold in (means[1] - 0.01, means[1] + 0.01):
+        keep = off_policy_sequence_mask(
+            inputs["old_logprobs"],
+            inputs["vllm_logprobs"],
+            inputs["advantages"],
+            inputs["mask"],
+            inputs["position_ids"],
+            threshold,
+        )
+        expected = [mean <= threshold or tokens[0][2] >= 0 for mean, tokens in zip(means, sequences, strict=True)]
+        kept = [bool(one.all()) for one in keep[0].split([4, 7, 2])]
+        assert kept == expected
+        assert kept[1] == (threshold > means[1])

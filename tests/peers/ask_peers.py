@@ -3,6 +3,7 @@
 The answers are named `peer/quantity/case`. A loss comes with `…/gradient`, its derivative by the new log-probs.
 """
 
+import functools
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -25,11 +26,13 @@ from peer_cases import (
     RHO_UPPER,
     Case,
     lengths_of,
+    with_engine_as_old_policy,
 )
 from trl.trainer.grpo_trainer import GRPOTrainer
-from verl.trainer.ppo import core_algos
-from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_weights
+from verl.trainer.ppo import core_algos, rollout_corr_helper
 from verl.workers.config import ActorConfig
+
+rollout_corr_helper.compute_is_metrics = lambda **_: {}  # its effective sample size divides by 0 if all weights are 0
 
 Answers = Iterator[tuple[str, np.ndarray]]
 
@@ -74,7 +77,7 @@ class Trainer(GRPOTrainer):
             sapo_temperature_neg=1.05,
             steps_per_generation=1,
         )
-        vars(self).update(options)
+        self.__dict__.update(options)
         self.top_entropy_quantile, self.max_completion_length = 1.0, MAX_LENGTH
         self.current_gradient_accumulation_steps = 1
         self.use_vllm = self.aux_loss_enabled = self._entropy_bonus_enabled = False
@@ -125,17 +128,21 @@ TRL: dict[str, dict[str, Any]] = {
 }
 
 
+def trl_loss(inputs: SimpleNamespace, options: dict[str, Any]) -> torch.Tensor:
+    return Trainer(inputs, options).loss()
+
+
 def ask_trl() -> Answers:
     for case_name, case in {**CASES, **FURTHER_CASES}.items():
         for name, options in TRL.items():
-            yield from with_gradient(f"trl/{name}/{case_name}", case, lambda inputs: Trainer(inputs, options).loss())
+            yield from with_gradient(f"trl/{name}/{case_name}", case, functools.partial(trl_loss, options=options))
 
 
 # --- verl ---------------------------------------------------------------------------------------------------------------
 
 
 def actor_config(**options: Any) -> ActorConfig:
-    defaults = {"clip_ratio_low": CLIP_LOWER, "clip_ratio_high": CLIP_HIGHER, "clip_ratio_c": 1e6}
+    defaults = {"clip_ratio_low": CLIP_LOWER, "clip_ratio_high": CLIP_HIGHER, "clip_ratio_c": 1e30}
     config = ActorConfig(strategy="fsdp", rollout_n=1, ppo_micro_batch_size_per_gpu=1, **{**defaults, **options})
     config.global_batch_info.update(dp_size=1)
     return config
@@ -167,8 +174,9 @@ def verl_loss(inputs: SimpleNamespace, name: str, mode: str, options: dict[str, 
 def ask_verl() -> Answers:
     for case_name, case in CASES.items():
         for name, (loss, mode, options) in VERL.items():
+            asked = with_engine_as_old_policy(case) if name == "dppo_tv" else case
             yield from with_gradient(
-                f"verl/{name}/{case_name}", case, lambda inputs: verl_loss(inputs, loss, mode, options)
+                f"verl/{name}/{case_name}", asked, functools.partial(verl_loss, name=loss, mode=mode, options=options)
             )
         inputs = tensors(case)
         mask = inputs.mask.float()
@@ -177,7 +185,7 @@ def ask_verl() -> Answers:
             yield f"verl/{kind}/{case_name}", (estimate * mask).detach().numpy()
         for level in ("token", "sequence"):
             for name, threshold in {"truncated": RHO_UPPER, "masked": f"{RHO_LOWER}_{RHO_UPPER}"}.items():
-                weights, _ = compute_rollout_correction_weights(
+                weights, _ = rollout_corr_helper.compute_rollout_correction_weights(
                     inputs.old - inputs.behaviour, mask, rollout_is=level, rollout_is_threshold=threshold
                 )
                 yield f"verl/{name}_{level}/{case_name}", weights.numpy()
@@ -198,14 +206,17 @@ def ask_verl_for_advantages() -> Answers:
         index = np.repeat(np.arange(len(groups)), [len(group) for group in groups])
         mask = torch.from_numpy(np.arange(MAX_LENGTH) < lengths[:, None]).float()
         rewards = torch.zeros(mask.shape)
-        rewards[torch.arange(len(lengths)), torch.from_numpy(lengths) - 1] = torch.tensor(sum(groups, []))
+        rewards[torch.arange(len(lengths)), torch.from_numpy(lengths) - 1] = torch.from_numpy(
+            np.concatenate(groups)
+        ).float()
         for name, options in {"centered": {"norm_adv_by_std_in_grpo": False}, **ESTIMATORS}.items():
             estimator = core_algos.get_adv_estimator_fn("grpo" if name == "centered" else name)
-            advantages, _ = estimator(
-                token_level_rewards=rewards.clone(), response_mask=mask, index=index, **options
-            )
+            advantages, _ = estimator(token_level_rewards=rewards.clone(), response_mask=mask, index=index, **options)
             yield f"verl/{name}/{case_name}", advantages[:, 0].numpy()
 
 
 if __name__ == "__main__":
-    np.savez(sys.argv[1], **{name: answer for ask in (ask_trl, ask_verl, ask_verl_for_advantages) for name, answer in ask()})
+    answers: dict[str, Any] = {}
+    for ask in (ask_trl, ask_verl, ask_verl_for_advantages):
+        answers.update(ask())
+    np.savez(sys.argv[1], **answers)

@@ -4,7 +4,7 @@ NumPy alone, because both sides import this file: the tests, and `ask_peers.py` 
 Shapes: B sequences, T tokens, N responses.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -40,7 +40,10 @@ def make_case(seed: int, lengths: list[int], *, spread: float, largest: float | 
         return shift
 
     old = behaviour + moved() / 2
-    arrays = {"new": old + moved(), "old": old, "behaviour": behaviour, "ref": old + rng.normal(0.0, 0.5, shape)}
+    new = old + moved()
+    # Between the new and the old policy, if they are far apart: the KL of a token is cut at a difference of 40.
+    ref = old + (rng.normal(0.0, 0.5, shape) if largest is None else 0.5 * np.sign(new - old))
+    arrays = {"new": new, "old": old, "behaviour": behaviour, "ref": ref}
     return Case(
         **{name: array.astype(np.float32) for name, array in arrays.items()},
         advantages=rng.normal(0.0, 1.0, (len(lengths), 1)).astype(np.float32),
@@ -59,6 +62,13 @@ CASES: dict[str, Case] = {
 }
 FURTHER_CASES: dict[str, Case] = {"log-ratios of 40": make_case(7, [7, 4, 9], spread=0.3, largest=40.0)}
 """What verl answers differently on purpose: it cuts log-ratios at 20."""
+
+
+def with_engine_as_old_policy(case: Case) -> Case:
+    """For dppo_tv: verl's trust region is about the old policy, which is the engine's where it runs without an old policy of its
+    own. Here the trust region is about the engine's policy, as in the paper, whatever the old policy is."""
+    return replace(case, old=case.behaviour)
+
 
 REWARDS: dict[str, list[list[float]]] = {
     "four groups": [[1, 0, 0, 0], [1, 1, 0, 1], [0.5, 0.25, 1, 0], [0, 0, 0, 0]],

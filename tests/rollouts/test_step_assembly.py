@@ -1,6 +1,7 @@
 """Which groups a step trains on; what it does for each result does not grow with the results that are here already."""
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
@@ -88,3 +89,48 @@ def test_group_without_a_token_to_train_on_is_masked_and_gives_no_gradient() -> 
     metrics = assembly.metrics(now=1.0)
     assert metrics["real_batch_size_ratio"] == 1 / 3
     assert (metrics["batch/filtered_prompts_solved"], metrics["batch/filtered_prompts_zero"]) == (1, 0)
+
+
+def assembled(args: Any, groups: list[ScoredGroup]) -> StepAssembly:
+    assembly = StepAssembly(1, args, CollationOptions(1, "packed", 0))
+    for number, one in enumerate(groups):
+        prompt = IssuedPrompt(one.result.prompt_id, number, 0, arrived=True)
+        assembly.add(one, Assignment(prompt, 0, is_straggler=False))
+    return assembly
+
+
+def test_advantages_that_need_the_whole_step_are_completed_before_it_is_sent() -> None:
+    args = make_args(advantage_normalization_type="reinforce_plus_plus", filter_zero_std_samples=False)
+    groups = [finished(0, *["stop"] * 4), finished(1, *["stop"] * 4, scores=[1, 1, 1, 1])]
+    assembly = assembled(args, groups)
+    batch = assembly.next_partial_batch(last=True)
+    assert batch is not None
+    [micro_batch] = batch.rank_batches[0][0].micro_batches
+    advantages = micro_batch.advantages[micro_batch.response_masks].astype(np.float64)
+    assert len(advantages) == assembly.num_tokens == 40
+    assert advantages.mean() == pytest.approx(0, abs=1e-6)
+    assert advantages.var(ddof=1) == pytest.approx(1, rel=1e-5)
+    assert assembly.metrics(now=1.0)["val/advantages_max"] == pytest.approx(advantages.max())
+
+
+def test_shaped_rewards_decide_what_is_trained_on() -> None:
+    """All four answers are right, but one was cut off: with the penalty there is something to learn."""
+    right = finished(0, "stop", "stop", "length", "stop", scores=[1, 1, 1, 1])
+    assert assembled(make_args(), [right]).num_tokens == 0
+    assembly = assembled(make_args(non_stop_penalty=True, non_stop_penalty_value=-1.0), [right])
+    assert (assembly.num_tokens, assembly.num_sequences) == (20, 4)
+    [(_, samples)] = assembly.trained
+    np.testing.assert_allclose([sample.advantage for sample in samples], [2.75, 2.75, -8.25, 2.75])
+    assembly.next_partial_batch(last=True)
+    metrics = assembly.metrics(now=1.0)
+    assert metrics["scores"] == pytest.approx((3 * 10 - 1) / 4)
+    assert metrics["objective/verifiable_reward"] == pytest.approx(10)
+    assert metrics["objective/verifiable_correct_rate"] == 1
+
+
+def test_the_batch_says_how_many_responses_it_trains_on() -> None:
+    args = make_args(mask_truncated_completions=True)
+    assembly = assembled(args, [finished(0, "stop", "length", "stop", "stop")])
+    batch = assembly.next_partial_batch(last=True)
+    assert batch is not None
+    assert batch.rank_batches[0][0].num_global_sequences == assembly.num_sequences == 3
