@@ -152,6 +152,18 @@ def rewards_fit_the_advantage(args: GRPOConfig) -> Iterator[str]:
         yield f"{options}: maxrl takes no negative reward. Choose another advantage, or leave out the penalty."
 
 
+def active_sampling_has_something_to_replace(args: GRPOConfig) -> Iterator[str]:
+    if args.active_sampling and not args.filter_zero_std_samples:
+        options = shown(args, "active_sampling", "filter_zero_std_samples")
+        yield f"{options}: no group is left out, so there is nothing to replace. Leave out one of the two."
+
+
+def the_reference_that_moves_is_there(args: GRPOConfig) -> Iterator[str]:
+    if args.ref_policy_update_freq is not None and not args.load_ref_policy:
+        options = shown(args, "ref_policy_update_freq", "load_ref_policy")
+        yield f"{options}: there is no reference policy to update. Leave out one of the two."
+
+
 def overlong_buffer_fits(args: GRPOConfig) -> Iterator[str]:
     if args.overlong_buffer_len > args.response_length:
         options = shown(args, "overlong_buffer_len", "response_length")
@@ -361,6 +373,8 @@ RULES: tuple[Callable[[GRPOConfig], Iterator[str]], ...] = (
     one_old_policy,
     rho_bounds_are_in_order,
     rewards_fit_the_advantage,
+    active_sampling_has_something_to_replace,
+    the_reference_that_moves_is_there,
     overlong_buffer_fits,
     alerts_are_limits,
     stop_strings_are_not_empty,

@@ -116,6 +116,12 @@ class RolloutOptions:
     and 4 responses per prompt, 6400 episodes are 100 steps."""
     filter_zero_std_samples: bool = True
     """Leave out groups whose responses all have the same score, because all their advantages are 0."""
+    active_sampling: bool = False
+    """Sample further prompts until num_unique_prompts_rollout groups of a step can be trained on, in place of those that
+    filter_zero_std_samples leaves out."""
+    no_resampling_pass_rate: float | None = None
+    """Do not sample a prompt again, in later passes over the data, once the mean score of its group was this or more. By default
+    all prompts are sampled in each pass."""
     mask_truncated_completions: bool = False
     """Do not train on responses that were cut off at response_length."""
 
@@ -195,6 +201,10 @@ class AlgorithmOptions(ClipOptions, GspoOptions, GmpoOptions, SapoOptions, DppoT
     """Weight of the KL divergence from the reference policy."""
     load_ref_policy: bool = True
     """Keep the initial model as the reference policy. False needs beta 0."""
+    ref_policy_update_freq: int | None = None
+    """Training steps from one update of the reference policy to the next. By default it stays the initial model."""
+    alpha: float = 0.6
+    """Share of the policy in an update of the reference policy: reference = alpha * policy + (1 - alpha) * reference."""
     kl_estimator: Literal[0, 1, 2, 3, 4] = 2
     """Estimator of the KL: 0 linear (k1), 1 quadratic (k2), 2 exponential (k3), 3 linear times the ratio, 4 exponential times the
     ratio, whose gradient is unbiased."""

@@ -103,8 +103,8 @@ class RolloutController:
         self._num_param_syncs = 0
         self._threads = threads = WorkThreads("the rollout controller")
         self._workflow = workflow = args.workflow.make()
-        self._flow = flow = PromptFlow(flow_options(args), PromptLedger())
         self._requests = requests = PromptRequests(args, workflow, train_dataset, eval_dataset)
+        self._flow = flow = PromptFlow(flow_options(args), PromptLedger(), requests.is_skipped)
         tokenizer = read_tokenizer(options.tokenizer_name_or_path, args.tokenizer_revision)
         self._scoring = ResultScoring(requests, workflow, tokenizer, _verifier_pool(args, train_dataset, eval_dataset))
         self._evaluations = evaluations = Evaluations(args, threads, workflow, len(eval_dataset or ()))
@@ -274,6 +274,7 @@ class RolloutController:
                 "next_issue_number": self._flow.next_issue_number,
                 "ledger": self._flow.ledger.state_dict(),
                 "workflow": self._workflow.state_dict(),
+                "solved_rows": sorted(self._requests.solved_rows),
             }
             finished = self._filling.finished_groups() + self._preparation.finished_groups()
         write_state(_state_path(self._args, rollout_id, path), state, finished)
@@ -288,6 +289,7 @@ class RolloutController:
         self._flow.next_issue_number = state["next_issue_number"]
         self._flow.ledger.load_state_dict(state["ledger"])
         self._workflow.load_state_dict(state["workflow"])
+        self._requests.solved_rows = set(state.get("solved_rows", ()))  # states of earlier versions have none
         self._loaded = list(finished)
 
     def _take_back(self, group: FinishedGroup) -> None:

@@ -1,5 +1,6 @@
 """What the engines are asked for: a row of a dataset, a prompt id and a seed become a `PromptRequest`. Pure."""
 
+import logging
 from dataclasses import replace
 
 import numpy as np
@@ -10,6 +11,8 @@ from open_instruct.data_types import EVAL, PromptRequest
 from open_instruct.rollouts.evaluation import Evaluation
 from open_instruct.rollouts.staleness import IssuedPrompt
 from open_instruct.workflows.base import Workflow
+
+logger = logging.getLogger(__name__)
 
 EVAL_STREAM = 1
 """Keeps the seeds of evaluation prompts apart from those of training prompts."""
@@ -33,10 +36,29 @@ class PromptRequests:
         self._args = args
         self._workflow = workflow
         self._order = PromptOrder(len(train), args.seed)
+        self.solved_rows: set[int] = set()
+        """Rows of the training data that are not sampled again (`--no_resampling_pass_rate`)."""
 
     def row_number(self, issue_number: int) -> int:
         """The row of the training data that the prompt with this issue number asks about."""
         return self._order[issue_number][1]
+
+    def is_skipped(self, issue_number: int) -> bool:
+        """Whether the row of an issue number is not sampled again. If that holds for all rows, it holds for none."""
+        return self.row_number(issue_number) in self.solved_rows and len(self.solved_rows) < len(self.train)
+
+    def note_pass_rate(self, row_number: int, pass_rate: float) -> None:
+        """Remember a row that was solved at the rate that is enough."""
+        threshold = self._args.no_resampling_pass_rate
+        if threshold is None or pass_rate < threshold or row_number in self.solved_rows:
+            return
+        self.solved_rows.add(row_number)
+        if len(self.solved_rows) == len(self.train):
+            logger.warning(
+                "all %d prompts were solved at a rate of %g or more (--no_resampling_pass_rate), so all are sampled again",
+                len(self.train),
+                threshold,
+            )
 
     def for_training(self, prompt: IssuedPrompt, version: int) -> PromptRequest:
         """The request for a training prompt, where every engine serves `version`.

@@ -20,7 +20,7 @@ straggler is discarded or truncated once it is too old.
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import asdict, dataclass, replace
 from heapq import heappop, heappush
 from itertools import islice, takewhile
@@ -205,12 +205,16 @@ class Assignment:
 class PromptFlow:
     """Decides when a prompt is issued and which training step takes its group.
 
-    The controller reports what happened (`set_version`, `arrive`, `recover`, `give_up`) and asks what to do (`next_prompt`,
-    `assign`). No call waits. There are no clocks and no threads in here: the caller holds a lock.
+    No prompt is issued under an issue number that `is_skipped`. The controller reports what happened (`set_version`, `arrive`,
+    `recover`, `give_up`) and asks what to do (`next_prompt`, `assign`). No call waits. There are no clocks and no threads in
+    here: the caller holds a lock.
     """
 
-    def __init__(self, options: FlowOptions, ledger: PromptLedger) -> None:
+    def __init__(
+        self, options: FlowOptions, ledger: PromptLedger, is_skipped: Callable[[int], bool] = lambda number: False
+    ) -> None:
         self.options = options
+        self._is_skipped = is_skipped
         self.ledger = ledger
         self.version = 0
         self.assembling = 1
@@ -286,6 +290,8 @@ class PromptFlow:
         return number in self._unassigned and number not in self._arrived
 
     def _issue(self) -> IssuedPrompt:
+        while self._is_skipped(self.next_issue_number):
+            self.next_issue_number += 1
         number = self.next_issue_number
         prompt = IssuedPrompt(f"train-{number}", number, self.version)
         self.next_issue_number += 1
@@ -420,9 +426,9 @@ class PromptFlow:
     def step_is_full(self) -> bool:
         return self._places == 0
 
-    def extend_step(self) -> None:
-        """The batch of the step holds nothing to train on, so the step takes `prompts_per_step` further groups."""
-        self._places += self.options.prompts_per_step
+    def extend_step(self, num_groups: int | None = None) -> None:
+        """The batch of the step holds too little to train on, so the step takes further groups, by default `prompts_per_step`."""
+        self._places += self.options.prompts_per_step if num_groups is None else num_groups
         self._update_window()
 
     def close_step(self) -> None:

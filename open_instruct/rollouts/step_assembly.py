@@ -89,6 +89,11 @@ class StepAssembly:
         return self.num_tokens > 0
 
     @property
+    def num_missing(self) -> int:
+        """How many prompts fewer are trained on than a step is meant to have."""
+        return max(0, self._args.num_unique_prompts_rollout - len({kept.issue_number for kept in self._kept}))
+
+    @property
     def why_no_gradient(self) -> str:
         """For the log, while `has_gradient` is False and the step is full."""
         num_groups, num_masked = len(self.groups), self._num_masked

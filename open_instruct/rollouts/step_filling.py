@@ -3,7 +3,8 @@
 scored groups ─► PromptFlow says which step a group is for ─► StepAssembly ─► RolloutBatch ─► message queue
 
 A group whose responses all have the same score is left out (`zero_std`), and so is a group whose responses were all cut off and
-are masked (`masked`). If a step of 8 groups is left without a token to train on, it takes 8 further groups.
+are masked (`masked`). If a step of 8 groups is left without a token to train on, it takes 8 further groups. With
+`--active_sampling` it takes as many further groups as were left out, until 8 are trained on.
 """
 
 import logging
@@ -100,6 +101,9 @@ class StepFilling:
                 if self._flow.step_is_full and not complete:
                     logger.warning("%s", assembly.why_no_gradient)
                     self._flow.extend_step()
+                elif complete and self._args.active_sampling and assembly.num_missing:
+                    complete = False
+                    self._flow.extend_step(assembly.num_missing)
                 if complete:
                     self._flow.close_step()
                     self._assembly = None
@@ -114,6 +118,7 @@ class StepFilling:
         self.taken.setdefault(assembly.training_step, []).append(group)
         self._flow.ledger.stage(prompt_id, assembly.add(group, assignment), assembly.training_step)
         self._over_issue.record(group, is_straggler=assignment.is_straggler)
+        self._requests.note_pass_rate(group.result.index, float(group.scores.mean()))
 
     def _forget_discarded(self) -> None:
         """Forget groups that were too old. Their prompts are issued again."""

@@ -94,8 +94,11 @@ class FullyAsyncTrainer:
         self.processed_samples += sum(batch.num_samples for batch in batches)
         self._log_batch(last.metrics, sum(batch.num_samples for batch in batches))
         metrics = {**last.metrics, **merge_step_metrics(reports), **self._compute_custom_metrics(last)}
-        self._nonfinite.check(training_step, metrics)
         return TrainedStep(training_step, int(last.metrics["val/num_step_tokens"]), metrics)
+
+    def check_finite(self, step: TrainedStep) -> None:
+        """Log a step whose gradient was not finite. Raises `NonfiniteSteps` when there were too many of them in a row."""
+        self._nonfinite.check(step.training_step, step.metrics)
 
     def load_data_from_packing_thread(
         self,

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from open_instruct.data.run_identity import says_which_data
+from open_instruct.learners.step_sums import NonfiniteSteps
 from open_instruct.report.run_log import ComponentStatus
 from open_instruct.report.run_summary import PromptCounts, RunSummary
 from open_instruct.rollouts.rollout_state import FILE as ROLLOUT_STATE
@@ -107,8 +108,19 @@ def train(run: Run) -> None:
         with recorded(run, step, since=started):
             maybe_evaluate(run)
             sync_weights_and_prepare_prompts(run, training_step)
+        check_finite(run, step)
         save_if_due(run)
     maybe_evaluate(run)
+
+
+def check_finite(run: Run, step: TrainedStep) -> None:
+    """Raises `NonfiniteSteps` when the gradient was not finite in too many steps in a row, after a checkpoint: the weights in it
+    are those of the last step with a finite gradient."""
+    try:
+        run.trainer.check_finite(step)
+    except NonfiniteSteps:
+        save_checkpoint(run, is_last=True)
+        raise
 
 
 def commit_step(run: Run, training_step: int) -> None:

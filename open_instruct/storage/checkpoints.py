@@ -34,8 +34,8 @@ FORMAT = 2
 """Raise it when this program can no longer read older checkpoints, or when older programs can no longer read new checkpoints."""
 LEARNER_DIRECTORY = "deepspeed"
 """Directory within a checkpoint into which DeepSpeed writes."""
-_OF_LEARNERS = re.compile(rf"{LEARNER_DIRECTORY}/|random_state_\d+\.pt$|latest$|zero_to_\w+\.py$")
-_OF_ONE_RANK = re.compile(r"(?:zero_pp_rank_|random_state_)(\d+)")
+_OF_LEARNERS = re.compile(rf"{LEARNER_DIRECTORY}/|(?:random_state|reference)_\d+\.pt$|latest$|zero_to_\w+\.py$")
+_OF_ONE_RANK = re.compile(r"(?:zero_pp_rank_|random_state_|reference_)(\d+)")
 """Files that each learner writes for itself, by DeepSpeed's names and ours; rank 0 writes the others."""
 
 

@@ -768,6 +768,52 @@ def test_a_step_without_a_useful_group_gets_new_prompts(
     }
 
 
+def test_active_sampling_replaces_what_is_left_out(make_play: MakePlay) -> None:
+    play = make_play(active_sampling=True).start()
+    first = play.receive(NUM_PROMPTS)
+    scores = [MIXED, SOLVED, MIXED, HOPELESS]
+    play.deliver(*(play.answer(request, own) for request, own in zip(first, scores, strict=True)))
+    second = play.receive(2)
+    assert "step 1" in play.nothing_is_ready()
+    play.deliver(play.answer(second[0], SOLVED), play.answer(second[1]))
+    [last] = play.receive(1)
+    play.deliver(play.answer(last))
+    batch = play.batch(1)
+    assert play.prompts_in(batch) == all_samples_of(first[0], first[2], second[1], last)
+    assert batch.metrics["real_batch_size_ratio"] == 1
+    assert len(play.finish_step(1)) == NUM_PROMPTS + 3
+
+
+def test_prompts_that_were_solved_are_not_sampled_again(
+    make_play: MakePlay, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also after a resume, and the passes over the data go on as if the solved rows had never been there."""
+    options = {
+        "no_resampling_pass_rate": 1.0,
+        "filter_zero_std_samples": False,
+        "total_episodes": 4 * NUM_PROMPTS * 100,
+    }
+    play = make_play(**options).start()
+    num_rows = len(play.datasets[False])
+    solved: set[int] = set()
+    for step in range(1, num_rows // NUM_PROMPTS + 1):
+        requests = play.receive(NUM_PROMPTS)
+        solved |= {request.index for request in requests[:2]}
+        play.deliver(*(play.answer(request, SOLVED) for request in requests[:2]), *map(play.answer, requests[2:]))
+        play.batch(step)
+        play.finish_step(step)
+    play.controller.save(0, str(tmp_path / "state.npz"))
+    again = make_play(**options)
+    again.controller.load(0, str(tmp_path / "state.npz"))
+    last = num_rows // NUM_PROMPTS
+    for one in (play, again.start(last)):
+        requests = one.receive(NUM_PROMPTS)
+        assert not solved & {request.index for request in requests}
+        one.deliver(*(one.answer(request, SOLVED) for request in requests))
+        one.batch(last + 1)
+    assert identities(play.received[-NUM_PROMPTS:]) == identities(again.received)
+
+
 def cut_off(result: GenerationResult) -> GenerationResult:
     """The result with every response at its length limit."""
     return ended_by(result, *["length"] * len(result.samples))

@@ -346,6 +346,29 @@ def test_a_step_of_groups_that_teach_nothing_gets_as_many_again() -> None:
     assert play.flow.ledger.counts()["dropped"] == {ZERO_STD: 2}
 
 
+def test_a_step_may_take_a_few_groups_more() -> None:
+    play = Flow()
+    assert play.issue() == [0, 1]
+    play.arrive(0, 1)
+    assert play.assign() == [0, 1]
+    play.flow.extend_step(1)
+    assert play.issue() == [2]
+    play.arrive(2)
+    assert play.assign() == [2]
+    play.finish_step()
+    assert play.issue() == [3, 4]
+
+
+def test_numbers_that_are_skipped_are_never_issued() -> None:
+    play = Flow()
+    play.flow = PromptFlow(play.flow.options, PromptLedger(), lambda number: number in (0, 2, 3))
+    assert play.issue() == [1, 4]
+    play.arrive(4, 1)
+    assert play.assign() == [4, 1]
+    play.finish_step()
+    assert play.issue() == [5, 6]
+
+
 def test_what_an_engine_took_with_it_is_issued_again_first() -> None:
     play = Flow(threshold=1)
     play.issue()

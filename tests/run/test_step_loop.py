@@ -76,7 +76,10 @@ def test_steps_without_a_finite_gradient_end_the_run(tmp_path: Path, monkeypatch
     inputs: Any = SimpleNamespace(reports=[])
     assert grpo_fast.run(run.args, inputs) == 1
     run.log.close()
-    assert trained_steps(tmp_path) == [1, 2]
+    assert trained_steps(tmp_path) == [1, 2, 3]
+    newest = run.store.newest()  # with the weights of the last step that had a finite gradient
+    assert newest is not None
+    assert newest.state["progress"]["training_step"] == 3
 
 
 # --- SIGTERM, phase by phase ------------------------------------------------------------------------------------------
