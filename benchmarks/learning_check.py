@@ -1,5 +1,7 @@
 """Does every policy loss learn? The demo's task for each loss at its defaults, one step behind, with the correction.
 
+Each step is four updates, because with a single one the ratio is 1 and all losses of one denominator take the same step.
+
     python benchmarks/learning_check.py --out out/learning_check               all losses, 60 steps each
     python benchmarks/learning_check.py --out out/learning_check --losses gspo sapo
     python benchmarks/learning_check.py --out out/learning_check --plot docs/images/losses.png
@@ -29,7 +31,14 @@ def run(loss: str, args: argparse.Namespace, seed: int) -> Path:
     directory = Path(args.out) / f"{loss}_{seed}"
     if not (directory / "summary.json").exists():
         words = ["bash", str(ROOT / "scripts/train/debug/cpu_demo.sh"), "--loss_fn", loss, "--seed", str(seed)]
-        words += ["--async_steps", "1", "--total_episodes", str(RESPONSES_PER_STEP * args.steps)]
+        words += [
+            "--num_mini_batches",
+            "4",
+            "--async_steps",
+            "1",
+            "--total_episodes",
+            str(RESPONSES_PER_STEP * args.steps),
+        ]
         words += ["--local_eval_every", str(args.steps), "--output_dir", str(directory)]
         subprocess.run(words, check=True)
     return directory

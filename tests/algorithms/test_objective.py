@@ -141,3 +141,15 @@ def test_a_weight_multiplies_both_parts_of_the_loss() -> None:
     first = torch.tensor([[True] * 3 + [False] * 3])
     weights = torch.where(first, 2.0, 0.5)
     torch.testing.assert_close(loss(mask, weights), 2.0 * loss(first) + 0.5 * loss(~first))
+
+
+def test_the_entropy_bonus_rewards_entropy_on_trained_tokens() -> None:
+    batch = make_batch(ref_logprobs=None)
+    entropy = torch.rand(batch["mask"].shape, dtype=torch.float64).requires_grad_()
+    plain, _ = compute_grpo_loss(**batch, **OPTIONS)
+    with_bonus, sums = compute_grpo_loss(**batch, **OPTIONS, entropy=entropy, entropy_coef=0.5)
+    trained = entropy[batch["mask"]].sum()
+    assert with_bonus.item() == pytest.approx((plain - 0.5 * trained).item())
+    assert sums["loss/total_avg"].item() == pytest.approx(with_bonus.item(), rel=1e-6)
+    (gradient,) = torch.autograd.grad(with_bonus, entropy)
+    torch.testing.assert_close(gradient, torch.where(batch["mask"], -0.5, 0.0).double())
