@@ -285,6 +285,34 @@ def test_a_run_whose_actor_dies_ends_at_once_and_says_so(tmp_path: Path, actor: 
     process.assert_nothing_is_left(before)
 
 
+NAN_AFTER_TWO_STEPS = """
+import itertools
+from open_instruct.algorithms.losses import LOSSES
+
+calls = itertools.count()
+
+@LOSSES.register("breaks")
+def breaks(inputs, options):
+    return -inputs.advantages * inputs.new_logprobs * (1.0 if next(calls) < 2 else float("nan")), {}
+"""
+
+
+@pytest.mark.slow
+def test_gradients_that_stay_not_finite_end_the_run_with_a_checkpoint(tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+
+    (tmp_path / "my_loss.py").write_text(NAN_AFTER_TWO_STEPS)
+    own = {"algorithm_modules": tmp_path / "my_loss.py", "loss_fn": "breaks", "max_nonfinite_steps": 3}
+    words = command(tmp_path / "out", total_episodes=16 * 20, save_freq=1, pack_length=2048, **own)
+    code, output = Process(words).wait()
+    assert code == 1, output
+    assert "the gradient was not finite in 3 training steps in a row, the last of them step 5" in output
+    assert (tmp_path / "out" / "checkpoint_states" / "step_000005" / "run_state.json").is_file()
+    weights = [load_file(tmp_path / "out" / f"step_00000{step}" / "model.safetensors") for step in (1, 2, 4)]
+    assert all(value.isfinite().all() and value.equal(weights[2][name]) for name, value in weights[1].items())
+    assert not all(value.equal(weights[1][name]) for name, value in weights[0].items())
+
+
 @pytest.mark.slow
 def test_a_lock_that_a_killed_build_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of an operator that DeepSpeed compiles on CPU: whoever finds the lock waits for ever."""
