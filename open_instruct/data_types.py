@@ -216,6 +216,9 @@ class TrainingSample:
     advantage: float
     weight: float = 1.0
     """Weight of the response's tokens in the loss."""
+    inserted: np.ndarray | None = None
+    """(R,) bool: True on tokens that a workflow inserted and whose cross-entropy is trained on (`--ce_coef`); None: there are
+    none."""
 
     def __len__(self) -> int:
         return len(self.query) + len(self.response)
@@ -236,6 +239,9 @@ class CollatedBatchData:
     advantages: np.ndarray  # (B, T) float32, 0 where the mask is False
     vllm_logprobs: np.ndarray  # (B, T) float32, 0 where the mask is False
     loss_weights: np.ndarray | None = None  # (B, T) float32, 0 where the mask is False; None: 1 on every trained token
+    ce_masks: np.ndarray | None = (
+        None  # (B, T) bool: True on tokens whose cross-entropy is trained on; None: on no token
+    )
 
     @property
     def num_tokens(self) -> int:
@@ -253,6 +259,8 @@ class MiniBatch:
     """Trained tokens of this optimizer step over all ranks."""
     num_global_sequences: int = 0
     """Responses with a trained token in this optimizer step over all ranks."""
+    num_global_ce_tokens: int = 0
+    """Tokens whose cross-entropy is trained on in this optimizer step over all ranks."""
 
 
 @dataclass(frozen=True)

@@ -152,6 +152,12 @@ def rewards_fit_the_advantage(args: GRPOConfig) -> Iterator[str]:
         yield f"{options}: maxrl takes no negative reward. Choose another advantage, or leave out the penalty."
 
 
+def cross_entropy_knows_its_denominator(args: GRPOConfig) -> Iterator[str]:
+    if args.ce_coef and args.streaming:
+        options = shown(args, "ce_coef", "streaming")
+        yield f"{options}: the number of inserted tokens is known only when the step is complete. Leave out one of the two."
+
+
 def active_sampling_has_something_to_replace(args: GRPOConfig) -> Iterator[str]:
     if args.active_sampling and not args.filter_zero_std_samples:
         options = shown(args, "active_sampling", "filter_zero_std_samples")
@@ -373,6 +379,7 @@ RULES: tuple[Callable[[GRPOConfig], Iterator[str]], ...] = (
     one_old_policy,
     rho_bounds_are_in_order,
     rewards_fit_the_advantage,
+    cross_entropy_knows_its_denominator,
     active_sampling_has_something_to_replace,
     the_reference_that_moves_is_there,
     overlong_buffer_fits,

@@ -67,6 +67,7 @@ LIMITS: dict[str, Limits] = {
     "alpha": _POSITIVE_SHARE,
     "clip_ratio_c": Limits(1, low_itself=False),
     "entropy_coef": _ANY,
+    "ce_coef": _NOT_NEGATIVE,
     "non_stop_penalty_value": _ANY,
     "gspo_clip_lower": POSITIVE,
     "gspo_clip_higher": POSITIVE,

@@ -211,6 +211,9 @@ class AlgorithmOptions(ClipOptions, GspoOptions, GmpoOptions, SapoOptions, DppoT
     entropy_coef: float = 0.0
     """Weight of an entropy bonus: this times the mean entropy per token is subtracted from the loss. A negative weight punishes
     entropy."""
+    ce_coef: float = 0.0
+    """Weight of a cross-entropy loss on text that a workflow inserted into responses, such as the answers of tools: this times
+    the mean over its tokens is added to the loss, so that the model learns to predict it (ECHO)."""
     loss_denominator: float | str | None = None
     """Divisor of the summed loss. token: the number of trained tokens of the optimizer step; sequence: the mean over each
     response, then over responses; constant: the number of responses times response_length; or a positive number. By default what

@@ -160,7 +160,7 @@ class PolicyTrainerRayProcess(TrainRayActor):
         for mini_batch in mini_batches:
             step.divisor += self._divisor(mini_batch)
             for micro_batch in mini_batch.micro_batches:
-                step.add(*self._loss.compute(micro_batch, None)[1:])
+                step.add(*self._loss.compute(micro_batch, None, ce_weight=self._ce_weight(mini_batch))[1:])
                 step.num_tokens += micro_batch.num_tokens
         step.lr, step.seconds = self.engine.get_lr()[0], time.perf_counter() - started
         return step.report(num_epochs=1, memory_in_use_bytes=self._device.memory_in_use_bytes())
@@ -189,7 +189,8 @@ class PolicyTrainerRayProcess(TrainRayActor):
         divisor = self._divisor(mini_batch)
         for number, micro_batch in enumerate(mini_batch.micro_batches):
             self.engine.set_gradient_accumulation_boundary(number == last)
-            loss_sum, sums, mismatch = self._loss.compute(micro_batch, old_logprobs[number] if old_logprobs else None)
+            old = old_logprobs[number] if old_logprobs else None
+            loss_sum, sums, mismatch = self._loss.compute(micro_batch, old, ce_weight=self._ce_weight(mini_batch))
             # times world_size, because DeepSpeed averages over ranks and the loss is a sum over ranks
             self.engine.backward(loss_sum * (self.world_size / divisor), scale_wrt_gas=False)
             parts.append((sums, mismatch))
@@ -229,6 +230,11 @@ class PolicyTrainerRayProcess(TrainRayActor):
             num_sequences=data.num_global_sequences,
             response_length=self._args.lengths.response,
         )
+
+    def _ce_weight(self, mini_batch: MiniBatch) -> float:
+        """Weight of a token's cross-entropy in the sum that `_divisor` divides: the cross-entropy has a denominator of its
+        own."""
+        return self._args.ce_coef * self._divisor(mini_batch) / max(mini_batch.num_global_ce_tokens, 1)
 
     # --- weights ------------------------------------------------------------------------------------------------------
 

@@ -34,12 +34,13 @@ class PolicyLoss:
         self._loss_options = options_of(args, self._loss_fn.options)
 
     def compute(
-        self, micro_batch: CollatedBatchData, old_logprobs: torch.Tensor | None
+        self, micro_batch: CollatedBatchData, old_logprobs: torch.Tensor | None, *, ce_weight: float = 0.0
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
         """The loss summed over trained tokens, with its gradient; metric sums; sums of the mismatch with the engine's log-probs.
 
         `old_logprobs`, (rows, tokens - 1), are the log-probs before the first update of the step. None means that there was no
-        update yet, so the policy itself is the old policy.
+        update yet, so the policy itself is the old policy. `ce_weight` is what the cross-entropy of a token is multiplied by
+        before it is added to the sum.
         """
         args = self._args
         tensors = self._to_tensors(micro_batch)
@@ -72,6 +73,11 @@ class PolicyLoss:
             entropy_coef=args.entropy_coef,
         )
         sums |= rho_sums
+        if "ce_masks" in tensors:
+            cross_entropy = ce_weight * -torch.where(tensors["ce_masks"][:, 1:], new_logprobs, 0).sum()
+            loss = loss + cross_entropy
+            sums["loss/ce_avg"] = cross_entropy.detach()
+            sums["loss/total_avg"] = sums["loss/total_avg"] + cross_entropy.detach()
         sums["policy/entropy_avg"] = (entropy.detach() * mask).sum()
         mismatch = logprob_difference_sums(new_logprobs.detach(), vllm_logprobs, mask)
         return loss, sums, mismatch

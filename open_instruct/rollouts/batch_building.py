@@ -17,6 +17,7 @@ def training_samples(
     verification_reward: float,
     advantages: Callable[..., np.ndarray],
     mask_truncated_completions: bool,
+    learns_inserted: bool = False,
     masks: Sequence[Sequence[np.ndarray]] | None = None,
 ) -> list[TrainingSample]:
     """One sample per response, with the advantage of its reward within its group, in the order of `groups`.
@@ -25,7 +26,8 @@ def training_samples(
 
     With `mask_truncated_completions` responses that did not end by themselves count in their group's baseline, but no token of
     theirs is trained on; they are left out. So are responses of whose tokens `masks` (per group and response, (R,) bool; by
-    default all True) lets none be trained on, and those of weight 0. Tokens outside a `loss_mask` are never trained on.
+    default all True) lets none be trained on, and those of weight 0. Tokens outside a `loss_mask` are never trained on, but for
+    their cross-entropy with `learns_inserted`.
     """
     if masks is None:
         masks = [[np.ones(len(sample.response_ids), dtype=bool) for sample in group.samples] for group in groups]
@@ -38,6 +40,7 @@ def training_samples(
             logprobs=sample.logprobs,
             advantage=float(advantage),
             weight=sample.weight,
+            inserted=~sample.loss_mask if learns_inserted and sample.loss_mask is not None else None,
         )
         for group, advantages_G, group_masks in zip(groups, advantages_PG, masks, strict=True)
         for sample, advantage, mask in zip(group.samples, advantages_G, group_masks, strict=True)

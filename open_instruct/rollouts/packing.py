@@ -60,6 +60,7 @@ def collate_padded(samples: Sequence[TrainingSample], pad_token_id: int) -> Coll
         advantages=fill(advantages),
         vllm_logprobs=fill(logprobs),
         loss_weights=None if weights is None else fill(weights),
+        ce_masks=None if (inserted := _inserted(samples)) is None else fill(inserted),
     )
 
 
@@ -76,6 +77,7 @@ def collate_packed(samples: Sequence[TrainingSample], pad_token_id: int) -> Coll
         advantages=advantages[None],
         vllm_logprobs=logprobs[None],
         loss_weights=None if weights is None else weights[None],
+        ce_masks=None if (inserted := _inserted(samples)) is None else inserted[None],
     )
 
 
@@ -101,6 +103,17 @@ def _loss_weights(samples: Sequence[TrainingSample], mask: np.ndarray) -> np.nda
         return None
     weights = np.repeat([sample.weight for sample in samples], [len(sample) for sample in samples])
     return np.where(mask, weights, 0).astype(np.float32)
+
+
+def _inserted(samples: Sequence[TrainingSample]) -> np.ndarray | None:
+    """Masks of the cross-entropy, flat like the arrays of `_concatenate`; None if no sample has one."""
+    if all(sample.inserted is None for sample in samples):
+        return None
+    nothing = [(np.zeros(len(s.query), dtype=bool), np.zeros(len(s.response), dtype=bool)) for s in samples]
+    pairs = zip(samples, nothing, strict=True)
+    return np.concatenate(
+        [part for s, (query, none) in pairs for part in (query, none if s.inserted is None else s.inserted)]
+    )
 
 
 def _dummy(pad_token_id: int) -> CollatedBatchData:
@@ -225,6 +238,7 @@ def _share_mini_batch(
             micro_batches=share + [_dummy(pad_token_id)] * (num_micro_batches - len(share)),
             num_global_tokens=num_global_tokens,
             num_global_sequences=sum(bool(sample.mask.any()) for sample in samples),
+            num_global_ce_tokens=sum(int(sample.inserted.sum()) for sample in samples if sample.inserted is not None),
         )
         for share in micro_batches
     ]

@@ -161,6 +161,7 @@ class StepAssembly:
             verification_reward=args.verification_reward,
             advantages=self._advantages,
             mask_truncated_completions=args.mask_truncated_completions,
+            learns_inserted=args.ce_coef > 0,
             masks=masks,
         )
 

@@ -9,32 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import TIMEOUT_S, make_args
+from conftest import TIMEOUT_S
+from learner_group import LEARNING_RATE, Learners, make_samples
 
-from open_instruct.data_types import Box, RolloutBatch, TrainingSample
-from open_instruct.rollouts.packing import prepare_collated_data_for_workers
+from open_instruct.data_types import TrainingSample
 from open_instruct.storage.checkpoints import files_in
 
-LEARNING_RATE = 1e-3
 RESPONSE_LENGTH = 32  # of `make_args`
-
-
-def make_samples(num: int, *, seed: int = 0, num_tokens: int = 60) -> list[TrainingSample]:
-    """Random token ids of mixed lengths with random advantages."""
-    rng = np.random.default_rng(seed)
-    samples = []
-    for _ in range(num):
-        response = rng.integers(3, num_tokens, rng.integers(2, 24)).astype(np.int32)
-        samples.append(
-            TrainingSample(
-                query=rng.integers(3, num_tokens, rng.integers(4, 20)).astype(np.int32),
-                response=response,
-                mask=np.ones(len(response), dtype=bool),
-                logprobs=np.full(len(response), -2.0, dtype=np.float32),
-                advantage=float(rng.normal()),
-            )
-        )
-    return samples
 
 
 def plain_steps(
@@ -65,76 +46,6 @@ def plain_steps(
             group["lr"] = lr
         optimizer.step()
     return {name: p.detach() - before[name] for name, p in model.named_parameters()}
-
-
-class Learners:
-    """A group of real learner actors."""
-
-    def __init__(self, ray: Any, **options: Any) -> None:
-        from open_instruct.run.placement_group import create_actor_group, create_placement_groups
-
-        # The engine's log-probs of `make_samples` are made up: by default they are not corrected for.
-        options = {"use_rho_correction": False, **options}
-        self.args = make_args(learning_rate=LEARNING_RATE, total_episodes=16 * 4, **options)
-        self.ray = ray
-        self.placement = create_placement_groups(self.args)
-        self.group = create_actor_group(self.args, self.placement["actor"], None)
-        self.num_steps = 0
-        started = self.group.async_init(self.args, with_ref=self.args.load_ref_policy)
-        assert ray.get(started, timeout=TIMEOUT_S) == [0] * self.args.num_learners
-
-    def train(self, samples: list[TrainingSample], *, pack_length: int = 512) -> dict[str, float]:
-        from open_instruct.learners.step_sums import merge_step_metrics
-
-        ranks = prepare_collated_data_for_workers(
-            samples,
-            dp_world_size=self.args.num_learners,
-            pack_length=pack_length,
-            rows=1,
-            layout="padded",
-            pad_token_id=0,
-            num_mini_batches=self.args.num_mini_batches,
-        )
-        batch = RolloutBatch(self.num_steps + 1, [self.ray.put(batches) for batches in ranks])
-        refs = self.group.async_train(self.num_steps, Box(self.ray.put(batch)))
-        self.num_steps += 1
-        return merge_step_metrics(self.ray.get(refs, timeout=TIMEOUT_S))
-
-    def train_in_pieces(self, pieces: list[list[TrainingSample]], *, pack_length: int = 512) -> dict[str, float]:
-        """One step whose data comes in pieces, as with `--streaming`; the last may be empty."""
-        from open_instruct.learners.step_sums import merge_step_metrics
-
-        refs = []
-        for number, samples in enumerate(pieces):
-            ranks = prepare_collated_data_for_workers(
-                samples,
-                dp_world_size=self.args.num_learners,
-                pack_length=pack_length,
-                rows=1,
-                layout="padded",
-                pad_token_id=0,
-                num_mini_batches=1,
-            )
-            piece = RolloutBatch(
-                self.num_steps + 1,
-                [self.ray.put(batches) for batches in ranks],
-                is_last=number == len(pieces) - 1,
-                num_global_tokens=sum(int(sample.mask.sum()) for piece in pieces for sample in piece),
-                num_global_sequences=sum(bool(sample.mask.any()) for piece in pieces for sample in piece),
-            )
-            refs = self.group.async_train(self.num_steps, piece)
-        self.num_steps += 1
-        return merge_step_metrics(self.ray.get(refs, timeout=TIMEOUT_S))
-
-    def weights(self, directory: Path) -> dict[str, torch.Tensor]:
-        from safetensors.torch import load_file
-
-        self.ray.get(self.group.async_save_model(0, directory=str(directory), with_optimizer=False), timeout=TIMEOUT_S)
-        return load_file(directory / "model.safetensors")
-
-    def close(self) -> None:
-        self.group.shut_down()
-        self.ray.util.remove_placement_group(self.placement["actor"][0])
 
 
 def relative_error(change: dict[str, torch.Tensor], reference: dict[str, torch.Tensor]) -> float:
@@ -315,3 +226,30 @@ def test_weights_are_not_sent_under_the_name_of_another_version() -> None:
     assert learner.held_version() == 5
     with pytest.raises(ValueError, match="version 4 was to be sent, but these weights are of version 5"):
         learner.update_weights(4)
+
+
+def test_the_cross_entropy_of_inserted_tokens_has_a_denominator_of_its_own(
+    ray_session: Any, tied_model: str, tmp_path: Path
+) -> None:
+    """Two ranks; only a few responses hold inserted tokens, and the policy's part of the loss is 0."""
+    samples = [replace(sample, advantage=0.0) for sample in make_samples(9, seed=12)]
+    num_inserted = 0
+    for number in (0, 4, 5):
+        inserted = np.zeros(len(samples[number].response), dtype=bool)
+        inserted[1:] = True
+        num_inserted += int(inserted.sum())
+        samples[number] = replace(samples[number], inserted=inserted, mask=~inserted)
+    learners = Learners(ray_session, num_learners_per_node=[2], lr_scheduler_type="constant", ce_coef=0.5)
+    metrics = learners.train(samples, pack_length=64)
+    change = change_since_start(tied_model, learners.weights(tmp_path / "model"))
+    learners.close()
+    # `plain_steps` maximises the log-probs of a response's tokens times its advantage, divided by the number of them all.
+    alone = [
+        replace(samples[number], query=np.append(samples[number].query, samples[number].response[:1]), advantage=0.5)
+        for number in (0, 4, 5)
+    ]
+    alone = [replace(sample, response=sample.response[1:], mask=sample.mask[1:]) for sample in alone]
+    assert num_inserted == sum(len(sample.response) for sample in alone)
+    assert relative_error(change, plain_steps(tied_model, [alone], [LEARNING_RATE])) < 1e-3
+    assert metrics["loss/ce_avg"] > 0.5
+    assert metrics["loss/total_avg"] == pytest.approx(metrics["loss/ce_avg"], rel=1e-6)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import TIMEOUT_S
-from test_learner import Learners, make_samples
+from learner_group import Learners, make_samples
 
 from open_instruct.learners.moving_reference import load_reference, move_reference, reference_state
 

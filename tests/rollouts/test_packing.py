@@ -1,6 +1,8 @@
 """Advantages, collation and the division of samples among ranks."""
 
 import itertools
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -251,3 +253,20 @@ def test_mini_batches_differ_by_one_sample_at_most() -> None:
     sizes = [sum(len(b.query_responses) for b in m.micro_batches) for m in rank]
     assert sum(sizes) == 11
     assert sorted(sizes) == [2, 3, 3, 3]
+
+
+@pytest.mark.parametrize("collate", [collate_padded, collate_packed])
+def test_masks_of_the_cross_entropy_lie_on_the_inserted_tokens(collate: Any) -> None:
+    plain = TrainingSample(
+        query=np.array([1, 2], dtype=np.int32),
+        response=np.array([3, 4, 5], dtype=np.int32),
+        mask=np.ones(3, dtype=bool),
+        logprobs=np.zeros(3, dtype=np.float32),
+        advantage=1.0,
+    )
+    with_tool = replace(plain, mask=np.array([True, False, True]), inserted=np.array([False, True, False]))
+    assert collate([plain, plain], 0).ce_masks is None
+    batch = collate([plain, with_tool], 0)
+    assert batch.query_responses[batch.ce_masks].tolist() == [4]
+    assert not (batch.ce_masks & batch.response_masks).any()
+    assert batch.ce_masks.sum() == 1
