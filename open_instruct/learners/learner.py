@@ -31,7 +31,7 @@ from open_instruct.data_types import Box, MiniBatch, RolloutBatch
 from open_instruct.device import Device
 from open_instruct.engines.engine_client import UpdateReport
 from open_instruct.learners.models import build_engine, build_reference, hf_model
-from open_instruct.learners.moving_reference import load_reference, move_reference, reference_state
+from open_instruct.learners.moving_reference import MovingReference
 from open_instruct.learners.optimizer_step import apply_gradient, discard_gradient
 from open_instruct.learners.policy_loss import PolicyLoss
 from open_instruct.learners.random_state import random_state, seed_everything, set_random_state
@@ -93,7 +93,7 @@ class PolicyTrainerRayProcess(TrainRayActor):
         seed_everything(args.seed)
         self.engine = build_engine(args, device, world_size=self.world_size)
         reference = build_reference(args, device, world_size=self.world_size) if with_ref else None
-        self._reference = reference
+        self._moving_reference = self._make_moving_reference(reference)
         self._loss = PolicyLoss(args, self.engine, reference, device.learner_device)
         seed_everything(args.seed + self.rank)  # ranks build the same model, and then draw dropout of their own
         self._source = DeepSpeedWeightSource(hf_model(self.engine), zero_stage=args.deepspeed_stage)
@@ -110,6 +110,19 @@ class PolicyTrainerRayProcess(TrainRayActor):
             find_address=process_group.free_address,
         )
         return WeightLink(self._source, self._device, rank=self.rank, world_size=self.world_size, options=options)
+
+    def _make_moving_reference(self, reference: torch.nn.Module | None) -> MovingReference | None:
+        args = self._args
+        if reference is None or args.ref_policy_update_freq is None:
+            return None
+        return MovingReference(
+            reference,
+            self.engine,
+            every=args.ref_policy_update_freq,
+            alpha=args.alpha,
+            rank=self.rank,
+            is_divided=args.deepspeed_stage == 3,
+        )
 
     # --- training -----------------------------------------------------------------------------------------------------
 
@@ -139,7 +152,8 @@ class PolicyTrainerRayProcess(TrainRayActor):
         if not batch.is_last:
             return None
         self.version = batch.training_step
-        self._update_reference()
+        if self._moving_reference is not None:
+            self._moving_reference.update(self.version)
         return step.report(num_epochs=self._args.num_epochs, memory_in_use_bytes=self._device.memory_in_use_bytes())
 
     def _fetch(self, rollout_id: int, rollout_data_ref: Box | RolloutBatch) -> tuple[RolloutBatch, list[MiniBatch]]:
@@ -215,12 +229,6 @@ class PolicyTrainerRayProcess(TrainRayActor):
             discard_gradient(self.engine)
             step.num_empty += 1
         step.optimizer_s += time.perf_counter() - started
-
-    def _update_reference(self) -> None:
-        """Move the reference policy towards the policy, in the steps that are due."""
-        frequency = self._args.ref_policy_update_freq
-        if self._reference is not None and frequency is not None and self.version % frequency == 0:
-            move_reference(self._reference, self.engine, self._args.alpha)
 
     def _divisor(self, data: MiniBatch | RolloutBatch) -> float:
         """What the summed loss of an optimizer step is divided by."""
@@ -317,19 +325,9 @@ class PolicyTrainerRayProcess(TrainRayActor):
         with names_a_full_disk(Path(directory)):
             self.engine.save_checkpoint(directory, tag=LEARNER_DIRECTORY)
             torch.save(random_state(), Path(directory) / f"random_state_{self.rank}.pt")
-            if self._saves_reference:
-                torch.save(reference_state(self._reference), self._reference_file(directory))
+            if self._moving_reference is not None:
+                self._moving_reference.save(Path(directory))
             return sync_files_of_rank(Path(directory), self.rank)
-
-    @property
-    def _saves_reference(self) -> bool:
-        """Whether this rank writes the reference policy into a checkpoint: if it moves, its part of it at stage 3, and on the
-        first rank all of it at the other stages."""
-        moves = self._reference is not None and self._args.ref_policy_update_freq is not None
-        return moves and (self.rank == 0 or self._args.deepspeed_stage == 3)
-
-    def _reference_file(self, directory: str) -> Path:
-        return Path(directory) / f"reference_{self.rank if self._args.deepspeed_stage == 3 else 0}.pt"
 
     def load_checkpoint(self, directory: str, version: int) -> None:
         """Go on from a checkpoint that was written after `version` training steps."""
@@ -341,6 +339,6 @@ class PolicyTrainerRayProcess(TrainRayActor):
                     f"{directory} holds no DeepSpeed checkpoint; remove the directory to start from an older one"
                 )
             set_random_state(torch.load(Path(directory) / f"random_state_{self.rank}.pt", weights_only=True))
-        if self._reference is not None and self._args.ref_policy_update_freq is not None:
-            load_reference(self._reference, self._reference_file(directory))
+        if self._moving_reference is not None:
+            self._moving_reference.load(Path(directory))
         self.version = version

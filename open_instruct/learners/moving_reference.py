@@ -1,32 +1,54 @@
 """A reference policy that follows the policy (`--ref_policy_update_freq`).
 
 At ZeRO stage 3 each rank holds a part of every weight, and updates, saves and loads its own part alone. Policy and reference are
-divided alike, because they are the same model on the same ranks.
+divided alike, because they are the same model on the same ranks. At the other stages each rank holds all weights.
 """
 
 from pathlib import Path
-from typing import Any
 
 import torch
 
 
-@torch.no_grad()
-def move_reference(reference: torch.nn.Module, policy: torch.nn.Module, alpha: float) -> None:
-    """`reference = alpha * policy + (1 - alpha) * reference`, weight by weight (Polyak averaging)."""
-    for own, new in zip(_held(reference), _held(policy), strict=True):
-        own.lerp_(new.to(own.dtype), alpha)
+class MovingReference:
+    """Moves this rank's part of `reference` towards `policy`, and keeps it over a checkpoint."""
 
+    def __init__(
+        self,
+        reference: torch.nn.Module,
+        policy: torch.nn.Module,
+        *,
+        every: int,
+        alpha: float,
+        rank: int,
+        is_divided: bool,
+    ) -> None:
+        self._reference, self._policy = reference, policy
+        self._every, self._alpha = every, alpha
+        self._rank, self._is_divided = rank, is_divided
 
-def reference_state(reference: Any) -> list[torch.Tensor]:
-    """The weights that this rank holds, on the CPU."""
-    return [tensor.detach().cpu() for tensor in _held(reference)]
+    @torch.no_grad()
+    def update(self, version: int) -> None:
+        """After every `every`-th training step: `reference = alpha * policy + (1 - alpha) * reference`, weight by weight
+        (Polyak averaging)."""
+        if version % self._every:
+            return
+        for own, new in zip(_held(self._reference), _held(self._policy), strict=True):
+            own.lerp_(new.to(own.dtype), self._alpha)
 
+    def save(self, directory: Path) -> None:
+        """Write what this rank holds. Without ZeRO stage 3 all ranks hold the same, and the first one writes it."""
+        if self._is_divided or self._rank == 0:
+            torch.save([tensor.detach().cpu() for tensor in _held(self._reference)], self._file(directory))
 
-@torch.no_grad()
-def load_reference(reference: Any, file: Path) -> None:
-    """Take the weights that `reference_state` gave."""
-    for own, saved in zip(_held(reference), torch.load(file, weights_only=True), strict=True):
-        own.copy_(saved)
+    @torch.no_grad()
+    def load(self, directory: Path) -> None:
+        """Take the weights that `save` wrote."""
+        saved = torch.load(self._file(directory), weights_only=True)
+        for own, value in zip(_held(self._reference), saved, strict=True):
+            own.copy_(value)
+
+    def _file(self, directory: Path) -> Path:
+        return directory / f"reference_{self._rank if self._is_divided else 0}.pt"
 
 
 def _held(model: torch.nn.Module) -> list[torch.Tensor]:

@@ -8,19 +8,22 @@ import torch
 from conftest import TIMEOUT_S
 from learner_group import Learners, make_samples
 
-from open_instruct.learners.moving_reference import load_reference, move_reference, reference_state
+from open_instruct.learners.moving_reference import MovingReference
 
 
 def test_one_update_is_the_weighted_mean(tmp_path: Path) -> None:
     torch.manual_seed(0)
     policy, reference = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)
     expected = [0.6 * new + 0.4 * old for new, old in zip(policy.parameters(), reference.parameters(), strict=True)]
-    move_reference(reference, policy, 0.6)
+    moving = MovingReference(reference, policy, every=2, alpha=0.6, rank=0, is_divided=False)
+    moving.update(4)
     for parameter, wanted in zip(reference.parameters(), expected, strict=True):
         torch.testing.assert_close(parameter, wanted)
-    torch.save(reference_state(reference), tmp_path / "reference.pt")
-    move_reference(reference, policy, 1.0)
-    load_reference(reference, tmp_path / "reference.pt")
+    moving.save(tmp_path)
+    moving.update(6)
+    assert not torch.allclose(reference.weight, expected[0])
+    moving.load(tmp_path)
+    moving.update(7)  # not due
     for parameter, wanted in zip(reference.parameters(), expected, strict=True):
         torch.testing.assert_close(parameter, wanted)
 
