@@ -104,6 +104,15 @@ class Completion:
 
 
 @dataclass(frozen=True)
+class TeacherLogprobs:
+    """What a teacher says of a response, at each of its R tokens."""
+
+    top_ids: np.ndarray  # (R, K) int32: the teacher's likeliest tokens
+    top_logprobs: np.ndarray  # (R, K) float32; -inf where the teacher names fewer than K tokens
+    logprobs: np.ndarray  # (R,) float32, of the response's own tokens
+
+
+@dataclass(frozen=True)
 class Sample:
     """One response to train on or to measure, with the prompt that the engine had."""
 
@@ -127,6 +136,8 @@ class Sample:
     """Whether a verifier scores the sample. If not, its reward is `reward` or comes from `Workflow.rewards`."""
     reward: float | None = None
     """Reward in [0, 1], where the workflow knows it. None: not known yet, which never counts as 0."""
+    teacher: TeacherLogprobs | None = None
+    """What the teacher says of the response; None without a teacher, and until it was asked."""
     parent: int = -1
     """Position, among the samples of the rollout, of the sample whose text stands in this sample's prompt; -1: there is none."""
 
@@ -219,6 +230,8 @@ class TrainingSample:
     inserted: np.ndarray | None = None
     """(R,) bool: True on tokens that a workflow inserted and whose cross-entropy is trained on (`--ce_coef`); None: there are
     none."""
+    teacher: TeacherLogprobs | None = None
+    """What the teacher says of the response; None without a teacher."""
 
     def __len__(self) -> int:
         return len(self.query) + len(self.response)
@@ -242,6 +255,9 @@ class CollatedBatchData:
     ce_masks: np.ndarray | None = (
         None  # (B, T) bool: True on tokens whose cross-entropy is trained on; None: on no token
     )
+    teacher_top_ids: np.ndarray | None = None  # (B, T, K) int32, as in `TeacherLogprobs`; None without a teacher
+    teacher_top_logprobs: np.ndarray | None = None  # (B, T, K) float32, -inf outside responses
+    teacher_logprobs: np.ndarray | None = None  # (B, T) float32
 
     @property
     def num_tokens(self) -> int:

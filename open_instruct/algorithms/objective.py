@@ -51,9 +51,10 @@ def compute_objective(
     loss_weights: torch.Tensor | None = None,
     entropy: torch.Tensor | None = None,
     entropy_coef: float = 0.0,
+    distillation: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Policy loss plus `beta` times the KL to the reference policy minus `entropy_coef` times the entropy, summed over trained
-    tokens.
+    """Policy loss plus `beta` times the KL to the reference policy minus `entropy_coef` times the entropy plus `distillation`,
+    summed over trained tokens.
 
     Args:
         loss: a `losses.Loss` with its options.
@@ -61,6 +62,7 @@ def compute_objective(
         weights: (B, T) factors of the policy loss alone (see `compute_rho_correction`), without a gradient; None is 1 everywhere.
         loss_weights: (B, T) factors of all parts of the objective; None is 1 everywhere.
         entropy: (B, T) entropy of the policy at each token, with a gradient; needed if `entropy_coef` is not 0.
+        distillation: (B, T) loss that draws the policy towards a teacher, with a gradient; None without a teacher.
 
     Returns:
         The scalar objective, and by metric name detached float32 sums, which divided by the token count are means: the parts of
@@ -79,9 +81,13 @@ def compute_objective(
         per_token |= {f"objective/kl{i}_avg": kl for i, kl in enumerate(kls)}
     if entropy is not None:
         bonus = entropy_coef * torch.where(mask, entropy, 0)
+    parts = [policy_loss, kl_loss, bonus, torch.zeros_like(policy_loss) if distillation is None else distillation]
     if loss_weights is not None:
-        policy_loss, kl_loss, bonus = (part * loss_weights for part in (policy_loss, kl_loss, bonus))
-    total_loss = policy_loss + kl_loss - bonus
+        parts = [part * loss_weights for part in parts]
+    policy_loss, kl_loss, bonus, distillation_loss = parts
+    total_loss = policy_loss + kl_loss - bonus + distillation_loss
+    if distillation is not None:
+        per_token["loss/distillation_avg"] = distillation_loss
     per_token |= {"loss/policy_avg": policy_loss, "loss/kl_avg": kl_loss, "loss/total_avg": total_loss}
     sums = {name: (values.detach() * mask).sum(dtype=torch.float32) for name, values in per_token.items()}
     return (total_loss * mask).sum(), sums

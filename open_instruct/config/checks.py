@@ -14,13 +14,15 @@ from typing import Literal, get_args, get_origin
 
 from open_instruct.algorithms import denominators
 from open_instruct.algorithms.advantages import ADVANTAGES
+from open_instruct.algorithms.distillation import DISTILLATION_LOSSES
 from open_instruct.config.limits import POSITIVE, numbers_are_within_limits
 from open_instruct.config.model_checks import (
     model_can_be_read,
     model_family_can_be_trained,
     model_has_enough_positions,
+    teacher_fits_the_model,
 )
-from open_instruct.config.option_groups import NEVER
+from open_instruct.config.option_groups import NEVER, DistillationOptions
 from open_instruct.config.options import GRPOConfig
 from open_instruct.device import flash_attention_can_run, places_explained
 from open_instruct.option_text import shown
@@ -168,6 +170,24 @@ def the_reference_that_moves_is_there(args: GRPOConfig) -> Iterator[str]:
     if args.ref_policy_update_freq is not None and not args.load_ref_policy:
         options = shown(args, "ref_policy_update_freq", "load_ref_policy")
         yield f"{options}: there is no reference policy to update. Leave out one of the two."
+
+
+def teacher_has_something_to_say(args: GRPOConfig) -> Iterator[str]:
+    if not args.has_teacher:
+        for option in fields(DistillationOptions):
+            if getattr(args, option.name) != option.default:
+                options = shown(args, option.name, "teacher_model_name_or_path")
+                yield f"{options}: there is no teacher. Name one, or leave out {option.name}."
+        return
+    if args.temperature != 1.0:
+        options = shown(args, "teacher_model_name_or_path", "temperature")
+        yield f"{options}: the teacher's probabilities are those of temperature 1. Set temperature to 1."
+    if args.active_sampling:
+        options = shown(args, "teacher_model_name_or_path", "active_sampling")
+        yield f"{options}: with a teacher no group is left out, so there is nothing to replace. Leave out active_sampling."
+    if args.distillation_top_k == 0 and DISTILLATION_LOSSES[args.distillation_loss].facts.get("needs_top_k"):
+        options = shown(args, "distillation_top_k", "distillation_loss")
+        yield f"{options}: this loss is a sum over the teacher's likeliest tokens. Give 1 or more."
 
 
 def overlong_buffer_fits(args: GRPOConfig) -> Iterator[str]:
@@ -351,9 +371,12 @@ def machine_has_room(args: GRPOConfig) -> Iterator[str]:
     """The room of a cluster is not checked here but after connecting to the cluster."""
     if os.environ.get("RAY_ADDRESS") or len(args.num_learners_per_node) > 1:
         return
-    options = shown(args, "num_learners_per_node", "vllm_num_engines", "vllm_tensor_parallel_size")
+    of_teacher = ("teacher_num_engines", "teacher_tensor_parallel_size") if args.has_teacher else ()
+    options = shown(args, "num_learners_per_node", "vllm_num_engines", "vllm_tensor_parallel_size", *of_teacher)
     num_workers = args.vllm_num_engines * args.vllm_tensor_parallel_size
     needed = args.num_learners + (0 if args.shares_devices else num_workers)
+    if args.has_teacher:
+        needed += args.teacher_num_engines * args.teacher_tensor_parallel_size
     if needed > args.device.num_places:
         yield (
             f"{options}: {needed} workers, and this machine has room for {args.device.num_places} "
@@ -382,6 +405,7 @@ RULES: tuple[Callable[[GRPOConfig], Iterator[str]], ...] = (
     cross_entropy_knows_its_denominator,
     active_sampling_has_something_to_replace,
     the_reference_that_moves_is_there,
+    teacher_has_something_to_say,
     overlong_buffer_fits,
     alerts_are_limits,
     stop_strings_are_not_empty,
@@ -404,4 +428,5 @@ RULES: tuple[Callable[[GRPOConfig], Iterator[str]], ...] = (
     model_can_be_read,
     model_family_can_be_trained,
     model_has_enough_positions,
+    teacher_fits_the_model,
 )

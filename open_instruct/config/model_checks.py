@@ -39,12 +39,50 @@ def model_family_can_be_trained(args: GRPOConfig) -> Iterator[str]:
 def model_has_enough_positions(args: GRPOConfig) -> Iterator[str]:
     config, _ = _load("AutoConfig", args.model_name_or_path, args.model_revision)
     num_positions = getattr(config, "max_position_embeddings", None)
-    # Scaled rotary embeddings allow more positions than this number; how many depends on the kind of scaling.
-    is_scaled = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default") != "default"
-    if num_positions is not None and not is_scaled and args.max_sequence_length > num_positions:
+    if num_positions is not None and not _has_scaled_positions(config) and args.max_sequence_length > num_positions:
         names = ["model_name_or_path", "max_prompt_token_length", "response_length", "eval_response_length"]
         names += WORKFLOWS[args.rollout_workflow].value.length_options
         yield f"{shown(args, *names)}: the model reads {num_positions} tokens at most. Set shorter lengths."
+
+
+def teacher_fits_the_model(args: GRPOConfig) -> Iterator[str]:
+    """The teacher must be readable, know every token of the model by the same number, and read sequences as long."""
+    if args.teacher_model_name_or_path is None:
+        return
+    names = ("teacher_model_name_or_path",) + (("teacher_model_revision",) if args.teacher_model_revision else ())
+    teacher = args.teacher_model_name_or_path, args.teacher_model_revision
+    config, problem = _load("AutoConfig", *teacher)
+    if config is None:
+        yield f"{shown(args, *names)}: {problem}"
+        return
+    num_positions = getattr(config, "max_position_embeddings", None)
+    needed = args.max_sequence_length + 1  # vLLM leaves room for a token that it samples
+    if num_positions is not None and not _has_scaled_positions(config) and needed > num_positions:
+        options = shown(args, *names, "max_prompt_token_length", "response_length")
+        yield f"{options}: the teacher reads {num_positions} tokens at most, and {needed} are needed. Set shorter lengths."
+    if args.distillation_top_k > config.get_text_config().vocab_size:
+        options = shown(args, *names, "distillation_top_k")
+        yield f"{options}: the teacher knows {config.get_text_config().vocab_size} tokens. Give fewer."
+    own, _ = _load("AutoTokenizer", args.tokenizer_name, args.tokenizer_revision)
+    theirs, problem = _load("AutoTokenizer", *teacher)
+    if theirs is None:
+        yield f"{shown(args, *names)}: its tokenizer cannot be read: {problem}"
+    elif own is not None:
+        vocabulary = theirs.get_vocab()
+        different = sorted(token for token, number in own.get_vocab().items() if vocabulary.get(token) != number)
+        if different:
+            yield (
+                f"{shown(args, *names)}: {len(different)} tokens of the model are others in the teacher's tokenizer, such as "
+                f"{different[0]!r}. Choose a teacher with the model's tokenizer."
+            )
+
+
+def vocabulary_size(args: GRPOConfig) -> int:
+    """Tokens that the model knows. Raises `ValueError` if the model cannot be read."""
+    config, problem = _load("AutoConfig", args.model_name_or_path, args.model_revision)
+    if config is None:
+        raise ValueError(f"{shown(args, *_model_options(args))}: {problem}")
+    return config.get_text_config().vocab_size
 
 
 def load_tokenizer(args: GRPOConfig) -> tuple[Any | None, list[str]]:
@@ -69,6 +107,11 @@ def load_tokenizer(args: GRPOConfig) -> tuple[Any | None, list[str]]:
     elif tokenizer is not None and config is not None:
         problem = _problem_with_vocabulary(tokenizer, config.get_text_config())
     return (None, [f"{shown(args, *names)}: {problem}"]) if problem else (tokenizer, [])
+
+
+def _has_scaled_positions(config: Any) -> bool:
+    """Scaled rotary embeddings allow more positions than the config's number; how many depends on the kind of scaling."""
+    return (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default") != "default"
 
 
 def _problem_with_vocabulary(tokenizer: Any, config: Any) -> str:

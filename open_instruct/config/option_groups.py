@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from open_instruct.algorithms.advantages import ADVANTAGES
+from open_instruct.algorithms.distillation import DISTILLATION_LOSSES
 from open_instruct.algorithms.losses import LOSSES, ClipOptions, DppoTvOptions, GmpoOptions, GspoOptions, SapoOptions
 from open_instruct.registry import chosen_from
 from open_instruct.workflows import builtin as builtin_workflows  # noqa: F401 - `WORKFLOWS` knows them then
@@ -250,6 +251,32 @@ class AlgorithmOptions(ClipOptions, GspoOptions, GmpoOptions, SapoOptions, DppoT
     off_policy_mask_threshold: float | None = None
     """Do not train on a response with a negative advantage whose tokens have become less likely, since they were sampled, by more
     than this on average (nats per token). By default all responses are trained on."""
+
+
+@dataclass(kw_only=True)
+class DistillationOptions:
+    """Distillation"""
+
+    teacher_model_name_or_path: str | None = None
+    """Teacher whose distribution the model learns, on the responses that it samples itself (on-policy distillation): a local
+    directory or a name on the hub. It needs the same tokens as the model. By default there is no teacher."""
+    teacher_model_revision: str | None = None
+    """Branch, tag or commit of a teacher on the hub."""
+    distillation_loss: str = chosen_from(DISTILLATION_LOSSES, "reverse_kl")
+    """What is made smaller. reverse_kl: KL(model, teacher), exact over the teacher's distillation_top_k tokens and sampled beyond
+    them; forward_kl: KL(teacher, model) over the teacher's distillation_top_k tokens."""
+    distillation_top_k: int = 32
+    """Tokens, the likeliest first, whose probabilities the teacher tells at each place. 0: that of the sampled token alone."""
+    distillation_coef: float = 1.0
+    """Weight of the distillation loss, which is added to the policy loss."""
+    use_task_rewards: bool = True
+    """Train on rewards too. False: learn from the teacher alone; rewards are only reported."""
+    teacher_num_engines: int = 1
+    """Number of engines that run the teacher."""
+    teacher_tensor_parallel_size: int = 1
+    """GPUs (on CPU: processes) per engine of the teacher."""
+    teacher_timeout_s: float = 600.0
+    """Seconds that an engine of the teacher may go, with work, without an answer. Then the run ends."""
 
 
 @dataclass(kw_only=True)

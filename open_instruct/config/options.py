@@ -12,6 +12,7 @@ from open_instruct.config.option_groups import (
     AsyncOptions,
     DataOptions,
     DeadlineOptions,
+    DistillationOptions,
     EvaluationOptions,
     LearnerOptions,
     ModelOptions,
@@ -41,6 +42,7 @@ class GRPOConfig(
     ReasoningCacheOptions,
     AsyncOptions,
     AlgorithmOptions,
+    DistillationOptions,
     RewardOptions,
     OptimizerOptions,
     LearnerOptions,
@@ -90,6 +92,15 @@ class GRPOConfig(
             overlong_buffer=self.overlong_buffer_len,
             overlong_penalty=self.overlong_penalty_factor,
         )
+
+    @property
+    def has_teacher(self) -> bool:
+        return self.teacher_model_name_or_path is not None
+
+    @property
+    def leaves_out_zero_std(self) -> bool:
+        """Whether groups whose responses all have the same reward are left out. From a teacher they learn nevertheless."""
+        return self.filter_zero_std_samples and not self.has_teacher
 
     @property
     def shares_devices(self) -> bool:

@@ -1,6 +1,6 @@
 """Log-probs of sampled tokens and their entropy; `[tokens, vocabulary]` logits never exist at once.
 
-Shapes: B rows, T tokens, N tokens of all rows, H hidden units, V vocabulary.
+Shapes: B rows, T tokens, N tokens of all rows, L labels of each token, H hidden units, V vocabulary.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,7 @@ CHUNK_ELEMENTS = 2**24
 def chunked_log_probs(
     hidden_NH: torch.Tensor,
     weight_VH: torch.Tensor,
-    labels_N: torch.Tensor,
+    labels: torch.Tensor,
     *,
     temperature: float = 1.0,
     chunk_elements: int = CHUNK_ELEMENTS,
@@ -32,17 +32,22 @@ def chunked_log_probs(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-prob of each label, and entropy of the distribution that the label was drawn from, `softmax(logits / temperature)`.
 
-    With `softcap` c the logits are `c * tanh(logits / c)` first.
+    `labels` are (N,) token ids, or (N, L) if several log-probs of each token are wanted. With `softcap` c the logits are
+    `c * tanh(logits / c)` first.
 
     The logits of `chunk_elements // V` tokens (at least one) exist at a time, and the backward pass computes them again.
     Matrix products run in the dtype of the inputs, softmax and the sum of the weight's gradient in float32 or better.
 
     Returns:
-        (N,) log-probs and (N,) entropies in nats, differentiable once in `hidden_NH`, `weight_VH` and `bias_V`. Both are float32,
-        or float64 for inputs in float64.
+        Log-probs, of the shape of `labels`, and (N,) entropies in nats, differentiable once in `hidden_NH`, `weight_VH` and
+        `bias_V`. Both are float32, or float64 for inputs in float64.
     """
     rows_per_chunk = max(1, chunk_elements // weight_VH.shape[0])
-    return _ChunkedLogProbs.apply(hidden_NH, weight_VH, bias_V, labels_N, temperature, softcap, rows_per_chunk)
+    labels_NL = labels.reshape(len(labels), -1)
+    logprobs_NL, entropy_N = _ChunkedLogProbs.apply(
+        hidden_NH, weight_VH, bias_V, labels_NL, temperature, softcap, rows_per_chunk
+    )
+    return logprobs_NL.view(labels.shape), entropy_N
 
 
 class _ChunkedLogProbs(torch.autograd.Function):
@@ -52,37 +57,37 @@ class _ChunkedLogProbs(torch.autograd.Function):
         hidden_NH: torch.Tensor,
         weight_VH: torch.Tensor,
         bias_V: torch.Tensor | None,
-        labels_N: torch.Tensor,
+        labels_NL: torch.Tensor,
         temperature: float,
         softcap: float | None,
         rows_per_chunk: int,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        label_logprobs_N = hidden_NH.new_empty(len(labels_N), dtype=_softmax_dtype(hidden_NH))
-        entropy_N = torch.empty_like(label_logprobs_N)
-        for rows in _chunks(len(labels_N), rows_per_chunk):
+        label_logprobs_NL = hidden_NH.new_empty(labels_NL.shape, dtype=_softmax_dtype(hidden_NH))
+        entropy_N = label_logprobs_NL.new_empty(len(labels_NL))
+        for rows in _chunks(len(labels_NL), rows_per_chunk):
             logits_CV = _logits(hidden_NH[rows], weight_VH, bias_V, softcap)
             logprobs_CV = F.log_softmax(logits_CV.div_(temperature), dim=-1)
-            label_logprobs_N[rows] = logprobs_CV.gather(1, labels_N[rows, None]).squeeze(1)
+            label_logprobs_NL[rows] = logprobs_CV.gather(1, labels_NL[rows])
             entropy_N[rows] = -torch.linalg.vecdot(logprobs_CV.exp(), logprobs_CV)
-        ctx.save_for_backward(hidden_NH, weight_VH, bias_V, labels_N, entropy_N)
+        ctx.save_for_backward(hidden_NH, weight_VH, bias_V, labels_NL, entropy_N)
         ctx.temperature, ctx.softcap, ctx.rows_per_chunk = temperature, softcap, rows_per_chunk
         ctx.set_materialize_grads(False)  # where one of the results is not used, its gradient costs nothing
-        return label_logprobs_N, entropy_N
+        return label_logprobs_NL, entropy_N
 
     @staticmethod
     @once_differentiable
     def backward(  # pyrefly: ignore[bad-override]  # the decorator hides the name of `ctx`
         ctx: Any, *grad_outputs: torch.Tensor | None
     ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None, None, None, None, None]:
-        grad_logprobs_N, grad_entropy_N = grad_outputs
-        hidden_NH, weight_VH, bias_V, labels_N, entropy_N = ctx.saved_tensors
-        if grad_logprobs_N is None:
-            grad_logprobs_N = torch.zeros_like(entropy_N)
+        grad_logprobs_NL, grad_entropy_N = grad_outputs
+        hidden_NH, weight_VH, bias_V, labels_NL, entropy_N = ctx.saved_tensors
+        if grad_logprobs_NL is None:
+            grad_logprobs_NL = entropy_N.new_zeros(labels_NL.shape)
         wants_hidden, wants_weight, wants_bias, *_ = ctx.needs_input_grad
         grad_hidden_NH = torch.empty_like(hidden_NH) if wants_hidden else None
         grad_weight_VH = torch.zeros_like(weight_VH, dtype=_softmax_dtype(weight_VH)) if wants_weight else None
         grad_bias_V = torch.zeros_like(bias_V, dtype=_softmax_dtype(bias_V)) if wants_bias else None
-        for rows in _chunks(len(labels_N), ctx.rows_per_chunk):
+        for rows in _chunks(len(labels_NL), ctx.rows_per_chunk):
             logits_CV = _logits(hidden_NH[rows], weight_VH, bias_V, ctx.softcap)
             slope_CV = None if ctx.softcap is None else 1 - (logits_CV / ctx.softcap).square_()
             logprobs_CV = F.log_softmax(logits_CV.div_(ctx.temperature), dim=-1)
@@ -91,9 +96,9 @@ class _ChunkedLogProbs(torch.autograd.Function):
                 grad_C1 = grad_entropy_N[rows, None] / ctx.temperature
                 of_entropy_CV = (logprobs_CV + entropy_N[rows, None]) * logprobs_CV.exp() * -grad_C1
             # d logprob[label] / d logit[v] = (1[v == label] - p[v]) / temperature
-            grad_C1 = grad_logprobs_N[rows, None] / ctx.temperature
-            grad_logits_CV = logprobs_CV.exp_().mul_(-grad_C1)
-            grad_logits_CV.scatter_add_(1, labels_N[rows, None], grad_C1)
+            grad_CL = grad_logprobs_NL[rows] / ctx.temperature
+            grad_logits_CV = logprobs_CV.exp_().mul_(-grad_CL.sum(1, keepdim=True))
+            grad_logits_CV.scatter_add_(1, labels_NL[rows], grad_CL)
             if of_entropy_CV is not None:
                 grad_logits_CV += of_entropy_CV
             if slope_CV is not None:  # d(c * tanh(x / c)) / dx = 1 - tanh(x / c)^2
@@ -154,8 +159,12 @@ class LogProbModel(torch.nn.Module):
         self._logits_scale, self._softcap = logits_scale_and_cap(model.config)
 
     def forward(
-        self, input_ids: torch.Tensor, position_ids: torch.Tensor, temperature: float
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self,
+        input_ids: torch.Tensor,
+        position_ids: torch.Tensor,
+        temperature: float,
+        other_ids: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Log-probs of tokens 1..T-1, each given what stands before it in its sequence.
 
         No attention mask is needed: padding stands on the right, where causal attention cannot see it, and sequences
@@ -165,29 +174,33 @@ class LogProbModel(torch.nn.Module):
             input_ids: (B, T) token ids.
             position_ids: (B, T), from 0 in each sequence.
             temperature: divides the logits; the temperature that the tokens were sampled at.
+            other_ids: (B, T, K) further tokens that could have stood in the place of each token; None is K = 0.
 
         Returns:
-            (B, T-1) log-probs and (B, T-1) entropies, as `chunked_log_probs` gives them; entry `t` belongs to token
-            `t + 1`, and means nothing where that token is padding or begins a sequence.
+            (B, T-1) log-probs, (B, T-1) entropies and (B, T-1, K) log-probs of `other_ids`, as `chunked_log_probs` gives them;
+            entry `t` belongs to token `t + 1`, and means nothing where that token is padding or begins a sequence.
         """
         outputs = self.model.base_model(input_ids=input_ids, position_ids=position_ids, use_cache=False)
         hidden_BTH = outputs.last_hidden_state[:, :-1]
-        labels_BT = input_ids[:, 1:].long()
+        labels_BTL = input_ids[:, 1:, None].long()
+        if other_ids is not None:
+            labels_BTL = torch.cat([labels_BTL, other_ids[:, 1:].long()], dim=2)
         head = self.model.get_output_embeddings()
         assert head is not None, f"{type(self.model).__name__} is no language model: it has no head"
         # ZeRO-3 gathers a partitioned weight when a forward reads it. The weight is read once, however many chunks follow,
         # because ranks whose batches differ in length must take part in the same number of gathers.
         weight_VH, bias_V = head.weight, head.bias
-        logprobs_N, entropy_N = chunked_log_probs(
+        logprobs_NL, entropy_N = chunked_log_probs(
             hidden_BTH.flatten(0, 1),
             weight_VH,
-            labels_BT.flatten(),
+            labels_BTL.flatten(0, 1),
             temperature=temperature / self._logits_scale,  # scaled logits are logits at another temperature
             chunk_elements=self._chunk_elements,
             bias_V=bias_V,
             softcap=self._softcap,
         )
-        return logprobs_N.view(labels_BT.shape), entropy_N.view(labels_BT.shape)
+        logprobs_BTL = logprobs_NL.view(labels_BTL.shape)
+        return logprobs_BTL[..., 0], entropy_N.view(labels_BTL.shape[:2]), logprobs_BTL[..., 1:]
 
 
 # ------------------------------------------------------------------------------------------- plain formulas

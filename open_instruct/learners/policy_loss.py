@@ -8,6 +8,7 @@ import torch
 
 from open_instruct.algorithms.corrections import RhoOptions, compute_rho_correction, off_policy_sequence_mask
 from open_instruct.algorithms.denominators import SEQUENCE
+from open_instruct.algorithms.distillation import DISTILLATION_LOSSES, TeacherInputs
 from open_instruct.algorithms.losses import LOSSES, LossInputs
 from open_instruct.algorithms.mismatch import logprob_difference_sums
 from open_instruct.algorithms.objective import compute_objective, make_loss_inputs, weights_of_sequences
@@ -20,7 +21,8 @@ class PolicyLoss:
     """Computes losses and log-probs of `engine`, the DeepSpeed engine of the policy.
 
     Args:
-        engine: called with token ids, positions and temperature; returns log-probs and entropies.
+        engine: called with token ids, positions, temperature and the teacher's tokens; returns log-probs, entropies and the
+            log-probs of the teacher's tokens (`LogProbModel`).
         reference: the reference model, called in the same way; None without a KL penalty.
         device: where the tensors of a micro-batch go.
     """
@@ -32,6 +34,8 @@ class PolicyLoss:
         self._device = device
         self._loss_fn = LOSSES[args.loss_fn]
         self._loss_options = options_of(args, self._loss_fn.options)
+        self._distillation_loss = DISTILLATION_LOSSES[args.distillation_loss]
+        self._distillation_options = options_of(args, self._distillation_loss.options)
 
     def compute(
         self, micro_batch: CollatedBatchData, old_logprobs: torch.Tensor | None, *, ce_weight: float = 0.0
@@ -46,7 +50,7 @@ class PolicyLoss:
         tensors = self._to_tensors(micro_batch)
         mask = tensors["response_masks"][:, 1:]
         vllm_logprobs = tensors["vllm_logprobs"][:, 1:]
-        new_logprobs, entropy = self._forward(self._engine, tensors)
+        new_logprobs, entropy, top_logprobs = self._forward(self._engine, tensors, tensors.get("teacher_top_ids"))
         if args.use_vllm_logprobs:
             old_logprobs = vllm_logprobs
         elif old_logprobs is None:
@@ -62,6 +66,7 @@ class PolicyLoss:
             mask=mask,
             position_ids=positions,
         )
+        distillation, teacher_sums = self._distillation(tensors, inputs, top_logprobs, weights)
         loss, sums = compute_objective(
             inputs,
             lambda inputs: self._loss_fn.value(inputs, self._loss_options),
@@ -71,8 +76,9 @@ class PolicyLoss:
             loss_weights=self._loss_weights(tensors, inputs),
             entropy=entropy if args.entropy_coef else None,
             entropy_coef=args.entropy_coef,
+            distillation=distillation,
         )
-        sums |= rho_sums
+        sums |= rho_sums | teacher_sums
         if "ce_masks" in tensors:
             cross_entropy = ce_weight * -torch.where(tensors["ce_masks"][:, 1:], new_logprobs, 0).sum()
             loss = loss + cross_entropy
@@ -101,11 +107,13 @@ class PolicyLoss:
         """(R,) float32 log-probs of a response of R tokens after its prompt."""
         ids = torch.from_numpy(np.concatenate([prompt, response])).long()[None].to(self._device)
         positions = torch.arange(ids.shape[1], device=self._device)[None]
-        logprobs, _ = self._engine(ids, positions, self._args.temperature)
+        logprobs, _, _ = self._engine(ids, positions, self._args.temperature)
         return logprobs[0, len(prompt) - 1 :].float().cpu().numpy()
 
-    def _forward(self, model: Any, tensors: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-        return model(tensors["query_responses"], tensors["position_ids"], self._args.temperature)
+    def _forward(
+        self, model: Any, tensors: dict[str, torch.Tensor], other_ids: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        return model(tensors["query_responses"], tensors["position_ids"], self._args.temperature, other_ids)
 
     def _correction(
         self, tensors: dict[str, torch.Tensor], new_logprobs: torch.Tensor, old_logprobs: torch.Tensor
@@ -125,6 +133,46 @@ class PolicyLoss:
             sums["val/off_policy_drop_frac"] = (~keep & mask).sum(dtype=torch.float32)
             weights = keep.float() if weights is None else weights * keep
         return weights, sums
+
+    def _distillation(
+        self,
+        tensors: dict[str, torch.Tensor],
+        inputs: LossInputs,
+        top_logprobs: torch.Tensor,
+        weights: torch.Tensor | None,
+    ) -> tuple[torch.Tensor | None, dict[str, torch.Tensor]]:
+        """Loss of each token against the teacher, (rows, tokens - 1), and metric sums; None without a teacher.
+
+        Args:
+            top_logprobs: (rows, tokens - 1, K) of the teacher's tokens.
+            weights: as `_correction` gives them; times the ratio they lead from the engine to the policy as it is.
+        """
+        if "teacher_logprobs" not in tensors:
+            return None, {}
+        sampled, top_ids, teacher_top = (
+            tensors[name][:, 1:] for name in ("query_responses", "teacher_top_ids", "teacher_top_logprobs")
+        )
+        ratio = inputs.ratio.detach()
+        loss, kl = self._distillation_loss.value(
+            TeacherInputs(
+                new_top_logprobs=top_logprobs,
+                teacher_top_logprobs=teacher_top,
+                new_logprobs=inputs.new_logprobs,
+                teacher_logprobs=tensors["teacher_logprobs"][:, 1:],
+                is_in_top=((top_ids == sampled[..., None]) & teacher_top.isfinite()).any(-1),
+                tail_weights=ratio if weights is None else ratio * weights,
+                mask=inputs.mask,
+            ),
+            self._distillation_options,
+        )
+        per_token = {
+            "objective/teacher_kl_avg": kl.detach(),
+            "val/teacher_top_k_mass": teacher_top.exp().sum(-1),
+        }
+        sums = {
+            name: torch.where(inputs.mask, values, 0).sum(dtype=torch.float32) for name, values in per_token.items()
+        }
+        return self._args.distillation_coef * loss, sums
 
     def _loss_weights(self, tensors: dict[str, torch.Tensor], inputs: LossInputs) -> torch.Tensor | None:
         """(B, T - 1) factors of each token's loss, which the samples and `--loss_denominator` ask for; None is 1 everywhere."""

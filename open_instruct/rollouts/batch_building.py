@@ -41,6 +41,7 @@ def training_samples(
             advantage=float(advantage),
             weight=sample.weight,
             inserted=~sample.loss_mask if learns_inserted and sample.loss_mask is not None else None,
+            teacher=sample.teacher,
         )
         for group, advantages_G, group_masks in zip(groups, advantages_PG, masks, strict=True)
         for sample, advantage, mask in zip(group.samples, advantages_G, group_masks, strict=True)

@@ -17,7 +17,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 from ray.util.queue import Queue
@@ -42,6 +42,9 @@ from open_instruct.rollouts.step_filling import StepFilling
 from open_instruct.system.work_threads import POLL_S, WorkThreads
 from open_instruct.verifiers.pool import VerifierPool
 from open_instruct.verifiers.verifiers import import_verifiers
+
+if TYPE_CHECKING:
+    from ray.actor import ActorHandle
 
 logger = logging.getLogger(__name__)
 
@@ -91,6 +94,7 @@ class RolloutController:
         inference_results_Q: Queue,
         *,
         message_queue: MessageQueue,
+        teachers: "Sequence[ActorHandle]" = (),
     ) -> None:
         import_extensions([*args.algorithm_modules, *args.workflow_modules])
         self._args = args
@@ -112,7 +116,7 @@ class RolloutController:
             args, threads, flow, requests, evaluations, param_prompt_Q, self._custom_generation_logic
         )
         self._preparation = DataPreparation(
-            args, threads, flow, workflow, self._scoring, evaluations, inference_results_Q
+            args, threads, flow, workflow, self._scoring, evaluations, inference_results_Q, teachers
         )
         self._filling = StepFilling(
             args, options.collation, threads, self._preparation, flow, workflow, requests, tokenizer, message_queue
@@ -133,9 +137,7 @@ class RolloutController:
         for group in self._loaded:
             self._take_back(group)
         self._loaded = []
-        self._threads.start(
-            self._feeder.feed_prompts, self._preparation.data_preparation_thread, self._filling.packing_thread
-        )
+        self._threads.start(self._feeder.feed_prompts, *self._preparation.threads, self._filling.packing_thread)
 
     def watch(self) -> None:
         """Waits while all is well; raises what ended a background thread. Returns after `stop`."""
@@ -250,7 +252,8 @@ class RolloutController:
             return (
                 f"step {self._flow.assembling} is being put together, engines serve version {self._flow.version}, "
                 f"{len(waiting)} prompts are not back from the engines ({names or 'none'}), "
-                f"{len(self._preparation.being_scored)} are being scored, {len(self._filling.groups)} groups wait"
+                f"{len(self._preparation.being_scored)} are being scored{self._preparation.at_the_teacher}, "
+                f"{len(self._filling.groups)} groups wait"
                 + (f"; paused: {', '.join(pauses)}" if pauses else "")
                 + (f"; warnings: {' '.join(notices)}" if notices else "")
             )
@@ -298,7 +301,9 @@ class RolloutController:
             self._preparation.take(group.result)
         else:
             scored = self._scoring.group(group.result, group.scores, group.num_failures)
-            self._filling.take(replace(scored, num_not_scored=group.num_not_scored))
+            scored = replace(scored, num_not_scored=group.num_not_scored)
+            if not self._preparation.ask_teacher(scored):
+                self._filling.take(scored)
 
     # --- a training loop of the user's own ----------------------------------------------------------------------------
 

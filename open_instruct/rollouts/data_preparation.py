@@ -1,13 +1,15 @@
 """Takes results from the engines and has them scored.
 
-inference_results_Q ─► take ─► verifiers ─► training groups ─► `scored` ─► step_filling.py
+inference_results_Q ─► take ─► verifiers ─► training groups ─► the teacher, if there is one ─► `scored` ─► step_filling.py
                         │          └──────► evaluation
                         └─ an engine gave the group up, or too few responses were scored: its prompt is issued again
 """
 
 import queue
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 from ray.util.queue import Empty, Queue
@@ -19,10 +21,14 @@ from open_instruct.rollouts.generation_failures import GenerationFailures
 from open_instruct.rollouts.result_scoring import ResultScoring
 from open_instruct.rollouts.rollout_state import FinishedGroup
 from open_instruct.rollouts.staleness import PromptFlow
+from open_instruct.rollouts.teacher_scoring import TeacherScoring
 from open_instruct.scored_groups import ScoredGroup
 from open_instruct.system.work_threads import POLL_S, WorkThreads
 from open_instruct.verifiers.scoring_processes import Scored
 from open_instruct.workflows.base import Workflow
+
+if TYPE_CHECKING:
+    from ray.actor import ActorHandle
 
 
 class DataPreparation:
@@ -37,6 +43,7 @@ class DataPreparation:
         scoring: ResultScoring,
         evaluations: Evaluations,
         results_queue: Queue,
+        teachers: "Sequence[ActorHandle]" = (),
     ) -> None:
         self._args = args
         self._threads = threads
@@ -48,12 +55,21 @@ class DataPreparation:
         self.scored: queue.SimpleQueue[ScoredGroup] = queue.SimpleQueue()
         self.being_scored: dict[str, GenerationResult] = {}
         """Results of training prompts, from their arrival until `PromptFlow` has their groups."""
+        self._teacher = None
+        if teachers:
+            self._teacher = TeacherScoring(teachers, threads, self.scored.put, timeout_s=args.teacher_timeout_s)
         self.failures = GenerationFailures()
         self.num_samples = 0
         self.num_response_tokens = 0
 
+    @property
+    def threads(self) -> list[Callable[[], None]]:
+        """What runs in the background while the run lasts."""
+        of_teacher = [] if self._teacher is None else [self._teacher.teaching_thread]
+        return [self.data_preparation_thread, *of_teacher]
+
     def data_preparation_thread(self) -> None:
-        """The thread. It takes results from the results queue until the run ends."""
+        """A thread. It takes results from the results queue until the run ends."""
         while not self._threads.stopping.is_set():
             try:
                 results = self._results_queue.get(timeout=POLL_S)
@@ -107,12 +123,26 @@ class DataPreparation:
                 self._leave_out(result, cause)
             elif result.is_eval:
                 self._take_into_evaluation(group)
-            else:
+            elif not self.ask_teacher(group):
                 self.scored.put(group)
         except Exception as error:  # nobody looks at what a callback raises
             failure = RuntimeError(f"verification of {result.prompt_id} failed: {error!r}")
             failure.__cause__ = error
             self._threads.fail(failure)
+
+    def ask_teacher(self, group: ScoredGroup) -> bool:
+        """Have the teacher look at a group of training, which then goes into `scored`. False without a teacher."""
+        if self._teacher is None:
+            return False
+        with self._threads.lock:
+            self.being_scored[group.result.prompt_id] = group.result
+        self._teacher.submit(group)
+        return True
+
+    @property
+    def at_the_teacher(self) -> str:
+        """For a message: how many groups the teacher has."""
+        return "" if self._teacher is None else f" ({self._teacher.num_asked} of them by the teacher)"
 
     def _take_into_evaluation(self, group: ScoredGroup) -> None:
         with self._threads.lock:

@@ -45,8 +45,8 @@ def collate_padded(samples: Sequence[TrainingSample], pad_token_id: int) -> Coll
     columns_T = np.arange(lengths_B.max(), dtype=np.int32)
     is_token_BT = columns_T < lengths_B[:, None]
 
-    def fill(values: np.ndarray, padding: int = 0) -> np.ndarray:
-        padded_BT = np.full(is_token_BT.shape, padding, dtype=values.dtype)
+    def fill(values: np.ndarray, padding: float = 0) -> np.ndarray:
+        padded_BT = np.full((*is_token_BT.shape, *values.shape[1:]), padding, dtype=values.dtype)
         padded_BT[is_token_BT] = values  # row by row, the order in which the samples stand in `values`
         return padded_BT
 
@@ -61,6 +61,7 @@ def collate_padded(samples: Sequence[TrainingSample], pad_token_id: int) -> Coll
         vllm_logprobs=fill(logprobs),
         loss_weights=None if weights is None else fill(weights),
         ce_masks=None if (inserted := _inserted(samples)) is None else fill(inserted),
+        **{name: fill(values, padding=padding) for name, (values, padding) in _of_teacher(samples).items()},
     )
 
 
@@ -78,6 +79,7 @@ def collate_packed(samples: Sequence[TrainingSample], pad_token_id: int) -> Coll
         vllm_logprobs=logprobs[None],
         loss_weights=None if weights is None else weights[None],
         ce_masks=None if (inserted := _inserted(samples)) is None else inserted[None],
+        **{name: values[None] for name, (values, _) in _of_teacher(samples).items()},
     )
 
 
@@ -114,6 +116,26 @@ def _inserted(samples: Sequence[TrainingSample]) -> np.ndarray | None:
     return np.concatenate(
         [part for s, (query, none) in pairs for part in (query, none if s.inserted is None else s.inserted)]
     )
+
+
+def _of_teacher(samples: Sequence[TrainingSample]) -> dict[str, tuple[np.ndarray, float]]:
+    """The fields of a micro-batch that hold what the teacher says, flat like the arrays of `_concatenate`, each with the value
+    outside responses; empty without a teacher."""
+    said = [sample.teacher for sample in samples if sample.teacher is not None]
+    if len(said) < len(samples):
+        assert not said, "the teacher was asked about some of the samples only"
+        return {}
+    nothing = {"teacher_top_ids": 0, "teacher_top_logprobs": -np.inf, "teacher_logprobs": 0}
+
+    def flat(name: str) -> np.ndarray:
+        of_responses = [getattr(one, name.removeprefix("teacher_")) for one in said]
+        before = [
+            np.full((len(sample.query), *values.shape[1:]), nothing[name], dtype=values.dtype)
+            for sample, values in zip(samples, of_responses, strict=True)
+        ]
+        return np.concatenate([part for pair in zip(before, of_responses, strict=True) for part in pair])
+
+    return {name: (flat(name), value) for name, value in nothing.items()}
 
 
 def _dummy(pad_token_id: int) -> CollatedBatchData:

@@ -1,7 +1,8 @@
 """The rollout side's state on disk: where the dataset stands, the prompts without a fate, and the groups that are finished.
 
 One file, whole or not at all: a JSON header (plain values, and of every finished group all but its arrays) and the arrays of
-all groups end to end, in NumPy's `.npz`. No pickle: reading it runs no code.
+all groups end to end, in NumPy's `.npz`. No pickle: reading it runs no code. What a teacher said of a group is left out, because
+the teacher is asked again.
 """
 
 import json
@@ -88,7 +89,7 @@ def _header(group: FinishedGroup) -> dict[str, Any]:
     """All but the arrays."""
     result = group.result
     prompts = {prompt.tobytes(): number for number, prompt in enumerate(_prompts(result))}
-    own = {one.name for one in fields(Sample)} - {"prompt_ids", "response_ids", "logprobs", "loss_mask"}
+    own = {one.name for one in fields(Sample)} - {"prompt_ids", "response_ids", "logprobs", "loss_mask", "teacher"}
     return {
         "prompt_lengths": [len(prompt) for prompt in _prompts(result)],
         "samples": [

@@ -68,6 +68,8 @@ class StepAssembly:
         own_options = options_of(args, ADVANTAGES[name].options)
         self._advantages = functools.partial(group_advantages, name=name, options=own_options)
         self._over_step = ADVANTAGES[name].facts.get("over_step")
+        if not args.use_task_rewards:
+            self._advantages, self._over_step = _no_advantages, None
         self._shaping = args.reward_shaping
         self.rollouts: list[ScoredGroup] = []
         """All that were added, whole."""
@@ -133,7 +135,7 @@ class StepAssembly:
             shaped = self._shaping.apply(group.rewards(args.verification_reward), group.lengths, group.stopped)
             group = replace(group, shaped_rewards=shaped)
         self.groups.append(group)
-        if group.first.weight == 0 or (args.filter_zero_std_samples and group.has_zero_std):
+        if group.first.weight == 0 or (args.leaves_out_zero_std and group.has_zero_std):
             return ZERO_STD
         age = sample_age(self.training_step, assignment.oldest_trained_version)
         assert age <= args.staleness_bound, (
@@ -246,3 +248,9 @@ class StepAssembly:
             "time/verification": self.groups[-1].score_s,  # the step waited for the last group alone
         }
         return metrics | (batch_building.advantage_metrics(samples) if samples else {})
+
+
+def _no_advantages(rewards_G: np.ndarray, *, lengths_G: np.ndarray) -> np.ndarray:
+    """Of a run that learns from a teacher alone."""
+    del lengths_G
+    return np.zeros(len(rewards_G))

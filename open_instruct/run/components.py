@@ -71,6 +71,7 @@ class Components:
         ready(self.manager.controller.__ray_ready__.remote(), "the start of the controller")
         for number in range(len(self.manager.rollout_engines)):
             self._start_engine(number, ready)
+        ready([teacher.ready.remote() for teacher in self.manager.teachers], "the start of the teacher")
         self.sharing.offload_engines()
         ready(learners or start_learners(), "the start of the learners")
 

@@ -1,7 +1,8 @@
 """The rollout side as the driver sees it: queues, controller and engines, which are created and addressed together here.
 
     RolloutManager ─► RolloutController      prompts, ledger, verification, batches
-                   └► LLMRayActor × N        on the bundles that were reserved for them; share the two queues
+                   ├► LLMRayActor × N        on the bundles that were reserved for them; share the two queues
+                   └► TeacherEngine × T      with a teacher; the controller asks them
 
 A training loop of your own needs three lines per step (`rollout_id` counts the steps that are done):
 
@@ -31,6 +32,7 @@ from open_instruct.engines.engine_sleep import SleepOptions
 from open_instruct.engines.vllm_engine import EngineOptions
 from open_instruct.rollouts.controller import ControllerOptions, RolloutController
 from open_instruct.rollouts.message_queue import MessageQueue, default_queue_size
+from open_instruct.run.teachers import create_teachers
 from open_instruct.vllm_utils3 import LLMRayActor
 from open_instruct.workflows.base import WORKFLOWS
 
@@ -73,6 +75,7 @@ def create_controller(
     queues: tuple[Queue, Queue],
     message_queue: MessageQueue,
     *,
+    teachers: "Sequence[ActorHandle]" = (),
     wandb_run_id: str | None = None,
     rollouter_cls: type[RolloutController] = RolloutController,
 ) -> "ActorHandle":
@@ -90,7 +93,15 @@ def create_controller(
         scheduling_strategy=on_this_node(),
         runtime_env={"env_vars": args.device.actor_env},
     )
-    return actor.remote(args, options, inputs.train_dataset, inputs.eval_dataset, *queues, message_queue=message_queue)
+    return actor.remote(
+        args,
+        options,
+        inputs.train_dataset,
+        inputs.eval_dataset,
+        *queues,
+        message_queue=message_queue,
+        teachers=list(teachers),
+    )
 
 
 def create_rollout_engines(
@@ -208,8 +219,15 @@ class RolloutManager:
         shorter_by = args.max_prompt_token_length - inputs.longest_prompt
         is_of_the_data = WORKFLOWS[args.rollout_workflow].value.prompts_are_of_the_data
         self.max_model_len = args.lengths.sequence - (shorter_by if is_of_the_data else 0)
+        self.teachers = create_teachers(args)
         self.controller = create_controller(
-            args, inputs, self.queues, self.message_queue, wandb_run_id=wandb_run_id, rollouter_cls=rollouter_cls
+            args,
+            inputs,
+            self.queues,
+            self.message_queue,
+            teachers=self.teachers,
+            wandb_run_id=wandb_run_id,
+            rollouter_cls=rollouter_cls,
         )
         self.rollout_engines = create_rollout_engines(args, pg, queues=self.queues, max_model_len=self.max_model_len)
         engine_bundles = [_of_engine(args, pg, number) for number in range(args.vllm_num_engines)]
@@ -294,9 +312,10 @@ class RolloutManager:
             for engine, ref in zip(self.rollout_engines, asked, strict=False)
             if ref in answered
         ]
+        ended += [teacher.shutdown.remote() for teacher in self.teachers]
         if ended:
             ray.wait(ended, num_returns=len(ended), timeout=max(deadline - time.monotonic(), 0.0))
-        for actor in (*self.rollout_engines, self.controller):
+        for actor in (*self.rollout_engines, *self.teachers, self.controller):
             ray.kill(actor)
         for queue in self.queues:
             queue.shutdown(force=True)

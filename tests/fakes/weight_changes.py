@@ -25,7 +25,7 @@ def largest_difference(
         for response, logprobs in zip(result.responses, result.logprobs, strict=True):
             ids = torch.from_numpy(np.concatenate([prompt, response])).long()[None]
             with torch.no_grad():
-                ours, _ = pair.model(ids, torch.arange(ids.shape[1])[None], temperature)
+                ours, _, _ = pair.model(ids, torch.arange(ids.shape[1])[None], temperature)
             difference = ours[0, len(prompt) - 1 :].numpy() - logprobs
             largest = max(largest, float(np.abs(difference).max()))
     return largest

@@ -76,6 +76,20 @@ def test_gradients_are_exact(wanted: tuple[bool, bool, bool], softcap: float | N
         assert torch.autograd.gradcheck(lambda *inputs, r=result: both(*inputs)[r], (hidden, weight, bias))
 
 
+def test_several_labels_of_a_token_have_exact_log_probs_and_gradients() -> None:
+    hidden, weight, bias, _ = make_inputs(num_tokens=5, vocab=6)
+    labels = torch.tensor([[0, 1, 5], [2, 2, 2], [5, 4, 3], [1, 0, 1], [3, 3, 0]])
+
+    def several(hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return chunked_log_probs(hidden, weight, labels, temperature=0.8, chunk_elements=12, bias_V=bias)
+
+    logprobs, entropy = several(hidden, weight, bias)
+    logits = (hidden @ weight.T + bias) / 0.8
+    torch.testing.assert_close(logprobs, logits.log_softmax(-1).gather(1, labels))
+    torch.testing.assert_close(entropy, entropy_from_logits(logits))
+    assert torch.autograd.gradcheck(several, (hidden, weight, bias))
+
+
 def test_bfloat16_inputs_get_a_float32_softmax_and_a_float32_sum_over_chunks() -> None:
     hidden, weight, _, labels = make_inputs(num_tokens=512, hidden=16, dtype=torch.bfloat16)
     logprobs, entropy = chunked_log_probs(hidden, weight, labels, chunk_elements=VOCAB)
@@ -160,7 +174,7 @@ def samples() -> list[TrainingSample]:
 def trained_logprobs(model: LogProbModel, batch: CollatedBatchData, temperature: float = 0.9) -> torch.Tensor:
     """Log-probs of all trained tokens, one sample after another."""
     ids, positions = torch.from_numpy(batch.query_responses), torch.from_numpy(batch.position_ids)
-    logprobs, _ = model(ids, positions, temperature)
+    logprobs, _, _ = model(ids, positions, temperature)
     return logprobs[torch.from_numpy(batch.response_masks[:, 1:])]
 
 
@@ -176,7 +190,7 @@ def test_log_prob_model_equals_full_logits(model: LogProbModel, samples: list[Tr
     ids, positions = torch.from_numpy(batch.query_responses), torch.from_numpy(batch.position_ids)
     logits = model.model(input_ids=ids, position_ids=positions, use_cache=False).logits[:, :-1] / 0.9
     expected = log_softmax_and_gather(logits, ids[:, 1:].long())
-    logprobs, entropy = model(ids, positions, 0.9)
+    logprobs, entropy, _ = model(ids, positions, 0.9)
     assert logprobs.shape == entropy.shape == (len(samples), ids.shape[1] - 1)
     assert logprobs.dtype == entropy.dtype == torch.float32
     torch.testing.assert_close(logprobs, expected, rtol=0, atol=1e-5)
@@ -187,6 +201,20 @@ def test_log_prob_model_equals_full_logits(model: LogProbModel, samples: list[Tr
     assert ours.keys() == theirs.keys() == {name for name, _ in model.named_parameters()}
     for name, grad in ours.items():
         assert (grad - theirs[name]).norm() <= 1e-5 * theirs[name].norm(), name
+
+
+def test_log_probs_of_other_tokens_are_those_of_the_full_logits(
+    model: LogProbModel, samples: list[TrainingSample]
+) -> None:
+    batch = collate_padded(samples, pad_token_id=0)
+    ids, positions = torch.from_numpy(batch.query_responses), torch.from_numpy(batch.position_ids)
+    others = torch.randint(VOCAB, (*ids.shape, 3), generator=torch.Generator().manual_seed(0))
+    logprobs, _, of_others = model(ids, positions, 0.9, others)
+    logits = model.model(input_ids=ids, position_ids=positions, use_cache=False).logits[:, :-1] / 0.9
+    torch.testing.assert_close(of_others, logits.log_softmax(-1).gather(-1, others[:, 1:]))
+    alone, _, nothing = model(ids, positions, 0.9)
+    assert torch.equal(logprobs, alone)
+    assert nothing.shape == (*alone.shape, 0)
 
 
 def test_both_layouts_equal_one_sequence_at_a_time(model: LogProbModel, samples: list[TrainingSample]) -> None:
@@ -205,7 +233,7 @@ def test_packed_sequences_would_see_each_other_without_their_positions(
     """The test above would notice: positions that do not restart change the log-probs."""
     batch = collate_packed(samples, 0)
     ids = torch.from_numpy(batch.query_responses)
-    wrong, _ = model(ids, torch.arange(ids.shape[1])[None], 0.9)
+    wrong, _, _ = model(ids, torch.arange(ids.shape[1])[None], 0.9)
     wrong = wrong[torch.from_numpy(batch.response_masks[:, 1:])]
     assert (wrong - trained_logprobs(model, batch)).abs().max() > 0.1
 
@@ -215,7 +243,7 @@ def test_a_batch_without_trained_tokens_has_zero_gradients(model: LogProbModel, 
     """Dummies fill up: every rank must run a backward pass, and this one must not move the weights."""
     nothing = TrainingSample(np.array([0, 0]), np.array([], int), np.array([], bool), np.array([]), 0.0)
     batch = collate([nothing], 0)
-    logprobs, _ = model(torch.from_numpy(batch.query_responses), torch.from_numpy(batch.position_ids), 1.0)
+    logprobs, _, _ = model(torch.from_numpy(batch.query_responses), torch.from_numpy(batch.position_ids), 1.0)
     (logprobs * torch.from_numpy(batch.response_masks[:, 1:])).sum().backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, name
@@ -254,7 +282,7 @@ def test_log_prob_model_scales_and_caps_logits_as_the_model_does(family: str) ->
     positions = torch.arange(12).expand(2, -1)
     with torch.no_grad():
         logits = full(input_ids=ids, position_ids=positions, use_cache=False).logits[:, :-1].float()
-        ours, entropy = LogProbModel(full)(ids, positions, 0.7)
+        ours, entropy, _ = LogProbModel(full)(ids, positions, 0.7)
     assert logits_scale_and_cap(full.config) != (1.0, None)
     torch.testing.assert_close(ours, log_softmax_and_gather(logits / 0.7, ids[:, 1:]))
     torch.testing.assert_close(entropy, entropy_from_logits(logits / 0.7))

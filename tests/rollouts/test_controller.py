@@ -17,6 +17,7 @@ import pytest
 from conftest import TINY_MODEL, make_args
 from fake_queue import FakeQueue
 from group_fakes import ended_by, make_result
+from played_teachers import TOP_K, PlayedRay, PlayedTeacher, said_of
 from ray.util.queue import Empty
 
 from open_instruct.data.dataset_transformation import load_prompts
@@ -29,6 +30,7 @@ from open_instruct.rollouts import (
     prompt_feeder,
     result_scoring,
     step_filling,
+    teacher_scoring,
 )
 from open_instruct.rollouts.controller import ControllerOptions, RolloutController
 from open_instruct.rollouts.message_queue import QueueFull
@@ -121,6 +123,7 @@ class Play:
         *,
         room: int,
         ready_steps: int,
+        teacher: PlayedTeacher | None = None,
         **options: Any,
     ):
         self.args = make_args(**{"async_steps": 0, **options})
@@ -131,7 +134,13 @@ class Play:
         queues: Any = (self.prompt_queue, self.result_queue)
         self.message_queue = FakeMessageQueue(ready_steps)
         self.controller = RolloutController(
-            self.args, facts, train, held_out, *queues, message_queue=cast("Any", self.message_queue)
+            self.args,
+            facts,
+            train,
+            held_out,
+            *queues,
+            message_queue=cast("Any", self.message_queue),
+            teachers=cast("Any", [] if teacher is None else [teacher]),
         )
         self.version = self.first_version = 0
         self.received: list[PromptRequest] = []
@@ -323,6 +332,7 @@ def make_play(
         monkeypatch.setattr(module, "POLL_S", 0.02)
     monkeypatch.setattr(step_filling.ray, "put", lambda value: value)
     monkeypatch.setattr(rollout, "VerifierPool", VerifiersInThisProcess)
+    monkeypatch.setattr(teacher_scoring, "ray", PlayedRay())
     plays: list[Play] = []
 
     def make(*, room: int = 0, ready_steps: int = 0, **options: Any) -> Play:
@@ -812,6 +822,64 @@ def test_prompts_that_were_solved_are_not_sampled_again(
         one.deliver(*(one.answer(request, SOLVED) for request in requests))
         one.batch(last + 1)
     assert identities(play.received[-NUM_PROMPTS:]) == identities(again.received)
+
+
+# --- a teacher --------------------------------------------------------------------------------------------------------
+
+WITH_TEACHER: dict[str, Any] = {"teacher_model_name_or_path": str(TINY_MODEL), "distillation_top_k": TOP_K}
+
+
+def test_what_the_teacher_says_lies_on_the_tokens_it_is_about(make_play: MakePlay) -> None:
+    play = make_play(teacher=PlayedTeacher(), **WITH_TEACHER).start()
+    [batch] = play.run(1, 1)
+    micro_batches = [micro for mini in cast("Any", batch.rank_data)[0] for micro in mini.micro_batches]
+    assert sum(micro.response_masks.sum() for micro in micro_batches) == batch.num_global_tokens > 0
+    for micro in micro_batches:
+        mask = micro.response_masks
+        expected = said_of(micro.query_responses[mask])
+        np.testing.assert_array_equal(micro.teacher_top_ids[mask], expected.top_ids)
+        np.testing.assert_array_equal(micro.teacher_top_logprobs[mask], expected.top_logprobs)
+        np.testing.assert_array_equal(micro.teacher_logprobs[mask], expected.logprobs)
+        assert np.isneginf(micro.teacher_top_logprobs[~mask]).all()
+
+
+@pytest.mark.parametrize("use_task_rewards", [False, True])
+def test_with_a_teacher_every_group_is_trained_on(make_play: MakePlay, *, use_task_rewards: bool) -> None:
+    """Groups whose answers are all right or all wrong learn from the teacher; without task rewards, all do so alone."""
+    play = make_play(teacher=PlayedTeacher(), use_task_rewards=use_task_rewards, **WITH_TEACHER).start()
+    requests = play.receive_admitted()
+    scores = [MIXED, SOLVED, HOPELESS, MIXED]
+    play.deliver(*(play.answer(request, one) for request, one in zip(requests, scores, strict=True)))
+    batch = play.batch(1)
+    assert play.prompts_in(batch) == all_samples_of(*requests)
+    assert batch.metrics["objective/verifiable_correct_rate"] == 0.5
+    assert (batch.metrics["val/advantages_max"] > 0) is use_task_rewards
+    assert {fate["fate"] for fate in play.finish_step(1)} == {CONSUMED}
+
+
+def test_groups_at_the_teacher_and_groups_that_wait_are_saved_and_it_is_asked_again(
+    make_play: MakePlay, tmp_path: Path
+) -> None:
+    expected = content_of(make_play(teacher=PlayedTeacher(), **WITH_TEACHER).start().run(1, 1)[0])
+
+    teacher = PlayedTeacher()
+    killed = make_play(teacher=teacher, **WITH_TEACHER).start()
+    requests = killed.receive_admitted()
+    killed.deliver(killed.answer(requests[0]))
+    killed.wait_for(lambda: bool(killed.controller._filling.taken.get(1)))
+    teacher.answers = False
+    killed.deliver(killed.answer(requests[1]))
+    killed.wait_for(lambda: "(1 of them by the teacher)" in killed.controller.describe_progress())
+    killed.controller.save(0, str(tmp_path / "state.npz"))
+    killed.controller.stop()
+
+    resumed = make_play(teacher=PlayedTeacher(), **WITH_TEACHER)
+    resumed.controller.load(0, str(tmp_path / "state.npz"))
+    resumed.start()
+    issued_again = resumed.receive(NUM_PROMPTS - 2)
+    assert identities(issued_again) == identities(requests[2:])
+    resumed.deliver(*(resumed.answer(request) for request in issued_again))
+    assert content_of(resumed.batch(1)) == expected
 
 
 def cut_off(result: GenerationResult) -> GenerationResult:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from played_teachers import said_of
 
 from open_instruct.data_types import MiniBatch, TrainingSample
 from open_instruct.rollouts.packing import (
@@ -108,6 +109,21 @@ def test_collated_dtypes_are_those_of_the_message(collate, two_samples: list[Tra
     assert batch.query_responses.dtype == batch.position_ids.dtype == np.int32
     assert batch.advantages.dtype == batch.vllm_logprobs.dtype == np.float32
     assert batch.response_masks.dtype == np.bool_
+
+
+@pytest.mark.parametrize("collate", [collate_padded, collate_packed])
+def test_what_a_teacher_says_lies_on_its_tokens(collate, two_samples: list[TrainingSample]) -> None:
+    taught = [replace(sample, teacher=said_of(sample.response)) for sample in two_samples]
+    batch = collate(taught, 99)
+    of_response = batch.teacher_logprobs != 0
+    tokens = batch.query_responses[of_response]
+    assert sorted(tokens) == [3, 4, 6, 7]
+    np.testing.assert_array_equal(batch.teacher_top_ids[of_response], said_of(tokens).top_ids)
+    np.testing.assert_array_equal(batch.teacher_top_logprobs[of_response], said_of(tokens).top_logprobs)
+    assert np.isneginf(batch.teacher_top_logprobs[~of_response]).all()
+    assert (batch.teacher_top_ids.dtype, batch.teacher_top_logprobs.dtype) == (np.int32, np.float32)
+    with pytest.raises(AssertionError, match="some of the samples only"):
+        collate([taught[0], two_samples[1]], 99)
 
 
 @pytest.mark.parametrize("collate", [collate_padded, collate_packed])

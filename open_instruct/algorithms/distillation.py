@@ -1,0 +1,91 @@
+"""Distillation from a teacher, on text that the policy sampled (`--distillation_loss`).
+
+The teacher says of each token how likely its K likeliest tokens were there, and how likely the sampled token was. Both losses
+draw the policy's distribution towards the teacher's. Shapes: B rows, T tokens, K tokens of the teacher.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from open_instruct.algorithms.kl import MAX_LOG_RATIO
+from open_instruct.registry import Registry
+
+if TYPE_CHECKING:
+    import torch
+
+MAX_TAIL_WEIGHT = 10.0
+"""Most that a sampled token outside the teacher's K counts for. Its importance weight has no bound of its own."""
+
+
+@dataclass(frozen=True)
+class TeacherInputs:
+    """What a distillation loss sees of one micro-batch. Values outside `mask` may be anything."""
+
+    new_top_logprobs: "torch.Tensor"
+    """(B, T, K): the policy's log-probs of the teacher's K tokens, with a gradient."""
+    teacher_top_logprobs: "torch.Tensor"
+    """(B, T, K): the teacher's own; -inf where the teacher named fewer than K."""
+    new_logprobs: "torch.Tensor"
+    """(B, T): the policy's log-prob of the sampled token, with a gradient."""
+    teacher_logprobs: "torch.Tensor"
+    """(B, T): the teacher's."""
+    is_in_top: "torch.Tensor"
+    """(B, T) bool: whether the sampled token is one of the K."""
+    tail_weights: "torch.Tensor"
+    """(B, T): the sampled token's probability under the policy divided by that under the policy that sampled it."""
+    mask: "torch.Tensor"
+    """(B, T) bool: True on tokens that are trained on."""
+
+
+DistillationLoss = Callable[[TeacherInputs, Any], "tuple[torch.Tensor, torch.Tensor]"]
+"""`(inputs, options) -> (loss, kl)`: the loss of each token, (B, T), with a gradient, and an estimate of the KL that it makes
+smaller. Values outside the mask are not used, but must be finite."""
+
+DISTILLATION_LOSSES: Registry[DistillationLoss] = Registry("distillation loss", flag="distillation_loss")
+
+
+@DISTILLATION_LOSSES.register("reverse_kl")
+def reverse_kl(inputs: TeacherInputs, options: Any) -> "tuple[torch.Tensor, torch.Tensor]":
+    """KL(policy ‖ teacher): exact over the teacher's K tokens, and sampled for all others.
+
+    With p the policy, q the teacher, a the sampled token and r its importance weight, the loss has the gradient
+
+        sum over the K tokens k of  p(k) (log p(k) - log q(k)) grad log p(k)
+        + r (log p(a) - log q(a)) grad log p(a)   if a is none of the K
+
+    which is the gradient of the whole KL on average over a, for every K. K = 0 is the policy gradient with the reward
+    log q(a) - log p(a); if K is the whole vocabulary, nothing is sampled. The factors before `grad` carry no gradient, because
+    theirs is `grad p(k)`, which is 0 in sum over the vocabulary but not over K tokens (arXiv:2605.11182).
+    """
+    import torch
+
+    present = inputs.mask[..., None] & inputs.teacher_top_logprobs.isfinite()
+    new_top = torch.where(present, inputs.new_top_logprobs, 0)
+    difference = _difference(new_top, torch.where(present, inputs.teacher_top_logprobs, 0))
+    of_top = torch.where(present, new_top.detach().exp() * difference, 0)
+    is_tail = inputs.mask & ~inputs.is_in_top
+    new = torch.where(is_tail, inputs.new_logprobs, 0)
+    weights = torch.where(is_tail, inputs.tail_weights, 0).clamp(max=MAX_TAIL_WEIGHT)
+    of_tail = weights * _difference(new, torch.where(is_tail, inputs.teacher_logprobs, 0))
+    kl = of_top.sum(-1) + of_tail
+    surrogate = (of_top * new_top).sum(-1) + of_tail * new
+    return kl + surrogate - surrogate.detach(), kl
+
+
+@DISTILLATION_LOSSES.register("forward_kl", needs_top_k=True)
+def forward_kl(inputs: TeacherInputs, options: Any) -> "tuple[torch.Tensor, torch.Tensor]":
+    """KL(teacher ‖ policy) over the teacher's K tokens: the sum of q(k) (log q(k) - log p(k)). The policy learns to give all that
+    the teacher might. Tokens outside the K are not in the sum, so that it is biased if K is small."""
+    import torch
+
+    present = inputs.mask[..., None] & inputs.teacher_top_logprobs.isfinite()
+    teacher_top = torch.where(present, inputs.teacher_top_logprobs, 0)
+    new_top = torch.where(present, inputs.new_top_logprobs, 0)
+    kl = torch.where(present, teacher_top.exp() * (teacher_top - new_top), 0).sum(-1)
+    return kl, kl.detach()
+
+
+def _difference(new: "torch.Tensor", teacher: "torch.Tensor") -> "torch.Tensor":
+    """log p - log q without a gradient, cut to ±`MAX_LOG_RATIO`."""
+    return (new - teacher).detach().clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)

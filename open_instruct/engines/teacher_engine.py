@@ -1,0 +1,100 @@
+"""The teacher's engine: it says how likely its tokens are in text that the policy sampled (`--teacher_model_name_or_path`).
+
+Its weights never change, so it needs none of what other engines need: no queues, no weight updates, no sleep. When its process
+dies, Ray starts it again and repeats the calls that were under way.
+"""
+
+import os
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from open_instruct.data_types import TeacherLogprobs
+from open_instruct.engines.vllm_engine import EngineCoreLost, EngineOptions, VLLMEngine, make_engine
+from open_instruct.engines.weight_receiver import new_abort_file
+from open_instruct.engines.worker_memory import cleaned_up_when_this_process_ends
+
+CALLS_AT_ONCE = 64
+"""Calls whose sequences an engine reads together. Further calls wait."""
+
+
+class TeacherEngine:
+    """One vLLM engine. Make it a Ray actor with `max_concurrency=CALLS_AT_ONCE`: calls that come together are read together.
+
+    Args:
+        top_k: tokens, the likeliest first, that are told at each place.
+        vocab_size: tokens that the policy knows. Of models of one family the larger often have some unused tokens more.
+        timeout_s: seconds after which an engine core that does not answer counts as dead.
+    """
+
+    def __init__(self, options: EngineOptions, *, top_k: int, vocab_size: int, timeout_s: float) -> None:
+        self._top_k = top_k
+        self._vocab_size = vocab_size
+        with cleaned_up_when_this_process_ends(new_abort_file()):
+            self._engine = VLLMEngine(make_engine(options, version=0), timeout_s=timeout_s)
+        self._lock = threading.Lock()
+        """Held by the thread that uses the engine."""
+        self._num_requests = 0
+        self._done: dict[str, Any] = {}
+        """Outputs that nobody has taken yet, by request id."""
+
+    def ready(self) -> int:
+        """The process id, as soon as the engine is loaded."""
+        return os.getpid()
+
+    def score(self, sequences: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[int, list[TeacherLogprobs]]:
+        """What the teacher says of each response after its prompt; `sequences` are pairs of (Q,) and (R,) int32 token ids.
+
+        Returns the process id with it, so that the caller notices a new process. Log-probs are those of temperature 1.
+        """
+        try:
+            with self._lock:
+                ids = [self._add(prompt, response) for prompt, response in sequences]
+            while not self._take_step(ids):
+                pass
+        except EngineCoreLost:
+            os._exit(1)  # Ray starts this actor again
+        with self._lock:
+            outputs = [self._done.pop(request_id) for request_id in ids]
+        return os.getpid(), [
+            self._read(output.prompt_logprobs, len(prompt))
+            for output, (prompt, _) in zip(outputs, sequences, strict=True)
+        ]
+
+    def shutdown(self) -> None:
+        """End the engine and its processes, if it has any."""
+        self._engine.shutdown()
+
+    def _add(self, prompt: np.ndarray, response: np.ndarray) -> str:
+        from vllm import SamplingParams
+
+        request_id = str(self._num_requests)
+        self._num_requests += 1
+        ids = np.concatenate([prompt, response]).tolist()
+        asked = SamplingParams(
+            max_tokens=1, temperature=0.0, prompt_logprobs=self._top_k, flat_logprobs=True, detokenize=False
+        )
+        self._engine.add_request(request_id, {"prompt_token_ids": ids}, asked)
+        return request_id
+
+    def _take_step(self, ids: Sequence[str]) -> bool:
+        """One step of the engine, unless the sequences `ids` are all done: whether they are."""
+        with self._lock:
+            if all(request_id in self._done for request_id in ids):
+                return True
+            self._done.update({output.request_id: output for output in self._engine.step() if output.finished})
+            return False
+
+    def _read(self, flat: Any, num_prompt_tokens: int) -> TeacherLogprobs:
+        """From vLLM's flat log-probs of a sequence: at each place but the first, its own token, then the likeliest K."""
+        width = self._top_k + 1
+        ids = np.asarray(flat.token_ids, dtype=np.int32).reshape(-1, width)[num_prompt_tokens - 1 :]
+        logprobs = np.asarray(flat.logprobs, dtype=np.float32).reshape(-1, width)[num_prompt_tokens - 1 :]
+        is_known = ids[:, 1:] < self._vocab_size
+        return TeacherLogprobs(
+            top_ids=np.where(is_known, ids[:, 1:], 0),
+            top_logprobs=np.where(is_known, logprobs[:, 1:], np.float32(-np.inf)),
+            logprobs=np.ascontiguousarray(logprobs[:, 0]),
+        )

@@ -1,0 +1,117 @@
+"""Asks the teacher about scored groups, before a step takes them (`--teacher_model_name_or_path`).
+
+scored group ─► submit ─► the engine with least to do ─► teaching_thread ─► the group, whose samples have `teacher` now
+"""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import ray
+
+from open_instruct.cluster.failures import root_cause
+from open_instruct.data_types import TeacherLogprobs
+from open_instruct.scored_groups import ScoredGroup
+from open_instruct.system.work_threads import POLL_S, WorkThreads
+
+if TYPE_CHECKING:
+    from ray.actor import ActorHandle
+
+logger = logging.getLogger(__name__)
+
+WAIT_S = 0.05
+"""Longest wait for one answer before the thread looks whether there are further calls to wait for."""
+
+
+class TeacherFailed(RuntimeError):
+    """An engine of the teacher died for good, or stands still."""
+
+
+@dataclass
+class _Engine:
+    """What is under way at one engine of the teacher."""
+
+    actor: "ActorHandle"
+    asked: dict[Any, ScoredGroup] = field(default_factory=dict)
+    """Groups by the reference of their call."""
+    moved_at: float = 0.0
+    """When the engine last answered, or last went from having nothing to do to having something."""
+    process_id: int | None = None
+
+
+class TeacherScoring:
+    """Gives each group that is submitted to `done`, with what the teacher says of its samples.
+
+    An engine that answers nothing for `timeout_s` seconds, with groups to answer about, ends the run, and so does an engine that
+    died more often than Ray starts it again.
+    """
+
+    def __init__(
+        self,
+        teachers: "Sequence[ActorHandle]",
+        threads: WorkThreads,
+        done: Callable[[ScoredGroup], None],
+        *,
+        timeout_s: float,
+    ) -> None:
+        self._engines = [_Engine(teacher) for teacher in teachers]
+        self._threads = threads
+        self._done = done
+        self._timeout_s = timeout_s
+
+    def submit(self, group: ScoredGroup) -> None:
+        """May be called in any thread."""
+        sequences = [(sample.prompt_ids, sample.response_ids) for sample in group.samples]
+        with self._threads.lock:
+            engine = min(self._engines, key=lambda engine: len(engine.asked))
+            if not engine.asked:
+                engine.moved_at = time.monotonic()
+            engine.asked[engine.actor.score.remote(sequences)] = group
+            self._threads.lock.notify_all()
+
+    def teaching_thread(self) -> None:
+        """The thread. It takes answers until the run ends."""
+        while not self._threads.stopping.is_set():
+            with self._threads.lock:
+                waiting = {ref: number for number, engine in enumerate(self._engines) for ref in engine.asked}
+                if not waiting:
+                    self._threads.lock.wait(POLL_S)
+                    continue
+            answered, _ = ray.wait(list(waiting), num_returns=len(waiting), timeout=WAIT_S, fetch_local=True)
+            for ref in answered:
+                self._take(waiting[ref], ref)
+            self._raise_if_late()
+
+    def _take(self, number: int, ref: Any) -> None:
+        engine = self._engines[number]
+        try:
+            process_id, said = ray.get(ref, timeout=self._timeout_s)
+        except ray.exceptions.RayError as error:
+            raise TeacherFailed(f"engine {number} of the teacher failed: {root_cause(error)}") from error
+        if engine.process_id not in (None, process_id):
+            logger.warning("engine %d of the teacher died and was started again", number)
+        with self._threads.lock:
+            engine.process_id, engine.moved_at = process_id, time.monotonic()
+            group = engine.asked.pop(ref)
+        self._done(_taught(group, said))
+
+    def _raise_if_late(self) -> None:
+        now = time.monotonic()
+        for number, engine in enumerate(self._engines):
+            if engine.asked and now - engine.moved_at > self._timeout_s:
+                raise TeacherFailed(
+                    f"engine {number} of the teacher has {len(engine.asked)} groups and answered none for "
+                    f"{now - engine.moved_at:.0f} s. Where it only takes longer, raise --teacher_timeout_s."
+                )
+
+    @property
+    def num_asked(self) -> int:
+        """Groups that the teacher has and has not answered about."""
+        return sum(len(engine.asked) for engine in self._engines)
+
+
+def _taught(group: ScoredGroup, said: Sequence[TeacherLogprobs]) -> ScoredGroup:
+    samples = [replace(sample, teacher=one) for sample, one in zip(group.samples, said, strict=True)]
+    return replace(group, result=replace(group.result, samples=samples))
