@@ -1,12 +1,15 @@
 """Estimates of the KL divergence from the reference policy (`--kl_estimator`)."""
 
-import torch
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
 
 MAX_LOG_RATIO = 40.0
 """Log-prob differences are clamped to this size before they are exponentiated: e^40 still squares in float32."""
 
 
-def estimate_kl(ref_logprobs_diff: torch.Tensor, ratio: torch.Tensor) -> torch.Tensor:
+def estimate_kl(ref_logprobs_diff: "torch.Tensor", ratio: "torch.Tensor") -> "torch.Tensor":
     """Five estimates per token of KL(policy ‖ reference), from tokens that the policy sampled.
 
     Args:
@@ -18,6 +21,8 @@ def estimate_kl(ref_logprobs_diff: torch.Tensor, ratio: torch.Tensor) -> torch.T
         k3`, whose gradient too is unbiased (DeepSeek-V3.2, arXiv:2512.02556). The first three are those of
         http://joschu.net/blog/kl-approx.html.
     """
+    import torch
+
     d = ref_logprobs_diff.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     k3 = torch.expm1(-d) + d
     return torch.stack([d, d.square() / 2, k3, ratio * d, ratio * k3])

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import TINY_MODEL
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -216,6 +217,12 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"load_ref_policy": False}, "--beta 0.05 --load_ref_policy False: the KL divergence needs a reference policy."),
     ({"num_samples_per_prompt_rollout": 1}, "--num_samples_per_prompt_rollout 1: a response is compared with"),
     (
+        {"distillation_top_k": 4},
+        "--distillation_top_k 4 --teacher_model_name_or_path None: there is no teacher. Name one, or leave out distillation_top_k",
+    ),
+    ({"use_task_rewards": False}, "--use_task_rewards False --teacher_model_name_or_path None: there is no teacher."),
+    ({"teacher_model_name_or_path": "/nowhere"}, "--teacher_model_name_or_path /nowhere: no such directory."),
+    (
         {"total_episodes": 63},
         "--total_episodes 63 --num_unique_prompts_rollout 16 --num_samples_per_prompt_rollout 4: fewer episodes than one step "
         "needs. Set total_episodes to 64 or more.",
@@ -252,6 +259,52 @@ def test_each_mistake_is_told_once(make_args: MakeArgs, options: dict[str, Any],
     mistakes = collect_mistakes(make_args(**options))
     assert len(mistakes) == 1, mistakes
     assert mistakes[0].startswith(expected)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, ""),
+        ({"filter_zero_std_samples": False, "use_task_rewards": False, "distillation_top_k": 0}, ""),
+        (
+            {"temperature": 0.7},
+            "{teacher} --temperature 0.7: the teacher's probabilities are those of temperature 1. Set",
+        ),
+        ({"active_sampling": True}, "{teacher} --active_sampling True: with a teacher no group is left out, so"),
+        (
+            {"distillation_loss": "forward_kl", "distillation_top_k": 0},
+            "--distillation_top_k 0 --distillation_loss forward_kl: this loss is a sum over the teacher's likeliest tokens.",
+        ),
+        (
+            {"distillation_top_k": 10**6},
+            "{teacher} --distillation_top_k 1000000: the teacher knows 151936 tokens. Give fewer.",
+        ),
+        (
+            {"teacher_num_engines": 3, "teacher_tensor_parallel_size": 3},
+            "--num_learners_per_node 1 --vllm_num_engines 1 --vllm_tensor_parallel_size 1 --teacher_num_engines 3 "
+            "--teacher_tensor_parallel_size 3: 11 workers, and this machine has room for 8",
+        ),
+        (
+            {"teacher_model_name_or_path": str(TINY_MODEL)},
+            f"--teacher_model_name_or_path {TINY_MODEL}: 2 tokens of the model are others in the teacher's tokenizer, such as 'a'",
+        ),
+    ],
+)
+def test_mistakes_about_the_teacher(
+    make_args: MakeArgs, model_dir: Path, options: dict[str, Any], expected: str
+) -> None:
+    teacher = {"teacher_model_name_or_path": str(model_dir)}
+    mistakes = collect_mistakes(make_args(**teacher | options))
+    assert len(mistakes) == bool(expected), mistakes
+    if mistakes:
+        assert mistakes[0].startswith(expected.format(teacher=f"--teacher_model_name_or_path {model_dir}"))
+
+
+def test_a_teacher_reads_one_token_more_than_the_model(make_args: MakeArgs, model_dir: Path) -> None:
+    lengths = {"max_prompt_token_length": 300, "response_length": 300, "pack_length": 600}
+    assert collect_mistakes(make_args(**lengths)) == []
+    [mistake] = collect_mistakes(make_args(**lengths, teacher_model_name_or_path=str(model_dir)))
+    assert "the teacher reads 600 tokens at most, and 601 are needed. Set shorter lengths." in mistake
 
 
 @pytest.mark.parametrize(

@@ -24,11 +24,14 @@ from peer_cases import (
     REWARDS,
     RHO_LOWER,
     RHO_UPPER,
+    TEACHERS,
+    TOP_KS,
     Case,
     lengths_of,
     with_engine_as_old_policy,
 )
 from trl.trainer.grpo_trainer import GRPOTrainer
+from verl.trainer.distillation.fsdp.losses import compute_forward_kl_topk
 from verl.trainer.ppo import core_algos, rollout_corr_helper
 from verl.workers.config import ActorConfig
 
@@ -215,8 +218,27 @@ def ask_verl_for_advantages() -> Answers:
             yield f"verl/{name}/{case_name}", advantages[:, 0].numpy()
 
 
+def ask_verl_for_distillation() -> Answers:
+    config: Any = SimpleNamespace(distillation_loss=SimpleNamespace(log_prob_min_clamp=None))
+    for name, (policy, teacher) in TEACHERS.items():
+        for top_k in TOP_KS:
+            logits = torch.from_numpy(policy.copy()).requires_grad_()
+            top = torch.from_numpy(teacher.copy()).log_softmax(-1).topk(top_k)
+            losses = compute_forward_kl_topk(
+                student_logits=logits[None],
+                teacher_topk_log_probs=torch.nested.nested_tensor([top.values], layout=torch.jagged),
+                teacher_topk_ids=torch.nested.nested_tensor([top.indices], layout=torch.jagged),
+                config=config,
+                data_format="thd",
+            )["distillation_losses"]
+            losses.sum().backward()
+            yield f"verl/forward_kl/{name}/{top_k}", losses[0].detach().numpy()
+            assert logits.grad is not None
+            yield f"verl/forward_kl/{name}/{top_k}/gradient", logits.grad.numpy()
+
+
 if __name__ == "__main__":
     answers: dict[str, Any] = {}
-    for ask in (ask_trl, ask_verl, ask_verl_for_advantages):
+    for ask in (ask_trl, ask_verl, ask_verl_for_advantages, ask_verl_for_distillation):
         answers.update(ask())
     np.savez(sys.argv[1], **answers)

@@ -70,6 +70,24 @@ def with_engine_as_old_policy(case: Case) -> Case:
     return replace(case, old=case.behaviour)
 
 
+VOCAB = 40
+
+
+def make_logits(seed: int, num_tokens: int, *, spread: float) -> tuple[np.ndarray, np.ndarray]:
+    """Logits of the policy and of a teacher: (tokens, VOCAB) float32 each."""
+    policy, teacher = np.random.default_rng(seed).normal(0.0, spread, (2, num_tokens, VOCAB)).astype(np.float32)
+    return policy, teacher
+
+
+TEACHERS: dict[str, tuple[np.ndarray, np.ndarray]] = {
+    "near": make_logits(0, 12, spread=0.1),
+    "far": make_logits(1, 12, spread=3.0),
+    "one token": make_logits(2, 1, spread=1.0),
+    "logits of 40": make_logits(3, 8, spread=40.0),
+}
+TOP_KS = 1, 8, VOCAB
+
+
 REWARDS: dict[str, list[list[float]]] = {
     "four groups": [[1, 0, 0, 0], [1, 1, 0, 1], [0.5, 0.25, 1, 0], [0, 0, 0, 0]],
     "unequal sizes": [[1, 0], [1, 0, 0, 1, 1], [0.3, 0.3, 0.9]],

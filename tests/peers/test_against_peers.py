@@ -25,6 +25,8 @@ from peer_cases import (
     REWARDS,
     RHO_LOWER,
     RHO_UPPER,
+    TEACHERS,
+    TOP_KS,
     Case,
     lengths_of,
     with_engine_as_old_policy,
@@ -33,6 +35,7 @@ from peer_cases import (
 from open_instruct.algorithms.advantages import ADVANTAGES, group_advantages
 from open_instruct.algorithms.corrections import RhoOptions, compute_rho_correction, off_policy_sequence_mask
 from open_instruct.algorithms.denominators import SEQUENCE, TOKEN, loss_divisor
+from open_instruct.algorithms.distillation import TeacherInputs, forward_kl
 from open_instruct.algorithms.kl import estimate_kl
 from open_instruct.algorithms.losses import LOSSES, LossInputs
 from open_instruct.algorithms.objective import compute_objective, make_loss_inputs, weights_of_sequences
@@ -219,3 +222,30 @@ def test_advantages(peers: Mapping[str, np.ndarray], name: str, kind: str) -> No
         if over_step is not None and name == "a group of one" and kind != "reinforce_plus_plus":
             continue  # that one reward moves the mean of the step
         np.testing.assert_allclose(ours, theirs, **EXACT)
+
+
+@pytest.mark.parametrize("name", TEACHERS)
+@pytest.mark.parametrize("top_k", TOP_KS)
+def test_distillation(peers: Mapping[str, np.ndarray], name: str, top_k: int) -> None:
+    """verl has forward_kl alone over the teacher's tokens; reverse_kl is compared with the whole KL (tests/algorithms)."""
+    policy, teacher = (torch.from_numpy(logits.copy()) for logits in TEACHERS[name])
+    logprobs = policy.requires_grad_().log_softmax(-1)
+    top = teacher.log_softmax(-1).topk(top_k)
+    sampled = torch.zeros(1, len(policy))
+    inputs = TeacherInputs(
+        new_top_logprobs=logprobs.gather(1, top.indices)[None],
+        teacher_top_logprobs=top.values[None],
+        new_logprobs=sampled,
+        teacher_logprobs=sampled,
+        is_in_top=sampled.bool(),
+        tail_weights=sampled,
+        mask=torch.ones_like(sampled, dtype=torch.bool),
+    )
+    loss, _ = forward_kl(inputs, None)
+    loss.sum().backward()
+    expected = torch.from_numpy(peers[f"verl/forward_kl/{name}/{top_k}"])
+    scale = max(1.0, float(expected.abs().max()))
+    torch.testing.assert_close(loss[0].detach() / scale, expected / scale, **EXACT)
+    torch.testing.assert_close(
+        policy.grad, torch.from_numpy(peers[f"verl/forward_kl/{name}/{top_k}/gradient"]), **EXACT
+    )
