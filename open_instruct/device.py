@@ -49,6 +49,8 @@ class Device:
     """Learners and engines share devices."""
     chosen_transport: WeightTransport | None = None
     """How weights come to the engines; None is what fits the device."""
+    workers_at_once: int | None = None
+    """Workers of a machine that compute at the same time, where learners and engines take turns; None where they do not."""
 
     @property
     def torch_dtype(self) -> "torch.dtype":
@@ -124,8 +126,11 @@ class Device:
         """Threads for `torch.set_num_threads`; None leaves torch's choice.
 
         On CPU 1, because an engine and a learner with a thread per core each are several times slower than with one thread each.
+        Where they take turns, those that compute share the cores.
         """
-        return 1 if self.kind == "cpu" else None
+        if self.kind != "cpu":
+            return None
+        return 1 if self.workers_at_once is None else max(_num_cores() // self.workers_at_once, 1)
 
     @property
     def place_resources(self) -> dict[str, float]:
@@ -284,6 +289,7 @@ def current_device(
     attn_implementation: str = "auto",
     colocated: bool = False,
     weight_transport: WeightTransport | None = None,
+    workers_at_once: int | None = None,
 ) -> Device:
     """The device of this machine.
 
@@ -291,13 +297,14 @@ def current_device(
         kind: None asks torch. Give the kind where this process does not see the devices that the workers will see.
         dtype: `auto` is bfloat16 on GPU and float32 on CPU, where bfloat16 is emulated and many times slower.
         attn_implementation: `auto` is flash attention where it can run, else torch's scaled dot product.
+        workers_at_once: as in `Device`.
     """
     kind = kind or ("cuda" if _sees_a_gpu() else "cpu")
     if dtype == "auto":
         dtype = "bfloat16" if kind == "cuda" else "float32"
     if attn_implementation == "auto":
         attn_implementation = "flash_attention_2" if flash_attention_can_run(kind) else "sdpa"
-    return Device(kind, dtype, attn_implementation, colocated, weight_transport)
+    return Device(kind, dtype, attn_implementation, colocated, weight_transport, workers_at_once)
 
 
 def gpu_uuid() -> str | None:

@@ -5,6 +5,7 @@ import pickle
 import subprocess
 import sys
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from conftest import make_args
@@ -72,6 +73,33 @@ def test_attention_and_the_layout_that_follows(
 def test_one_thread_per_worker_on_cpu_alone(cpu: Device, gpu: Device) -> None:
     assert cpu.threads_per_worker == 1
     assert gpu.threads_per_worker is None
+
+
+def test_workers_that_take_turns_share_all_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_module, "_num_cores", lambda: 6)
+    threads = [current_device(kind="cpu", workers_at_once=number).threads_per_worker for number in (1, 2, 4, 9)]
+    assert threads == [6, 3, 1, 1]
+    assert current_device(kind="cpu", workers_at_once=2).actor_env["OMP_NUM_THREADS"] == "3"
+    assert current_device(kind="cuda", workers_at_once=2).threads_per_worker is None
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, None),
+        ({"async_steps": 0}, 2),
+        ({"async_steps": 0, "vllm_num_engines": 3}, 3),
+        ({"async_steps": 0, "streaming": True}, None),
+        ({"async_steps": 0, "max_staleness_allowed": 1}, None),
+        ({"async_steps": 0, "teacher_model_name_or_path": "x"}, None),
+        ({"colocate": True}, 2),
+        ({"async_steps": 0, "num_learners_per_node": [1, 1]}, None),
+    ],
+)
+def test_engines_and_learners_take_turns_where_a_run_is_on_policy(
+    options: dict[str, Any], expected: int | None
+) -> None:
+    assert make_args(**{"num_learners_per_node": [2], **options}).device.workers_at_once == expected
 
 
 def test_actors_on_gpu_share_the_cores(monkeypatch: pytest.MonkeyPatch, cpu: Device, gpu: Device) -> None:

@@ -108,6 +108,16 @@ class GRPOConfig(
         return self.colocate or self.single_gpu_mode
 
     @property
+    def num_engine_workers(self) -> int:
+        return self.vllm_num_engines * self.vllm_tensor_parallel_size
+
+    @property
+    def takes_turns(self) -> bool:
+        """Whether engines and learners of a single machine never compute at the same time."""
+        is_on_policy = self.staleness_bound == 0 and not self.streaming and not self.has_teacher
+        return is_on_policy and len(self.num_learners_per_node) == 1
+
+    @property
     def tokenizer_name(self) -> str:
         return self.tokenizer_name_or_path or self.model_name_or_path
 
@@ -173,6 +183,7 @@ class GRPOConfig(
             attn_implementation=self.attn_implementation,
             colocated=self.shares_devices,
             weight_transport=None if self.weight_transport == "auto" else self.weight_transport,
+            workers_at_once=max(self.num_learners, self.num_engine_workers, 1) if self.takes_turns else None,
         )
 
 

@@ -164,6 +164,7 @@ class LogProbModel(torch.nn.Module):
         position_ids: torch.Tensor,
         temperature: float,
         other_ids: torch.Tensor | None = None,
+        wanted: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Log-probs of tokens 1..T-1, each given what stands before it in its sequence.
 
@@ -175,32 +176,37 @@ class LogProbModel(torch.nn.Module):
             position_ids: (B, T), from 0 in each sequence.
             temperature: divides the logits; the temperature that the tokens were sampled at.
             other_ids: (B, T, K) further tokens that could have stood in the place of each token; None is K = 0.
+            wanted: (B, T) bool: the tokens whose log-probs are computed; the head and its softmax run over these alone. None is
+                all tokens.
 
         Returns:
             (B, T-1) log-probs, (B, T-1) entropies and (B, T-1, K) log-probs of `other_ids`, as `chunked_log_probs` gives them;
-            entry `t` belongs to token `t + 1`, and means nothing where that token is padding or begins a sequence.
+            entry `t` belongs to token `t + 1`. It is 0 where that token is not wanted, and means nothing where it is padding or
+            begins a sequence.
         """
         outputs = self.model.base_model(input_ids=input_ids, position_ids=position_ids, use_cache=False)
-        hidden_BTH = outputs.last_hidden_state[:, :-1]
         labels_BTL = input_ids[:, 1:, None].long()
         if other_ids is not None:
             labels_BTL = torch.cat([labels_BTL, other_ids[:, 1:].long()], dim=2)
+        is_wanted_BT = torch.ones_like(labels_BTL[..., 0], dtype=torch.bool) if wanted is None else wanted[:, 1:]
         head = self.model.get_output_embeddings()
         assert head is not None, f"{type(self.model).__name__} is no language model: it has no head"
         # ZeRO-3 gathers a partitioned weight when a forward reads it. The weight is read once, however many chunks follow,
         # because ranks whose batches differ in length must take part in the same number of gathers.
         weight_VH, bias_V = head.weight, head.bias
         logprobs_NL, entropy_N = chunked_log_probs(
-            hidden_BTH.flatten(0, 1),
+            outputs.last_hidden_state[:, :-1][is_wanted_BT],
             weight_VH,
-            labels_BTL.flatten(0, 1),
+            labels_BTL[is_wanted_BT],
             temperature=temperature / self._logits_scale,  # scaled logits are logits at another temperature
             chunk_elements=self._chunk_elements,
             bias_V=bias_V,
             softcap=self._softcap,
         )
-        logprobs_BTL = logprobs_NL.view(labels_BTL.shape)
-        return logprobs_BTL[..., 0], entropy_N.view(labels_BTL.shape[:2]), logprobs_BTL[..., 1:]
+        where = is_wanted_BT.nonzero(as_tuple=True)
+        logprobs_BTL = logprobs_NL.new_zeros(labels_BTL.shape).index_put(where, logprobs_NL)
+        entropy_BT = entropy_N.new_zeros(is_wanted_BT.shape).index_put(where, entropy_N)
+        return logprobs_BTL[..., 0], entropy_BT, logprobs_BTL[..., 1:]
 
 
 # ------------------------------------------------------------------------------------------- plain formulas

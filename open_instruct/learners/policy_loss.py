@@ -21,8 +21,8 @@ class PolicyLoss:
     """Computes losses and log-probs of `engine`, the DeepSpeed engine of the policy.
 
     Args:
-        engine: called with token ids, positions, temperature and the teacher's tokens; returns log-probs, entropies and the
-            log-probs of the teacher's tokens (`LogProbModel`).
+        engine: called with token ids, positions, temperature, the teacher's tokens and the mask of the tokens that are wanted;
+            returns log-probs, entropies and the log-probs of the teacher's tokens (`LogProbModel`).
         reference: the reference model, called in the same way; None without a KL penalty.
         device: where the tensors of a micro-batch go.
     """
@@ -113,7 +113,10 @@ class PolicyLoss:
     def _forward(
         self, model: Any, tensors: dict[str, torch.Tensor], other_ids: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        return model(tensors["query_responses"], tensors["position_ids"], self._args.temperature, other_ids)
+        wanted = tensors["response_masks"]
+        if "ce_masks" in tensors:
+            wanted = wanted | tensors["ce_masks"]
+        return model(tensors["query_responses"], tensors["position_ids"], self._args.temperature, other_ids, wanted)
 
     def _correction(
         self, tensors: dict[str, torch.Tensor], new_logprobs: torch.Tensor, old_logprobs: torch.Tensor

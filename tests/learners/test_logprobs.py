@@ -217,6 +217,22 @@ def test_log_probs_of_other_tokens_are_those_of_the_full_logits(
     assert nothing.shape == (*alone.shape, 0)
 
 
+def test_log_probs_of_some_tokens_alone_are_those_of_all_and_so_are_their_gradients(
+    model: LogProbModel, samples: list[TrainingSample]
+) -> None:
+    batch = collate_padded(samples, pad_token_id=0)
+    ids, positions = torch.from_numpy(batch.query_responses), torch.from_numpy(batch.position_ids)
+    wanted = torch.from_numpy(batch.response_masks)
+    logprobs, entropy, _ = model(ids, positions, 0.9)
+    some, some_entropy, _ = model(ids, positions, 0.9, None, wanted)
+    for ours, full in ((some, logprobs), (some_entropy, entropy)):
+        torch.testing.assert_close(ours[wanted[:, 1:]], full[wanted[:, 1:]])
+        assert (ours[~wanted[:, 1:]] == 0).all()
+    expected = gradients(model, logprobs[wanted[:, 1:]])
+    for name, gradient in gradients(model, some[wanted[:, 1:]]).items():
+        torch.testing.assert_close(gradient, expected[name], rtol=1e-4, atol=1e-5)
+
+
 def test_both_layouts_equal_one_sequence_at_a_time(model: LogProbModel, samples: list[TrainingSample]) -> None:
     alone = torch.cat([trained_logprobs(model, collate_padded([sample], 0)) for sample in samples])
     expected = gradients(model, alone)
