@@ -242,8 +242,8 @@ class CollatedBatchData:
     """One micro-batch: B rows of T tokens, right-padded or packed. The learner treats both kinds alike.
 
     A token attends to the earlier tokens of its own sequence and to no others, because padding stands to the right of a sequence,
-    and in a packed row `position_ids` start again at 0 with each sequence. Entry `t` of every array belongs to token `t` of
-    `query_responses`.
+    and in a packed row `position_ids` start again at 0 with each sequence. Where responses share a prompt (`shared_prompts.py`),
+    `segments` and `branches` say who attends to whom. Entry `t` of every array belongs to token `t` of `query_responses`.
     """
 
     query_responses: np.ndarray  # (B, T) int32
@@ -258,6 +258,11 @@ class CollatedBatchData:
     teacher_top_ids: np.ndarray | None = None  # (B, T, K) int32, as in `TeacherLogprobs`; None without a teacher
     teacher_top_logprobs: np.ndarray | None = None  # (B, T, K) float32, -inf outside responses
     teacher_logprobs: np.ndarray | None = None  # (B, T) float32
+    segments: np.ndarray | None = (
+        None  # (B, T) int32, from 1: tokens of one number share a prompt; None: no prompt is shared
+    )
+    branches: np.ndarray | None = None  # (B, T) int32: 0 on shared prompts, the number of the response from 1 elsewhere
+    predictors: np.ndarray | None = None  # (B, T) int32: column of the token before each token in its sequence
 
     @property
     def num_tokens(self) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-from open_instruct.config.model_support import why_refused
+from open_instruct.config.model_support import attends_fully, linear_cost, why_refused
 from open_instruct.config.options import GRPOConfig
 from open_instruct.option_text import shown
 from open_instruct.workflows.base import WORKFLOWS
@@ -79,10 +79,23 @@ def teacher_fits_the_model(args: GRPOConfig) -> Iterator[str]:
 
 def vocabulary_size(args: GRPOConfig) -> int:
     """Tokens that the model knows. Raises `ValueError` if the model cannot be read."""
+    return _text_config(args).vocab_size
+
+
+def pairs_per_token(args: GRPOConfig) -> float | None:
+    """What a token costs in the model apart from attention, in pairs of tokens that attention looks at (`share_prompts`); None if
+    its attention cannot be told who sees whom. Raises `ValueError` if the model cannot be read."""
+    config = _text_config(args)
+    if args.device.attn_implementation not in ("sdpa", "eager") or not attends_fully(config):
+        return None
+    return linear_cost(config)
+
+
+def _text_config(args: GRPOConfig) -> Any:
     config, problem = _load("AutoConfig", args.model_name_or_path, args.model_revision)
     if config is None:
         raise ValueError(f"{shown(args, *_model_options(args))}: {problem}")
-    return config.get_text_config().vocab_size
+    return config.get_text_config()
 
 
 def load_tokenizer(args: GRPOConfig) -> tuple[Any | None, list[str]]:

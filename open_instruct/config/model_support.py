@@ -56,6 +56,28 @@ def why_refused(config: Any, *, device_kind: str, attn_implementation: str, max_
     return None
 
 
+def attends_fully(config: Any) -> bool:
+    """Whether every layer of a model looks at all earlier tokens, so that a mask alone says who sees whom."""
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    uses_window = getattr(config, "sliding_window", None) is not None and getattr(config, "use_sliding_window", True)
+    return kinds == {"full_attention"} and not uses_window and not has_recurrent_layers(config)
+
+
+def linear_cost(config: Any) -> float:
+    """Operations of a layer on one token apart from attention, divided by those of attention on one pair of tokens.
+
+    A product with a matrix of n weights is 2 n operations a token; attention with h query dimensions is 4 h a pair.
+    """
+    hidden, heads = config.hidden_size, config.num_attention_heads
+    head_dim = getattr(config, "head_dim", None) or hidden // heads
+    queries, keys = heads * head_dim, (getattr(config, "num_key_value_heads", None) or heads) * head_dim
+    experts = getattr(config, "num_experts_per_tok", None) or 1
+    of_expert = getattr(config, "moe_intermediate_size", None) or config.intermediate_size
+    intermediate = experts * of_expert if experts > 1 else config.intermediate_size
+    weights = hidden * (2 * queries + 2 * keys + 3 * intermediate)
+    return 2 * weights / (4 * queries)
+
+
 Shapes = dict[str, list[int]]
 """Shapes of the tensors in a checkpoint, by name."""
 MAX_HEADER_BYTES = 100_000_000

@@ -322,6 +322,9 @@ class OptimizerOptions:
     Such a step does not change the weights."""
     per_device_train_batch_size: int = 1
     """Rows of pack_length tokens in one forward and backward pass of a learner."""
+    share_prompts: bool = True
+    """Learners compute a prompt once for several of its responses, where that is cheaper: with long prompts. The gradient is the
+    same but for rounding. Not with flash attention, nor for models with sliding windows."""
 
 
 @dataclass(kw_only=True)

@@ -165,10 +165,12 @@ class LogProbModel(torch.nn.Module):
         temperature: float,
         other_ids: torch.Tensor | None = None,
         wanted: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        predictors: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Log-probs of tokens 1..T-1, each given what stands before it in its sequence.
 
-        No attention mask is needed: padding stands on the right, where causal attention cannot see it, and sequences
+        Mostly no attention mask is needed: padding stands on the right, where causal attention cannot see it, and sequences
         that share a row are told apart by `position_ids`, which start again at 0 with each sequence.
 
         Args:
@@ -178,24 +180,30 @@ class LogProbModel(torch.nn.Module):
             other_ids: (B, T, K) further tokens that could have stood in the place of each token; None is K = 0.
             wanted: (B, T) bool: the tokens whose log-probs are computed; the head and its softmax run over these alone. None is
                 all tokens.
+            attention_mask: (B, 1, T, T) bool, as `shared_attention_mask` gives it where responses share a prompt.
+            predictors: (B, T): column of the token before each token in its sequence; None: the column before.
 
         Returns:
             (B, T-1) log-probs, (B, T-1) entropies and (B, T-1, K) log-probs of `other_ids`, as `chunked_log_probs` gives them;
             entry `t` belongs to token `t + 1`. It is 0 where that token is not wanted, and means nothing where it is padding or
             begins a sequence.
         """
-        outputs = self.model.base_model(input_ids=input_ids, position_ids=position_ids, use_cache=False)
+        outputs = self.model.base_model(
+            input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, use_cache=False
+        )
         labels_BTL = input_ids[:, 1:, None].long()
         if other_ids is not None:
             labels_BTL = torch.cat([labels_BTL, other_ids[:, 1:].long()], dim=2)
         is_wanted_BT = torch.ones_like(labels_BTL[..., 0], dtype=torch.bool) if wanted is None else wanted[:, 1:]
+        rows, columns = where = is_wanted_BT.nonzero(as_tuple=True)
+        columns = columns if predictors is None else predictors[rows, columns + 1].long()
         head = self.model.get_output_embeddings()
         assert head is not None, f"{type(self.model).__name__} is no language model: it has no head"
         # ZeRO-3 gathers a partitioned weight when a forward reads it. The weight is read once, however many chunks follow,
         # because ranks whose batches differ in length must take part in the same number of gathers.
         weight_VH, bias_V = head.weight, head.bias
         logprobs_NL, entropy_N = chunked_log_probs(
-            outputs.last_hidden_state[:, :-1][is_wanted_BT],
+            outputs.last_hidden_state[rows, columns],
             weight_VH,
             labels_BTL[is_wanted_BT],
             temperature=temperature / self._logits_scale,  # scaled logits are logits at another temperature
@@ -203,10 +211,19 @@ class LogProbModel(torch.nn.Module):
             bias_V=bias_V,
             softcap=self._softcap,
         )
-        where = is_wanted_BT.nonzero(as_tuple=True)
         logprobs_BTL = logprobs_NL.new_zeros(labels_BTL.shape).index_put(where, logprobs_NL)
         entropy_BT = entropy_N.new_zeros(is_wanted_BT.shape).index_put(where, entropy_N)
         return logprobs_BTL[..., 0], entropy_BT, logprobs_BTL[..., 1:]
+
+
+def shared_attention_mask(segments: torch.Tensor, branches: torch.Tensor) -> torch.Tensor:
+    """(B, 1, T, T) bool, True where the token of the row may look at that of the column: at itself and earlier tokens of its
+    segment, which are of the prompt or of its own response. `segments` and `branches` are those of `CollatedBatchData`."""
+    num_tokens = segments.shape[1]
+    is_earlier = torch.ones(num_tokens, num_tokens, dtype=torch.bool, device=segments.device).tril()
+    is_same = segments[:, :, None] == segments[:, None, :]
+    is_visible = (branches[:, None, :] == 0) | (branches[:, :, None] == branches[:, None, :])
+    return (is_earlier & is_same & is_visible)[:, None]
 
 
 # ------------------------------------------------------------------------------------------- plain formulas

@@ -14,6 +14,7 @@ from open_instruct.algorithms.mismatch import logprob_difference_sums
 from open_instruct.algorithms.objective import compute_objective, make_loss_inputs, weights_of_sequences
 from open_instruct.config.options import GRPOConfig
 from open_instruct.data_types import CollatedBatchData, MiniBatch
+from open_instruct.learners.logprobs import shared_attention_mask
 from open_instruct.registry import options_of
 
 
@@ -21,8 +22,7 @@ class PolicyLoss:
     """Computes losses and log-probs of `engine`, the DeepSpeed engine of the policy.
 
     Args:
-        engine: called with token ids, positions, temperature, the teacher's tokens and the mask of the tokens that are wanted;
-            returns log-probs, entropies and the log-probs of the teacher's tokens (`LogProbModel`).
+        engine: called as `LogProbModel.forward`.
         reference: the reference model, called in the same way; None without a KL penalty.
         device: where the tensors of a micro-batch go.
     """
@@ -116,7 +116,18 @@ class PolicyLoss:
         wanted = tensors["response_masks"]
         if "ce_masks" in tensors:
             wanted = wanted | tensors["ce_masks"]
-        return model(tensors["query_responses"], tensors["position_ids"], self._args.temperature, other_ids, wanted)
+        attention_mask = None
+        if "segments" in tensors:
+            attention_mask = shared_attention_mask(tensors["segments"], tensors["branches"])
+        return model(
+            tensors["query_responses"],
+            tensors["position_ids"],
+            self._args.temperature,
+            other_ids,
+            wanted,
+            attention_mask,
+            tensors.get("predictors"),
+        )
 
     def _correction(
         self, tensors: dict[str, torch.Tensor], new_logprobs: torch.Tensor, old_logprobs: torch.Tensor

@@ -57,12 +57,14 @@ class ControllerOptions:
     layout: str
     pad_token_id: int
     tokenizer_name_or_path: str
+    pairs_per_token: float | None = None
+    """As in `shared_prompts.share_prompts`; None shares no prompt."""
     wandb_run_id: str | None = None
     """Run in wandb that `eval` logs to."""
 
     @property
     def collation(self) -> CollationOptions:
-        return CollationOptions(self.num_ranks, self.layout, self.pad_token_id)  # type: ignore[arg-type]
+        return CollationOptions(self.num_ranks, self.layout, self.pad_token_id, self.pairs_per_token)  # type: ignore[arg-type]
 
 
 def flow_options(args: GRPOConfig) -> FlowOptions:

@@ -1,4 +1,4 @@
-"""From scored samples to the arrays that learners train on: collation, packing, shares per rank.
+"""How the samples of a training step are divided: optimizer steps, ranks, micro-batches, rows.
 
     samples ─► mini-batches (one optimizer step each) ─► micro-batches (one forward/backward each) ─► ranks
 
@@ -15,127 +15,12 @@ from typing import Literal
 import numpy as np
 
 from open_instruct.data_types import CollatedBatchData, MiniBatch, TrainingSample
+from open_instruct.rollouts.collation import collate_padded, pack_rows, pad_rows
+from open_instruct.rollouts.shared_prompts import Shared, share_prompts
 
 Bin = list[int]
-"""Indices of the samples that share a micro-batch."""
+"""Indices of the samples, or of the samples with a shared prompt, that share a micro-batch."""
 Layout = Literal["padded", "packed"]
-
-
-def reset_position_ids(attention_mask: np.ndarray) -> np.ndarray:
-    """Position of each token within its own sequence.
-
-    Args:
-        attention_mask: (B, T) integers; 1..k number the sequences that share a row, 0 is padding.
-
-    Returns:
-        (B, T) int32, from 0 in each sequence; 0 on padding.
-    """
-    columns = np.arange(attention_mask.shape[1])
-    starts = np.diff(attention_mask, axis=1, prepend=-1) != 0
-    start_columns = np.maximum.accumulate(np.where(starts, columns, 0), axis=1)
-    return np.where(attention_mask == 0, 0, columns - start_columns).astype(np.int32)
-
-
-# ------------------------------------------------------------------------------------------------ collation
-
-
-def collate_padded(samples: Sequence[TrainingSample], pad_token_id: int) -> CollatedBatchData:
-    """One sample a row, padded on the right to the longest."""
-    lengths_B = np.array([len(sample) for sample in samples])
-    columns_T = np.arange(lengths_B.max(), dtype=np.int32)
-    is_token_BT = columns_T < lengths_B[:, None]
-
-    def fill(values: np.ndarray, padding: float = 0) -> np.ndarray:
-        padded_BT = np.full((*is_token_BT.shape, *values.shape[1:]), padding, dtype=values.dtype)
-        padded_BT[is_token_BT] = values  # row by row, the order in which the samples stand in `values`
-        return padded_BT
-
-    tokens, mask, advantages, logprobs = _concatenate(samples)
-    weights = _loss_weights(samples, mask)
-    return CollatedBatchData(
-        query_responses=fill(tokens, padding=pad_token_id),
-        # Counting on through the padding keeps each row one sequence, for which attention has its fast causal path.
-        position_ids=np.tile(columns_T, (len(samples), 1)),
-        response_masks=fill(mask),
-        advantages=fill(advantages),
-        vllm_logprobs=fill(logprobs),
-        loss_weights=None if weights is None else fill(weights),
-        ce_masks=None if (inserted := _inserted(samples)) is None else fill(inserted),
-        **{name: fill(values, padding=padding) for name, (values, padding) in _of_teacher(samples).items()},
-    )
-
-
-def collate_packed(samples: Sequence[TrainingSample], pad_token_id: int) -> CollatedBatchData:
-    """All samples one after another in a single row (B = 1), without padding. `position_ids` begin at 0 where a sample begins."""
-    del pad_token_id  # the two layouts share a signature
-    lengths = [len(sample) for sample in samples]
-    tokens, mask, advantages, logprobs = _concatenate(samples)
-    weights = _loss_weights(samples, mask)
-    return CollatedBatchData(
-        query_responses=tokens[None],
-        position_ids=reset_position_ids(np.repeat(np.arange(1, len(samples) + 1), lengths)[None]),
-        response_masks=mask[None],
-        advantages=advantages[None],
-        vllm_logprobs=logprobs[None],
-        loss_weights=None if weights is None else weights[None],
-        ce_masks=None if (inserted := _inserted(samples)) is None else inserted[None],
-        **{name: values[None] for name, (values, _) in _of_teacher(samples).items()},
-    )
-
-
-def _concatenate(samples: Sequence[TrainingSample]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Token ids, masks, advantages and log-probs of all samples, each as one flat array in the order of `samples`."""
-    # A first token has no log-prob: its predecessor is nothing, or in a packed row somebody else's last token.
-    assert all(len(sample.query) > 0 for sample in samples), "a sample needs at least one query token"
-    tokens = np.concatenate([part for sample in samples for part in (sample.query, sample.response)])
-    mask = np.concatenate([part for s in samples for part in (np.zeros(len(s.query), dtype=bool), s.mask)])
-    logprobs = np.concatenate([part for s in samples for part in (np.zeros(len(s.query)), s.logprobs)])
-    advantages = np.repeat([sample.advantage for sample in samples], [len(sample) for sample in samples])
-    return (
-        tokens.astype(np.int32),
-        mask,
-        np.where(mask, advantages, 0).astype(np.float32),
-        np.where(mask, logprobs, 0).astype(np.float32),
-    )
-
-
-def _loss_weights(samples: Sequence[TrainingSample], mask: np.ndarray) -> np.ndarray | None:
-    """Loss weights of all tokens, flat like the arrays of `_concatenate`; None if all samples weigh 1."""
-    if all(sample.weight == 1.0 for sample in samples):
-        return None
-    weights = np.repeat([sample.weight for sample in samples], [len(sample) for sample in samples])
-    return np.where(mask, weights, 0).astype(np.float32)
-
-
-def _inserted(samples: Sequence[TrainingSample]) -> np.ndarray | None:
-    """Masks of the cross-entropy, flat like the arrays of `_concatenate`; None if no sample has one."""
-    if all(sample.inserted is None for sample in samples):
-        return None
-    nothing = [(np.zeros(len(s.query), dtype=bool), np.zeros(len(s.response), dtype=bool)) for s in samples]
-    pairs = zip(samples, nothing, strict=True)
-    return np.concatenate(
-        [part for s, (query, none) in pairs for part in (query, none if s.inserted is None else s.inserted)]
-    )
-
-
-def _of_teacher(samples: Sequence[TrainingSample]) -> dict[str, tuple[np.ndarray, float]]:
-    """The fields of a micro-batch that hold what the teacher says, flat like the arrays of `_concatenate`, each with the value
-    outside responses; empty without a teacher."""
-    said = [sample.teacher for sample in samples if sample.teacher is not None]
-    if len(said) < len(samples):
-        assert not said, "the teacher was asked about some of the samples only"
-        return {}
-    nothing = {"teacher_top_ids": 0, "teacher_top_logprobs": -np.inf, "teacher_logprobs": 0}
-
-    def flat(name: str) -> np.ndarray:
-        of_responses = [getattr(one, name.removeprefix("teacher_")) for one in said]
-        before = [
-            np.full((len(sample.query), *values.shape[1:]), nothing[name], dtype=values.dtype)
-            for sample, values in zip(samples, of_responses, strict=True)
-        ]
-        return np.concatenate([part for pair in zip(before, of_responses, strict=True) for part in pair])
-
-    return {name: (flat(name), value) for name, value in nothing.items()}
 
 
 def _dummy(pad_token_id: int) -> CollatedBatchData:
@@ -194,12 +79,12 @@ class _LayoutOps:
     partition: Callable[[Sequence[int], int], list[Bin]]
     cost: Callable[[Iterable[int]], int]
     """Token positions that a micro-batch of samples of these lengths occupies, padding included."""
-    collate: Callable[[Sequence[TrainingSample], int], CollatedBatchData]
+    collate: Callable[[Sequence[Shared], int], CollatedBatchData]
 
 
 _LAYOUTS: dict[Layout, _LayoutOps] = {
-    "padded": _LayoutOps(_bucket_by_length, _padded_area, collate_padded),
-    "packed": _LayoutOps(_best_fit_decreasing, sum, collate_packed),
+    "padded": _LayoutOps(_bucket_by_length, _padded_area, pad_rows),
+    "packed": _LayoutOps(_best_fit_decreasing, sum, pack_rows),
 }
 
 
@@ -246,13 +131,23 @@ def _assign_to_ranks(costs: Sequence[int], num_ranks: int) -> list[Bin]:
 
 
 def _share_mini_batch(
-    samples: Sequence[TrainingSample], *, num_ranks: int, budget: int, ops: _LayoutOps, pad_token_id: int
+    samples: Sequence[TrainingSample],
+    *,
+    num_ranks: int,
+    budget: int,
+    ops: _LayoutOps,
+    pad_token_id: int,
+    pairs_per_token: float | None,
+    most_tokens: int,
 ) -> list[MiniBatch]:
     """One `MiniBatch` per rank."""
-    lengths = [len(sample) for sample in samples]
+    rows = share_prompts(samples, pairs_per_token=pairs_per_token, most_tokens=most_tokens)
+    if len(rows) < num_ranks:  # rather compute a prompt twice than let a rank wait
+        rows = share_prompts(samples, pairs_per_token=None, most_tokens=most_tokens)
+    lengths = [len(row) for row in rows]
     bins = _partition_for_ranks(lengths, budget, num_ranks=num_ranks, ops=ops)
     shares = _assign_to_ranks([ops.cost(lengths[i] for i in b) for b in bins], num_ranks)
-    micro_batches = [[ops.collate([samples[i] for i in bins[b]], pad_token_id) for b in share] for share in shares]
+    micro_batches = [[ops.collate([rows[i] for i in bins[b]], pad_token_id) for b in share] for share in shares]
     num_micro_batches = max(1, *map(len, micro_batches))
     num_global_tokens = sum(int(sample.mask.sum()) for sample in samples)
     return [
@@ -275,6 +170,7 @@ def prepare_collated_data_for_workers(
     layout: Layout,
     pad_token_id: int,
     num_mini_batches: int = 1,
+    pairs_per_token: float | None = None,
 ) -> list[list[MiniBatch]]:
     """Divide the samples of one training step among the ranks; every sample is trained on once.
 
@@ -286,6 +182,7 @@ def prepare_collated_data_for_workers(
         rows: `--per_device_train_batch_size`.
         layout: `"padded"`: rows of similar length, padded on the right; `"packed"`: one row without padding.
         num_mini_batches: optimizer steps in this training step; fewer when there are fewer samples.
+        pairs_per_token: as in `share_prompts`; None shares no prompt.
 
     Returns:
         For each rank its mini-batches, at least one. All ranks have the same number of mini-batches and, in each, of
@@ -300,6 +197,8 @@ def prepare_collated_data_for_workers(
             budget=rows * pack_length,
             ops=_LAYOUTS[layout],
             pad_token_id=pad_token_id,
+            pairs_per_token=pairs_per_token,
+            most_tokens=pack_length,
         )
         for start, end in pairwise(edges)
     ]

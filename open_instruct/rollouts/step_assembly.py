@@ -29,6 +29,8 @@ class CollationOptions:
     num_ranks: int
     layout: Literal["padded", "packed"]
     pad_token_id: int
+    pairs_per_token: float | None = None
+    """As in `share_prompts`; None shares no prompt."""
 
 
 @dataclass(frozen=True)
@@ -197,6 +199,7 @@ class StepAssembly:
             layout=options.layout,
             pad_token_id=options.pad_token_id,
             num_mini_batches=args.num_mini_batches,
+            pairs_per_token=options.pairs_per_token,
         )
         batch = PartialBatch(
             number=self._num_partial_batches,

@@ -24,6 +24,7 @@ from open_instruct.cluster import bundles
 from open_instruct.cluster.bundles import Bundles
 from open_instruct.cluster.placement_plan import Asked, CannotPlace
 from open_instruct.cluster.ray_utils import Lock
+from open_instruct.config.model_checks import pairs_per_token
 from open_instruct.config.options import GRPOConfig, config_of
 from open_instruct.data.run_inputs import RunInputs, load_inputs
 from open_instruct.data_types import Box
@@ -85,6 +86,7 @@ def create_controller(
         layout=args.device.collation_layout,
         pad_token_id=inputs.pad_token_id,
         tokenizer_name_or_path=args.tokenizer_name,
+        pairs_per_token=pairs_per_token(args) if args.share_prompts else None,
         wandb_run_id=wandb_run_id,
     )
     actor = ray.remote(rollouter_cls).options(

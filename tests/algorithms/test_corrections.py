@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from open_instruct.algorithms.corrections import RhoOptions, compute_rho_correction, off_policy_sequence_mask
 from open_instruct.data_types import TrainingSample
-from open_instruct.rollouts.packing import collate_packed, collate_padded
+from open_instruct.rollouts.collation import collate_packed, collate_padded
 
 NO_BOUNDS = RhoOptions(clamp_upper=0.0)
 

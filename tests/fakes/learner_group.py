@@ -47,7 +47,9 @@ class Learners:
         started = self.group.async_init(self.args, with_ref=self.args.load_ref_policy)
         assert ray.get(started, timeout=TIMEOUT_S) == [0] * self.args.num_learners
 
-    def train(self, samples: list[TrainingSample], *, pack_length: int = 512) -> dict[str, float]:
+    def train(
+        self, samples: list[TrainingSample], *, pack_length: int = 512, pairs_per_token: float | None = None
+    ) -> dict[str, float]:
         from open_instruct.learners.step_sums import merge_step_metrics
 
         ranks = prepare_collated_data_for_workers(
@@ -58,6 +60,7 @@ class Learners:
             layout="padded",
             pad_token_id=0,
             num_mini_batches=self.args.num_mini_batches,
+            pairs_per_token=pairs_per_token,
         )
         batch = RolloutBatch(self.num_steps + 1, [self.ray.put(batches) for batches in ranks])
         refs = self.group.async_train(self.num_steps, Box(self.ray.put(batch)))

@@ -139,6 +139,31 @@ def test_pieces_equal_the_whole_batch(ray_session: Any, one_learner: Learners, t
         assert pieces[name] == pytest.approx(whole[name], rel=1e-4, abs=1e-6), name
 
 
+def test_responses_that_share_a_prompt_take_the_same_step(
+    ray_session: Any, one_learner: Learners, tmp_path: Path
+) -> None:
+    one_learner.train(make_samples(24, seed=8))
+    samples = make_samples(24, seed=12)
+    samples = [replace(sample, query=samples[number // 8].query) for number, sample in enumerate(samples)]
+    one_learner.ray.get(one_learner.group.async_save_checkpoint(str(tmp_path / "start")), timeout=TIMEOUT_S)
+    start = one_learner.weights(tmp_path / "before")
+    alone = one_learner.train(samples)
+    after_alone = one_learner.weights(tmp_path / "alone")
+    ray_session.get(one_learner.group.async_load_checkpoint(str(tmp_path / "start"), 0), timeout=TIMEOUT_S)
+    shared = one_learner.train(samples, pairs_per_token=1e6)
+    after_shared = one_learner.weights(tmp_path / "shared")
+    change = {name: after_shared[name] - start[name] for name in start}
+    assert relative_error(change, {name: after_alone[name] - start[name] for name in start}) < 1e-4
+    for name in (
+        "loss/policy_avg",
+        "policy/entropy_avg",
+        "optim/grad_norm",
+        "val/ratio",
+        "debug/vllm_vs_local_logprob_diff_mean",
+    ):
+        assert shared[name] == pytest.approx(alone[name], rel=1e-4, abs=1e-6), name
+
+
 def test_a_step_that_cannot_be_made_leaves_the_weights_as_they_are(one_learner: Learners, tmp_path: Path) -> None:
     one_learner.train(make_samples(8, seed=10))  # the optimizer has momentum
     before = one_learner.weights(tmp_path / "before")

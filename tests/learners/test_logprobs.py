@@ -1,21 +1,25 @@
 """Log-probs in chunks against plain formulas, and on a small Qwen3 in both layouts."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
-from model_families import change, family_config
+from model_families import FAMILIES, change, family_config
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from open_instruct.config.model_support import logits_scale_and_cap
+from open_instruct.config.model_support import attends_fully, logits_scale_and_cap
 from open_instruct.data_types import CollatedBatchData, TrainingSample
 from open_instruct.learners.logprobs import (
     LogProbModel,
     chunked_log_probs,
     entropy_from_logits,
     log_softmax_and_gather,
+    shared_attention_mask,
 )
-from open_instruct.rollouts.packing import collate_packed, collate_padded
+from open_instruct.rollouts.collation import collate_packed, collate_padded, pack_rows, pad_rows
+from open_instruct.rollouts.shared_prompts import Shared
 
 VOCAB = 50
 
@@ -252,6 +256,53 @@ def test_packed_sequences_would_see_each_other_without_their_positions(
     wrong, _, _ = model(ids, torch.arange(ids.shape[1])[None], 0.9)
     wrong = wrong[torch.from_numpy(batch.response_masks[:, 1:])]
     assert (wrong - trained_logprobs(model, batch)).abs().max() > 0.1
+
+
+SHARING = [family for family in FAMILIES if attends_fully(family_config(family))]
+
+
+def test_most_families_can_share_prompts() -> None:
+    assert {"llama", "qwen2", "qwen3", "olmo2", "qwen3_moe", "mixtral", "smollm3", "deepseek_v3"} <= set(SHARING)
+    assert not {"gemma3_text", "olmo3", "mistral", "gpt_oss", "falcon_h1"} & set(SHARING)
+
+
+@pytest.mark.parametrize("fill", [pad_rows, pack_rows])
+@pytest.mark.parametrize("family", SHARING)
+def test_a_shared_prompt_gives_the_log_probs_and_gradients_of_single_sequences(fill: Any, family: str) -> None:
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    model = LogProbModel(AutoModelForCausalLM.from_config(family_config(family)).eval())
+    rng = np.random.default_rng(0)
+
+    def sample(query: np.ndarray, num_tokens: int) -> TrainingSample:
+        response = rng.integers(3, 300, num_tokens).astype(np.int32)
+        ones = np.ones(num_tokens)
+        return TrainingSample(query, response, ones.astype(bool), 0 * ones.astype(np.float32), 1.0)
+
+    queries = [rng.integers(3, 300, length).astype(np.int32) for length in (9, 4)]
+    groups = [
+        [sample(queries[0], n) for n in (5, 1, 7)],
+        [sample(queries[1], n) for n in (1, 1)],
+        [sample(queries[1], 6)],
+    ]
+    batch = fill([Shared(group) for group in groups], 0)
+    mask = torch.from_numpy(batch.response_masks)
+    shared, _, _ = model(
+        torch.from_numpy(batch.query_responses).long(),
+        torch.from_numpy(batch.position_ids).long(),
+        0.9,
+        None,
+        mask,
+        shared_attention_mask(torch.from_numpy(batch.segments), torch.from_numpy(batch.branches)),
+        torch.from_numpy(batch.predictors),
+    )
+    shared = shared[mask[:, 1:]]
+    alone = torch.cat([trained_logprobs(model, collate_padded([one], 0)) for group in groups for one in group])
+    torch.testing.assert_close(shared, alone, rtol=1e-5, atol=1e-5)
+    ours, expected = gradients(model, shared), gradients(model, alone)
+    for name, gradient in expected.items():
+        torch.testing.assert_close(ours[name], gradient, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("collate", [collate_padded, collate_packed])

@@ -11,12 +11,8 @@ from hypothesis import strategies as st
 from played_teachers import said_of
 
 from open_instruct.data_types import MiniBatch, TrainingSample
-from open_instruct.rollouts.packing import (
-    collate_packed,
-    collate_padded,
-    prepare_collated_data_for_workers,
-    reset_position_ids,
-)
+from open_instruct.rollouts.collation import collate_packed, collate_padded, reset_position_ids
+from open_instruct.rollouts.packing import prepare_collated_data_for_workers
 
 PAD = 0
 LAYOUTS = ["padded", "packed"]
