@@ -1,0 +1,294 @@
+"""TRL and this project in turns on the same work: model, prompts, lengths of responses, groups. Seconds of a step, wall and CPU.
+
+    bash scripts/setup_peers.sh                                # TRL, in an environment of its own
+    python benchmarks/peers.py                                 # five rounds of every kind of work: about an hour and a half
+    python benchmarks/peers.py --work heavy_tail --rounds 3
+
+Each step takes 8 prompts with 8 responses of forced lengths: 64 tokens each, or log-normal by prompt (sigma 1, mean 48, at most
+384). TRL generates with Transformers and trains micro-batches of 8, with a thread per core. This project runs strictly on-policy,
+and one step ahead with `--streaming`. The first steps of a run are warm-up. A step during which other programs used more than 5 %
+of the machine does not count.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import psutil
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+MODEL = ROOT / "assets/tiny_model"
+SUMS = "reasoning_gym/chain_sum?min_terms=2&max_terms=2&min_digits=2&max_digits=2&size=800&seed=7"
+NUM_PROMPTS, GROUP_SIZE = 8, 8
+NUM_WARM_UP = 3
+OTHERS_AT_MOST = 0.05
+"""Share of the machine that other programs may use in a step that counts."""
+LIMIT_S = 900.0
+"""Deadline of one run."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What each step has to do."""
+
+    length: int | None
+    """Tokens of each response; None: log-normal."""
+    longest: int
+    long_prompts: bool = False
+    """Prompts of about 512 tokens in place of 17."""
+
+    def length_of(self, number: int) -> int:
+        """Tokens of the responses to the prompt with this number, in the order in which prompts are taken."""
+        if self.length is not None:
+            return self.length
+        mean, sigma = 48, 1.0
+        drawn = np.random.default_rng([1, number]).lognormal(np.log(mean) - sigma**2 / 2, sigma)
+        return int(np.clip(drawn, 2, self.longest))
+
+
+WORK = {
+    "fixed": Work(64, 64),
+    "heavy_tail": Work(None, 384),
+    "long_prompts": Work(64, 64, long_prompts=True),
+}
+WAYS = {"trl": [], "on_policy": ["--async_steps", "0"], "one_ahead": ["--async_steps", "1", "--streaming"]}
+SYSTEM_PROMPT = " ".join(["Rule: add."] * 55)
+
+
+class Meter:
+    """Notes after each step what the clock, this program and the whole machine say."""
+
+    def __init__(self, path: str) -> None:
+        self._file = Path(path).open("w")  # noqa: SIM115 - open as long as the process lives
+
+    def note(self) -> None:
+        me = psutil.Process()
+        own = sum(_cpu_s(process) for process in [me, *me.children(recursive=True)])
+        machine = psutil.cpu_times()
+        busy = sum(machine) - machine.idle - machine.iowait - machine.guest - machine.guest_nice
+        row = {"wall": time.perf_counter(), "own": own, "machine": busy}
+        print(json.dumps(row), file=self._file, flush=True)
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    try:
+        times = process.cpu_times()
+    except psutil.NoSuchProcess:
+        return 0.0
+    return times.user + times.system
+
+
+# --- this project -----------------------------------------------------------------------------------------------------
+
+
+def run_ours(work: Work, way: str, num_steps: int, report: str, directory: str) -> int:
+    from dataclasses import replace
+
+    from open_instruct import grpo_fast
+    from open_instruct.data_types import PromptRequest
+    from open_instruct.rollouts.controller import Rollouter
+    from open_instruct.run.fully_async_trainer import FullyAsyncTrainer
+
+    meter = Meter(report)
+
+    class MeteredTrainer(FullyAsyncTrainer):
+        def train_step(self, training_step: int, hooks: Any) -> Any:
+            meter.note()
+            return super().train_step(training_step, hooks)
+
+    class ForcedRollouter(Rollouter):
+        _work = work
+
+        def _custom_generation_logic(self, batch: list[PromptRequest]) -> list[PromptRequest]:
+            return [self._with_length(request) for request in batch]
+
+        def _with_length(self, request: PromptRequest) -> PromptRequest:
+            length = self._work.length_of(int(request.prompt_id.rpartition("-")[2]))
+            config = replace(request.generation_config, max_tokens=length, ignore_eos=True)
+            return replace(request, generation_config=config)
+
+    words = ["--model_name_or_path", str(MODEL), "--dataset_mixer_list", SUMS, "1.0", "--output_dir", directory]
+    words += ["--num_unique_prompts_rollout", str(NUM_PROMPTS), "--num_samples_per_prompt_rollout", str(GROUP_SIZE)]
+    words += ["--max_prompt_token_length", "600" if work.long_prompts else "64"]
+    words += ["--response_length", str(work.longest), "--pack_length", "2048", "--seed", "1", *WAYS[way]]
+    words += [
+        "--total_episodes",
+        str((num_steps + NUM_WARM_UP + 1) * NUM_PROMPTS * GROUP_SIZE),
+        "--learning_rate",
+        "1e-6",
+    ]
+    words += ["--beta", "0", "--load_ref_policy", "False", "--filter_zero_std_samples", "False", "--vllm_enforce_eager"]
+    words += ["--checkpoint_state_freq", "-1", "--save_freq", "-1"]
+    if work.long_prompts:
+        prompt = Path(directory).with_suffix(".txt")
+        prompt.write_text(SYSTEM_PROMPT)
+        words += ["--system_prompt_override_file", str(prompt)]
+    args, inputs = grpo_fast.read_options_and_data(words)
+    return grpo_fast.run(args, inputs, grpo_fast.Roles(trainer=MeteredTrainer, rollouter=ForcedRollouter))
+
+
+# --- TRL --------------------------------------------------------------------------------------------------------------
+
+
+def run_trl(work: Work, num_steps: int, report: str, directory: str) -> int:
+    """Runs in `.venv-peers`."""
+    import torch
+    from datasets import Dataset
+    from transformers import AutoModelForCausalLM, AutoTokenizer, LogitsProcessor, LogitsProcessorList, TrainerCallback
+    from trl import GRPOConfig, GRPOTrainer
+
+    from open_instruct.verifiers.reasoning_gym_data import reasoning_gym_rows
+
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    tokenizer = AutoTokenizer.from_pretrained(MODEL)
+    tokenizer.padding_side = "left"
+    model = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32)
+    meter, generate, calls = Meter(report), model.generate, iter(range(10**9))
+
+    class EndsAt(LogitsProcessor):
+        """Every row ends after its own number of tokens, and not before."""
+
+        def __init__(self, num_prompt_tokens: int, lengths: list[int]) -> None:
+            self._start, self._lengths = num_prompt_tokens, torch.tensor(lengths)
+
+        def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+            is_last = input_ids.shape[1] - self._start + 1 >= self._lengths
+            of_end = scores[:, tokenizer.eos_token_id].clone()
+            scores = scores.masked_fill(is_last[:, None], -torch.inf)
+            scores[:, tokenizer.eos_token_id] = torch.where(is_last, of_end, -torch.inf)
+            return scores
+
+    def generate_forced(input_ids: torch.Tensor, **options: Any) -> Any:
+        first = next(calls) * NUM_PROMPTS
+        lengths = [work.length_of(first + row // GROUP_SIZE) for row in range(len(input_ids))]
+        ends = LogitsProcessorList([EndsAt(input_ids.shape[1], lengths)])
+        return generate(input_ids=input_ids, logits_processor=ends, **options)
+
+    class Metered(TrainerCallback):
+        def on_step_begin(self, *_: Any, **__: Any) -> None:
+            meter.note()
+
+    model.generate = generate_forced
+    questions = [row["messages"] for row in reasoning_gym_rows(SUMS)]
+    system = [{"role": "system", "content": SYSTEM_PROMPT}] if work.long_prompts else []
+    texts = [
+        tokenizer.apply_chat_template([*system, *one], add_generation_prompt=True, tokenize=False) for one in questions
+    ]
+    config = GRPOConfig(
+        output_dir=directory,
+        per_device_train_batch_size=GROUP_SIZE,
+        gradient_accumulation_steps=NUM_PROMPTS,
+        num_generations=GROUP_SIZE,
+        max_completion_length=work.longest,
+        max_steps=num_steps + NUM_WARM_UP + 1,
+        learning_rate=1e-6,
+        beta=0.0,
+        use_cpu=True,
+        bf16=False,
+        gradient_checkpointing=False,
+        shuffle_dataset=False,
+        report_to=[],
+        save_strategy="no",
+        logging_steps=10**6,
+    )
+    trainer = GRPOTrainer(
+        model=model,
+        reward_funcs=lambda completions, **_: [float(number % 2) for number in range(len(completions))],
+        args=config,
+        train_dataset=Dataset.from_dict({"prompt": texts}),
+        processing_class=tokenizer,
+        callbacks=[Metered()],
+    )
+    trainer.train()
+    return 0
+
+
+# --- in turns ---------------------------------------------------------------------------------------------------------
+
+
+def steps_of(report: Path) -> Iterator[tuple[float, float]]:
+    """Seconds and CPU-seconds of each step that counts."""
+    rows = [json.loads(line) for line in report.read_text().splitlines()][NUM_WARM_UP:]
+    for before, after in pairwise(rows):
+        wall, own, machine = (after[name] - before[name] for name in ("wall", "own", "machine"))
+        if machine - own <= OTHERS_AT_MOST * wall * len(os.sched_getaffinity(0)):
+            yield wall, own
+
+
+def measure(work: str, way: str, num_steps: int) -> list[tuple[float, float]]:
+    python = ROOT / (".venv-peers" if way == "trl" else ".venv") / "bin/python"
+    with tempfile.TemporaryDirectory() as directory:
+        report = Path(directory) / "steps.jsonl"
+        words = [str(python), __file__, "--role", way, "--work", work, "--steps", str(num_steps)]
+        words += ["--report", str(report), "--directory", f"{directory}/run"]
+        env = {**os.environ, "HF_HUB_OFFLINE": "1"}
+        env.pop("OMP_NUM_THREADS", None)
+        done = subprocess.run(words, env=env, timeout=LIMIT_S, check=False, capture_output=True, text=True)
+        if done.returncode:
+            sys.exit(f"{way} failed:\n{done.stdout[-2000:]}\n{done.stderr[-3000:]}")
+        return list(steps_of(report))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--work", nargs="+", default=list(WORK), choices=WORK)
+    parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=WAYS)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=8, help="measured steps of a run")
+    parser.add_argument("--json", help="file for the table")
+    for name in ("role", "report", "directory"):
+        parser.add_argument(f"--{name}", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.role == "trl":
+        sys.exit(run_trl(WORK[args.work[0]], args.steps, args.report, args.directory))
+    if args.role is not None:
+        sys.exit(run_ours(WORK[args.work[0]], args.role, args.steps, args.report, args.directory))
+    from benchmarks.report import print_table, write_json
+
+    table = []
+    for work in args.work:
+        runs: dict[str, list[list[tuple[float, float]]]] = {way: [] for way in args.ways}
+        for _ in range(args.rounds):
+            for way in args.ways:
+                runs[way].append(measure(work, way, args.steps))
+        table += list(summaries(work, runs))
+    print_table(table)
+    write_json(args.json, table)
+
+
+def summaries(work: str, runs: dict[str, list[list[tuple[float, float]]]]) -> Iterator[dict[str, Any]]:
+    """A row for each way. Medians over the steps of a run; over the rounds the median, the lowest and the highest."""
+    walls = {
+        way: sorted(median(wall for wall, _ in steps) for steps in rounds if steps) for way, rounds in runs.items()
+    }
+    for way, rounds in runs.items():
+        if not walls[way]:
+            sys.exit(f"{work}, {way}: other programs disturbed every step. Run it on a quiet machine.")
+        cpu = sorted(median(own for _, own in steps) for steps in rounds if steps)
+        yield {
+            "work": work,
+            "way": way,
+            "s_per_step": median(walls[way]),
+            "lowest": walls[way][0],
+            "highest": walls[way][-1],
+            "cpu_s": median(cpu),
+            "steps": sum(map(len, rounds)),
+            "times_trl": median(walls["trl"]) / median(walls[way]) if walls.get("trl") else None,
+        }
+
+
+if __name__ == "__main__":
+    main()
