@@ -75,6 +75,10 @@ class Registry(Generic[T]):
             raise UnknownName(f"there is no {self.what} called {name!r}; there are: {', '.join(self._entries)}")
         return self._entries[name]
 
+    def fact(self, name: str, fact: str, default: Any = None) -> Any:
+        """What was said of an entry when it was registered; `default` if nothing was, or if there is no such entry."""
+        return self._entries[name].facts.get(fact, default) if name in self._entries else default
+
     def __iter__(self) -> Iterator[Entry[T]]:
         return iter(self._entries.values())
 

@@ -4,6 +4,7 @@ The teacher says of each token how likely its K likeliest tokens were there, and
 draw the policy's distribution towards the teacher's. Shapes: B rows, T tokens, K tokens of the teacher.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -33,9 +34,15 @@ class TeacherInputs:
     is_in_top: "torch.Tensor"
     """(B, T) bool: whether the sampled token is one of the K."""
     tail_weights: "torch.Tensor"
-    """(B, T): the sampled token's probability under the policy divided by that under the policy that sampled it."""
+    """(B, T): as `importance_weights` gives them."""
     mask: "torch.Tensor"
     """(B, T) bool: True on tokens that are trained on."""
+
+
+def importance_weights(new_logprobs: "torch.Tensor", behaviour_logprobs: "torch.Tensor") -> "torch.Tensor":
+    """(B, T): how much likelier each sampled token is for the policy than for the engine that sampled it, at most
+    `MAX_TAIL_WEIGHT`; without a gradient."""
+    return (new_logprobs.detach() - behaviour_logprobs).clamp(max=math.log(MAX_TAIL_WEIGHT)).exp()
 
 
 DistillationLoss = Callable[[TeacherInputs, Any], "tuple[torch.Tensor, torch.Tensor]"]
@@ -54,9 +61,10 @@ def reverse_kl(inputs: TeacherInputs, options: Any) -> "tuple[torch.Tensor, torc
         sum over the K tokens k of  p(k) (log p(k) - log q(k)) grad log p(k)
         + r (log p(a) - log q(a)) grad log p(a)   if a is none of the K
 
-    which is the gradient of the whole KL on average over a, for every K. K = 0 is the policy gradient with the reward
-    log q(a) - log p(a); if K is the whole vocabulary, nothing is sampled. The factors before `grad` carry no gradient, because
-    theirs is `grad p(k)`, which is 0 in sum over the vocabulary but not over K tokens (arXiv:2605.11182).
+    which is the gradient of the whole KL on average over a, for every K, as long as no r is cut (`MAX_TAIL_WEIGHT`). K = 0 is the
+    policy gradient with the reward log q(a) - log p(a); if K is the whole vocabulary, nothing is sampled. The factors before
+    `grad` carry no gradient, because theirs is `grad p(k)`, which is 0 in sum over the vocabulary but not over K tokens
+    (arXiv:2605.11182).
     """
     import torch
 
@@ -66,7 +74,7 @@ def reverse_kl(inputs: TeacherInputs, options: Any) -> "tuple[torch.Tensor, torc
     of_top = torch.where(present, new_top.detach().exp() * difference, 0)
     is_tail = inputs.mask & ~inputs.is_in_top
     new = torch.where(is_tail, inputs.new_logprobs, 0)
-    weights = torch.where(is_tail, inputs.tail_weights, 0).clamp(max=MAX_TAIL_WEIGHT)
+    weights = torch.where(is_tail, inputs.tail_weights, 0)
     of_tail = weights * _difference(new, torch.where(is_tail, inputs.teacher_logprobs, 0))
     kl = of_top.sum(-1) + of_tail
     surrogate = (of_top * new_top).sum(-1) + of_tail * new

@@ -14,12 +14,12 @@ def estimate_kl(ref_logprobs_diff: "torch.Tensor", ratio: "torch.Tensor") -> "to
 
     Args:
         ref_logprobs_diff: (B, T) `d = logprob - ref_logprob`, clamped to ±40.
-        ratio: (B, T) policy over the policy that sampled.
+        ratio: (B, T) policy over the old policy, which sampled the tokens if the run is on-policy.
 
     Returns:
         (5, B, T): 0 `d` (k1); 1 `d² / 2` (k2); 2 `exp(-d) - 1 + d` (k3), unbiased and never negative; 3 `ratio * d`; 4 `ratio *
-        k3`, whose gradient too is unbiased (DeepSeek-V3.2, arXiv:2512.02556). The first three are those of
-        http://joschu.net/blog/kl-approx.html.
+        k3`, whose gradient too is unbiased if the old policy sampled (DeepSeek-V3.2, arXiv:2512.02556). The first three are those
+        of http://joschu.net/blog/kl-approx.html.
     """
     import torch
 

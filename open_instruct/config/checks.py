@@ -15,6 +15,7 @@ from typing import Literal, get_args, get_origin
 from open_instruct.algorithms import denominators
 from open_instruct.algorithms.advantages import ADVANTAGES
 from open_instruct.algorithms.distillation import DISTILLATION_LOSSES
+from open_instruct.algorithms.losses import LOSSES
 from open_instruct.config.limits import POSITIVE, numbers_are_within_limits
 from open_instruct.config.model_checks import (
     model_can_be_read,
@@ -144,8 +145,41 @@ def rho_bounds_are_in_order(args: GRPOConfig) -> Iterator[str]:
         yield f"{options}: nothing would be masked. Set a lower or an upper bound."
 
 
+NEEDS: dict[str, tuple[str, Callable[[GRPOConfig], bool]]] = {
+    **{
+        name: ("use_rho_correction", lambda args: args.corrects_off_policy)
+        for name in (
+            "rho_clamp_lower_bound",
+            "rho_clamp_upper_bound",
+            "rho_mask_lower_bound",
+            "rho_mask_upper_bound",
+            "rho_level",
+            "rho_mask_sequence_level",
+            "rho_mask_tv_divergence",
+            "rho_as_in_open_instruct",
+        )
+    },
+    "alpha": ("ref_policy_update_freq", lambda args: args.ref_policy_update_freq is not None),
+    "non_stop_penalty_value": ("non_stop_penalty", lambda args: args.non_stop_penalty),
+    "overlong_penalty_factor": ("overlong_buffer_len", lambda args: args.overlong_buffer_len > 0),
+}
+"""Options that say how something is done, with the option that has it done, and whether it is."""
+
+
+def options_have_an_effect(args: GRPOConfig) -> Iterator[str]:
+    """A researcher who gives an option believes that it was used."""
+    default = type(args)(model_name_or_path=args.model_name_or_path)
+    for name, (other, is_on) in NEEDS.items():
+        if getattr(args, name) != getattr(default, name) and not is_on(args):
+            yield f"{shown(args, name, other)}: it would have no effect. Set {other} too, or leave out {name}."
+    for name in LOSSES.fact(args.loss_fn, "ignores", ()):
+        if getattr(args, name) != getattr(default, name):
+            options = shown(args, "loss_fn", name)
+            yield f"{options}: the loss {args.loss_fn} does not use {name}. Leave it out, or choose another loss."
+
+
 def rewards_fit_the_advantage(args: GRPOConfig) -> Iterator[str]:
-    if "over_step" in ADVANTAGES[args.advantage_normalization_type].facts and args.streaming:
+    if ADVANTAGES.fact(args.advantage_normalization_type, "over_step") and args.streaming:
         options = shown(args, "advantage_normalization_type", "streaming")
         yield f"{options}: this advantage needs the rewards of the whole step first. Leave out streaming."
     may_be_negative = args.overlong_buffer_len > 0 or (args.non_stop_penalty and args.non_stop_penalty_value < 0)
@@ -161,8 +195,8 @@ def cross_entropy_knows_its_denominator(args: GRPOConfig) -> Iterator[str]:
 
 
 def active_sampling_has_something_to_replace(args: GRPOConfig) -> Iterator[str]:
-    if args.active_sampling and not args.filter_zero_std_samples:
-        options = shown(args, "active_sampling", "filter_zero_std_samples")
+    if args.active_sampling and not args.leaves_out_zero_std and not args.has_teacher:
+        options = shown(args, "active_sampling", "filter_zero_std_samples", "advantage_normalization_type")
         yield f"{options}: no group is left out, so there is nothing to replace. Leave out one of the two."
 
 
@@ -185,7 +219,7 @@ def teacher_has_something_to_say(args: GRPOConfig) -> Iterator[str]:
     if args.active_sampling:
         options = shown(args, "teacher_model_name_or_path", "active_sampling")
         yield f"{options}: with a teacher no group is left out, so there is nothing to replace. Leave out active_sampling."
-    if args.distillation_top_k == 0 and DISTILLATION_LOSSES[args.distillation_loss].facts.get("needs_top_k"):
+    if args.distillation_top_k == 0 and DISTILLATION_LOSSES.fact(args.distillation_loss, "needs_top_k"):
         options = shown(args, "distillation_top_k", "distillation_loss")
         yield f"{options}: this loss is a sum over the teacher's likeliest tokens. Give 1 or more."
 
@@ -225,8 +259,8 @@ def kl_has_its_reference(args: GRPOConfig) -> Iterator[str]:
 
 
 def groups_have_something_to_compare(args: GRPOConfig) -> Iterator[str]:
-    if args.num_samples_per_prompt_rollout == 1:
-        options = shown(args, "num_samples_per_prompt_rollout")
+    if args.num_samples_per_prompt_rollout == 1 and args.compares_within_groups:
+        options = shown(args, "num_samples_per_prompt_rollout", "advantage_normalization_type")
         yield f"{options}: a response is compared with the other responses of its group. Give 2 or more."
 
 
@@ -401,6 +435,7 @@ RULES: tuple[Callable[[GRPOConfig], Iterator[str]], ...] = (
     queue_holds_a_step,
     one_old_policy,
     rho_bounds_are_in_order,
+    options_have_an_effect,
     rewards_fit_the_advantage,
     cross_entropy_knows_its_denominator,
     active_sampling_has_something_to_replace,

@@ -26,6 +26,8 @@ class Limits:
         return (is_finite and above and value <= self.high) or (self.or_never and value == NEVER)
 
     def __str__(self) -> str:
+        if math.isinf(self.low):
+            return "a finite number"
         low = f"{self.low} or more" if self.low_itself else f"more than {self.low}"
         high = "" if math.isinf(self.high) else f", at most {self.high}"
         return low + high + (f", or {NEVER} for never" if self.or_never else "")

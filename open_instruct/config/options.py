@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from open_instruct.algorithms.advantages import ADVANTAGES
 from open_instruct.algorithms.denominators import TOKEN
 from open_instruct.algorithms.losses import LOSSES
 from open_instruct.algorithms.reward_shaping import RewardShaping
@@ -73,22 +74,24 @@ class GRPOConfig(
 
     @property
     def corrects_off_policy(self) -> bool:
-        """Whether tokens are weighed by rho: as the option says; without it, if samples may be stale."""
-        return self.staleness_bound > 0 if self.use_rho_correction is None else self.use_rho_correction
+        """Whether tokens are weighed by rho: as the option says; without it, if samples may be stale and rho is not always 1."""
+        if self.use_rho_correction is not None:
+            return self.use_rho_correction
+        return self.staleness_bound > 0 and not self.use_vllm_logprobs
 
     @property
     def denominator(self) -> float | str:
         """What the summed loss is divided by: as the option says; without it, as the loss is meant."""
         if self.loss_denominator is not None:
             return self.loss_denominator
-        return LOSSES[self.loss_fn].facts.get("denominator", TOKEN)
+        return LOSSES.fact(self.loss_fn, "denominator", TOKEN)
 
     @property
     def reward_shaping(self) -> RewardShaping:
         """What is added to rewards beside the verifier's score."""
         return RewardShaping(
             non_stop_reward=self.non_stop_penalty_value if self.non_stop_penalty else None,
-            max_length=self.lengths.response,
+            max_length=self.response_length,
             overlong_buffer=self.overlong_buffer_len,
             overlong_penalty=self.overlong_penalty_factor,
         )
@@ -99,8 +102,15 @@ class GRPOConfig(
 
     @property
     def leaves_out_zero_std(self) -> bool:
-        """Whether groups whose responses all have the same reward are left out. From a teacher they learn nevertheless."""
-        return self.filter_zero_std_samples and not self.has_teacher
+        """Whether groups whose responses all have the same reward are left out. From a teacher they learn nevertheless, and so do
+        they with an advantage that compares them with the rest of the step."""
+        return self.filter_zero_std_samples and self.compares_within_groups and not self.has_teacher
+
+    @property
+    def compares_within_groups(self) -> bool:
+        """Whether a response learns from the other responses of its group."""
+        needs_group = ADVANTAGES.fact(self.advantage_normalization_type, "needs_group", True)
+        return needs_group and self.use_task_rewards
 
     @property
     def shares_devices(self) -> bool:

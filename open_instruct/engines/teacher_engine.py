@@ -31,9 +31,10 @@ class TeacherEngine:
 
     def __init__(self, options: EngineOptions, *, top_k: int, vocab_size: int, timeout_s: float) -> None:
         self._top_k = top_k
-        self._vocab_size = vocab_size
+        self._policy_size = vocab_size
         with cleaned_up_when_this_process_ends(new_abort_file()):
             self._engine = VLLMEngine(make_engine(options, version=0), timeout_s=timeout_s)
+        self._own_size: int = self._engine.model_config.get_vocab_size()
         self._lock = threading.Lock()
         """Held by the thread that uses the engine."""
         self._num_requests = 0
@@ -59,8 +60,8 @@ class TeacherEngine:
         with self._lock:
             outputs = [self._done.pop(request_id) for request_id in ids]
         return os.getpid(), [
-            self._read(output.prompt_logprobs, len(prompt))
-            for output, (prompt, _) in zip(outputs, sequences, strict=True)
+            self._read(output.prompt_logprobs, prompt, response)
+            for output, (prompt, response) in zip(outputs, sequences, strict=True)
         ]
 
     def shutdown(self) -> None:
@@ -72,7 +73,8 @@ class TeacherEngine:
 
         request_id = str(self._num_requests)
         self._num_requests += 1
-        ids = np.concatenate([prompt, response]).tolist()
+        ids = np.concatenate([prompt, response])
+        ids = np.where(ids < self._own_size, ids, 0).tolist()
         asked = SamplingParams(
             max_tokens=1, temperature=0.0, prompt_logprobs=self._top_k, flat_logprobs=True, detokenize=False
         )
@@ -87,14 +89,17 @@ class TeacherEngine:
             self._done.update({output.request_id: output for output in self._engine.step() if output.finished})
             return False
 
-    def _read(self, flat: Any, num_prompt_tokens: int) -> TeacherLogprobs:
-        """From vLLM's flat log-probs of a sequence: at each place but the first, its own token, then the likeliest K."""
-        width = self._top_k + 1
-        ids = np.asarray(flat.token_ids, dtype=np.int32).reshape(-1, width)[num_prompt_tokens - 1 :]
-        logprobs = np.asarray(flat.logprobs, dtype=np.float32).reshape(-1, width)[num_prompt_tokens - 1 :]
-        is_known = ids[:, 1:] < self._vocab_size
+    def _read(self, flat: Any, prompt: np.ndarray, response: np.ndarray) -> TeacherLogprobs:
+        """From vLLM's flat log-probs of a sequence: at each place but the first, its own token, then the likeliest K.
+
+        Tokens that one of the two models lacks have the log-prob -inf. Only tokens that no text becomes are such tokens.
+        """
+        width, none = self._top_k + 1, np.float32(-np.inf)
+        ids = np.asarray(flat.token_ids, dtype=np.int32).reshape(-1, width)[len(prompt) - 1 :]
+        logprobs = np.asarray(flat.logprobs, dtype=np.float32).reshape(-1, width)[len(prompt) - 1 :]
+        is_known = ids[:, 1:] < self._policy_size
         return TeacherLogprobs(
             top_ids=np.where(is_known, ids[:, 1:], 0),
-            top_logprobs=np.where(is_known, logprobs[:, 1:], np.float32(-np.inf)),
-            logprobs=np.ascontiguousarray(logprobs[:, 0]),
+            top_logprobs=np.where(is_known, logprobs[:, 1:], none),
+            logprobs=np.where(response < self._own_size, logprobs[:, 0], none),
         )

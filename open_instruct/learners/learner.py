@@ -113,7 +113,7 @@ class PolicyTrainerRayProcess(TrainRayActor):
 
     def _make_moving_reference(self, reference: torch.nn.Module | None) -> MovingReference | None:
         args = self._args
-        if reference is None or args.ref_policy_update_freq is None:
+        if reference is None:
             return None
         return MovingReference(
             reference,

@@ -1,23 +1,30 @@
-"""A reference policy that follows the policy (`--ref_policy_update_freq`).
+"""The reference policy over time: it may follow the policy (`--ref_policy_update_freq`), and checkpoints hold it once it has.
 
 At ZeRO stage 3 each rank holds a part of every weight, and updates, saves and loads its own part alone. Policy and reference are
 divided alike, because they are the same model on the same ranks. At the other stages each rank holds all weights.
 """
 
+import logging
 from pathlib import Path
 
 import torch
 
+logger = logging.getLogger(__name__)
+
 
 class MovingReference:
-    """Moves this rank's part of `reference` towards `policy`, and keeps it over a checkpoint."""
+    """Moves this rank's part of `reference` towards `policy`, and keeps it over a checkpoint.
+
+    Args:
+        every: training steps between two updates; None: it stays what it is.
+    """
 
     def __init__(
         self,
         reference: torch.nn.Module,
         policy: torch.nn.Module,
         *,
-        every: int,
+        every: int | None,
         alpha: float,
         rank: int,
         is_divided: bool,
@@ -25,24 +32,34 @@ class MovingReference:
         self._reference, self._policy = reference, policy
         self._every, self._alpha = every, alpha
         self._rank, self._is_divided = rank, is_divided
+        self._has_moved = False
 
     @torch.no_grad()
     def update(self, version: int) -> None:
         """After every `every`-th training step: `reference = alpha * policy + (1 - alpha) * reference`, weight by weight
         (Polyak averaging)."""
-        if version % self._every:
+        if self._every is None or version % self._every:
             return
+        self._has_moved = True
         for own, new in zip(_held(self._reference), _held(self._policy), strict=True):
             own.lerp_(new.to(own.dtype), self._alpha)
 
     def save(self, directory: Path) -> None:
-        """Write what this rank holds. Without ZeRO stage 3 all ranks hold the same, and the first one writes it."""
-        if self._is_divided or self._rank == 0:
+        """Write what this rank holds, unless that is the initial model. Without ZeRO stage 3 all ranks hold the same, and the
+        first one writes it."""
+        if self._has_moved and (self._is_divided or self._rank == 0):
             torch.save([tensor.detach().cpu() for tensor in _held(self._reference)], self._file(directory))
 
     @torch.no_grad()
     def load(self, directory: Path) -> None:
-        """Take the weights that `save` wrote."""
+        """Take the weights that `save` wrote, if it wrote any."""
+        if not self._file(directory).exists():
+            return
+        if self._every is None and self._rank == 0:
+            logger.warning(
+                "the reference policy is that of the checkpoint, and moves no more (no --ref_policy_update_freq)"
+            )
+        self._has_moved = True
         saved = torch.load(self._file(directory), weights_only=True)
         for own, value in zip(_held(self._reference), saved, strict=True):
             own.copy_(value)

@@ -8,7 +8,7 @@ import torch
 
 from open_instruct.algorithms.corrections import RhoOptions, compute_rho_correction, off_policy_sequence_mask
 from open_instruct.algorithms.denominators import SEQUENCE
-from open_instruct.algorithms.distillation import DISTILLATION_LOSSES, TeacherInputs
+from open_instruct.algorithms.distillation import DISTILLATION_LOSSES, TeacherInputs, importance_weights
 from open_instruct.algorithms.losses import LOSSES, LossInputs
 from open_instruct.algorithms.mismatch import logprob_difference_sums
 from open_instruct.algorithms.objective import compute_objective, make_loss_inputs, weights_of_sequences
@@ -66,7 +66,7 @@ class PolicyLoss:
             mask=mask,
             position_ids=positions,
         )
-        distillation, teacher_sums = self._distillation(tensors, inputs, top_logprobs, weights)
+        distillation, teacher_sums = self._distillation(tensors, inputs, top_logprobs)
         loss, sums = compute_objective(
             inputs,
             lambda inputs: self._loss_fn.value(inputs, self._loss_options),
@@ -153,20 +153,18 @@ class PolicyLoss:
         tensors: dict[str, torch.Tensor],
         inputs: LossInputs,
         top_logprobs: torch.Tensor,
-        weights: torch.Tensor | None,
     ) -> tuple[torch.Tensor | None, dict[str, torch.Tensor]]:
-        """Loss of each token against the teacher, (rows, tokens - 1), and metric sums; None without a teacher.
+        """Loss of each token against the teacher, (rows, tokens - 1), and metric sums; None without a teacher. The corrections of
+        the policy loss have no part in it.
 
         Args:
             top_logprobs: (rows, tokens - 1, K) of the teacher's tokens.
-            weights: as `_correction` gives them; times the ratio they lead from the engine to the policy as it is.
         """
         if "teacher_logprobs" not in tensors:
             return None, {}
         sampled, top_ids, teacher_top = (
             tensors[name][:, 1:] for name in ("query_responses", "teacher_top_ids", "teacher_top_logprobs")
         )
-        ratio = inputs.ratio.detach()
         loss, kl = self._distillation_loss.value(
             TeacherInputs(
                 new_top_logprobs=top_logprobs,
@@ -174,7 +172,7 @@ class PolicyLoss:
                 new_logprobs=inputs.new_logprobs,
                 teacher_logprobs=tensors["teacher_logprobs"][:, 1:],
                 is_in_top=((top_ids == sampled[..., None]) & teacher_top.isfinite()).any(-1),
-                tail_weights=ratio if weights is None else ratio * weights,
+                tail_weights=importance_weights(inputs.new_logprobs, inputs.behaviour_logprobs),
                 mask=inputs.mask,
             ),
             self._distillation_options,

@@ -69,7 +69,7 @@ class StepAssembly:
         name = args.advantage_normalization_type
         own_options = options_of(args, ADVANTAGES[name].options)
         self._advantages = functools.partial(group_advantages, name=name, options=own_options)
-        self._over_step = ADVANTAGES[name].facts.get("over_step")
+        self._over_step = ADVANTAGES.fact(name, "over_step")
         if not args.use_task_rewards:
             self._advantages, self._over_step = _no_advantages, None
         self._shaping = args.reward_shaping

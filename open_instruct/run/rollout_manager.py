@@ -314,7 +314,7 @@ class RolloutManager:
             for engine, ref in zip(self.rollout_engines, asked, strict=False)
             if ref in answered
         ]
-        ended += [teacher.shutdown.remote() for teacher in self.teachers]
+        ended += [teacher.shutdown.options(max_task_retries=0).remote() for teacher in self.teachers]
         if ended:
             ray.wait(ended, num_returns=len(ended), timeout=max(deadline - time.monotonic(), 0.0))
         for actor in (*self.rollout_engines, *self.teachers, self.controller):

@@ -10,6 +10,7 @@ from open_instruct.algorithms.distillation import (
     MAX_TAIL_WEIGHT,
     TeacherInputs,
     forward_kl,
+    importance_weights,
     reverse_kl,
 )
 
@@ -131,7 +132,9 @@ def test_nonsense_outside_the_mask_and_tokens_that_were_not_named_do_not_matter(
 
 def test_log_ratios_and_weights_are_bounded() -> None:
     logits, teacher = distributions(spread=200.0)
-    inputs = inputs_of(logits, teacher, 0, int(logits.argmax()), weight=math.inf)
+    weights = importance_weights(torch.tensor([[-0.5, -0.5, -0.5, -60.0]]), torch.tensor([[-0.5, -1.0, -90.0, 0.0]]))
+    torch.testing.assert_close(weights, torch.tensor([[1.0, math.exp(0.5), MAX_TAIL_WEIGHT, 0.0]]))
+    inputs = inputs_of(logits, teacher, 0, int(logits.argmax()), weight=MAX_TAIL_WEIGHT)
     loss, kl = reverse_kl(inputs, NO_OPTIONS)
     assert float(kl) == MAX_TAIL_WEIGHT * 40
     assert gradient_of(loss.sum(), logits).isfinite().all()

@@ -181,3 +181,39 @@ def test_the_trust_region_of_dppo_is_about_the_engine() -> None:
             batch | {"mask": torch.tensor([[True]]), "position_ids": torch.tensor([[1]])}, "dppo_tv"
         )
         assert bool(gradient.any()) == has_gradient
+
+
+def objective_of(name: str, new: torch.Tensor, *, advantage: float, weights: torch.Tensor) -> torch.Tensor:
+    """The summed loss of one response that was sampled with log-probs of -1."""
+    old = torch.full_like(new, -1.0).detach()
+    inputs = make_loss_inputs(
+        new_logprobs=new,
+        old_logprobs=old,
+        behaviour_logprobs=old,
+        ref_logprobs=None,
+        advantages=torch.full_like(old, advantage),
+        mask=torch.ones_like(old, dtype=torch.bool),
+        position_ids=torch.arange(1, new.shape[1] + 1)[None],
+    )
+    entry = LOSSES[name]
+    loss, _ = compute_objective(
+        inputs, lambda inputs: entry.value(inputs, entry.options()), beta=0.0, kl_estimator=2, weights=weights
+    )
+    return loss
+
+
+@pytest.mark.parametrize("name", LOSSES.names)
+def test_a_token_that_a_correction_leaves_out_is_not_trained_on(name: str) -> None:
+    """Nor does it change what the other tokens learn."""
+    new = torch.full((1, 4), -1.0, requires_grad=True)
+    weights = torch.tensor([[1.0, 0.5, 0.0, 1.0]])
+    objective_of(name, new, advantage=1.0, weights=weights).backward()
+    torch.testing.assert_close(new.grad, -weights)
+
+
+@pytest.mark.parametrize("name", LOSSES.names)
+def test_a_ratio_without_bounds_and_no_advantage_give_no_nan(name: str) -> None:
+    new = torch.tensor([[119.0, -200.0, -1.0]], requires_grad=True)
+    objective_of(name, new, advantage=0.0, weights=torch.ones(1, 3)).backward()
+    assert new.grad is not None
+    assert (new.grad == 0).all()

@@ -215,7 +215,36 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         "does not fit into a row. Set pack_length to 512 or more.",
     ),
     ({"load_ref_policy": False}, "--beta 0.05 --load_ref_policy False: the KL divergence needs a reference policy."),
-    ({"num_samples_per_prompt_rollout": 1}, "--num_samples_per_prompt_rollout 1: a response is compared with"),
+    (
+        {"num_samples_per_prompt_rollout": 1},
+        "--num_samples_per_prompt_rollout 1 --advantage_normalization_type centered: a response is compared with",
+    ),
+    (
+        {"rho_level": "sequence", "async_steps": 0},
+        "--rho_level sequence --use_rho_correction None: it would have no effect. Set use_rho_correction too",
+    ),
+    (
+        {"rho_mask_upper_bound": 2.0, "use_vllm_logprobs": True},
+        "--rho_mask_upper_bound 2.0 --use_rho_correction None: it",
+    ),
+    ({"alpha": 0.9}, "--alpha 0.9 --ref_policy_update_freq None: it would have no effect."),
+    (
+        {"non_stop_penalty_value": -1.0},
+        "--non_stop_penalty_value -1.0 --non_stop_penalty False: it would have no effect.",
+    ),
+    (
+        {"overlong_penalty_factor": 2.0},
+        "--overlong_penalty_factor 2.0 --overlong_buffer_len 0: it would have no effect.",
+    ),
+    (
+        {"loss_fn": "grpo", "clip_higher": 0.3},
+        "--loss_fn grpo --clip_higher 0.3: the loss grpo does not use clip_higher.",
+    ),
+    (
+        {"loss_fn": "cispo", "clip_lower": 0.1},
+        "--loss_fn cispo --clip_lower 0.1: the loss cispo does not use clip_lower.",
+    ),
+    ({"entropy_coef": float("nan")}, "--entropy_coef nan: out of range. Give a finite number."),
     (
         {"distillation_top_k": 4},
         "--distillation_top_k 4 --teacher_model_name_or_path None: there is no teacher. Name one, or leave out distillation_top",
@@ -313,6 +342,8 @@ def test_a_teacher_reads_one_token_more_than_the_model(make_args: MakeArgs, mode
         {"eval_temperature": 0.0},
         {"save_freq": -1, "checkpoint_state_freq": -1, "keep_last_n_checkpoints": -1, "local_eval_every": -1},
         {"async_steps": 0},
+        {"num_samples_per_prompt_rollout": 1, "advantage_normalization_type": "reinforce_plus_plus"},
+        {"use_vllm_logprobs": True},
         {"total_episodes": 64, "num_mini_batches": 64},
         {"load_ref_policy": False, "beta": 0.0},
         {"loss_denominator": 128.0},

@@ -28,6 +28,35 @@ def test_one_update_is_the_weighted_mean(tmp_path: Path) -> None:
         torch.testing.assert_close(parameter, wanted)
 
 
+def test_a_reference_that_has_moved_stays_where_it_is_without_the_option(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    torch.manual_seed(0)
+
+    def fresh(every: int | None) -> tuple[torch.nn.Linear, MovingReference]:
+        torch.manual_seed(1)
+        policy, reference = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)
+        return reference, MovingReference(reference, policy, every=every, alpha=0.6, rank=0, is_divided=False)
+
+    initial, unmoved = fresh(2)
+    unmoved.save(tmp_path)
+    assert list(tmp_path.iterdir()) == []  # nothing to keep
+    fresh(2)[1].load(tmp_path)  # an older checkpoint, without a reference
+    moved, moving = fresh(2)
+    moving.update(2)
+    moving.save(tmp_path)
+    for directory in (tmp_path, tmp_path / "again"):  # over two resumptions
+        directory.mkdir(exist_ok=True)
+        resumed, still = fresh(None)
+        still.load(tmp_path)
+        still.update(4)
+        torch.testing.assert_close(resumed.weight, moved.weight)
+        assert not torch.allclose(resumed.weight, initial.weight)
+        still.save(directory)
+    assert (tmp_path / "again" / "reference_0.pt").exists()
+    assert "moves no more" in caplog.text
+
+
 @pytest.mark.parametrize("stage", [2, 3])
 def test_the_kl_is_to_the_policy_of_the_last_update(ray_session: Any, tmp_path: Path, stage: int) -> None:
     """With alpha 1 the reference is the policy after every second step: then the KL of the next step is 0, and not before."""

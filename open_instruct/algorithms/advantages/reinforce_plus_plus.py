@@ -16,10 +16,10 @@ def whiten_over_tokens(advantages_N: np.ndarray, num_tokens_N: np.ndarray) -> np
     return centered_N / np.sqrt(variance + 1e-8)
 
 
-@ADVANTAGES.register("reinforce_plus_plus", over_step=whiten_over_tokens)
+@ADVANTAGES.register("reinforce_plus_plus", over_step=whiten_over_tokens, needs_group=False)
 def reinforce_plus_plus(rewards_G: np.ndarray, options: NoOptions) -> np.ndarray:
-    """The reward, normalised over the step (`whiten_over_tokens`). It needs no group. With filter_zero_std_samples, groups in
-    which all responses score alike are missing from the normalisation, so set that option to False."""
+    """The reward, normalised over the step (`whiten_over_tokens`). It needs no group, so groups in which all responses score
+    alike are not left out, and one response per prompt is enough."""
     del options
     return rewards_G
 

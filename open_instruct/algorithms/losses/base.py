@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     import torch
 
 
+MAX_LOG_RATIO = 44.0
+"""Beyond it the square of a ratio is infinite in float32, and 0 times its gradient is NaN."""
+
+
 @dataclass(frozen=True)
 class LossInputs:
     """What a loss sees of one micro-batch. All tensors are (B, T), and 0 on tokens that are not trained on."""
@@ -32,8 +36,8 @@ class LossInputs:
 
     @cached_property
     def log_ratio(self) -> "torch.Tensor":
-        """Log-prob under the new policy minus that under the old policy."""
-        return self.new_logprobs - self.old_logprobs
+        """Log-prob under the new policy minus that under the old policy, cut to ±`MAX_LOG_RATIO`."""
+        return (self.new_logprobs - self.old_logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
 
     @cached_property
     def ratio(self) -> "torch.Tensor":

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     import torch
 
 
-@LOSSES.register("cispo", options=ClipOptions)
+@LOSSES.register("cispo", options=ClipOptions, ignores=("clip_lower", "clip_ratio_c"))
 def cispo_loss(inputs: LossInputs, options: ClipOptions) -> "tuple[torch.Tensor, dict[str, torch.Tensor]]":
     """CISPO (MiniMax-M1, arXiv:2506.13585): `-sg(min(r, 1 + clip_higher)) A log p`. Every token keeps a gradient, and only its
     weight, which is a constant (sg), is bounded from above. There is no lower bound, as in the paper.

@@ -34,14 +34,14 @@ def dapo_loss(inputs: LossInputs, options: ClipOptions) -> "tuple[torch.Tensor, 
     return _clipped(inputs, options.clip_lower, options.clip_higher, options.clip_ratio_c)
 
 
-@LOSSES.register("grpo", options=ClipOptions, denominator="sequence")
+@LOSSES.register("grpo", options=ClipOptions, denominator="sequence", ignores=("clip_higher",))
 def grpo_loss(inputs: LossInputs, options: ClipOptions) -> "tuple[torch.Tensor, dict[str, torch.Tensor]]":
     """The loss of GRPO (arXiv:2402.03300): clipped at 1 ± clip_lower, a mean over the tokens of a response, then over
     responses."""
     return _clipped(inputs, options.clip_lower, options.clip_lower, options.clip_ratio_c)
 
 
-@LOSSES.register("dr_grpo", options=ClipOptions, denominator="constant")
+@LOSSES.register("dr_grpo", options=ClipOptions, denominator="constant", ignores=("clip_higher",))
 def dr_grpo_loss(inputs: LossInputs, options: ClipOptions) -> "tuple[torch.Tensor, dict[str, torch.Tensor]]":
     """The loss of Dr. GRPO (arXiv:2503.20783): that of `grpo`, with the longest possible response in place of the length of each
     response, so that a long wrong answer is not punished less per token than a short one. Goes with centered advantages."""

@@ -19,13 +19,15 @@ class GmpoOptions:
 
 @LOSSES.register("gmpo", options=GmpoOptions, denominator="sequence")
 def gmpo_loss(inputs: LossInputs, options: GmpoOptions) -> "tuple[torch.Tensor, dict[str, torch.Tensor]]":
-    """GMPO (arXiv:2507.20673): `-A exp(mean of clipped log r)` for a response, the same at each of its tokens. As in PPO only
-    that side is clipped which the advantage would push further: above where A > 0, below where A < 0.
+    """GMPO (arXiv:2507.20673): `-A exp(mean of clipped log r)` for a response. As in PPO only that side is clipped which the
+    advantage would push further: above where A > 0, below where A < 0. Each token has that value and, as its gradient, its own
+    part of the response's gradient, so that a correction can weigh tokens or leave them out.
 
     `policy/clipfrac_avg` is the share of tokens whose ratio is clipped.
     """
     log_ratio = inputs.log_ratio
     at_most, at_least = log_ratio.clamp(max=options.gmpo_clip), log_ratio.clamp(min=-options.gmpo_clip)
     clipped = at_most.where(inputs.advantages > 0, at_least)
-    loss = -inputs.advantages * inputs.sequence_mean(clipped).exp()
+    log_s = inputs.sequence_mean(clipped.detach())
+    loss = -inputs.advantages * (log_s + clipped - clipped.detach()).exp()
     return loss, {"policy/clipfrac_avg": clipped != log_ratio}
