@@ -251,7 +251,7 @@ class CollatedBatchData:
     response_masks: np.ndarray  # (B, T) bool: True on response tokens that are trained on; False on queries and padding
     advantages: np.ndarray  # (B, T) float32, 0 where the mask is False
     vllm_logprobs: np.ndarray  # (B, T) float32, 0 where the mask is False
-    loss_weights: np.ndarray | None = None  # (B, T) float32, 0 where the mask is False; None: 1 on every trained token
+    loss_weights: np.ndarray | None = None  # (B, T) float32, 0 on prompts and padding; None: 1 on every response token
     ce_masks: np.ndarray | None = (
         None  # (B, T) bool: True on tokens whose cross-entropy is trained on; None: on no token
     )

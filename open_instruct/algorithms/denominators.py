@@ -1,4 +1,6 @@
-"""What the summed loss of an optimizer step is divided by (`--loss_denominator`)."""
+"""What the summed loss of an optimizer step is divided by (`--loss_denominator`), and its parts (`--kl_denominator`)."""
+
+from dataclasses import dataclass
 
 TOKEN = "token"
 """The number of trained tokens: every token weighs the same (DAPO)."""
@@ -7,6 +9,16 @@ SEQUENCE = "sequence"
 CONSTANT = "constant"
 """The number of responses times the longest possible response (Dr. GRPO): lengths do not matter."""
 KINDS = (TOKEN, SEQUENCE, CONSTANT)
+
+
+@dataclass(frozen=True)
+class Scales:
+    """What parts of the loss are multiplied by before all is divided by the divisor of the policy loss, so that each has a
+    denominator of its own. A KL that is divided by 50 beside a policy loss that is divided by 100 has the scale 2."""
+
+    kl: float = 1.0
+    ce: float = 0.0
+    """For each token whose cross-entropy is trained on; with its coefficient."""
 
 
 def loss_divisor(denominator: float | str, *, num_tokens: int, num_sequences: int, response_length: int) -> float:

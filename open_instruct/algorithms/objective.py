@@ -49,6 +49,7 @@ def compute_objective(
     kl_estimator: int,
     weights: torch.Tensor | None = None,
     loss_weights: torch.Tensor | None = None,
+    kl_weights: torch.Tensor | None = None,
     entropy: torch.Tensor | None = None,
     entropy_coef: float = 0.0,
     distillation: torch.Tensor | None = None,
@@ -60,7 +61,8 @@ def compute_objective(
         loss: a `losses.Loss` with its options.
         kl_estimator: which of the estimates of `estimate_kl` enters the objective.
         weights: (B, T) factors of the policy loss alone (see `compute_rho_correction`), without a gradient; None is 1 everywhere.
-        loss_weights: (B, T) factors of all parts of the objective; None is 1 everywhere.
+        loss_weights: (B, T) factors of all parts of the objective but the KL; None is 1 everywhere.
+        kl_weights: (B, T) factors of the KL; None is 1 everywhere.
         entropy: (B, T) entropy of the policy at each token, with a gradient; needed if `entropy_coef` is not 0.
         distillation: (B, T) loss that draws the policy towards a teacher, with a gradient; None without a teacher.
 
@@ -81,10 +83,12 @@ def compute_objective(
         per_token |= {f"objective/kl{i}_avg": kl for i, kl in enumerate(kls)}
     if entropy is not None:
         bonus = entropy_coef * torch.where(mask, entropy, 0)
-    parts = [policy_loss, kl_loss, bonus, torch.zeros_like(policy_loss) if distillation is None else distillation]
+    parts = [policy_loss, bonus, torch.zeros_like(policy_loss) if distillation is None else distillation]
     if loss_weights is not None:
         parts = [part * loss_weights for part in parts]
-    policy_loss, kl_loss, bonus, distillation_loss = parts
+    policy_loss, bonus, distillation_loss = parts
+    if kl_weights is not None:
+        kl_loss = kl_loss * kl_weights
     total_loss = policy_loss + kl_loss - bonus + distillation_loss
     if distillation is not None:
         per_token["loss/distillation_avg"] = distillation_loss

@@ -53,12 +53,13 @@ def choices_are_known(args: GRPOConfig) -> Iterator[str]:
 
 
 def loss_denominator_is_known(args: GRPOConfig) -> Iterator[str]:
-    value = args.loss_denominator
-    if value is None or value in denominators.KINDS:
-        return
-    if isinstance(value, str) or not POSITIVE.hold(value):
-        kinds = ", ".join(denominators.KINDS)
-        yield f"{shown(args, 'loss_denominator')}: the loss cannot be divided by it. Give {kinds} or a number above 0."
+    for name in ("loss_denominator", "kl_denominator"):
+        value = getattr(args, name)
+        if value is None or value in denominators.KINDS:
+            continue
+        if isinstance(value, str) or not POSITIVE.hold(value):
+            kinds = ", ".join(denominators.KINDS)
+            yield f"{shown(args, name)}: the loss cannot be divided by it. Give {kinds} or a number above 0."
 
 
 def staleness_bounds_are_in_order(args: GRPOConfig) -> Iterator[str]:
@@ -188,10 +189,13 @@ def rewards_fit_the_advantage(args: GRPOConfig) -> Iterator[str]:
         yield f"{options}: maxrl takes no negative reward. Choose another advantage, or leave out the penalty."
 
 
-def cross_entropy_knows_its_denominator(args: GRPOConfig) -> Iterator[str]:
+def parts_know_their_denominators(args: GRPOConfig) -> Iterator[str]:
     if args.ce_coef and args.streaming:
         options = shown(args, "ce_coef", "streaming")
         yield f"{options}: the number of inserted tokens is known only when the step is complete. Leave out one of the two."
+    if args.denominator_of_kl != args.denominator and args.streaming:
+        options = shown(args, "kl_denominator", "loss_denominator", "loss_fn", "streaming")
+        yield f"{options}: how the two compare is known only when the step is complete. Leave out kl_denominator or streaming."
 
 
 def active_sampling_has_something_to_replace(args: GRPOConfig) -> Iterator[str]:
@@ -437,7 +441,7 @@ RULES: tuple[Callable[[GRPOConfig], Iterator[str]], ...] = (
     rho_bounds_are_in_order,
     options_have_an_effect,
     rewards_fit_the_advantage,
-    cross_entropy_knows_its_denominator,
+    parts_know_their_denominators,
     active_sampling_has_something_to_replace,
     the_reference_that_moves_is_there,
     teacher_has_something_to_say,

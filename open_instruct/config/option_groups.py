@@ -206,6 +206,8 @@ class AlgorithmOptions(ClipOptions, GspoOptions, GmpoOptions, SapoOptions, DppoT
     """Training steps from one update of the reference policy to the next. By default it stays the initial model."""
     alpha: float = 0.6
     """Share of the policy in an update of the reference policy: reference = alpha * policy + (1 - alpha) * reference."""
+    kl_denominator: float | str | None = None
+    """Divisor of the summed KL, as in loss_denominator. By default that of the loss."""
     kl_estimator: Literal[0, 1, 2, 3, 4] = 2
     """Estimator of the KL: 0 linear (k1), 1 quadratic (k2), 2 exponential (k3), 3 linear times the ratio, 4 exponential times the
     ratio, whose gradient is unbiased."""

@@ -87,6 +87,11 @@ class GRPOConfig(
         return LOSSES.fact(self.loss_fn, "denominator", TOKEN)
 
     @property
+    def denominator_of_kl(self) -> float | str:
+        """What the summed KL is divided by."""
+        return self.denominator if self.kl_denominator is None else self.kl_denominator
+
+    @property
     def reward_shaping(self) -> RewardShaping:
         """What is added to rewards beside the verifier's score."""
         return RewardShaping(

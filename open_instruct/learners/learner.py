@@ -22,7 +22,7 @@ import numpy as np
 import ray
 import torch
 
-from open_instruct.algorithms.denominators import loss_divisor
+from open_instruct.algorithms.denominators import Scales, loss_divisor
 from open_instruct.cluster import process_group
 from open_instruct.config.extensions import import_extensions
 from open_instruct.config.options import GRPOConfig
@@ -174,7 +174,7 @@ class PolicyTrainerRayProcess(TrainRayActor):
         for mini_batch in mini_batches:
             step.divisor += self._divisor(mini_batch)
             for micro_batch in mini_batch.micro_batches:
-                step.add(*self._loss.compute(micro_batch, None, ce_weight=self._ce_weight(mini_batch))[1:])
+                step.add(*self._loss.compute(micro_batch, None, scales=self._scales(mini_batch))[1:])
                 step.num_tokens += micro_batch.num_tokens
         step.lr, step.seconds = self.engine.get_lr()[0], time.perf_counter() - started
         return step.report(num_epochs=1, memory_in_use_bytes=self._device.memory_in_use_bytes())
@@ -204,7 +204,7 @@ class PolicyTrainerRayProcess(TrainRayActor):
         for number, micro_batch in enumerate(mini_batch.micro_batches):
             self.engine.set_gradient_accumulation_boundary(number == last)
             old = old_logprobs[number] if old_logprobs else None
-            loss_sum, sums, mismatch = self._loss.compute(micro_batch, old, ce_weight=self._ce_weight(mini_batch))
+            loss_sum, sums, mismatch = self._loss.compute(micro_batch, old, scales=self._scales(mini_batch))
             # times world_size, because DeepSpeed averages over ranks and the loss is a sum over ranks
             self.engine.backward(loss_sum * (self.world_size / divisor), scale_wrt_gas=False)
             parts.append((sums, mismatch))
@@ -230,19 +230,22 @@ class PolicyTrainerRayProcess(TrainRayActor):
             step.num_empty += 1
         step.optimizer_s += time.perf_counter() - started
 
-    def _divisor(self, data: MiniBatch | RolloutBatch) -> float:
-        """What the summed loss of an optimizer step is divided by."""
+    def _divisor(self, data: MiniBatch | RolloutBatch, denominator: float | str | None = None) -> float:
+        """What the summed loss of an optimizer step is divided by; by default as the policy loss."""
         return loss_divisor(
-            self._args.denominator,
+            self._args.denominator if denominator is None else denominator,
             num_tokens=data.num_global_tokens,
             num_sequences=data.num_global_sequences,
             response_length=self._args.lengths.response,
         )
 
-    def _ce_weight(self, mini_batch: MiniBatch) -> float:
-        """Weight of a token's cross-entropy in the sum that `_divisor` divides: the cross-entropy has a denominator of its
-        own."""
-        return self._args.ce_coef * self._divisor(mini_batch) / max(mini_batch.num_global_ce_tokens, 1)
+    def _scales(self, mini_batch: MiniBatch) -> Scales:
+        """What KL and cross-entropy are multiplied by in the sum that `_divisor` divides."""
+        divisor = self._divisor(mini_batch)
+        return Scales(
+            kl=divisor / self._divisor(mini_batch, self._args.denominator_of_kl),
+            ce=self._args.ce_coef * divisor / max(mini_batch.num_global_ce_tokens, 1),
+        )
 
     # --- weights ------------------------------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from open_instruct.algorithms.corrections import RhoOptions, compute_rho_correction, off_policy_sequence_mask
-from open_instruct.algorithms.denominators import SEQUENCE
+from open_instruct.algorithms.denominators import SEQUENCE, Scales
 from open_instruct.algorithms.distillation import DISTILLATION_LOSSES, TeacherInputs, importance_weights
 from open_instruct.algorithms.losses import LOSSES, LossInputs
 from open_instruct.algorithms.mismatch import logprob_difference_sums
@@ -16,6 +16,9 @@ from open_instruct.config.options import GRPOConfig
 from open_instruct.data_types import CollatedBatchData, MiniBatch
 from open_instruct.learners.logprobs import shared_attention_mask
 from open_instruct.registry import options_of
+
+AS_ONE = Scales()
+"""All parts of the loss have one denominator."""
 
 
 class PolicyLoss:
@@ -38,13 +41,12 @@ class PolicyLoss:
         self._distillation_options = options_of(args, self._distillation_loss.options)
 
     def compute(
-        self, micro_batch: CollatedBatchData, old_logprobs: torch.Tensor | None, *, ce_weight: float = 0.0
+        self, micro_batch: CollatedBatchData, old_logprobs: torch.Tensor | None, *, scales: Scales = AS_ONE
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
         """The loss summed over trained tokens, with its gradient; metric sums; sums of the mismatch with the engine's log-probs.
 
         `old_logprobs`, (rows, tokens - 1), are the log-probs before the first update of the step. None means that there was no
-        update yet, so the policy itself is the old policy. `ce_weight` is what the cross-entropy of a token is multiplied by
-        before it is added to the sum.
+        update yet, so the policy itself is the old policy.
         """
         args = self._args
         tensors = self._to_tensors(micro_batch)
@@ -70,17 +72,21 @@ class PolicyLoss:
         loss, sums = compute_objective(
             inputs,
             lambda inputs: self._loss_fn.value(inputs, self._loss_options),
-            beta=args.beta,
+            beta=args.beta * scales.kl,
             kl_estimator=args.kl_estimator,
             weights=weights,
-            loss_weights=self._loss_weights(tensors, inputs),
+            loss_weights=_weights(args.denominator, tensors, inputs),
+            kl_weights=_weights(args.denominator_of_kl, tensors, inputs),
             entropy=entropy if args.entropy_coef else None,
             entropy_coef=args.entropy_coef,
             distillation=distillation,
         )
         sums |= rho_sums | teacher_sums
         if "ce_masks" in tensors:
-            cross_entropy = ce_weight * -torch.where(tensors["ce_masks"][:, 1:], new_logprobs, 0).sum()
+            cross_entropies = -torch.where(tensors["ce_masks"][:, 1:], new_logprobs, 0)
+            if "loss_weights" in tensors:
+                cross_entropies = cross_entropies * tensors["loss_weights"][:, 1:]
+            cross_entropy = scales.ce * cross_entropies.sum()
             loss = loss + cross_entropy
             sums["loss/ce_avg"] = cross_entropy.detach()
             sums["loss/total_avg"] = sums["loss/total_avg"] + cross_entropy.detach()
@@ -186,14 +192,6 @@ class PolicyLoss:
         }
         return self._args.distillation_coef * loss, sums
 
-    def _loss_weights(self, tensors: dict[str, torch.Tensor], inputs: LossInputs) -> torch.Tensor | None:
-        """(B, T - 1) factors of each token's loss, which the samples and `--loss_denominator` ask for; None is 1 everywhere."""
-        weights = tensors["loss_weights"][:, 1:] if "loss_weights" in tensors else None
-        if self._args.denominator != SEQUENCE:
-            return weights
-        of_sequences = weights_of_sequences(inputs.mask, inputs.sequence_ids)
-        return of_sequences if weights is None else weights * of_sequences
-
     def _ref_logprobs(self, tensors: dict[str, torch.Tensor]) -> torch.Tensor | None:
         if self._reference is None:
             return None
@@ -221,3 +219,12 @@ def _rho_options(args: GRPOConfig) -> RhoOptions:
         tv_divergence=args.rho_mask_tv_divergence,
         as_in_open_instruct=args.rho_as_in_open_instruct,
     )
+
+
+def _weights(denominator: float | str, tensors: dict[str, torch.Tensor], inputs: LossInputs) -> torch.Tensor | None:
+    """(B, T - 1) factors of each token's loss, which the samples and the denominator ask for; None is 1 everywhere."""
+    weights = tensors["loss_weights"][:, 1:] if "loss_weights" in tensors else None
+    if denominator != SEQUENCE:
+        return weights
+    of_sequences = weights_of_sequences(inputs.mask, inputs.sequence_ids)
+    return of_sequences if weights is None else weights * of_sequences

@@ -81,7 +81,10 @@ def _flat_fields(rows: Sequence[Shared], pad_token_id: int) -> Flat:
     }
     samples = [sample for row in rows for sample in row.samples]
     if any(sample.weight != 1.0 for sample in samples):
-        fields["loss_weights"] = _spread(rows, lambda sample: _where(sample, sample.weight)), 0
+        fields["loss_weights"] = (
+            _spread(rows, lambda sample: np.full(len(sample.response), sample.weight, np.float32)),
+            0,
+        )
     if any(sample.inserted is not None for sample in samples):
         fields["ce_masks"] = _spread(rows, _inserted), 0
     if any(sample.teacher is not None for sample in samples):

@@ -136,11 +136,23 @@ def test_a_weight_multiplies_both_parts_of_the_loss() -> None:
     mask = torch.ones(1, 6, dtype=torch.bool)
 
     def loss(which: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:
-        return compute_grpo_loss(new, old, ref, advantage, which, **OPTIONS, loss_weights=weights)[0]
+        return compute_grpo_loss(new, old, ref, advantage, which, **OPTIONS, loss_weights=weights, kl_weights=weights)[
+            0
+        ]
 
     first = torch.tensor([[True] * 3 + [False] * 3])
     weights = torch.where(first, 2.0, 0.5)
     torch.testing.assert_close(loss(mask, weights), 2.0 * loss(first) + 0.5 * loss(~first))
+
+
+def test_the_kl_has_weights_of_its_own() -> None:
+    batch = make_batch()
+    weights = torch.rand(SHAPE, dtype=torch.float64)
+    plain, sums = compute_grpo_loss(**batch, **OPTIONS)
+    weighed, own = compute_grpo_loss(**batch, **OPTIONS, kl_weights=weights)
+    assert own["loss/policy_avg"] == sums["loss/policy_avg"]
+    assert own["loss/kl_avg"] < sums["loss/kl_avg"]
+    torch.testing.assert_close((weighed - plain).float().detach(), own["loss/kl_avg"] - sums["loss/kl_avg"])
 
 
 def test_the_entropy_bonus_rewards_entropy_on_trained_tokens() -> None:

@@ -227,6 +227,11 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         {"rho_mask_upper_bound": 2.0, "use_vllm_logprobs": True},
         "--rho_mask_upper_bound 2.0 --use_rho_correction None: it",
     ),
+    ({"kl_denominator": "tokens"}, "--kl_denominator tokens: the loss cannot be divided by it."),
+    (
+        {"kl_denominator": "sequence", "streaming": True},
+        "--kl_denominator sequence --loss_denominator None --loss_fn dapo --streaming True: how the two compare is known only",
+    ),
     ({"alpha": 0.9}, "--alpha 0.9 --ref_policy_update_freq None: it would have no effect."),
     (
         {"non_stop_penalty_value": -1.0},
@@ -372,7 +377,7 @@ def test_all_mistakes_at_once(make_args: MakeArgs) -> None:
 def test_every_number_has_limits() -> None:
     hints = typing.get_type_hints(GRPOConfig)
     numbers = {name for name, hint in hints.items() if {int, float} & {hint, *typing.get_args(hint)}}
-    assert set(limits.LIMITS) == numbers - {"num_learners_per_node", "loss_denominator"}
+    assert set(limits.LIMITS) == numbers - {"num_learners_per_node", "loss_denominator", "kl_denominator"}
 
 
 @given(low=st.integers(-5, 5), high=st.integers(-5, 5), low_itself=st.booleans(), value=st.floats(-9, 9))

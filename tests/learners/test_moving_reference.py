@@ -61,10 +61,15 @@ def test_a_reference_that_has_moved_stays_where_it_is_without_the_option(
 def test_the_kl_is_to_the_policy_of_the_last_update(ray_session: Any, tmp_path: Path, stage: int) -> None:
     """With alpha 1 the reference is the policy after every second step: then the KL of the next step is 0, and not before."""
     options: dict[str, Any] = {"beta": 0.1, "load_ref_policy": True, "ref_policy_update_freq": 2, "alpha": 1.0}
+    options["kl_denominator"] = 7.0
     learners = Learners(
         ray_session, deepspeed_stage=stage, num_learners_per_node=[2], lr_scheduler_type="constant", **options
     )
-    kls = [learners.train(make_samples(8, seed=seed))["objective/kl2_avg"] for seed in range(3)]
+    batches = [make_samples(8, seed=seed) for seed in range(3)]
+    metrics = [learners.train(batch) for batch in batches]
+    kls = [one["objective/kl2_avg"] for one in metrics]
+    num_tokens = sum(len(sample.response) for sample in batches[1])
+    assert metrics[1]["loss/kl_avg"] == pytest.approx(0.1 * kls[1] * num_tokens / 7.0, rel=1e-5)
     assert kls[0] == pytest.approx(0, abs=1e-7)
     assert kls[1] > 1e-4
     assert kls[2] == pytest.approx(0, abs=1e-7)

@@ -197,7 +197,7 @@ def test_a_weight_of_zero_leaves_out() -> None:
 
 
 @pytest.mark.parametrize("collate", [collate_padded, collate_packed])
-def test_weights_lie_on_trained_tokens(collate: Any) -> None:
+def test_weights_lie_on_the_tokens_of_responses(collate: Any) -> None:
     def sample(weight: float) -> TrainingSample:
         mask = np.array([True, False, True])
         return TrainingSample(
@@ -206,7 +206,7 @@ def test_weights_lie_on_trained_tokens(collate: Any) -> None:
 
     assert collate([sample(1.0), sample(1.0)], 0).loss_weights is None
     weights = collate([sample(2.0), sample(0.5)], 0).loss_weights
-    assert weights.reshape(2, 5).tolist() == [[0, 0, 2, 0, 2], [0, 0, 0.5, 0, 0.5]]
+    assert weights.reshape(2, 5).tolist() == [[0, 0, 2, 2, 2], [0, 0, 0.5, 0.5, 0.5]]
     assert weights.dtype == np.float32
 
 
