@@ -28,7 +28,7 @@ from open_instruct.config.options import GRPOConfig
 from open_instruct.device import flash_attention_can_run, places_explained
 from open_instruct.option_text import shown
 from open_instruct.registry import chosen_entries, option_kinds
-from open_instruct.weight_transports import IPC, NCCL, NEEDS_GPU, WITHOUT_GPU
+from open_instruct.weight_transports import IPC, NCCL, NEEDS_GPU, SHM, WITHOUT_GPU
 from open_instruct.workflows.base import WORKFLOWS
 
 
@@ -367,6 +367,9 @@ def weight_transport_fits(args: GRPOConfig) -> Iterator[str]:
         yield f"{shown(args, 'weight_transport')}: this machine has no GPU. {cure}"
     elif chosen in WITHOUT_GPU and has_gpu:
         yield f"{shown(args, 'weight_transport')}: this transport is for machines without a GPU. {cure}"
+    elif chosen == SHM and len(args.num_learners_per_node) > 1:
+        options = shown(args, "weight_transport", "num_learners_per_node")
+        yield f"{options}: the shared memory of one node cannot be read on another. {cure}"
     elif (chosen == NCCL and args.shares_devices) or (chosen == IPC and not args.shares_devices):
         why = "share GPUs, which NCCL refuses" if args.shares_devices else "share no GPU, which ipc needs"
         yield f"{shown(args, 'weight_transport', 'colocate', 'single_gpu_mode')}: engines and learners {why}. {cure}"

@@ -10,14 +10,18 @@ vLLM's engine core, which schedules requests and runs the model, lives in one of
 vLLM 0.32 waits without a limit for a core in its own process, even for a dead core. `VLLMEngine` does not.
 """
 
+import contextlib
 import math
 import os
 import queue
+import shutil
+import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -132,8 +136,9 @@ class VLLMEngine:
         return bool(self._engine.vllm_config.cache_config.enable_prefix_caching)
 
     def shutdown(self) -> None:
-        """End the core, and the worker processes that it may have."""
+        """End the core and the worker processes that it may have, and remove their files."""
         self._engine.engine_core.shutdown()
+        _remove_own_files()
 
     def _ask(self, what: str, call: Callable[..., Any], *args: object, limited: bool = True, **kwargs: object) -> Any:
         """`call(*args, **kwargs)`, unless the core dies or, where the call is `limited`, takes too long.
@@ -178,43 +183,82 @@ class _CallThread:
                 answer.set_exception(error)
 
 
+RPC_DIRECTORY = "VLLM_RPC_BASE_PATH"
+"""The variable that says where vLLM puts its sockets, which it never removes."""
+PREFIX = "open_instruct-engine-"
+LONGEST_PATH = 107 - len("/00000000-0000-0000-0000-000000000000")
+"""Longest path of a directory in which vLLM can make a socket: 107 bytes are what the kernel takes."""
+
+
+@contextlib.contextmanager
+def _files_of_its_own() -> Iterator[None]:
+    """To put around the start of an engine: what vLLM puts into the directory of temporary files goes into one that
+    `_remove_own_files` removes."""
+    directory = tempfile.mkdtemp(prefix=PREFIX)
+    if len(directory.encode()) > LONGEST_PATH:
+        os.rmdir(directory)
+        yield
+        return
+    os.environ[RPC_DIRECTORY] = directory
+    # What torch has compiled stays where other engines find it.
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path(tempfile.gettempdir()) / f"torchinductor_{os.getuid()}"))
+    before, tempfile.tempdir = tempfile.tempdir, directory
+    try:
+        yield
+    finally:
+        tempfile.tempdir = before
+
+
+def _remove_own_files() -> None:
+    directory = os.environ.pop(RPC_DIRECTORY, "")
+    if os.path.basename(directory).startswith(PREFIX):
+        shutil.rmtree(directory, ignore_errors=True)
+
+
 def make_engine(options: EngineOptions, version: int) -> Any:
     """A vLLM `LLMEngine` that labels its tokens with `version`. Sets `options.env` in this process first."""
     os.environ.update(options.env)
     if options.weight_transport == NCCL:  # the learners use the same interface
         os.environ.update(network_interface(OF_NCCL))
-    from vllm import EngineArgs, LLMEngine
-    from vllm.config.weight_transfer import WeightTransferConfig
+    from vllm import LLMEngine
 
-    from open_instruct.engines.vllm_plugin import engine_backend, register_weight_transfer
+    from open_instruct.engines.vllm_plugin import register_weight_transfer
 
     register_weight_transfer()
-    engine = LLMEngine.from_engine_args(
-        EngineArgs(
-            model=options.model,
-            tokenizer=options.tokenizer or options.model,
-            revision=options.revision,
-            tokenizer_revision=options.tokenizer_revision,
-            dtype=options.dtype,  # type: ignore[arg-type]
-            max_model_len=options.max_model_len,
-            max_num_seqs=options.max_num_seqs,
-            tensor_parallel_size=options.tensor_parallel_size,
-            # In a placement group vLLM would make Ray actors of its workers, for which there is no room.
-            distributed_executor_backend="mp" if options.tensor_parallel_size > 1 else options.executor_of_one_worker,
-            seed=options.seed,
-            enforce_eager=options.enforce_eager,
-            enable_prefix_caching=options.enable_prefix_caching,
-            logprobs_mode="processed_logprobs",
-            generation_config="vllm",  # sampling follows the request alone, not the model's generation_config.json
-            weight_transfer_config=WeightTransferConfig(backend=engine_backend(options.weight_transport)),
-            worker_extension_cls=WORKER_EXTENSION,
-            disable_log_stats=True,
-            enable_sleep_mode=options.sleep.calls_vllm,
-            **options.extra,
-        )
-    )
+    with _files_of_its_own():
+        engine = LLMEngine.from_engine_args(_engine_args(options))
     engine.set_weight_version(str(version))
     return engine
+
+
+def _engine_args(options: EngineOptions) -> Any:
+    from vllm import EngineArgs
+    from vllm.config.weight_transfer import WeightTransferConfig
+
+    from open_instruct.engines.vllm_plugin import engine_backend
+
+    return EngineArgs(
+        model=options.model,
+        tokenizer=options.tokenizer or options.model,
+        revision=options.revision,
+        tokenizer_revision=options.tokenizer_revision,
+        dtype=options.dtype,  # type: ignore[arg-type]
+        max_model_len=options.max_model_len,
+        max_num_seqs=options.max_num_seqs,
+        tensor_parallel_size=options.tensor_parallel_size,
+        # In a placement group vLLM would make Ray actors of its workers, for which there is no room.
+        distributed_executor_backend="mp" if options.tensor_parallel_size > 1 else options.executor_of_one_worker,
+        seed=options.seed,
+        enforce_eager=options.enforce_eager,
+        enable_prefix_caching=options.enable_prefix_caching,
+        logprobs_mode="processed_logprobs",
+        generation_config="vllm",  # sampling follows the request alone, not the model's generation_config.json
+        weight_transfer_config=WeightTransferConfig(backend=engine_backend(options.weight_transport)),
+        worker_extension_cls=WORKER_EXTENSION,
+        disable_log_stats=True,
+        enable_sleep_mode=options.sleep.calls_vllm,
+        **options.extra,
+    )
 
 
 def sampling_params(config: SamplingConfig) -> Any:

@@ -227,6 +227,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         {"rho_mask_upper_bound": 2.0, "use_vllm_logprobs": True},
         "--rho_mask_upper_bound 2.0 --use_rho_correction None: it",
     ),
+    (
+        {"weight_transport": "shm", "num_learners_per_node": [1, 1]},
+        "--weight_transport shm --num_learners_per_node 1 1: the shared memory of one node cannot be read on another.",
+    ),
     ({"kl_denominator": "tokens"}, "--kl_denominator tokens: the loss cannot be divided by it."),
     (
         {"kl_denominator": "sequence", "streaming": True},

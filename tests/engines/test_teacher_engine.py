@@ -2,6 +2,7 @@
 
 import os
 import signal
+import tempfile
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from conftest import TIMEOUT_S, make_args
 
+from open_instruct.engines.vllm_engine import PREFIX
 from open_instruct.run.teachers import create_teachers
 
 TOP_K = 5
@@ -26,7 +28,14 @@ def teacher(ray_session: Any, untied_model: str) -> Iterator[Any]:
         (actor,) = create_teachers(make_args(teacher_model_name_or_path=untied_model, distillation_top_k=TOP_K))
     ray_session.get(actor.ready.remote(), timeout=TIMEOUT_S)
     yield actor
+    directories = own_directories()
+    ray_session.get(actor.shutdown.options(max_task_retries=0).remote(), timeout=TIMEOUT_S)
     ray_session.kill(actor)
+    assert len(directories - own_directories()) == 1  # sockets and other files of vLLM
+
+
+def own_directories() -> set[str]:
+    return {entry.name for entry in os.scandir(tempfile.gettempdir()) if entry.name.startswith(PREFIX)}
 
 
 def sequences() -> list[tuple[np.ndarray, np.ndarray]]:
