@@ -43,7 +43,7 @@ def chunked_log_probs(
         `bias_V`. Both are float32, or float64 for inputs in float64.
     """
     rows_per_chunk = max(1, chunk_elements // weight_VH.shape[0])
-    labels_NL = labels.reshape(len(labels), -1)
+    labels_NL = labels if labels.dim() == 2 else labels[:, None]
     logprobs_NL, entropy_N = _ChunkedLogProbs.apply(
         hidden_NH, weight_VH, bias_V, labels_NL, temperature, softcap, rows_per_chunk
     )

@@ -305,13 +305,19 @@ def test_a_shared_prompt_gives_the_log_probs_and_gradients_of_single_sequences(f
         torch.testing.assert_close(ours[name], gradient, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("only_wanted", [False, True])
 @pytest.mark.parametrize("collate", [collate_padded, collate_packed])
-def test_a_batch_without_trained_tokens_has_zero_gradients(model: LogProbModel, collate) -> None:
+def test_a_batch_without_trained_tokens_has_zero_gradients(
+    model: LogProbModel, collate: Any, *, only_wanted: bool
+) -> None:
     """Dummies fill up: every rank must run a backward pass, and this one must not move the weights."""
     nothing = TrainingSample(np.array([0, 0]), np.array([], int), np.array([], bool), np.array([]), 0.0)
     batch = collate([nothing], 0)
-    logprobs, _, _ = model(torch.from_numpy(batch.query_responses), torch.from_numpy(batch.position_ids), 1.0)
-    (logprobs * torch.from_numpy(batch.response_masks[:, 1:])).sum().backward()
+    mask = torch.from_numpy(batch.response_masks)
+    wanted = mask if only_wanted else None
+    ids, positions = torch.from_numpy(batch.query_responses), torch.from_numpy(batch.position_ids)
+    logprobs, _, _ = model(ids, positions, 1.0, None, wanted)
+    (logprobs * mask[:, 1:]).sum().backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, name
         assert parameter.grad.abs().max() == 0, name
