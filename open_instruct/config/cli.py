@@ -88,7 +88,7 @@ def read_lists(argv: Sequence[str], names: Sequence[str]) -> dict[str, list[str]
     parser = _Parser(add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
     for name in (*names, "config"):
         parser.add_argument(f"--{name}", nargs="*")
-    given, _ = _read_command_line(argv, kinds, parser)
+    given, _ = _read_command_line(argv, kinds, parser, abbreviations=False)  # of options that are not known yet
     in_file, _ = _read_yaml(given.pop("config", None), kinds)
     return _convert_all(in_file | given, kinds)[0]
 
@@ -178,8 +178,8 @@ def _make_parser(config_cls: "type[DataclassInstance]", kinds: Mapping[str, Any]
     parser = _Parser(
         program,
         usage=" ".join(["%(prog)s", *required, "[--config FILE]", "[option ...]"]),
-        description="Write a list as --name a b c, and a switch as --name, --name False or --no_name. If an option is given "
-        "twice, the last value wins.",
+        description="Write a list as --name a b c, and a switch as --name, --name False or --no_name. A name may be shortened as "
+        "long as it is clear. If an option is given twice, the last value wins.",
         formatter_class=_HelpFormatter,
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
@@ -224,10 +224,12 @@ def _default_text(field: "dataclasses.Field[Any]") -> str:
 
 
 def _read_command_line(
-    argv: Sequence[str], kinds: Mapping[str, Any], parser: _Parser
+    argv: Sequence[str], kinds: Mapping[str, Any], parser: _Parser, *, abbreviations: bool = True
 ) -> tuple[dict[str, Any], list[str]]:
     """Values by option, as the user wrote them (a string, a list of strings, or True for a bare switch), and the mistakes."""
     negations = {f"--no_{name}": f"--{name}=False" for name, kind in kinds.items() if kind is bool}
+    names = [*kinds, "config", "help", *(word[2:] for word in negations)]
+    argv = [_in_full(word, names, abbreviations=abbreviations) for word in argv]
     given, rest = parser.parse_known_args([_shielded(negations.get(word, word)) for word in argv])
     mistakes = list(_unknown_words(_unshielded(rest), [*kinds, "config"]))
     values: dict[str, Any] = {}
@@ -239,6 +241,20 @@ def _read_command_line(
         else:
             values[name] = words[0] if len(words) == 1 and get_origin(kind) is not list else words
     return values, mistakes
+
+
+A_SECRET = "token"
+"""Short for tokenizer_name_or_path, but what follows it is a token of the hub, and no message shows that."""
+
+
+def _in_full(word: str, names: Sequence[str], *, abbreviations: bool) -> str:
+    """An option as it is named, if it was written with dashes, or so short that it can be no other option."""
+    written, equals, value = word.removeprefix("--").partition("=")
+    name = written.replace("-", "_")
+    longer = [one for one in names if one.startswith(name)] if abbreviations and name != A_SECRET else []
+    if not word.startswith("--") or not name or (name not in names and len(longer) != 1):
+        return word
+    return f"--{name if name in names else longer[0]}{equals}{value}"
 
 
 def _shielded(word: str) -> str:
@@ -261,9 +277,16 @@ def _unknown_words(words: Sequence[str], names: Sequence[str]) -> Iterator[str]:
             yield f"{word!r}: belongs to no option. Options begin with --."
 
 
+MOST_MEANT = 8
+"""Most options that an abbreviation is told to stand for."""
+
+
 def no_such_option(written: str, names: Sequence[str], *, prefix: str) -> str:
     """The mistake about an unknown name, with the nearest known name if there is one."""
-    near = difflib.get_close_matches(written.strip("-").replace("-", "_").lower(), names, n=1)
+    name = written.strip("-").replace("-", "_").lower()
+    if 2 <= len(longer := [one for one in names if name and one.startswith(name)]) <= MOST_MEANT:
+        return f"{written}: it could be {' or '.join(f'{prefix}{one}' for one in longer)}. Write it in full."
+    near = difflib.get_close_matches(name, names, n=1)
     cure = f"Did you mean {prefix}{near[0]}?" if near else "--help lists them all."
     return f"{written}: no such option. {cure}"
 
@@ -393,8 +416,14 @@ def _convert_to_one_of(value: Any, kinds: Sequence[Any]) -> Any:
     raise ValueError(" or ".join(expected))
 
 
+_TRUE, _FALSE = ("true", "t", "yes", "y", "1"), ("false", "f", "no", "n", "0")
+
+
 def _read_bool(value: Any) -> bool:
-    return {"true": True, "false": False}[str(value).lower()]
+    if not isinstance(value, str | bool):
+        raise TypeError
+    words = dict.fromkeys(_TRUE, True) | dict.fromkeys(_FALSE, False)
+    return words[str(value).lower()]
 
 
 def _read_int(value: Any) -> int:
