@@ -16,6 +16,10 @@ import numpy as np
 from open_instruct.data_types import TrainingSample
 
 
+LONGEST = 8192
+"""Most tokens of a row in which responses share a prompt: its attention has a mask of that size squared, 256 MiB in float32."""
+
+
 @dataclass(frozen=True)
 class Shared:
     """Responses that share a prompt, or a single sample."""
@@ -63,7 +67,7 @@ def share_prompts(
 
     Args:
         pairs_per_token: what a token costs apart from attention, in pairs of tokens that attention looks at; None shares nothing.
-        most_tokens: of a row.
+        most_tokens: of a row; never more than `LONGEST`.
     """
     if pairs_per_token is None:
         return [Shared([sample]) for sample in samples]
@@ -83,7 +87,7 @@ def _divide(samples: list[TrainingSample], pairs_per_token: float, most_tokens: 
     best = [Shared([sample]) for sample in samples]
     for number in range(1, len(samples)):
         parts = [Shared(part) for part in _runs(samples, number)]
-        fits = all(len(part) <= most_tokens for part in parts if len(part.samples) > 1)
+        fits = all(len(part) <= min(most_tokens, LONGEST) for part in parts if len(part.samples) > 1)
         if fits and sum(map(cost, parts)) < sum(map(cost, best)):
             best = parts
     return best
