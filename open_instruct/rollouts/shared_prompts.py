@@ -15,7 +15,6 @@ import numpy as np
 
 from open_instruct.data_types import TrainingSample
 
-
 LONGEST = 8192
 """Most tokens of a row in which responses share a prompt: its attention has a mask of that size squared, 256 MiB in float32."""
 

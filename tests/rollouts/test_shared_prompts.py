@@ -44,7 +44,7 @@ def test_a_row_holds_no_more_than_it_may() -> None:
     assert sizes(group(0, 500, [50] * 8), 1000.0, most_tokens=700) == [4, 4]
     assert sizes(group(0, 500, [50] * 7), 1000.0, most_tokens=700) == [3, 4]
     assert sizes(group(0, 500, [50] * 8), 1000.0, most_tokens=599) == [1] * 8
-    assert sizes(group(0, 900, [900] * 16), 1e9) == [8, 8]  # 900 + 8 * 900 tokens
+    assert sizes(group(0, 900, [900] * 16), 1e9) == [8, 8]  # rows of 900 + 8 * 900 tokens
 
 
 def test_where_attention_is_what_costs_fewer_share_a_row() -> None:
