@@ -24,13 +24,17 @@ def test_learners_that_share_a_gpu_start_after_the_engines(options: dict[str, An
         return ["learners"]
 
     engines = [SimpleNamespace(ready=says(f"engine {number}")) for number in range(2)]
-    manager = SimpleNamespace(controller=SimpleNamespace(__ray_ready__=says("controller")), rollout_engines=engines)
+    manager = SimpleNamespace(
+        controller=SimpleNamespace(__ray_ready__=says("controller")),
+        rollout_engines=engines,
+        teachers=[SimpleNamespace(ready=says("teacher"))],
+    )
 
     def wait(refs: Any, **_: Any) -> None:
         events.extend(f"{ref} ready" for ref in (refs if isinstance(refs, list) else [refs]))
 
     components = components_of(manager=manager, group=SimpleNamespace(async_init=start_learners), wait=wait)
     components.wait_until_ready(make_args(**options))
-    others = ["controller ready", "engine 0 ready", "engine 1 ready"]
+    others = ["controller ready", "engine 0 ready", "engine 1 ready", "teacher ready"]
     expected = ["learners begin", *others] if learners_begin == "first" else [*others, "learners begin"]
     assert events == [*expected, "learners ready"]
