@@ -351,7 +351,7 @@ def bad_inputs(tmp_path: Path) -> dict[str, tuple[dict[str, object], list[str]]]
         return {"dataset_mixer_list": [write_rows(tmp_path / name, lines), "1.0"]}
 
     return {
-        "unknown flag": ({"learning_rat": "1"}, ["learning_rat", "learning_rate"]),
+        "unknown flag": ({"learning_rte": "1"}, ["learning_rte", "learning_rate"]),
         "missing model": ({"model_name_or_path": tmp_path / "nowhere"}, ["model_name_or_path", "nowhere"]),
         "no chat template": ({"model_name_or_path": no_template}, ["chat template"]),
         "empty data": ({"dataset_mixer_list": [str(tmp_path / "empty.jsonl"), "1.0"]}, ["empty.jsonl"]),
@@ -408,7 +408,7 @@ def test_a_mistake_is_told_at_once(tmp_path: Path, case: str, capsys: pytest.Cap
 def test_all_mistakes_come_in_one_message_without_a_traceback(tmp_path: Path) -> None:
     data = write_rows(tmp_path / "rows.jsonl", [json.dumps(GOOD_ROW | {"dataset": "gsm9k"}), "{"])
     words = command(
-        tmp_path / "out", learning_rat=1, pack_length=8, num_unique_prompts_rollout=0, dataset_mixer_list=[data, "1.0"]
+        tmp_path / "out", learning_rte=1, pack_length=8, num_unique_prompts_rollout=0, dataset_mixer_list=[data, "1.0"]
     )
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run(words, capture_output=True, text=True, timeout=240, check=False)
@@ -416,5 +416,5 @@ def test_all_mistakes_come_in_one_message_without_a_traceback(tmp_path: Path) ->
     assert after.ru_utime - before.ru_utime < 15  # CPU-seconds, because the machine may be busy
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
-    for part in ("learning_rat", "pack_length", "num_unique_prompts_rollout", "gsm9k", "rows.jsonl"):
+    for part in ("learning_rte", "pack_length", "num_unique_prompts_rollout", "gsm9k", "rows.jsonl"):
         assert part in done.stderr, done.stderr
