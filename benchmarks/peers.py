@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from typing import Any
 
 import numpy as np
@@ -284,6 +284,7 @@ def summaries(work: str, runs: dict[str, list[list[tuple[float, float]]]]) -> It
             "s_per_step": median(walls[way]),
             "lowest": walls[way][0],
             "highest": walls[way][-1],
+            "mean_s": mean(wall for steps in rounds for wall, _ in steps),
             "cpu_s": median(cpu),
             "steps": sum(map(len, rounds)),
             "times_trl": median(walls["trl"]) / median(walls[way]) if walls.get("trl") else None,

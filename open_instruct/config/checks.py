@@ -160,6 +160,10 @@ NEEDS: dict[str, tuple[str, Callable[[GRPOConfig], bool]]] = {
             "rho_as_in_open_instruct",
         )
     },
+    **{
+        name: ("use_peft", lambda args: args.use_peft)
+        for name in ("lora_r", "lora_alpha", "lora_target_modules", "use_rslora", "save_merged_lora")
+    },
     "alpha": ("ref_policy_update_freq", lambda args: args.ref_policy_update_freq is not None),
     "non_stop_penalty_value": ("non_stop_penalty", lambda args: args.non_stop_penalty),
     "overlong_penalty_factor": ("overlong_buffer_len", lambda args: args.overlong_buffer_len > 0),
@@ -208,6 +212,9 @@ def the_reference_that_moves_is_there(args: GRPOConfig) -> Iterator[str]:
     if args.ref_policy_update_freq is not None and not args.load_ref_policy:
         options = shown(args, "ref_policy_update_freq", "load_ref_policy")
         yield f"{options}: there is no reference policy to update. Leave out one of the two."
+    if args.ref_policy_update_freq is not None and args.use_peft:
+        options = shown(args, "ref_policy_update_freq", "use_peft")
+        yield f"{options}: with LoRA the reference policy is the model without its adapter. Leave out one of the two."
 
 
 def teacher_has_something_to_say(args: GRPOConfig) -> Iterator[str]:

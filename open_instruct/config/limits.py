@@ -85,6 +85,8 @@ LIMITS: dict[str, Limits] = {
     "dppo_delta_higher": POSITIVE,
     "dppo_ratio_cap": POSITIVE,
     "overlong_buffer_len": _NOT_NEGATIVE,
+    "lora_r": _COUNT,
+    "lora_alpha": POSITIVE,
     "overlong_penalty_factor": _NOT_NEGATIVE,
     "off_policy_mask_threshold": _NOT_NEGATIVE,
     "rho_clamp_upper_bound": _NOT_NEGATIVE,

@@ -354,6 +354,26 @@ class LearnerOptions:
 
 
 @dataclass(kw_only=True)
+class LoraOptions:
+    """LoRA"""
+
+    use_peft: bool = False
+    """Train low-rank adapters (LoRA) beside the model's linear layers, and leave the model itself as it is. Gradients, optimizer
+    states and checkpoints are those of the adapters alone, and the reference policy takes no memory."""
+    lora_r: int = 16
+    """Rank of the adapters."""
+    lora_alpha: float = 32
+    """What an adapter adds is multiplied by lora_alpha / lora_r."""
+    lora_target_modules: list[str] = field(default_factory=lambda: ["all-linear"])
+    """Ends of the names of the layers that get an adapter, such as q_proj v_proj. all-linear: every linear layer but the head."""
+    use_rslora: bool = False
+    """Multiply by lora_alpha / sqrt(lora_r) instead, so that adapters of high rank learn as fast as those of low rank."""
+    save_merged_lora: bool = False
+    """Save whole models with the adapter merged into their weights. By default saved models are the adapter alone, in the format
+    of peft."""
+
+
+@dataclass(kw_only=True)
 class VLLMOptions:
     """vLLM"""
 

@@ -38,6 +38,11 @@ OPTIONS = (
     "rollout_workflow",
     "num_learners_per_node",
     "deepspeed_stage",
+    "use_peft",
+    "lora_r",
+    "lora_alpha",
+    "lora_target_modules",
+    "use_rslora",
 )
 """Options that must stay the same. Other options, such as the learning rate or the number of engines, may change."""
 _CHANGE_PROMPTS = "sft_messages_key", "rollout_workflow"

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from open_instruct.learners.lora import merged_name
+
 
 class CheckpointFormat:
     """Converts weights of one model to the checkpoint's form, group by group.
@@ -68,14 +70,17 @@ def _keep_used_conversions(model: Any) -> None:
 
 
 def _saved_tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Every tensor that a checkpoint of the model holds, each tied tensor once. Buffers count, because routers keep a bias
-    in a buffer."""
+    """Every tensor that a checkpoint of the model without adapters holds, each tied tensor once. Buffers count, because routers
+    keep a bias in a buffer."""
     ignored = set(getattr(model, "_keys_to_ignore_on_save", None) or ())
-    yield from ((name, parameter) for name, parameter in model.named_parameters() if name not in ignored)
+    for full_name, parameter in model.named_parameters():
+        name = merged_name(full_name)
+        if name is not None and name not in ignored:
+            yield name, parameter
     for prefix, module in model.named_modules():
         for name, buffer in module.named_buffers(recurse=False):
-            full_name = f"{prefix}.{name}" if prefix else name
-            if name not in module._non_persistent_buffers_set and full_name not in ignored:
+            full_name = merged_name(f"{prefix}.{name}" if prefix else name)
+            if name not in module._non_persistent_buffers_set and full_name is not None and full_name not in ignored:
                 yield full_name, buffer
 
 

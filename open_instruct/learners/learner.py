@@ -30,6 +30,7 @@ from open_instruct.data.run_tokenizer import tokenizer_of_run
 from open_instruct.data_types import Box, MiniBatch, RolloutBatch
 from open_instruct.device import Device
 from open_instruct.engines.engine_client import UpdateReport
+from open_instruct.learners.lora import ModelWithoutAdapter, save_adapter
 from open_instruct.learners.models import build_engine, build_reference, hf_model
 from open_instruct.learners.moving_reference import MovingReference
 from open_instruct.learners.optimizer_step import apply_gradient, discard_gradient
@@ -92,9 +93,12 @@ class PolicyTrainerRayProcess(TrainRayActor):
         process_group.join(device, address, self._store, rank=self.rank, world_size=self.world_size, timeout=timeout)
         seed_everything(args.seed)
         self.engine = build_engine(args, device, world_size=self.world_size)
-        reference = build_reference(args, device, world_size=self.world_size) if with_ref else None
+        reference = None
+        if with_ref and not args.use_peft:
+            reference = build_reference(args, device, world_size=self.world_size)
         self._moving_reference = self._make_moving_reference(reference)
-        self._loss = PolicyLoss(args, self.engine, reference, device.learner_device)
+        base = ModelWithoutAdapter(self.engine) if with_ref and args.use_peft else reference
+        self._loss = PolicyLoss(args, self.engine, base, device.learner_device)
         seed_everything(args.seed + self.rank)  # ranks build the same model, and then draw dropout of their own
         self._source = DeepSpeedWeightSource(hf_model(self.engine), zero_stage=args.deepspeed_stage)
         self._link = self._make_link()
@@ -297,7 +301,8 @@ class PolicyTrainerRayProcess(TrainRayActor):
     # --- saving -------------------------------------------------------------------------------------------------------
 
     def save_model(self, iteration: int, with_optimizer: bool = True, *, directory: str | None = None) -> None:
-        """Write a Hugging Face model directory, by default `step_*` under `output_dir`.
+        """Write a Hugging Face model directory, by default `step_*` under `output_dir`; with LoRA the adapter alone, in peft's
+        format, unless `save_merged_lora`.
 
         With the optimizer, the directory also holds a checkpoint that training can go on from, as `checkpoint`.
         """
@@ -309,6 +314,13 @@ class PolicyTrainerRayProcess(TrainRayActor):
             self.save_checkpoint(str(path / "checkpoint"))
 
     def _save_weights(self, directory: Path) -> None:
+        if self._args.use_peft and not self._args.save_merged_lora:
+            adapter = self._source.adapter()
+            if self.rank == 0:
+                save_adapter(hf_model(self.engine), adapter, directory)
+                tokenizer_of_run(self._args).save_pretrained(directory)
+                sync_to_disk([*directory.rglob("*"), directory])
+            return
         if self.rank != 0:
             for _ in self._source:  # take part in the gathers
                 pass
@@ -326,7 +338,7 @@ class PolicyTrainerRayProcess(TrainRayActor):
         """
         self._offload.check_loaded(*TAGS, what="saving a checkpoint")
         with names_a_full_disk(Path(directory)):
-            self.engine.save_checkpoint(directory, tag=LEARNER_DIRECTORY)
+            self.engine.save_checkpoint(directory, tag=LEARNER_DIRECTORY, exclude_frozen_parameters=self._args.use_peft)
             torch.save(random_state(), Path(directory) / f"random_state_{self.rank}.pt")
             if self._moving_reference is not None:
                 self._moving_reference.save(Path(directory))
@@ -336,7 +348,9 @@ class PolicyTrainerRayProcess(TrainRayActor):
         """Go on from a checkpoint that was written after `version` training steps."""
         self._offload.check_loaded(*TAGS, what="loading a checkpoint")
         with data_only():
-            path, _ = self.engine.load_checkpoint(directory, tag=LEARNER_DIRECTORY)
+            path, _ = self.engine.load_checkpoint(
+                directory, tag=LEARNER_DIRECTORY, load_module_strict=not self._args.use_peft
+            )
             if path is None:
                 raise ValueError(
                     f"{directory} holds no DeepSpeed checkpoint; remove the directory to start from an older one"

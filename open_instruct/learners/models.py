@@ -7,21 +7,25 @@ import torch
 from open_instruct.config.options import GRPOConfig
 from open_instruct.device import Device
 from open_instruct.learners.logprobs import LogProbModel
+from open_instruct.learners.lora import add_adapter
 
 
 def build_engine(args: GRPOConfig, device: Device, *, world_size: int) -> Any:
     """The DeepSpeed engine of the model that is trained, with its optimizer and its learning rate schedule."""
     config = deepspeed_config(args, device, world_size=world_size)
-    return engine_around(_load_model(args, device, config).train(), args, device, world_size=world_size)
+    model = _load_model(args, device, config).train()
+    if args.use_peft:
+        add_adapter(model.model, args)
+    return engine_around(model, args, device, world_size=world_size)
 
 
 def engine_around(model: torch.nn.Module, args: GRPOConfig, device: Device, *, world_size: int) -> Any:
-    """A DeepSpeed engine that trains `model`."""
+    """A DeepSpeed engine that trains what has a gradient in `model`."""
     import deepspeed
 
     config = deepspeed_config(args, device, world_size=world_size)
     optimizer = torch.optim.AdamW(
-        model.parameters(),
+        [parameter for parameter in model.parameters() if parameter.requires_grad],
         lr=args.learning_rate,
         weight_decay=args.weight_decay,
         fused=device.has_streams,
@@ -33,7 +37,7 @@ def engine_around(model: torch.nn.Module, args: GRPOConfig, device: Device, *, w
 
 
 def build_reference(args: GRPOConfig, device: Device, *, world_size: int) -> torch.nn.Module:
-    """The reference model. At stage 3 its weights are divided among the ranks."""
+    """The reference model of a run without adapters. At stage 3 its weights are divided among the ranks."""
     import deepspeed
 
     config = deepspeed_config(args, device, world_size=world_size)

@@ -19,6 +19,7 @@ import torch
 
 from open_instruct.engines.engine_client import EngineClient
 from open_instruct.learners.checkpoint_format import CheckpointFormat
+from open_instruct.learners.lora import Adapters, adapter_parameters, merged_name
 from open_instruct.weight_transports import GLOO, IN_ONE_COLLECTIVE, RAY_OBJECT, SHM
 
 CHUNK_BYTES = 2**30
@@ -37,7 +38,8 @@ class ParamMeta:
 
 
 class DeepSpeedWeightSource:
-    """The trained weights under the names and in the shapes of the checkpoint, whichever ZeRO stage holds them.
+    """The trained weights under the names and in the shapes of the checkpoint, whichever ZeRO stage holds them. Adapters are
+    merged into the weights that they change.
 
     Iterate it on every rank at once: under ZeRO-3 each layer is gathered by a collective. Every pass is a fresh pass. No more
     than one layer is held besides the model itself.
@@ -46,6 +48,7 @@ class DeepSpeedWeightSource:
     def __init__(self, module: torch.nn.Module, *, zero_stage: int) -> None:
         self._module = module
         self._zero_stage = zero_stage
+        self._adapters = Adapters(module)
         self._is_checked = False
         """Whether a whole pass has found the weights finite, as they were loaded."""
 
@@ -65,7 +68,8 @@ class DeepSpeedWeightSource:
         """None, because every rank holds (or gathers) every parameter."""
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
-        tensors = {**dict(self._module.named_parameters()), **dict(self._module.named_buffers())}
+        held = {**dict(self._module.named_parameters()), **dict(self._module.named_buffers())}
+        tensors = {merged: tensor for name, tensor in held.items() if (merged := merged_name(name)) is not None}
         for group in self._format.groups:
             for name, weight in self._format.convert(self._gathered({name: tensors[name] for name in group})).items():
                 if not self._is_checked:
@@ -73,14 +77,25 @@ class DeepSpeedWeightSource:
                 yield name, weight
         self._is_checked = True
 
+    def adapter(self) -> dict[str, torch.Tensor]:
+        """The weights of the adapters by the names that peft's files have, in main memory. Every rank has to call it."""
+        parameters = adapter_parameters(self._module)
+        if self._zero_stage != 3:
+            return {name: weight.detach().cpu() for name, weight in parameters.items()}
+        import deepspeed
+
+        with deepspeed.zero.GatheredParameters(list(parameters.values())):
+            return {name: weight.detach().cpu().clone() for name, weight in parameters.items()}
+
     def _gathered(self, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         if self._zero_stage != 3:
-            return {name: weight.detach() for name, weight in weights.items()}
+            return {name: self._adapters.merged(name, weight.detach()) for name, weight in weights.items()}
         import deepspeed
 
         parameters = [weight for weight in weights.values() if isinstance(weight, torch.nn.Parameter)]
+        parameters += self._adapters.parameters_of(weights)
         with deepspeed.zero.GatheredParameters(parameters):
-            return {name: weight.detach().clone() for name, weight in weights.items()}
+            return {name: self._adapters.merged(name, weight.detach()).clone() for name, weight in weights.items()}
 
 
 def _check_finite(name: str, weight: torch.Tensor) -> None:

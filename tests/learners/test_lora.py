@@ -1,0 +1,239 @@
+"""Adapters: what the learner computes with them, what engines and files get, and the step of plain torch with peft."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import TIMEOUT_S, make_args
+from learner_group import LEARNING_RATE, Learners, make_samples
+from model_families import FAMILIES, build_model
+
+from open_instruct.data_types import GenerationResult, SamplingConfig, TrainingSample
+from open_instruct.engines.engine_client import EngineClient
+from open_instruct.learners.logprobs import LogProbModel
+from open_instruct.learners.lora import ModelWithoutAdapter, add_adapter, merged_name, save_adapter
+from open_instruct.learners.weight_sync import DeepSpeedWeightSource, RayObjectSender
+
+BETA = 0.1
+
+
+def with_adapter(model: torch.nn.Module, **options: Any) -> torch.nn.Module:
+    """The model with an adapter that changes what it computes."""
+    add_adapter(model, make_args(use_peft=True, **options))
+    change_adapter(model, seed=5)
+    return model
+
+
+def change_adapter(model: torch.nn.Module, *, seed: int, size: float = 0.05) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) * size)
+
+
+def logprobs_of(model: Any, ids: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        return model(ids, torch.arange(ids.shape[1])[None].expand_as(ids), 1.0)[0]
+
+
+def load(directory: str | Path) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES.keys() - {"gpt_oss", "falcon_h1"}))  # these two are refused
+def test_merged_weights_compute_what_the_adapter_computes(family: str, tmp_path: Path) -> None:
+    build_model(family, tmp_path / "base")
+    base = load(tmp_path / "base")
+    names = [name for name, _ in DeepSpeedWeightSource(base, zero_stage=0)]
+    ids = torch.randint(3, 60, (2, 12), generator=torch.Generator().manual_seed(1))
+    before = logprobs_of(LogProbModel(base), ids)
+    model = with_adapter(base)
+    adapted = logprobs_of(LogProbModel(model), ids)
+    merged = dict(DeepSpeedWeightSource(model, zero_stage=0))
+    assert list(merged) == names  # an engine sees no difference
+    model.save_pretrained(tmp_path / "merged", state_dict=merged, save_original_format=False)
+    assert (logprobs_of(LogProbModel(load(tmp_path / "merged")), ids) - adapted).abs().max() < 1e-5
+    assert (adapted - before).abs().max() > 1e-3
+
+
+def test_the_reference_is_the_model_without_its_adapter(tied_model: str) -> None:
+    model = load(tied_model)
+    ids = torch.arange(5, 25)[None]
+    before = logprobs_of(LogProbModel(model), ids)
+    engine = LogProbModel(with_adapter(model))
+    engine.module = engine  # as DeepSpeed's engine holds it
+    adapted = logprobs_of(engine, ids)
+    assert torch.equal(logprobs_of(ModelWithoutAdapter(engine), ids), before)
+    assert torch.equal(logprobs_of(engine, ids), adapted)
+    assert not torch.equal(adapted, before)
+
+
+def test_only_adapters_are_trained_and_no_layer_outside_the_targets_has_one(tied_model: str) -> None:
+    model = load(tied_model)
+    add_adapter(model, make_args(use_peft=True, lora_r=4, lora_target_modules=["q_proj", "v_proj"]))
+    trained = {name: parameter.numel() for name, parameter in model.named_parameters() if parameter.requires_grad}
+    assert trained
+    assert all(".q_proj.lora_" in name or ".v_proj.lora_" in name for name in trained)
+    heads = (
+        model.config.num_attention_heads * model.config.head_dim
+        + model.config.num_key_value_heads * model.config.head_dim
+    )
+    assert sum(trained.values()) == 4 * model.config.num_hidden_layers * (2 * model.config.hidden_size + heads)
+
+
+@pytest.mark.parametrize(("use_rslora", "scale"), [(False, 8 / 4), (True, 8 / 4**0.5)])
+def test_scale_of_an_adapter(tied_model: str, use_rslora: bool, scale: float) -> None:
+    model = load(tied_model)
+    name = "model.layers.0.self_attn.q_proj"
+    before = model.get_submodule(name).weight.detach().clone()
+    model = with_adapter(model, lora_r=4, lora_alpha=8, use_rslora=use_rslora)
+    layer: Any = model.get_submodule(name)
+    expected = before + scale * layer.lora_B["default"].weight @ layer.lora_A["default"].weight
+    torch.testing.assert_close(dict(DeepSpeedWeightSource(model, zero_stage=0))[f"{name}.weight"], expected.detach())
+
+
+def test_peft_reads_what_is_saved(tied_model: str, tmp_path: Path) -> None:
+    from peft import PeftModel
+
+    model = with_adapter(load(tied_model))
+    save_adapter(model, DeepSpeedWeightSource(model, zero_stage=0).adapter(), tmp_path)
+    loaded = PeftModel.from_pretrained(load(tied_model), str(tmp_path))
+    ids = torch.arange(5, 25)[None]
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(ids).logits, model(ids).logits, rtol=0, atol=1e-6)
+    assert loaded.peft_config["default"].base_model_name_or_path == tied_model
+
+
+def test_names() -> None:
+    assert merged_name("model.layers.0.q_proj.base_layer.weight") == "model.layers.0.q_proj.weight"
+    assert merged_name("model.layers.0.q_proj.lora_A.default.weight") is None
+    assert merged_name("model.norm.weight") == "model.norm.weight"
+
+
+def test_engine_and_learner_agree_after_each_update(
+    ray_session: Any, engines: SimpleNamespace, tied_model: str, prompts: list[np.ndarray]
+) -> None:
+    model, engine = with_adapter(load(tied_model)), engines.actors[0]
+    client = EngineClient([engine], workers_per_engine=1, timeout_s=TIMEOUT_S)
+    sender = RayObjectSender(client=client, source=DeepSpeedWeightSource(model, zero_stage=0), is_sender=True)
+    sampling = SamplingConfig(max_tokens=24, n=4, seed=11)
+
+    def differences(model: Any, results: list[GenerationResult]) -> torch.Tensor:
+        return torch.cat(
+            [
+                logprobs_of(LogProbModel(model), torch.tensor([[*prompt, *response]]))[0, len(prompt) - 1 :]
+                - torch.tensor(of_engine)
+                for prompt, result in zip(prompts, results, strict=False)
+                for response, of_engine in zip(result.responses, result.logprobs, strict=True)
+            ]
+        ).abs()
+
+    try:
+        for version in (1, 2, 3):
+            change_adapter(model, seed=version, size=0.02)
+            client.begin(version)
+            sender.send_weights()
+            results = ray_session.get(
+                engine.generate_with_single_engine.remote(prompts[:4], sampling), timeout=TIMEOUT_S
+            )
+            assert differences(model, results).mean() < 1e-5
+            assert differences(model, results).max() < 1e-4  # of rare tokens, with or without an adapter
+            assert differences(load(tied_model), results).mean() > 1e-2
+    finally:
+        base = RayObjectSender(
+            client=client, source=DeepSpeedWeightSource(load(tied_model), zero_stage=0), is_sender=True
+        )
+        client.begin(0)
+        base.send_weights()
+
+
+# --- real learners ----------------------------------------------------------------------------------------------------
+
+
+def plain_steps(
+    model_path: str, adapter: Path, batches: list[list[TrainingSample]]
+) -> tuple[dict[str, torch.Tensor], float]:
+    """The adapter after these steps in plain torch with peft, sequence by sequence, and the KL of the last step (k3)."""
+    from peft import PeftModel, get_peft_model_state_dict
+
+    model = PeftModel.from_pretrained(load(model_path), str(adapter), is_trainable=True)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer, kl = torch.optim.AdamW(trained, lr=LEARNING_RATE, weight_decay=0.0), 0.0
+    for samples in batches:
+        optimizer.zero_grad()
+        num_tokens, kl = sum(len(sample.response) for sample in samples), 0.0
+        for sample in samples:
+            ids = torch.from_numpy(np.concatenate([sample.query, sample.response])).long()[None]
+
+            def logprobs(ids: torch.Tensor = ids, sample: TrainingSample = sample) -> torch.Tensor:
+                every = model(ids).logits[0, :-1].log_softmax(-1).gather(-1, ids[0, 1:, None])[:, 0]
+                return every[len(sample.query) - 1 :]
+
+            new = logprobs()
+            with model.disable_adapter(), torch.no_grad():
+                reference = logprobs()
+            difference = reference - new
+            k3 = difference.exp() - 1 - difference
+            loss = (-sample.advantage * new + BETA * k3).sum() / num_tokens
+            kl += float(k3.detach().sum()) / num_tokens
+            loss.backward()
+        torch.nn.utils.clip_grad_norm_(trained, 1.0)
+        optimizer.step()
+    return {name: value.detach().clone() for name, value in get_peft_model_state_dict(model).items()}, kl
+
+
+@pytest.mark.parametrize(("stage", "layout"), [(0, [1]), (2, [1, 1]), (3, [2])], ids=str)
+def test_a_step_is_that_of_plain_torch_with_peft(
+    ray_session: Any, tied_model: str, tmp_path: Path, stage: int, layout: list[int]
+) -> None:
+    from safetensors.torch import load_file
+
+    batches = [make_samples(15, seed=1), make_samples(9, seed=2), make_samples(7, seed=3)]
+    learners = Learners(
+        ray_session,
+        use_peft=True,
+        lora_r=8,
+        lr_scheduler_type="constant",
+        deepspeed_stage=stage,
+        num_learners_per_node=layout,
+        beta=BETA,
+        kl_estimator=2,
+        load_ref_policy=True,
+    )
+
+    def adapter(name: str) -> dict[str, torch.Tensor]:
+        directory = tmp_path / name
+        saved = learners.group.async_save_model(0, directory=str(directory), with_optimizer=False)
+        ray_session.get(saved, timeout=TIMEOUT_S)
+        return load_file(directory / "adapter_model.safetensors")
+
+    start = adapter("start")
+    learners.train(batches[0], pack_length=128)
+    learners.train_in_pieces([batches[1][:2], batches[1][2:], []], pack_length=128)
+    after_two = adapter("two")
+    ray_session.get(learners.group.async_save_checkpoint(str(tmp_path / "checkpoint")), timeout=TIMEOUT_S)
+    metrics = learners.train(batches[2], pack_length=128)
+    after_three = adapter("three")
+    expected, kl = plain_steps(tied_model, tmp_path / "start", batches)
+    assert set(after_three) == set(expected)
+    off = sum(float((after_three[name] - expected[name]).square().sum()) for name in expected)
+    moved = sum(float((expected[name] - start[name]).square().sum()) for name in expected)
+    assert (off / moved) ** 0.5 < 1e-3
+    assert metrics["objective/kl2_avg"] == pytest.approx(kl, rel=1e-3)
+    assert kl > 1e-4
+
+    written = sum(path.stat().st_size for path in (tmp_path / "checkpoint").rglob("*") if path.is_file())
+    num_trained = sum(value.numel() for value in expected.values())
+    assert written < 1.5 * 4 * 4 * num_trained  # adapters, masters, two moments: the model itself is not in it
+    ray_session.get(learners.group.async_load_checkpoint(str(tmp_path / "checkpoint"), 2), timeout=TIMEOUT_S)
+    assert all(torch.equal(value, after_two[name]) for name, value in adapter("loaded").items())
+    learners.num_steps = 2
+    learners.train(batches[2], pack_length=128)
+    assert all(torch.equal(value, after_three[name]) for name, value in adapter("again").items())
+    learners.close()
