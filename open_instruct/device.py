@@ -6,6 +6,7 @@ would answer differently.
 
 import math
 import os
+import resource
 import shutil
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -208,6 +209,14 @@ class Device:
         resident_pages = int(Path("/proc/self/statm").read_text().split()[1])
         return resident_pages * os.sysconf("SC_PAGE_SIZE")
 
+    def peak_memory_bytes(self) -> int:
+        """The most memory that this process has held so far: tensors on the GPU, or resident memory on CPU."""
+        if self.kind == "cuda":
+            import torch
+
+            return torch.cuda.max_memory_allocated()
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
     def synchronize(self) -> None:
         """Wait until everything that this process has queued on its GPU is done. On CPU nothing is queued."""
         if self.kind == "cuda":
@@ -222,6 +231,14 @@ class Device:
 
             torch.cuda.ipc_collect()  # memory of tensors that an engine has opened
             torch.cuda.empty_cache()
+
+    def memory_bytes(self) -> int:
+        """Memory of a GPU, or on CPU of the machine or container."""
+        if self.kind == "cuda":
+            import torch
+
+            return torch.cuda.mem_get_info()[1]
+        return _memory_bytes()
 
     @property
     def can_release_memory(self) -> bool:

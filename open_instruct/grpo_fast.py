@@ -32,6 +32,7 @@ from open_instruct.learners.step_sums import NonfiniteSteps
 from open_instruct.option_text import shown
 from open_instruct.report.run_log import RunLog
 from open_instruct.run.components import SHUTDOWN_AFTER_FAILURE_S, SHUTDOWN_S
+from open_instruct.run.dry_run import dry_run
 from open_instruct.run.evaluation import maybe_evaluate  # noqa: F401 - open-instruct has it here
 from open_instruct.run.ray_session import ray_cluster
 from open_instruct.run.run_saving import (
@@ -61,6 +62,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run(args: GRPOConfig, inputs: "RunInputs", roles: Roles = OUR_ROLES) -> int:
     """A whole run, or the rest of a run that was interrupted. Returns the exit code. `grpo_fast.py` and `fully_async_main.py`
     both come here once options and data are checked."""
+    if args.dry_run:
+        return dry_run(args)
     directories = [Path(args.output_dir), *([args.state_dir] if args.checkpoint_state_dir is not None else [])]
     try:
         with held(directories, "--output_dir"):

@@ -21,6 +21,7 @@ from open_instruct.config.model_checks import (
     model_can_be_read,
     model_family_can_be_trained,
     model_has_enough_positions,
+    rows_can_be_divided,
     teacher_fits_the_model,
 )
 from open_instruct.config.option_groups import NEVER, DistillationOptions
@@ -44,6 +45,12 @@ MOST_OF_SHARED_GPU = 0.5
 def every_node_has_learners(args: GRPOConfig) -> Iterator[str]:
     if not args.num_learners_per_node or min(args.num_learners_per_node) < 1:
         yield f"{shown(args, 'num_learners_per_node')}: every node needs a learner. Give 1 or more for each node."
+
+
+def learners_form_whole_groups(args: GRPOConfig) -> Iterator[str]:
+    if args.sequence_parallel_size > 0 and args.num_learners % args.sequence_parallel_size:
+        options = shown(args, "sequence_parallel_size", "num_learners_per_node")
+        yield f"{options}: {args.num_learners} learners cannot be divided into groups of {args.sequence_parallel_size}."
 
 
 def choices_are_known(args: GRPOConfig) -> Iterator[str]:
@@ -440,6 +447,7 @@ RULES: tuple[Callable[[GRPOConfig], Iterator[str]], ...] = (
     choices_are_known,
     numbers_are_within_limits,
     every_node_has_learners,
+    learners_form_whole_groups,
     loss_denominator_is_known,
     staleness_bounds_are_in_order,
     over_issuing_has_room,
@@ -477,5 +485,6 @@ RULES: tuple[Callable[[GRPOConfig], Iterator[str]], ...] = (
     model_can_be_read,
     model_family_can_be_trained,
     model_has_enough_positions,
+    rows_can_be_divided,
     teacher_fits_the_model,
 )

@@ -85,6 +85,7 @@ LIMITS: dict[str, Limits] = {
     "dppo_delta_higher": POSITIVE,
     "dppo_ratio_cap": POSITIVE,
     "overlong_buffer_len": _NOT_NEGATIVE,
+    "sequence_parallel_size": _COUNT,
     "lora_r": _COUNT,
     "lora_alpha": POSITIVE,
     "overlong_penalty_factor": _NOT_NEGATIVE,

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-from open_instruct.config.model_support import attends_fully, linear_cost, why_refused
+from open_instruct.config.model_support import attends_fully, can_be_divided, linear_cost, why_refused
 from open_instruct.config.options import GRPOConfig
 from open_instruct.option_text import shown
 from open_instruct.workflows.base import WORKFLOWS
@@ -43,6 +43,24 @@ def model_has_enough_positions(args: GRPOConfig) -> Iterator[str]:
         names = ["model_name_or_path", "max_prompt_token_length", "response_length", "eval_response_length"]
         names += WORKFLOWS[args.rollout_workflow].value.length_options
         yield f"{shown(args, *names)}: the model reads {num_positions} tokens at most. Set shorter lengths."
+
+
+def rows_can_be_divided(args: GRPOConfig) -> Iterator[str]:
+    """Sequence parallelism divides the heads of each attention."""
+    config, _ = _load("AutoConfig", args.model_name_or_path, args.model_revision)
+    size = args.sequence_parallel_size
+    if config is None or size <= 1:
+        return
+    text, options = config.get_text_config(), shown(args, "sequence_parallel_size", *_model_options(args))
+    num_heads = text.num_attention_heads
+    num_key_value_heads = getattr(text, "num_key_value_heads", None) or num_heads
+    if not can_be_divided(text):
+        yield f"{options}: sequence parallelism knows no attention with windows and no latent attention. Set it to 1."
+    elif num_heads % size or (num_key_value_heads % size and size % num_key_value_heads):
+        yield (
+            f"{options}: the model has {num_heads} attention heads and {num_key_value_heads} of keys and values, which cannot be "
+            f"divided among {size} learners. Give a number that divides both."
+        )
 
 
 def teacher_fits_the_model(args: GRPOConfig) -> Iterator[str]:

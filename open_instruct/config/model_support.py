@@ -63,6 +63,11 @@ def attends_fully(config: Any) -> bool:
     return kinds == {"full_attention"} and not uses_window and not has_recurrent_layers(config)
 
 
+def can_be_divided(config: Any) -> bool:
+    """Whether the tokens of a row can be divided among learners: attention has no windows, and keys and values are of one size."""
+    return attends_fully(config) and getattr(config, "kv_lora_rank", None) is None
+
+
 def linear_cost(config: Any) -> float:
     """Operations of a layer on one token apart from attention, divided by those of attention on one pair of tokens.
 

@@ -30,6 +30,9 @@ class RunOptions:
     """Seed of everything random. For the same data, the order in which prompts are issued depends on the seed alone."""
     output_dir: str = "output/"
     """Directory of all files that the run writes: metrics, checkpoints, the trained model, plots, logs."""
+    dry_run: bool = False
+    """Check options and data, reserve a place for every part, print steps, tokens and the memory that each part will need, and
+    end: with exit code 0, or 1 if there is not enough memory. Nothing is written."""
     verbose: bool = False
     """Log more on the terminal: debug messages of this program and info messages of its libraries."""
 
@@ -344,6 +347,9 @@ class LearnerOptions:
     deepspeed_stage: Literal[0, 2, 3] = 0
     """ZeRO stage. 0: every learner holds everything; 2: optimizer states and gradients are divided among the learners; 3: weights
     too. In bfloat16, 0 runs as 2, because only stage 2 of DeepSpeed adds up gradients in float32."""
+    sequence_parallel_size: int = 1
+    """Learners that share every row: each holds a part of its tokens, so that long rows fit (DeepSpeed-Ulysses). It divides the
+    number of learners and the number of the model's attention heads."""
     backend_timeout: int = 120
     """Minutes after which a collective operation among learners fails."""
 
@@ -351,6 +357,11 @@ class LearnerOptions:
     def num_learners(self) -> int:
         """Learners on all nodes together: the world size of the training processes."""
         return sum(self.num_learners_per_node)
+
+    @property
+    def num_data_shares(self) -> int:
+        """Shares into which a step's samples are divided: one for each group of learners that share their rows."""
+        return self.num_learners // self.sequence_parallel_size
 
 
 @dataclass(kw_only=True)

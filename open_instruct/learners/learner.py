@@ -31,7 +31,7 @@ from open_instruct.data_types import Box, MiniBatch, RolloutBatch
 from open_instruct.device import Device
 from open_instruct.engines.engine_client import UpdateReport
 from open_instruct.learners.lora import ModelWithoutAdapter, save_adapter
-from open_instruct.learners.models import build_engine, build_reference, hf_model
+from open_instruct.learners.models import build_engine, build_reference, hf_model, join_sequence_parallel
 from open_instruct.learners.moving_reference import MovingReference
 from open_instruct.learners.optimizer_step import apply_gradient, discard_gradient
 from open_instruct.learners.policy_loss import PolicyLoss
@@ -92,10 +92,11 @@ class PolicyTrainerRayProcess(TrainRayActor):
         timeout = timedelta(minutes=args.backend_timeout)
         process_group.join(device, address, self._store, rank=self.rank, world_size=self.world_size, timeout=timeout)
         seed_everything(args.seed)
-        self.engine = build_engine(args, device, world_size=self.world_size)
+        parts = join_sequence_parallel(args, device, rank=self.rank, world_size=self.world_size)
+        self.engine = build_engine(args, device, world_size=self.world_size, parts=parts)
         reference = None
         if with_ref and not args.use_peft:
-            reference = build_reference(args, device, world_size=self.world_size)
+            reference = build_reference(args, device, world_size=self.world_size, parts=parts)
         self._moving_reference = self._make_moving_reference(reference)
         base = ModelWithoutAdapter(self.engine) if with_ref and args.use_peft else reference
         self._loss = PolicyLoss(args, self.engine, base, device.learner_device)
@@ -158,7 +159,16 @@ class PolicyTrainerRayProcess(TrainRayActor):
         self.version = batch.training_step
         if self._moving_reference is not None:
             self._moving_reference.update(self.version)
-        return step.report(num_epochs=self._args.num_epochs, memory_in_use_bytes=self._device.memory_in_use_bytes())
+        return self._report(step, num_epochs=self._args.num_epochs)
+
+    def _report(self, step: StepSums, *, num_epochs: int) -> dict[str, Any]:
+        is_counted = self.rank % self._args.sequence_parallel_size == 0  # the others of its group have the same rows
+        return step.report(
+            num_epochs=num_epochs,
+            memory_in_use_bytes=self._device.memory_in_use_bytes(),
+            peak_memory_bytes=self._device.peak_memory_bytes(),
+            is_counted=is_counted,
+        )
 
     def _fetch(self, rollout_id: int, rollout_data_ref: Box | RolloutBatch) -> tuple[RolloutBatch, list[MiniBatch]]:
         """The batch, and this rank's share of its data."""
@@ -167,7 +177,7 @@ class PolicyTrainerRayProcess(TrainRayActor):
             batch = ray.get(batch.inner, timeout=FETCH_S)
         if batch.training_step != rollout_id + 1:
             raise ValueError(f"data of rollout {batch.training_step - 1} was given for rollout {rollout_id}")
-        return batch, ray.get(batch.rank_data[self.rank], timeout=FETCH_S)
+        return batch, ray.get(batch.rank_data[self.rank // self._args.sequence_parallel_size], timeout=FETCH_S)
 
     @torch.no_grad()
     def eval(self, rollout_id: int, rollout_data_ref: Box | RolloutBatch) -> dict[str, Any]:
@@ -181,7 +191,7 @@ class PolicyTrainerRayProcess(TrainRayActor):
                 step.add(*self._loss.compute(micro_batch, None, scales=self._scales(mini_batch))[1:])
                 step.num_tokens += micro_batch.num_tokens
         step.lr, step.seconds = self.engine.get_lr()[0], time.perf_counter() - started
-        return step.report(num_epochs=1, memory_in_use_bytes=self._device.memory_in_use_bytes())
+        return self._report(step, num_epochs=1)
 
     def _train_whole(self, step: StepSums, mini_batches: Sequence[MiniBatch]) -> None:
         """All optimizer steps of a training step whose data is complete."""

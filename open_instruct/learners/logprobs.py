@@ -14,6 +14,8 @@ from open_instruct.config.model_support import logits_scale_and_cap
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from open_instruct.learners.sequence_parallel import SequenceParallel
+
 CHUNK_ELEMENTS = 2**24
 """Logits that exist at once: 64 MiB in float32, of which a step needs about three copies."""
 
@@ -146,16 +148,24 @@ class LogProbModel(torch.nn.Module):
     DeepSpeed wraps this module, because ZeRO has to see the head's weight being used in a `forward`.
     """
 
-    def __init__(self, model: "PreTrainedModel", *, chunk_elements: int = CHUNK_ELEMENTS) -> None:
+    def __init__(
+        self,
+        model: "PreTrainedModel",
+        *,
+        chunk_elements: int = CHUNK_ELEMENTS,
+        parts: "SequenceParallel | None" = None,
+    ) -> None:
         """
         Args:
             chunk_elements: logits that exist at once.
+            parts: divides the tokens of each row among ranks; all ranks of a group call the model with the same rows.
             model: a causal language model of transformers whose logits are its head applied to its last hidden state,
                 possibly times a constant or below a cap (`logits_scale_and_cap`).
         """
         super().__init__()
         self.model = model
         self._chunk_elements = chunk_elements
+        self._parts = parts
         self._logits_scale, self._softcap = logits_scale_and_cap(model.config)
 
     def forward(
@@ -188,31 +198,41 @@ class LogProbModel(torch.nn.Module):
             entry `t` belongs to token `t + 1`. It is 0 where that token is not wanted, and means nothing where it is padding or
             begins a sequence.
         """
+        own_ids, own_columns = input_ids, range(input_ids.shape[1])
+        if self._parts is not None:
+            own_ids, position_ids, attention_mask, own_columns = self._parts.slice_inputs(
+                input_ids, position_ids, attention_mask
+            )
         outputs = self.model.base_model(
-            input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, use_cache=False
+            input_ids=own_ids, attention_mask=attention_mask, position_ids=position_ids, use_cache=False
         )
         labels_BTL = input_ids[:, 1:, None].long()
         if other_ids is not None:
             labels_BTL = torch.cat([labels_BTL, other_ids[:, 1:].long()], dim=2)
         is_wanted_BT = torch.ones_like(labels_BTL[..., 0], dtype=torch.bool) if wanted is None else wanted[:, 1:]
-        rows, columns = where = is_wanted_BT.nonzero(as_tuple=True)
-        columns = columns if predictors is None else predictors[rows, columns + 1].long()
+        rows, columns = is_wanted_BT.nonzero(as_tuple=True)
+        predicting = columns if predictors is None else predictors[rows, columns + 1].long()
+        is_own = (predicting >= own_columns.start) & (predicting < own_columns.stop)
+        rows, columns, predicting = rows[is_own], columns[is_own], predicting[is_own] - own_columns.start
         head = self.model.get_output_embeddings()
         assert head is not None, f"{type(self.model).__name__} is no language model: it has no head"
         # ZeRO-3 gathers a partitioned weight when a forward reads it. The weight is read once, however many chunks follow,
         # because ranks whose batches differ in length must take part in the same number of gathers.
         weight_VH, bias_V = head.weight, head.bias
         logprobs_NL, entropy_N = chunked_log_probs(
-            outputs.last_hidden_state[rows, columns],
+            outputs.last_hidden_state[rows, predicting],
             weight_VH,
-            labels_BTL[is_wanted_BT],
+            labels_BTL[rows, columns],
             temperature=temperature / self._logits_scale,  # scaled logits are logits at another temperature
             chunk_elements=self._chunk_elements,
             bias_V=bias_V,
             softcap=self._softcap,
         )
-        logprobs_BTL = logprobs_NL.new_zeros(labels_BTL.shape).index_put(where, logprobs_NL)
-        entropy_BT = entropy_N.new_zeros(is_wanted_BT.shape).index_put(where, entropy_N)
+        logprobs_BTL = logprobs_NL.new_zeros(labels_BTL.shape).index_put((rows, columns), logprobs_NL)
+        entropy_BT = entropy_N.new_zeros(is_wanted_BT.shape).index_put((rows, columns), entropy_N)
+        if self._parts is not None:
+            together = self._parts.put_together(torch.cat([logprobs_BTL, entropy_BT[..., None]], dim=2))
+            logprobs_BTL, entropy_BT = together[..., :-1], together[..., -1]
         return logprobs_BTL[..., 0], entropy_BT, logprobs_BTL[..., 1:]
 
 

@@ -8,12 +8,29 @@ from open_instruct.config.options import GRPOConfig
 from open_instruct.device import Device
 from open_instruct.learners.logprobs import LogProbModel
 from open_instruct.learners.lora import add_adapter
+from open_instruct.learners.sequence_parallel import ATTENTION, SequenceParallel
 
 
-def build_engine(args: GRPOConfig, device: Device, *, world_size: int) -> Any:
+def join_sequence_parallel(args: GRPOConfig, device: Device, *, rank: int, world_size: int) -> SequenceParallel | None:
+    """This rank's place in its group of sequence parallelism; None without. Every rank calls it."""
+    from transformers import AutoConfig
+
+    if args.sequence_parallel_size == 1:
+        return None
+    config = AutoConfig.from_pretrained(args.model_name_or_path, revision=args.model_revision).get_text_config()
+    return SequenceParallel(
+        size=args.sequence_parallel_size,
+        rank=rank,
+        world_size=world_size,
+        attn_implementation=device.attn_implementation,
+        config=config,
+    )
+
+
+def build_engine(args: GRPOConfig, device: Device, *, world_size: int, parts: SequenceParallel | None = None) -> Any:
     """The DeepSpeed engine of the model that is trained, with its optimizer and its learning rate schedule."""
     config = deepspeed_config(args, device, world_size=world_size)
-    model = _load_model(args, device, config).train()
+    model = _load_model(args, device, config, parts).train()
     if args.use_peft:
         add_adapter(model.model, args)
     return engine_around(model, args, device, world_size=world_size)
@@ -36,19 +53,23 @@ def engine_around(model: torch.nn.Module, args: GRPOConfig, device: Device, *, w
     return engine
 
 
-def build_reference(args: GRPOConfig, device: Device, *, world_size: int) -> torch.nn.Module:
+def build_reference(
+    args: GRPOConfig, device: Device, *, world_size: int, parts: SequenceParallel | None = None
+) -> torch.nn.Module:
     """The reference model of a run without adapters. At stage 3 its weights are divided among the ranks."""
     import deepspeed
 
     config = deepspeed_config(args, device, world_size=world_size)
-    model = _load_model(args, device, config).eval().requires_grad_(False)
+    model = _load_model(args, device, config, parts).eval().requires_grad_(False)
     if args.deepspeed_stage != 3:
         return model.to(device.learner_device)
     ref_engine, *_ = deepspeed.initialize(model=model, config=config)
     return ref_engine
 
 
-def _load_model(args: GRPOConfig, device: Device, config: dict[str, Any]) -> LogProbModel:
+def _load_model(
+    args: GRPOConfig, device: Device, config: dict[str, Any], parts: SequenceParallel | None
+) -> LogProbModel:
     from transformers import AutoModelForCausalLM
     from transformers.integrations import HfDeepSpeedConfig
 
@@ -58,13 +79,13 @@ def _load_model(args: GRPOConfig, device: Device, config: dict[str, Any]) -> Log
         args.model_name_or_path,
         revision=args.model_revision,
         dtype=device.torch_dtype,
-        attn_implementation=device.attn_implementation,
+        attn_implementation=device.attn_implementation if parts is None else ATTENTION,
     )
     del zero3
     _own_memory(model)
     if args.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    return LogProbModel(model, chunk_elements=device.logits_at_once)
+    return LogProbModel(model, chunk_elements=device.logits_at_once, parts=parts)
 
 
 def _own_memory(model: torch.nn.Module) -> None:

@@ -52,13 +52,16 @@ class StepSums:
         else:
             self.grad_norms.append(grad_norm)
 
-    def report(self, *, num_epochs: int, memory_in_use_bytes: int) -> dict[str, Any]:
-        """The sums of one rank, in the form that `merge_step_metrics` takes."""
+    def report(
+        self, *, num_epochs: int, memory_in_use_bytes: int, peak_memory_bytes: int, is_counted: bool = True
+    ) -> dict[str, Any]:
+        """The sums of one rank, in the form that `merge_step_metrics` takes; without those over tokens if another rank has summed
+        over the same tokens (`is_counted`)."""
         return {
-            "sums": dict(self.sums),
-            "num_tokens": self.num_tokens * num_epochs,
+            "sums": dict(self.sums) if is_counted else {},
+            "num_tokens": self.num_tokens * num_epochs if is_counted else 0,
             "divisor": self.divisor,
-            "mismatches": self.mismatches,
+            "mismatches": self.mismatches if is_counted else [],
             "grad_norm": float(np.mean(self.grad_norms)) if self.grad_norms else None,
             "num_nonfinite": self.num_nonfinite,
             "num_empty": self.num_empty,
@@ -66,6 +69,7 @@ class StepSums:
             "seconds": self.seconds,
             "optimizer_s": self.optimizer_s,
             "memory_in_use_bytes": memory_in_use_bytes,
+            "peak_memory_bytes": peak_memory_bytes,
         }
 
 
@@ -87,6 +91,7 @@ def merge_step_metrics(reports: Sequence[dict[str, Any]]) -> dict[str, float]:
     metrics["time/optimizer"] = max(report["optimizer_s"] for report in reports)
     metrics["time/forward_backward"] = max(report["seconds"] - report["optimizer_s"] for report in reports)
     metrics["memory/learner_bytes_max"] = max(report["memory_in_use_bytes"] for report in reports)
+    metrics["memory/learner_peak_bytes"] = max(report["peak_memory_bytes"] for report in reports)
     return metrics
 
 

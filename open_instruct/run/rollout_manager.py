@@ -82,7 +82,7 @@ def create_controller(
 ) -> "ActorHandle":
     """The `RolloutController` actor, or the actor of a subclass, on the driver's node."""
     options = ControllerOptions(
-        num_ranks=args.num_learners,
+        num_ranks=args.num_data_shares,
         layout=args.device.collation_layout,
         pad_token_id=inputs.pad_token_id,
         tokenizer_name_or_path=args.tokenizer_name,

@@ -10,55 +10,9 @@ import numpy as np
 import pytest
 import torch
 from conftest import TIMEOUT_S
-from learner_group import LEARNING_RATE, Learners, make_samples
+from learner_group import LEARNING_RATE, Learners, change_since_start, make_samples, plain_steps, relative_error
 
-from open_instruct.data_types import TrainingSample
 from open_instruct.storage.checkpoints import files_in
-
-RESPONSE_LENGTH = 32  # of `make_args`
-
-
-def plain_steps(
-    model_path: str, batches: list[list[TrainingSample]], learning_rates: list[float], *, denominator: str = "token"
-) -> dict[str, torch.Tensor]:
-    """What the steps do to the weights, sequence by sequence in plain torch; the change of each parameter. Every loss takes this
-    step, because the ratio is 1; only the denominator differs."""
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32)
-    before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1.0, weight_decay=0.0)
-    for samples, lr in zip(batches, learning_rates, strict=True):
-        optimizer.zero_grad()
-        num_tokens = sum(len(sample.response) for sample in samples)
-        for sample in samples:
-            ids = torch.from_numpy(np.concatenate([sample.query, sample.response])).long()[None]
-            logprobs = model(ids).logits[0, :-1].log_softmax(-1).gather(-1, ids[0, 1:, None])[:, 0]
-            # with one update per batch the ratio is 1 and its gradient that of the log-prob
-            divisor = {
-                "token": num_tokens,
-                "sequence": len(samples) * len(sample.response),
-                "constant": len(samples) * RESPONSE_LENGTH,
-            }[denominator]
-            (-sample.advantage * logprobs[len(sample.query) - 1 :].sum() / divisor).backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for group in optimizer.param_groups:
-            group["lr"] = lr
-        optimizer.step()
-    return {name: p.detach() - before[name] for name, p in model.named_parameters()}
-
-
-def relative_error(change: dict[str, torch.Tensor], reference: dict[str, torch.Tensor]) -> float:
-    assert set(change) == set(reference)
-    off = sum(float((change[name] - reference[name]).double().square().sum()) for name in reference)
-    return (off / sum(float(value.double().square().sum()) for value in reference.values())) ** 0.5
-
-
-def change_since_start(model_path: str, now: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    from safetensors.torch import load_file
-
-    start = load_file(Path(model_path) / "model.safetensors")
-    return {name: value - start[name] for name, value in now.items()}
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ MISMATCH = {"count": 1.0, "sum": 0.0, "sum_of_squares": 0.0, "max": 0.0, "signed
 
 def report(*, sums: dict[str, float], num_tokens: int, seconds: float = 1.0, **values: Any) -> dict[str, Any]:
     step = StepSums(sums=sums, mismatches=[MISMATCH], num_tokens=num_tokens, seconds=seconds, lr=0.1, **values)
-    return step.report(num_epochs=1, memory_in_use_bytes=1)
+    return step.report(num_epochs=1, memory_in_use_bytes=1, peak_memory_bytes=2)
 
 
 def test_metrics_are_means_over_the_tokens_of_all_ranks() -> None:
@@ -35,7 +35,7 @@ def test_metrics_count_updates_that_were_left_out() -> None:
     step = StepSums(num_tokens=5, num_empty=1)
     for norm in (1.0, None, 3.0):
         step.note_update(norm)
-    merged = merge_step_metrics([step.report(num_epochs=1, memory_in_use_bytes=1)])
+    merged = merge_step_metrics([step.report(num_epochs=1, memory_in_use_bytes=1, peak_memory_bytes=2)])
     assert merged["optim/grad_norm"] == 2.0
     assert (merged["optim/skipped_steps"], merged["optim/nonfinite_steps"]) == (2, 1)
 

@@ -1,0 +1,62 @@
+"""How much memory the engines will need, from the model's configuration alone."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from open_instruct.config.options import GRPOConfig
+from open_instruct.device import CPU_KV_CACHE_BYTES, Device
+
+BLOCK_TOKENS = 16
+"""Tokens of a block of the key-value cache: on GPU vLLM's default, on CPU a multiple of it."""
+PROCESS_BYTES = 1000 * 2**20
+"""What an engine takes on CPU before it has a model: Python, torch, vLLM, Ray. As measured (`benchmarks/memory.py`)."""
+
+
+@dataclass(frozen=True)
+class EngineMemory:
+    """Bytes that one worker of an engine needs."""
+
+    weights: int
+    cache: int
+    num_cached_tokens: int
+    """Tokens whose keys and values the cache holds, of all sequences together."""
+    program: int
+    """What the process takes without a model; 0 on GPU, where it depends on the driver."""
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.cache + self.program
+
+
+def engine_memory(args: GRPOConfig, device: Device) -> EngineMemory:
+    """What each worker of an engine needs."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.from_pretrained(args.model_name_or_path, revision=args.model_revision)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, dtype=device.torch_dtype)
+    workers = args.vllm_tensor_parallel_size
+    weights = sum(parameter.nbytes for parameter in model.parameters()) // workers
+    if device.kind == "cpu":
+        cache = CPU_KV_CACHE_BYTES
+    else:
+        cache = max(int(args.vllm_gpu_memory_utilization * device.memory_bytes()) - weights, 0)
+    of_token = cache_bytes_per_token(config.get_text_config(), device.torch_dtype.itemsize, workers)
+    return EngineMemory(
+        weights=weights,
+        cache=cache,
+        num_cached_tokens=cache // of_token // BLOCK_TOKENS * BLOCK_TOKENS,
+        program=PROCESS_BYTES if device.kind == "cpu" else 0,
+    )
+
+
+def cache_bytes_per_token(config: Any, item: int, workers: int) -> int:
+    """Bytes of one token's keys and values in all layers, on one of the workers of an engine."""
+    if latent := getattr(
+        config, "kv_lora_rank", None
+    ):  # latent attention keeps one vector for all heads, on every worker
+        return config.num_hidden_layers * (latent + config.qk_rope_head_dim) * item
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return 2 * config.num_hidden_layers * max(heads // workers, 1) * head_size * item

@@ -1,0 +1,124 @@
+"""Sequence parallelism: the ranks of a group hold a slice of every row each (DeepSpeed-Ulysses, https://arxiv.org/abs/2309.14509).
+
+    rank 0   tokens 0..3 of each row ─► layer ─┐ attention: all tokens, heads 0..1 ┌─► layer ─► log-probs that tokens 0..3 predict
+    rank 1   tokens 4..7 of each row ─► layer ─┘ attention: all tokens, heads 2..3 └─► layer ─► log-probs that tokens 4..7 predict
+
+All ranks of a group get the same rows. Each rank runs the layers and the head on its own slice; before attention the ranks
+exchange tokens for heads, and after it heads for tokens. Then the log-probs of all slices are put together, so that losses,
+corrections and metrics see whole rows. A token's log-prob is computed where the token before it lies, whichever slice that is.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.autograd.function import once_differentiable
+
+ATTENTION = "ulysses"
+"""Name under which Transformers knows the attention that exchanges tokens and heads."""
+PASSES_NO_MASK = "flash_attention_2"
+"""The attention that tells the sequences of a row apart by their positions, and takes no mask."""
+
+
+class SequenceParallel:
+    """This rank's place in its group. Make it on every rank at once, before the model is loaded.
+
+    Args:
+        size: ranks of a group; neighbours form a group.
+        attn_implementation: what computes the attention of a rank's heads.
+        config: the text model's configuration.
+    """
+
+    def __init__(self, *, size: int, rank: int, world_size: int, attn_implementation: str, config: Any) -> None:
+        groups = [list(range(first, first + size)) for first in range(0, world_size, size)]
+        made = [torch.distributed.new_group(ranks) for ranks in groups]  # every rank makes every group
+        self._group: Any = made[rank // size]
+        self._size, self._rank = size, rank % size
+        self._takes_mask = attn_implementation != PASSES_NO_MASK
+        self._config = config
+        self._exchanges: dict[tuple[int, ...], Any] = {}
+        """What exchanges tokens and heads, by number of rows, heads, heads of keys and values, and size of a head."""
+        self._attn_implementation = attn_implementation
+        _register(self)
+
+    def slice_inputs(
+        self, input_ids: torch.Tensor, position_ids: torch.Tensor, attention_mask: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, range]:
+        """What this rank's layers get of rows that are (B, T), and the columns that these are.
+
+        Rows are padded on the right to a length that the group can divide. The mask is that of whole rows, (B, 1, T', T').
+        """
+        num_tokens = input_ids.shape[1]
+        padding = -num_tokens % self._size
+        if attention_mask is None and self._takes_mask and bool((position_ids[:, 1:] == 0).any()):
+            attention_mask = _mask_of(position_ids)
+        if padding:
+            input_ids = F.pad(input_ids, (0, padding))
+            further = torch.arange(1, padding + 1, device=position_ids.device)
+            position_ids = torch.cat([position_ids, position_ids[:, -1:] + further], dim=1)
+        if padding and attention_mask is not None:
+            attention_mask = F.pad(attention_mask, (0, padding, 0, padding))
+            # A token that sees nothing would be NaN, even where nobody looks at it.
+            attention_mask = attention_mask | torch.eye(
+                num_tokens + padding, dtype=torch.bool, device=attention_mask.device
+            )
+        length = (num_tokens + padding) // self._size
+        own = range(self._rank * length, (self._rank + 1) * length)
+        columns = slice(own.start, own.stop)
+        return input_ids[:, columns], position_ids[:, columns], attention_mask, own
+
+    def put_together(self, values: torch.Tensor) -> torch.Tensor:
+        """Values of all ranks, each of which has 0 where another rank has the value. Its gradient is that of the whole rows,
+        which is the same on every rank."""
+        return _PutTogether.apply(values, self._group)
+
+    def attend(self, module: torch.nn.Module, query: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        """What Transformers calls in place of an attention function; `query` is (B, heads, T / size, head size)."""
+        num_rows, num_heads, _, head_size = query.shape
+        shape = num_rows, num_heads, args[0].shape[1], head_size
+        if shape not in self._exchanges:
+            self._exchanges[shape] = self._exchange(*shape)
+        return self._exchanges[shape](module, query, *args, **kwargs)
+
+    def _exchange(self, num_rows: int, num_heads: int, num_key_value_heads: int, head_size: int) -> Any:
+        from deepspeed.runtime.sequence_parallel.ulysses_sp import UlyssesSPAttentionHF
+        from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+        return UlyssesSPAttentionHF(
+            attn=ALL_ATTENTION_FUNCTIONS[self._attn_implementation],
+            batch_size=num_rows,
+            attn_head_count=num_heads,
+            attn_head_size=head_size,
+            kv_head_count=num_key_value_heads,
+            num_hidden_layers=self._config.num_hidden_layers,
+            process_group=self._group,
+            seq_length_is_variable=True,
+        )
+
+
+def _register(parts: SequenceParallel) -> None:
+    from transformers import AttentionInterface
+
+    # Transformers makes no mask for an attention that it does not know, and passes on the mask that it is given.
+    AttentionInterface.register(ATTENTION, parts.attend)
+
+
+def _mask_of(position_ids: torch.Tensor) -> torch.Tensor:
+    """(B, 1, T, T) bool: a token sees itself and earlier tokens of its sequence; a sequence begins at position 0."""
+    sequences = (position_ids == 0).cumsum(dim=1)
+    num_tokens = position_ids.shape[1]
+    is_earlier = torch.ones(num_tokens, num_tokens, dtype=torch.bool, device=position_ids.device).tril()
+    return (is_earlier & (sequences[:, :, None] == sequences[:, None, :]))[:, None]
+
+
+class _PutTogether(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, values: torch.Tensor, group: Any) -> torch.Tensor:
+        whole = values.detach().clone()
+        torch.distributed.all_reduce(whole, group=group)
+        return whole
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor, None]:  # pyrefly: ignore[bad-override]
+        return grad_outputs[0], None
