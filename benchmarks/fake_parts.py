@@ -134,6 +134,7 @@ class FakeLearner(TrainRayActor):
             "seconds": 0.0,
             "optimizer_s": 0.0,
             "memory_in_use_bytes": 0,
+            "peak_memory_bytes": 0,
         }
 
     eval = train

@@ -3,12 +3,12 @@
     python benchmarks/memory.py                       # about 6 minutes on two cores
     python benchmarks/memory.py --options --use_peft  # further options of every run
 
-Each run makes two training steps from a random model of Qwen3's family. Taken is the most resident memory of the learner's process
-and of the engine's. Of an engine's key-value cache only what was written to is resident, so the cache is left out on both sides.
+Each run makes two training steps from a random model of Qwen3's family. Taken is the most memory of its own (RssAnon) that the
+learner's process and the engine's had. Of an engine's key-value cache only what was written to is resident, so the cache is left
+out of what is said.
 """
 
 import argparse
-import json
 import subprocess
 import sys
 import tempfile
@@ -73,15 +73,25 @@ def taken(words: list[str]) -> dict[str, int]:
             if time.monotonic() - started > LIMIT_S:
                 run.kill()
                 sys.exit(f"a run took more than {LIMIT_S:.0f} s")
-            for process in psutil.process_iter(["name", "cmdline", "memory_info"]):
+            for process in psutil.process_iter(["cmdline"]):
                 title = " ".join(process.info["cmdline"] or [])
                 for name in most:
                     if name in title:
-                        most[name] = max(most[name], process.info["memory_info"].rss)
+                        most[name] = max(most[name], own_bytes(process.pid))
             time.sleep(POLL_S)
     if run.returncode:
         sys.exit(f"a run ended with exit code {run.returncode}: {' '.join(words)}")
     return most
+
+
+def own_bytes(pid: int) -> int:
+    """Resident memory that is not shared with other processes, as files and Ray's object store are."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except FileNotFoundError:
+        return 0
+    [line] = [line for line in status.splitlines() if line.startswith("RssAnon")] or ["RssAnon: 0 kB"]
+    return int(line.split()[1]) * 1024
 
 
 def row(size: str, further: list[str]) -> dict[str, Any]:
@@ -96,10 +106,8 @@ def row(size: str, further: list[str]) -> dict[str, Any]:
         args, _ = grpo_fast.read_options_and_data(words)
         learner, engine = learner_memory(args, args.device), engine_memory(args, args.device)
         most = taken(words)
-        metrics = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
-    peak = max(step["memory/learner_peak_bytes"] for step in metrics)
     said = {"learner": learner.total, "engine": engine.total - engine.cache}
-    really = {"learner": max(peak, most["PolicyTrainerRayProcess"]), "engine": most["LLMRayActor"]}
+    really = {"learner": most["PolicyTrainerRayProcess"], "engine": most["LLMRayActor"]}
     found: dict[str, Any] = {"model": size}
     for part in said:
         found |= {

@@ -5,9 +5,9 @@
     python benchmarks/peers.py --work heavy_tail --rounds 3
 
 Each step takes 8 prompts with 8 responses of forced lengths: 64 tokens each, or log-normal by prompt (sigma 1, mean 48, at most
-384). TRL generates with Transformers and trains micro-batches of 8, with a thread per core. This project runs strictly on-policy,
-and one step ahead with `--streaming`. The first steps of a run are warm-up. A step during which other programs used more than 5 %
-of the machine does not count.
+384), with a random model of 3.2 M parameters in float32. TRL generates with Transformers and trains micro-batches of 8, with a
+thread per core. This project runs strictly on-policy with an engine per core, and one step ahead with `--streaming`. The first
+steps of a run are warm-up. A step during which other programs used more than 5 % of the machine does not count.
 """
 
 import argparse
@@ -30,7 +30,7 @@ import psutil
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-MODEL = ROOT / "assets/tiny_model"
+TOKENIZER = ROOT / "assets/tiny_model"
 SUMS = "reasoning_gym/chain_sum?min_terms=2&max_terms=2&min_digits=2&max_digits=2&size=800&seed=7"
 NUM_PROMPTS, GROUP_SIZE = 8, 8
 NUM_WARM_UP = 3
@@ -64,7 +64,11 @@ WORK = {
     "heavy_tail": Work(None, 384),
     "long_prompts": Work(64, 64, long_prompts=True),
 }
-WAYS = {"trl": [], "on_policy": ["--async_steps", "0"], "one_ahead": ["--async_steps", "1", "--streaming"]}
+WAYS = {
+    "trl": [],
+    "on_policy": ["--async_steps", "0", "--vllm_num_engines", "2"],
+    "one_ahead": ["--async_steps", "1", "--streaming"],
+}
 SYSTEM_PROMPT = " ".join(["Rule: add."] * 55)
 
 
@@ -89,6 +93,31 @@ def _cpu_s(process: psutil.Process) -> float:
     except psutil.NoSuchProcess:
         return 0.0
     return times.user + times.system
+
+
+def build_model(directory: str) -> str:
+    """A random model of 3.2 M parameters, the same for both."""
+    import torch
+    from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
+
+    tokenizer = AutoTokenizer.from_pretrained(TOKENIZER)
+    config = Qwen3Config(
+        vocab_size=384,
+        hidden_size=256,
+        intermediate_size=768,
+        num_hidden_layers=4,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        head_dim=32,
+        max_position_embeddings=2048,
+        tie_word_embeddings=True,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    torch.manual_seed(0)
+    Qwen3ForCausalLM(config).save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    return directory
 
 
 # --- this project -----------------------------------------------------------------------------------------------------
@@ -120,7 +149,15 @@ def run_ours(work: Work, way: str, num_steps: int, report: str, directory: str) 
             config = replace(request.generation_config, max_tokens=length, ignore_eos=True)
             return replace(request, generation_config=config)
 
-    words = ["--model_name_or_path", str(MODEL), "--dataset_mixer_list", SUMS, "1.0", "--output_dir", directory]
+    words = [
+        "--model_name_or_path",
+        build_model(f"{directory}_model"),
+        "--dataset_mixer_list",
+        SUMS,
+        "1.0",
+        "--output_dir",
+        directory,
+    ]
     words += ["--num_unique_prompts_rollout", str(NUM_PROMPTS), "--num_samples_per_prompt_rollout", str(GROUP_SIZE)]
     words += ["--max_prompt_token_length", "600" if work.long_prompts else "64"]
     words += ["--response_length", str(work.longest), "--pack_length", "2048", "--seed", "1", *WAYS[way]]
@@ -153,9 +190,10 @@ def run_trl(work: Work, num_steps: int, report: str, directory: str) -> int:
     from open_instruct.verifiers.reasoning_gym_data import reasoning_gym_rows
 
     torch.set_num_threads(len(os.sched_getaffinity(0)))
-    tokenizer = AutoTokenizer.from_pretrained(MODEL)
+    path = build_model(f"{directory}_model")
+    tokenizer = AutoTokenizer.from_pretrained(path)
     tokenizer.padding_side = "left"
-    model = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
     meter, generate, calls = Meter(report), model.generate, iter(range(10**9))
 
     class EndsAt(LogitsProcessor):

@@ -6,19 +6,16 @@ would answer differently.
 
 import math
 import os
-import resource
 import shutil
 from dataclasses import dataclass
 from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from open_instruct.device_memory import DeviceMemory, Kind, memory_of_machine_bytes
 from open_instruct.weight_transports import SHARES_HANDLES, WeightTransport
 
 if TYPE_CHECKING:
     import torch
-
-Kind = Literal["cpu", "cuda"]
 
 WORKERS_PER_CORE = 4
 """Most worker processes per CPU core; beyond that they only wait for each other."""
@@ -51,7 +48,9 @@ class Device:
     chosen_transport: WeightTransport | None = None
     """How weights come to the engines; None is what fits the device."""
     workers_at_once: int | None = None
-    """Workers of a machine that compute at the same time, where learners and engines take turns; None where they do not."""
+    """Workers of engines that compute at the same time, where learners and engines take turns; None where they do not."""
+    learners_at_once: int | None = None
+    """Learners that compute at the same time, where learners and engines take turns; None where they do not."""
 
     @property
     def torch_dtype(self) -> "torch.dtype":
@@ -124,14 +123,22 @@ class Device:
 
     @property
     def threads_per_worker(self) -> int | None:
-        """Threads for `torch.set_num_threads`; None leaves torch's choice.
+        """Threads of an engine's worker; None leaves torch's choice.
 
         On CPU 1, because an engine and a learner with a thread per core each are several times slower than with one thread each.
         Where they take turns, those that compute share the cores.
         """
+        return self._share_of_cores(self.workers_at_once)
+
+    @property
+    def threads_per_learner(self) -> int | None:
+        """Threads of a learner, for `torch.set_num_threads`; None leaves torch's choice."""
+        return self._share_of_cores(self.learners_at_once)
+
+    def _share_of_cores(self, at_once: int | None) -> int | None:
         if self.kind != "cpu":
             return None
-        return 1 if self.workers_at_once is None else max(_num_cores() // self.workers_at_once, 1)
+        return 1 if at_once is None else max(_num_cores() // at_once, 1)
 
     @property
     def place_resources(self) -> dict[str, float]:
@@ -200,23 +207,6 @@ class Device:
         }
         return _unless_set_by_user(of_the_server | _engine_env_on_cpu(enforce_eager=True))
 
-    def memory_in_use_bytes(self) -> int:
-        """Memory that this process holds now: tensors on the GPU, or resident memory on CPU."""
-        if self.kind == "cuda":
-            import torch
-
-            return torch.cuda.memory_allocated()
-        resident_pages = int(Path("/proc/self/statm").read_text().split()[1])
-        return resident_pages * os.sysconf("SC_PAGE_SIZE")
-
-    def peak_memory_bytes(self) -> int:
-        """The most memory that this process has held so far: tensors on the GPU, or resident memory on CPU."""
-        if self.kind == "cuda":
-            import torch
-
-            return torch.cuda.max_memory_allocated()
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
     def synchronize(self) -> None:
         """Wait until everything that this process has queued on its GPU is done. On CPU nothing is queued."""
         if self.kind == "cuda":
@@ -224,35 +214,14 @@ class Device:
 
             torch.cuda.synchronize()
 
-    def return_freed_memory(self) -> None:
-        """Let other processes have memory that tensors of this process no longer use. On CPU the allocator does so by itself."""
-        if self.kind == "cuda":
-            import torch
-
-            torch.cuda.ipc_collect()  # memory of tensors that an engine has opened
-            torch.cuda.empty_cache()
-
-    def memory_bytes(self) -> int:
-        """Memory of a GPU, or on CPU of the machine or container."""
-        if self.kind == "cuda":
-            import torch
-
-            return torch.cuda.mem_get_info()[1]
-        return _memory_bytes()
+    @property
+    def memory(self) -> DeviceMemory:
+        return DeviceMemory(self.kind)
 
     @property
     def can_release_memory(self) -> bool:
         """Whether an engine that sleeps gives memory back (vLLM 0.32: not on CPU)."""
         return self.kind == "cuda"
-
-    def whole_memory_in_use_bytes(self) -> int:
-        """Memory in use on the GPU by all processes, because engines have processes of their own there; on CPU, by this one."""
-        if self.kind == "cuda":
-            import torch
-
-            free, total = torch.cuda.mem_get_info()
-            return total - free
-        return self.memory_in_use_bytes()
 
     @property
     def num_places(self) -> int:
@@ -261,14 +230,14 @@ class Device:
             import torch
 
             return torch.cuda.device_count()
-        return min(_num_cores() * WORKERS_PER_CORE, _memory_bytes() // WORKER_BYTES)
+        return min(_num_cores() * WORKERS_PER_CORE, memory_of_machine_bytes() // WORKER_BYTES)
 
 
 def places_explained(device: Device) -> str:
     """Where `num_places` comes from, for a message to the user."""
     if device.kind == "cuda":
         return f"GPUs: {device.num_places}, one worker each"
-    gib = _memory_bytes() / 2**30
+    gib = memory_of_machine_bytes() / 2**30
     each = WORKER_BYTES / 2**30
     return (
         f"{_num_cores()} CPU cores, at most {WORKERS_PER_CORE} workers each; {gib:.0f} GiB of memory, {each:g} GiB each"
@@ -307,6 +276,7 @@ def current_device(
     colocated: bool = False,
     weight_transport: WeightTransport | None = None,
     workers_at_once: int | None = None,
+    learners_at_once: int | None = None,
 ) -> Device:
     """The device of this machine.
 
@@ -314,14 +284,14 @@ def current_device(
         kind: None asks torch. Give the kind where this process does not see the devices that the workers will see.
         dtype: `auto` is bfloat16 on GPU and float32 on CPU, where bfloat16 is emulated and many times slower.
         attn_implementation: `auto` is flash attention where it can run, else torch's scaled dot product.
-        workers_at_once: as in `Device`.
+        workers_at_once: as in `Device`, and so is `learners_at_once`.
     """
     kind = kind or ("cuda" if _sees_a_gpu() else "cpu")
     if dtype == "auto":
         dtype = "bfloat16" if kind == "cuda" else "float32"
     if attn_implementation == "auto":
         attn_implementation = "flash_attention_2" if flash_attention_can_run(kind) else "sdpa"
-    return Device(kind, dtype, attn_implementation, colocated, weight_transport, workers_at_once)
+    return Device(kind, dtype, attn_implementation, colocated, weight_transport, workers_at_once, learners_at_once)
 
 
 def gpu_uuid() -> str | None:
@@ -347,12 +317,3 @@ def _sees_a_gpu() -> bool:
 def _num_cores() -> int:
     """Cores that this process may run on, which in a container may be fewer than the machine has."""
     return len(os.sched_getaffinity(0))
-
-
-def _memory_bytes() -> int:
-    """Memory of the machine, or of the container where that has less."""
-    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    limit = Path("/sys/fs/cgroup/memory.max")
-    if limit.is_file() and (text := limit.read_text().strip()) != "max":
-        return min(total, int(text))
-    return total

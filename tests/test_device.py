@@ -79,6 +79,9 @@ def test_workers_that_take_turns_share_all_cores(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(device_module, "_num_cores", lambda: 6)
     threads = [current_device(kind="cpu", workers_at_once=number).threads_per_worker for number in (1, 2, 4, 9)]
     assert threads == [6, 3, 1, 1]
+    assert current_device(kind="cpu", workers_at_once=3, learners_at_once=1).threads_per_learner == 6
+    assert current_device(kind="cpu").threads_per_learner == 1
+    assert current_device(kind="cuda", learners_at_once=1).threads_per_learner is None
     assert current_device(kind="cpu", workers_at_once=2).actor_env["OMP_NUM_THREADS"] == "3"
     assert current_device(kind="cuda", workers_at_once=2).threads_per_worker is None
 
@@ -87,19 +90,21 @@ def test_workers_that_take_turns_share_all_cores(monkeypatch: pytest.MonkeyPatch
     ("options", "expected"),
     [
         ({}, None),
-        ({"async_steps": 0}, 2),
+        ({"async_steps": 0}, 1),
         ({"async_steps": 0, "vllm_num_engines": 3}, 3),
         ({"async_steps": 0, "streaming": True}, None),
         ({"async_steps": 0, "max_staleness_allowed": 1}, None),
         ({"async_steps": 0, "teacher_model_name_or_path": "x"}, None),
-        ({"colocate": True}, 2),
+        ({"colocate": True}, 1),
         ({"async_steps": 0, "num_learners_per_node": [1, 1]}, None),
     ],
 )
 def test_engines_and_learners_take_turns_where_a_run_is_on_policy(
     options: dict[str, Any], expected: int | None
 ) -> None:
-    assert make_args(**{"num_learners_per_node": [2], **options}).device.workers_at_once == expected
+    device = make_args(**{"num_learners_per_node": [2], **options}).device
+    assert device.workers_at_once == expected
+    assert device.learners_at_once == (None if expected is None else 2)
 
 
 def test_actors_on_gpu_share_the_cores(monkeypatch: pytest.MonkeyPatch, cpu: Device, gpu: Device) -> None:
@@ -192,17 +197,17 @@ def test_what_a_server_is_started_with(monkeypatch: pytest.MonkeyPatch, cpu: Dev
 
 
 def test_memory_in_use_grows_with_what_is_held(cpu: Device) -> None:
-    before = cpu.memory_in_use_bytes()
+    before = cpu.memory.in_use_bytes()
     held = b"x" * 50_000_000
-    grown = cpu.memory_in_use_bytes() - before
+    grown = cpu.memory.in_use_bytes() - before
     assert 40_000_000 < grown < 100_000_000, f"{grown} bytes more for {len(held)}"
 
 
 def test_places_are_bounded_by_cores_and_by_memory(monkeypatch: pytest.MonkeyPatch, cpu: Device) -> None:
     monkeypatch.setattr(device_module, "_num_cores", lambda: 2)
-    monkeypatch.setattr(device_module, "_memory_bytes", lambda: 100 * 2**30)
+    monkeypatch.setattr(device_module, "memory_of_machine_bytes", lambda: 100 * 2**30)
     assert cpu.num_places == 8
-    monkeypatch.setattr(device_module, "_memory_bytes", lambda: 6 * 2**30)
+    monkeypatch.setattr(device_module, "memory_of_machine_bytes", lambda: 6 * 2**30)
     assert cpu.num_places == 3
     assert places_explained(cpu).startswith("2 CPU cores, at most 4 workers each; 6 GiB")
 
@@ -224,9 +229,9 @@ def test_on_a_real_gpu() -> None:
     device = current_device()
     assert device.kind == "cuda"
     assert device.num_places == torch.cuda.device_count()
-    before = device.memory_in_use_bytes()
+    before = device.memory.in_use_bytes()
     held = torch.zeros(2**20, device=device.kind, dtype=device.torch_dtype)
-    assert device.memory_in_use_bytes() - before == held.nbytes
+    assert device.memory.in_use_bytes() - before == held.nbytes
 
 
 def test_nothing_heavy_is_imported_to_describe_a_device() -> None:

@@ -18,6 +18,7 @@ from open_instruct.algorithms.distillation import DISTILLATION_LOSSES
 from open_instruct.algorithms.losses import LOSSES
 from open_instruct.config.limits import POSITIVE, numbers_are_within_limits
 from open_instruct.config.model_checks import (
+    adapters_have_layers,
     model_can_be_read,
     model_family_can_be_trained,
     model_has_enough_positions,
@@ -486,5 +487,6 @@ RULES: tuple[Callable[[GRPOConfig], Iterator[str]], ...] = (
     model_family_can_be_trained,
     model_has_enough_positions,
     rows_can_be_divided,
+    adapters_have_layers,
     teacher_fits_the_model,
 )

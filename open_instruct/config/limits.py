@@ -87,7 +87,7 @@ LIMITS: dict[str, Limits] = {
     "overlong_buffer_len": _NOT_NEGATIVE,
     "sequence_parallel_size": _COUNT,
     "lora_r": _COUNT,
-    "lora_alpha": POSITIVE,
+    "lora_alpha": _COUNT,
     "overlong_penalty_factor": _NOT_NEGATIVE,
     "off_policy_mask_threshold": _NOT_NEGATIVE,
     "rho_clamp_upper_bound": _NOT_NEGATIVE,

@@ -63,6 +63,28 @@ def rows_can_be_divided(args: GRPOConfig) -> Iterator[str]:
         )
 
 
+def adapters_have_layers(args: GRPOConfig) -> Iterator[str]:
+    """Every name in `lora_target_modules` must end the name of a layer."""
+    targets = args.lora_target_modules
+    config, _ = _load("AutoConfig", args.model_name_or_path, args.model_revision)
+    if not args.use_peft or targets == ["all-linear"] or config is None:
+        return
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    head = model.get_output_embeddings()
+    layers = [
+        name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear) and module is not head
+    ]
+    missing = [target for target in targets if not any(f".{name}".endswith(f".{target}") for name in layers)]
+    if missing or not targets:
+        known = sorted({name.rpartition(".")[2] for name in layers})
+        options = shown(args, "lora_target_modules", *_model_options(args))
+        yield f"{options}: the model has no such layer ({', '.join(missing)}). Give all-linear or some of {', '.join(known)}."
+
+
 def teacher_fits_the_model(args: GRPOConfig) -> Iterator[str]:
     """The teacher must be readable, know every token of the model by the same number, and read sequences as long."""
     if args.teacher_model_name_or_path is None:

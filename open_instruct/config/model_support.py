@@ -64,7 +64,7 @@ def attends_fully(config: Any) -> bool:
 
 
 def can_be_divided(config: Any) -> bool:
-    """Whether the tokens of a row can be divided among learners: attention has no windows, and keys and values are of one size."""
+    """Whether the tokens of a row can be divided among learners: no windows, and keys and values of one size."""
     return attends_fully(config) and getattr(config, "kv_lora_rank", None) is None
 
 

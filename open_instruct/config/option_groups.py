@@ -373,7 +373,7 @@ class LoraOptions:
     states and checkpoints are those of the adapters alone, and the reference policy takes no memory."""
     lora_r: int = 16
     """Rank of the adapters."""
-    lora_alpha: float = 32
+    lora_alpha: int = 32
     """What an adapter adds is multiplied by lora_alpha / lora_r."""
     lora_target_modules: list[str] = field(default_factory=lambda: ["all-linear"])
     """Ends of the names of the layers that get an adapter, such as q_proj v_proj. all-linear: every linear layer but the head."""

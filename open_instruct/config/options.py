@@ -200,7 +200,8 @@ class GRPOConfig(
             attn_implementation=self.attn_implementation,
             colocated=self.shares_devices,
             weight_transport=None if self.weight_transport == "auto" else self.weight_transport,
-            workers_at_once=max(self.num_learners, self.num_engine_workers, 1) if self.takes_turns else None,
+            workers_at_once=max(self.num_engine_workers, 1) if self.takes_turns else None,
+            learners_at_once=max(self.num_learners, 1) if self.takes_turns else None,
         )
 
 

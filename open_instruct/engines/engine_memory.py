@@ -4,12 +4,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from open_instruct.config.options import GRPOConfig
-from open_instruct.device import CPU_KV_CACHE_BYTES, Device
+from open_instruct.device import CPU_KV_CACHE_BYTES, WORKER_BYTES, Device
 
 BLOCK_TOKENS = 16
 """Tokens of a block of the key-value cache: on GPU vLLM's default, on CPU a multiple of it."""
-PROCESS_BYTES = 1000 * 2**20
-"""What an engine takes on CPU before it has a model: Python, torch, vLLM, Ray. As measured (`benchmarks/memory.py`)."""
+COPIES_ON_CPU = 2.5
+"""Weights that an engine holds on CPU: vLLM packs those of linear layers, and while new ones come it has both. As measured
+(`benchmarks/memory.py`)."""
 
 
 @dataclass(frozen=True)
@@ -39,15 +40,17 @@ def engine_memory(args: GRPOConfig, device: Device) -> EngineMemory:
     workers = args.vllm_tensor_parallel_size
     weights = sum(parameter.nbytes for parameter in model.parameters()) // workers
     if device.kind == "cpu":
+        weights = int(COPIES_ON_CPU * weights)
+    if device.kind == "cpu":
         cache = CPU_KV_CACHE_BYTES
     else:
-        cache = max(int(args.vllm_gpu_memory_utilization * device.memory_bytes()) - weights, 0)
+        cache = max(int(args.vllm_gpu_memory_utilization * device.memory.total_bytes()) - weights, 0)
     of_token = cache_bytes_per_token(config.get_text_config(), device.torch_dtype.itemsize, workers)
     return EngineMemory(
         weights=weights,
         cache=cache,
         num_cached_tokens=cache // of_token // BLOCK_TOKENS * BLOCK_TOKENS,
-        program=PROCESS_BYTES if device.kind == "cpu" else 0,
+        program=WORKER_BYTES if device.kind == "cpu" else 0,
     )
 
 

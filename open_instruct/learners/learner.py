@@ -26,11 +26,11 @@ from open_instruct.algorithms.denominators import Scales, loss_divisor
 from open_instruct.cluster import process_group
 from open_instruct.config.extensions import import_extensions
 from open_instruct.config.options import GRPOConfig
-from open_instruct.data.run_tokenizer import tokenizer_of_run
 from open_instruct.data_types import Box, MiniBatch, RolloutBatch
 from open_instruct.device import Device
 from open_instruct.engines.engine_client import UpdateReport
-from open_instruct.learners.lora import ModelWithoutAdapter, save_adapter
+from open_instruct.learners.lora import ModelWithoutAdapter
+from open_instruct.learners.model_files import save_model_files
 from open_instruct.learners.models import build_engine, build_reference, hf_model, join_sequence_parallel
 from open_instruct.learners.moving_reference import MovingReference
 from open_instruct.learners.optimizer_step import apply_gradient, discard_gradient
@@ -42,7 +42,7 @@ from open_instruct.learners.step_sums import StepSums
 from open_instruct.learners.train_actor import POLICY, TrainRayActor
 from open_instruct.learners.weight_link import LinkOptions, WeightLink
 from open_instruct.learners.weight_sync import DeepSpeedWeightSource
-from open_instruct.storage.checkpoints import LEARNER_DIRECTORY, sync_files_of_rank, sync_to_disk
+from open_instruct.storage.checkpoints import LEARNER_DIRECTORY, sync_files_of_rank
 from open_instruct.storage.output_directory import names_a_full_disk
 
 if TYPE_CHECKING:
@@ -87,8 +87,8 @@ class PolicyTrainerRayProcess(TrainRayActor):
             )
         self._args, self._device = args, device
         import_extensions(args.algorithm_modules)
-        if device.threads_per_worker:
-            torch.set_num_threads(device.threads_per_worker)
+        if device.threads_per_learner:
+            torch.set_num_threads(device.threads_per_learner)
         timeout = timedelta(minutes=args.backend_timeout)
         process_group.join(device, address, self._store, rank=self.rank, world_size=self.world_size, timeout=timeout)
         seed_everything(args.seed)
@@ -165,8 +165,8 @@ class PolicyTrainerRayProcess(TrainRayActor):
         is_counted = self.rank % self._args.sequence_parallel_size == 0  # the others of its group have the same rows
         return step.report(
             num_epochs=num_epochs,
-            memory_in_use_bytes=self._device.memory_in_use_bytes(),
-            peak_memory_bytes=self._device.peak_memory_bytes(),
+            memory_in_use_bytes=self._device.memory.in_use_bytes(),
+            peak_memory_bytes=self._device.memory.peak_bytes(),
             is_counted=is_counted,
         )
 
@@ -319,27 +319,9 @@ class PolicyTrainerRayProcess(TrainRayActor):
         self._offload.check_loaded(WEIGHTS, what="saving the model")
         path = Path(directory or Path(self._args.output_dir) / f"step_{iteration:06d}")
         with names_a_full_disk(path):
-            self._save_weights(path)
+            save_model_files(path, self._args, hf_model(self.engine), self._source, rank=self.rank)
         if with_optimizer:
             self.save_checkpoint(str(path / "checkpoint"))
-
-    def _save_weights(self, directory: Path) -> None:
-        if self._args.use_peft and not self._args.save_merged_lora:
-            adapter = self._source.adapter()
-            if self.rank == 0:
-                save_adapter(hf_model(self.engine), adapter, directory)
-                tokenizer_of_run(self._args).save_pretrained(directory)
-                sync_to_disk([*directory.rglob("*"), directory])
-            return
-        if self.rank != 0:
-            for _ in self._source:  # take part in the gathers
-                pass
-            return
-        state = {name: tensor.cpu() for name, tensor in self._source}
-        # The source gives the checkpoint's names already, and a second conversion would change them.
-        hf_model(self.engine).save_pretrained(directory, state_dict=state, save_original_format=False)
-        tokenizer_of_run(self._args).save_pretrained(directory)
-        sync_to_disk([*directory.rglob("*"), directory])
 
     def save_checkpoint(self, directory: str) -> dict[str, int]:
         """Weights, optimizer, scheduler and this rank's random state, under `directory`.

@@ -200,27 +200,21 @@ class LogProbModel(torch.nn.Module):
         """
         own_ids, own_columns = input_ids, range(input_ids.shape[1])
         if self._parts is not None:
-            own_ids, position_ids, attention_mask, own_columns = self._parts.slice_inputs(
-                input_ids, position_ids, attention_mask
-            )
-        outputs = self.model.base_model(
+            sliced = self._parts.slice_inputs(input_ids, position_ids, attention_mask)
+            own_ids, position_ids, attention_mask, own_columns = sliced
+        hidden_BTH = self.model.base_model(
             input_ids=own_ids, attention_mask=attention_mask, position_ids=position_ids, use_cache=False
-        )
-        labels_BTL = input_ids[:, 1:, None].long()
-        if other_ids is not None:
-            labels_BTL = torch.cat([labels_BTL, other_ids[:, 1:].long()], dim=2)
+        ).last_hidden_state
+        labels_BTL = _labels(input_ids, other_ids)
         is_wanted_BT = torch.ones_like(labels_BTL[..., 0], dtype=torch.bool) if wanted is None else wanted[:, 1:]
-        rows, columns = is_wanted_BT.nonzero(as_tuple=True)
-        predicting = columns if predictors is None else predictors[rows, columns + 1].long()
-        is_own = (predicting >= own_columns.start) & (predicting < own_columns.stop)
-        rows, columns, predicting = rows[is_own], columns[is_own], predicting[is_own] - own_columns.start
+        rows, columns, predicting = _wanted_in(own_columns, is_wanted_BT, predictors)
         head = self.model.get_output_embeddings()
         assert head is not None, f"{type(self.model).__name__} is no language model: it has no head"
-        # ZeRO-3 gathers a partitioned weight when a forward reads it. The weight is read once, however many chunks follow,
-        # because ranks whose batches differ in length must take part in the same number of gathers.
+        # ZeRO-3 gathers a partitioned weight when a forward reads it: once, however many chunks follow, because ranks whose
+        # batches differ in length must take part in the same number of gathers.
         weight_VH, bias_V = head.weight, head.bias
         logprobs_NL, entropy_N = chunked_log_probs(
-            outputs.last_hidden_state[rows, predicting],
+            hidden_BTH[rows, predicting],
             weight_VH,
             labels_BTL[rows, columns],
             temperature=temperature / self._logits_scale,  # scaled logits are logits at another temperature
@@ -234,6 +228,22 @@ class LogProbModel(torch.nn.Module):
             together = self._parts.put_together(torch.cat([logprobs_BTL, entropy_BT[..., None]], dim=2))
             logprobs_BTL, entropy_BT = together[..., :-1], together[..., -1]
         return logprobs_BTL[..., 0], entropy_BT, logprobs_BTL[..., 1:]
+
+
+def _labels(input_ids: torch.Tensor, other_ids: torch.Tensor | None) -> torch.Tensor:
+    """(B, T - 1, 1 + K): each token from the second on, and those that could have stood in its place."""
+    labels_BTL = input_ids[:, 1:, None].long()
+    return labels_BTL if other_ids is None else torch.cat([labels_BTL, other_ids[:, 1:].long()], dim=2)
+
+
+def _wanted_in(
+    own_columns: range, is_wanted_BT: torch.Tensor, predictors: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Rows and columns of the wanted entries whose predecessors stand in `own_columns`, and the places of these there."""
+    rows, columns = is_wanted_BT.nonzero(as_tuple=True)
+    predicting = columns if predictors is None else predictors[rows, columns + 1].long()
+    is_own = (predicting >= own_columns.start) & (predicting < own_columns.stop)
+    return rows[is_own], columns[is_own], predicting[is_own] - own_columns.start
 
 
 def shared_attention_mask(segments: torch.Tensor, branches: torch.Tensor) -> torch.Tensor:

@@ -19,8 +19,12 @@ FULL = 4
 """Bytes of a float32, which moments, masters and sums of gradients are."""
 LOGIT_COPIES = 3
 """Logits, log-probs and gradients of one chunk."""
-PROCESS_BYTES = 750 * 2**20
+PROCESS_BYTES = 500 * 2**20
 """What a learner takes on CPU before it has a model: Python, torch, DeepSpeed, Ray. As measured (`benchmarks/memory.py`)."""
+BUCKET_ELEMENTS = 5 * 10**8
+"""Gradients that DeepSpeed sends at once, out of a copy (`reduce_bucket_size`)."""
+GATHERED_ELEMENTS = 10**9
+"""Weights that ZeRO stage 3 holds whole at once (`stage3_max_live_parameters`)."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +32,9 @@ class LearnerMemory:
     """Bytes that one learner needs at most."""
 
     weights: int
+    """At ZeRO stage 3 this learner's share, and those that are gathered."""
     gradients: int
+    """Their sum, and the copies that DeepSpeed sends."""
     optimizer: int
     """Moments, and the fp32 master weights where they are apart from the weights."""
     reference: int
@@ -51,13 +57,16 @@ def learner_memory(args: GRPOConfig, device: Device) -> LearnerMemory:
     shares_of_states = args.num_learners if stage >= 2 else 1
     shares_of_weights = args.num_learners if stage == 3 else 1
     item = device.torch_dtype.itemsize
-    masters = 0 if item == FULL else FULL
+    held = item * num_weights // shares_of_weights
+    gathered = item * min(num_weights, GATHERED_ELEMENTS) if stage == 3 else 0
+    has_masters = stage == 2 or item != FULL
+    bucket = item * min(num_trained, BUCKET_ELEMENTS)
     has_own_reference = args.load_ref_policy and not args.use_peft
     return LearnerMemory(
-        weights=item * num_weights // shares_of_weights,
-        gradients=FULL * num_trained // shares_of_states,
-        optimizer=(2 * FULL + masters) * num_trained // shares_of_states,
-        reference=item * num_weights // shares_of_weights if has_own_reference else 0,
+        weights=held + gathered,
+        gradients=FULL * num_trained // shares_of_states + bucket * (1 if stage == 0 else 2),
+        optimizer=(2 * FULL + FULL * has_masters) * num_trained // shares_of_states,
+        reference=held + gathered if has_own_reference else 0,
         activations=_activations(model, args, device),
         program=PROCESS_BYTES if device.kind == "cpu" else 0,
     )

@@ -45,7 +45,7 @@ def engine_around(model: torch.nn.Module, args: GRPOConfig, device: Device, *, w
         [parameter for parameter in model.parameters() if parameter.requires_grad],
         lr=args.learning_rate,
         weight_decay=args.weight_decay,
-        fused=device.has_streams,
+        fused=True,
     )
     engine, *_ = deepspeed.initialize(
         model=model, optimizer=optimizer, config=config, lr_scheduler=_make_scheduler(args, optimizer)

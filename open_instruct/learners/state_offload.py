@@ -102,8 +102,8 @@ class StateOffload:
 
     def _settled_memory(self) -> int:
         self._device.synchronize()
-        self._device.return_freed_memory()
-        return self._device.memory_in_use_bytes()
+        self._device.memory.return_freed()
+        return self._device.memory.in_use_bytes()
 
     def _release_gathered(self, tag: str) -> None:
         """Free whole parameters that stage 3 has gathered ahead of their use, because only the partitions are moved."""

@@ -85,7 +85,7 @@ def _rows(
 
 def _shortage(args: GRPOConfig, learner: "LearnerMemory", engine: "EngineMemory") -> str:
     """What is lacking on a device; "" if nothing is. On CPU all workers of this machine share its memory."""
-    available = args.device.memory_bytes()
+    available = args.device.memory.total_bytes()
     if args.device.kind == "cpu":
         needed = learner.total * max(args.num_learners_per_node) + engine.total * args.num_engine_workers
     elif args.single_gpu_mode:

@@ -236,6 +236,15 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         {"kl_denominator": "sequence", "streaming": True},
         "--kl_denominator sequence --loss_denominator None --loss_fn dapo --streaming True: how the two compare is known only",
     ),
+    ({"lora_r": 8}, "--lora_r 8 --use_peft False: it would have no effect."),
+    (
+        {"use_peft": True, "ref_policy_update_freq": 5},
+        "--ref_policy_update_freq 5 --use_peft True: with LoRA the reference policy is the model without its adapter.",
+    ),
+    (
+        {"sequence_parallel_size": 2, "num_learners_per_node": [3]},
+        "--sequence_parallel_size 2 --num_learners_per_node 3: 3 learners cannot be divided into groups of 2.",
+    ),
     ({"alpha": 0.9}, "--alpha 0.9 --ref_policy_update_freq None: it would have no effect."),
     (
         {"non_stop_penalty_value": -1.0},
@@ -297,6 +306,26 @@ def test_each_mistake_is_told_once(make_args: MakeArgs, options: dict[str, Any],
     mistakes = collect_mistakes(make_args(**options))
     assert len(mistakes) == 1, mistakes
     assert mistakes[0].startswith(expected)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (
+            {"use_peft": True, "lora_target_modules": ["q_proj", "query"]},
+            "the model has no such layer (query). Give all-linear or some of down_proj, gate_proj, k_proj,",
+        ),
+        ({"use_peft": True, "lora_target_modules": ["lm_head"]}, "the model has no such layer (lm_head)."),
+        (
+            {"sequence_parallel_size": 3, "num_learners_per_node": [3]},
+            "the model has 32 attention heads and 32 of keys and values, which cannot be divided among 3 learners.",
+        ),
+    ],
+)
+def test_what_the_model_lacks_is_told(make_args: MakeArgs, options: dict[str, Any], expected: str) -> None:
+    [mistake] = collect_mistakes(make_args(**options))
+    assert mistake.startswith(tuple(f"--{name} " for name in options))
+    assert expected in mistake
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ def two_ranks(ray_session: Any, tmp_path_factory: pytest.TempPathFactory) -> Ite
         )
 
 
-def rows_of(layout: str) -> dict[str, torch.Tensor]:
+def rows_of(layout: str) -> dict[str, Any]:
     """Arguments of `LogProbModel.forward` for a few samples of unequal length, some of which share a prompt."""
     rng = np.random.default_rng(0)
 
@@ -54,7 +54,7 @@ def rows_of(layout: str) -> dict[str, torch.Tensor]:
     }[layout]()
     tensors = {name: torch.from_numpy(array.copy()) for name, array in vars(batch).items() if array is not None}
     ids = tensors["query_responses"].long()
-    arguments = {
+    arguments: dict[str, Any] = {
         "input_ids": ids,
         "position_ids": tensors["position_ids"].long(),
         "temperature": 0.9,
@@ -79,8 +79,8 @@ def outcome(
         model.train().gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     wrapped = LogProbModel(model, parts=parts)
     said = wrapped(**rows_of(layout))
-    total = sum((values * torch.linspace(0.5, 1.5, values.numel()).view_as(values)).sum() for values in said)
-    total.backward()
+    parts_of_sum = [(values * torch.linspace(0.5, 1.5, values.numel()).view_as(values)).sum() for values in said]
+    torch.stack(parts_of_sum).sum().backward()
     gradients = {name: parameter.grad.numpy() for name, parameter in model.named_parameters()}
     return [values.detach().numpy() for values in said], gradients
 

@@ -13,6 +13,7 @@ import torch
 from conftest import TIMEOUT_S, make_args
 
 from open_instruct.device import Device, current_device
+from open_instruct.device_memory import DeviceMemory
 from open_instruct.learners.state_offload import (
     GRADIENTS,
     OPTIMIZER,
@@ -301,12 +302,17 @@ def test_what_numpy_has_seen_stays_and_is_said(engine: Any, cpu: Device, caplog:
 
 
 def test_what_was_released_is_measured(engine: Any) -> None:
-    class Measuring(Device):
-        def memory_in_use_bytes(self) -> int:
+    class MeasuringMemory(DeviceMemory):
+        def in_use_bytes(self) -> int:
             return bytes_held(lambda: list(engine.module.parameters()))
 
+    class Measuring(Device):
+        @property
+        def memory(self) -> DeviceMemory:
+            return MeasuringMemory("cpu")
+
     device = Measuring("cpu", "float32", "sdpa")
-    held = device.memory_in_use_bytes()
+    held = device.memory.in_use_bytes()
     assert 0.9 * held < StateOffload(device, engine).offload([WEIGHTS]) <= held
 
 

@@ -1,0 +1,67 @@
+"""Memory of the device that a process computes on: of its GPU, or on CPU of the process and the machine."""
+
+import os
+import resource
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+Kind = Literal["cpu", "cuda"]
+
+
+@dataclass(frozen=True)
+class DeviceMemory:
+    """Bytes in use, bytes there are, and giving bytes back."""
+
+    kind: Kind
+
+    def in_use_bytes(self) -> int:
+        """Memory that this process holds now: tensors on the GPU, or resident memory on CPU."""
+        if self.kind == "cuda":
+            import torch
+
+            return torch.cuda.memory_allocated()
+        resident_pages = int(Path("/proc/self/statm").read_text().split()[1])
+        return resident_pages * os.sysconf("SC_PAGE_SIZE")
+
+    def peak_bytes(self) -> int:
+        """The most memory that this process has held so far: tensors on the GPU, or resident memory on CPU."""
+        if self.kind == "cuda":
+            import torch
+
+            return torch.cuda.max_memory_allocated()
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+    def in_use_by_all_bytes(self) -> int:
+        """Memory in use on the GPU by all processes, because engines have processes of their own there; on CPU, by this one."""
+        if self.kind == "cuda":
+            import torch
+
+            free, total = torch.cuda.mem_get_info()
+            return total - free
+        return self.in_use_bytes()
+
+    def total_bytes(self) -> int:
+        """Memory of a GPU, or on CPU of the machine or container."""
+        if self.kind == "cuda":
+            import torch
+
+            return torch.cuda.mem_get_info()[1]
+        return memory_of_machine_bytes()
+
+    def return_freed(self) -> None:
+        """Let other processes have memory that tensors of this process no longer use. On CPU the allocator does so by itself."""
+        if self.kind == "cuda":
+            import torch
+
+            torch.cuda.ipc_collect()  # memory of tensors that an engine has opened
+            torch.cuda.empty_cache()
+
+
+def memory_of_machine_bytes() -> int:
+    """Memory of the machine, or of the container where that has less."""
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    limit = Path("/sys/fs/cgroup/memory.max")
+    if limit.is_file() and (text := limit.read_text().strip()) != "max":
+        return min(total, int(text))
+    return total

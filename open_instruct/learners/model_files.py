@@ -1,0 +1,31 @@
+"""The trained model as files that Transformers, peft and vLLM read."""
+
+from pathlib import Path
+from typing import Any
+
+from open_instruct.config.options import GRPOConfig
+from open_instruct.data.run_tokenizer import tokenizer_of_run
+from open_instruct.learners.lora import save_adapter
+from open_instruct.learners.weight_sync import DeepSpeedWeightSource
+from open_instruct.storage.checkpoints import sync_to_disk
+
+
+def save_model_files(
+    directory: Path, args: GRPOConfig, model: Any, source: DeepSpeedWeightSource, *, rank: int
+) -> None:
+    """Write the model, or with LoRA its adapter alone (unless `save_merged_lora`), and the tokenizer. Every rank calls it, and
+    the first one writes. When it returns there, the files are on disk."""
+    if args.use_peft and not args.save_merged_lora:
+        adapter = source.adapter()
+        if rank == 0:
+            save_adapter(model, adapter, directory)
+    elif rank == 0:
+        state = {name: tensor.cpu() for name, tensor in source}
+        # The source gives the checkpoint's names already, and a second conversion would change them.
+        model.save_pretrained(directory, state_dict=state, save_original_format=False)
+    else:
+        for _ in source:  # take part in the gathers
+            pass
+    if rank == 0:
+        tokenizer_of_run(args).save_pretrained(directory)
+        sync_to_disk([*directory.rglob("*"), directory])

@@ -1,0 +1,99 @@
+"""What `--dry_run` says about memory: counted by hand for a small model. `benchmarks/memory.py` compares it with real runs."""
+
+from typing import Any
+
+import pytest
+from conftest import make_args
+
+from open_instruct.device import Device
+from open_instruct.engines.engine_memory import cache_bytes_per_token, engine_memory
+from open_instruct.learners import memory
+from open_instruct.learners.memory import LearnerMemory, learner_memory
+
+CPU, GPU = Device("cpu", "float32", "sdpa"), Device("cuda", "bfloat16", "sdpa")
+
+
+@pytest.fixture(scope="module")
+def num_weights(tied_model: str) -> int:
+    from transformers import AutoModelForCausalLM
+
+    return sum(parameter.numel() for parameter in AutoModelForCausalLM.from_pretrained(tied_model).parameters())
+
+
+def counted(device: Device, **options: Any) -> LearnerMemory:
+    return learner_memory(make_args(**options), device)
+
+
+def test_one_learner_in_float32(num_weights: int) -> None:
+    said = counted(CPU, load_ref_policy=True)
+    assert said.weights == said.reference == 4 * num_weights
+    assert said.gradients == 2 * 4 * num_weights  # the gradients, and the copy that is sent
+    assert said.optimizer == 8 * num_weights
+    assert said.total == sum(vars(said).values())
+    assert counted(CPU).reference == 0
+
+
+def test_states_are_divided_among_learners(num_weights: int) -> None:
+    two = counted(CPU, deepspeed_stage=2, num_learners_per_node=[2, 2])
+    assert two.weights == 4 * num_weights
+    assert two.optimizer == 12 * num_weights // 4
+    assert two.gradients == 4 * num_weights // 4 + 8 * num_weights
+    three = counted(CPU, deepspeed_stage=3, num_learners_per_node=[2, 2])
+    assert three.weights == 4 * num_weights // 4 + 4 * num_weights  # its share, and what is gathered
+    assert three.optimizer == 8 * num_weights // 4
+
+
+def test_masters_in_16_bits(num_weights: int) -> None:
+    said = counted(GPU)  # stage 0 runs as 2
+    assert said.weights == 2 * num_weights
+    assert said.optimizer == 12 * num_weights
+    assert said.program == 0
+
+
+def test_an_adapter_takes_little_and_its_reference_nothing(num_weights: int) -> None:
+    said = counted(CPU, use_peft=True, lora_r=2, load_ref_policy=True)
+    assert said.reference == 0
+    assert 4 * num_weights < said.weights < 1.1 * 4 * num_weights
+    assert said.optimizer < 0.1 * 8 * num_weights
+
+
+def test_activations_are_what_torch_keeps(tied_model: str) -> None:
+    """Against a real forward pass on CPU, whose attention keeps what fused attention keeps."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(tied_model, dtype=torch.float32, attn_implementation="sdpa")
+    storages: dict[int, int] = {}
+    weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            storages[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    ids = torch.ones(4, 128, dtype=torch.int64)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        output = model.model(input_ids=ids, position_ids=torch.arange(128)[None].expand(4, -1), use_cache=False)
+    on_meta = memory._on_meta(make_args(model_name_or_path=tied_model), CPU)
+    assert memory._kept_for_backward(on_meta, 4, 128) == pytest.approx(sum(storages.values()), rel=0.05)
+    del output
+
+
+def test_activations_grow_with_tokens_and_shrink_with_checkpointing() -> None:
+    few, many = (counted(CPU, pack_length=length, response_length=32).activations for length in (512, 2048))
+    assert 3 < many / few < 5
+    assert counted(CPU, pack_length=2048, gradient_checkpointing=True).activations < 0.75 * many
+    shared = counted(CPU, pack_length=2048, sequence_parallel_size=2, num_learners_per_node=[2])
+    assert shared.activations == pytest.approx(many / 2, rel=0.1)
+
+
+def test_the_cache_of_an_engine(tied_model: str) -> None:
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(tied_model)
+    of_token = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * 4
+    assert cache_bytes_per_token(config, 4, 1) == of_token
+    assert cache_bytes_per_token(config, 4, 2) == of_token // 2
+    said = engine_memory(make_args(), CPU)
+    assert said.num_cached_tokens == said.cache // of_token // 16 * 16
