@@ -41,12 +41,12 @@ class DeviceMemory:
             return total - free
         return self.in_use_bytes()
 
-    def total_bytes(self) -> int:
-        """Memory of a GPU, or on CPU of the machine or container."""
+    def total_bytes(self) -> int | None:
+        """Memory of a GPU, or on CPU of the machine or container; None where the GPUs are on other machines."""
         if self.kind == "cuda":
             import torch
 
-            return torch.cuda.mem_get_info()[1]
+            return torch.cuda.mem_get_info()[1] if torch.cuda.is_available() else None
         return memory_of_machine_bytes()
 
     def return_freed(self) -> None:

@@ -52,6 +52,9 @@ def learners_form_whole_groups(args: GRPOConfig) -> Iterator[str]:
     if args.sequence_parallel_size > 0 and args.num_learners % args.sequence_parallel_size:
         options = shown(args, "sequence_parallel_size", "num_learners_per_node")
         yield f"{options}: {args.num_learners} learners cannot be divided into groups of {args.sequence_parallel_size}."
+    if args.deepspeed_zpg > 0 and args.num_learners % args.deepspeed_zpg:
+        options = shown(args, "deepspeed_zpg", "num_learners_per_node")
+        yield f"{options}: {args.num_learners} learners cannot be divided into groups of {args.deepspeed_zpg}."
 
 
 def choices_are_known(args: GRPOConfig) -> Iterator[str]:
@@ -172,6 +175,9 @@ NEEDS: dict[str, tuple[str, Callable[[GRPOConfig], bool]]] = {
         name: ("use_peft", lambda args: args.use_peft)
         for name in ("lora_r", "lora_alpha", "lora_target_modules", "use_rslora", "save_merged_lora")
     },
+    "deepspeed_offload_optimizer": ("deepspeed_stage", lambda args: args.deepspeed_stage >= 2),
+    "deepspeed_offload_param": ("deepspeed_stage", lambda args: args.deepspeed_stage == 3),
+    "deepspeed_zpg": ("deepspeed_stage", lambda args: args.deepspeed_stage == 3),
     "alpha": ("ref_policy_update_freq", lambda args: args.ref_policy_update_freq is not None),
     "non_stop_penalty_value": ("non_stop_penalty", lambda args: args.non_stop_penalty),
     "overlong_penalty_factor": ("overlong_buffer_len", lambda args: args.overlong_buffer_len > 0),

@@ -86,6 +86,7 @@ LIMITS: dict[str, Limits] = {
     "dppo_ratio_cap": POSITIVE,
     "overlong_buffer_len": _NOT_NEGATIVE,
     "sequence_parallel_size": _COUNT,
+    "deepspeed_zpg": _COUNT,
     "lora_r": _COUNT,
     "lora_alpha": _COUNT,
     "overlong_penalty_factor": _NOT_NEGATIVE,

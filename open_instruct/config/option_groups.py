@@ -347,6 +347,13 @@ class LearnerOptions:
     deepspeed_stage: Literal[0, 2, 3] = 0
     """ZeRO stage. 0: every learner holds everything; 2: optimizer states and gradients are divided among the learners; 3: weights
     too. In bfloat16, 0 runs as 2, because only stage 2 of DeepSpeed adds up gradients in float32."""
+    deepspeed_offload_optimizer: bool = False
+    """Keep optimizer states in main memory and make the optimizer step there (deepspeed_stage 2 or 3)."""
+    deepspeed_offload_param: bool = False
+    """Keep weights in main memory while they are not needed (deepspeed_stage 3)."""
+    deepspeed_zpg: int = 1
+    """Learners that hold all weights among them, so that gathers stay within a node: a secondary partition of ZeRO++
+    (deepspeed_stage 3). It divides the number of learners. 1: no such partition."""
     sequence_parallel_size: int = 1
     """Learners that share every row: each holds a part of its tokens, so that long rows fit (DeepSpeed-Ulysses). It divides the
     number of learners and the number of the model's attention heads."""

@@ -19,6 +19,7 @@ class EngineMemory:
 
     weights: int
     cache: int
+    """0 where the GPUs are on other machines, so that their size is not known."""
     num_cached_tokens: int
     """Tokens whose keys and values the cache holds, of all sequences together."""
     program: int
@@ -44,7 +45,7 @@ def engine_memory(args: GRPOConfig, device: Device) -> EngineMemory:
     if device.kind == "cpu":
         cache = CPU_KV_CACHE_BYTES
     else:
-        cache = max(int(args.vllm_gpu_memory_utilization * device.memory.total_bytes()) - weights, 0)
+        cache = max(int(args.vllm_gpu_memory_utilization * (device.memory.total_bytes() or 0)) - weights, 0)
     of_token = cache_bytes_per_token(config.get_text_config(), device.torch_dtype.itemsize, workers)
     return EngineMemory(
         weights=weights,

@@ -32,7 +32,7 @@ class LearnerMemory:
     """Bytes that one learner needs at most."""
 
     weights: int
-    """At ZeRO stage 3 this learner's share, and those that are gathered."""
+    """At ZeRO stage 3 this learner's share (and that of `deepspeed_zpg`), and those that are gathered."""
     gradients: int
     """Their sum, and the copies that DeepSpeed sends."""
     optimizer: int
@@ -57,16 +57,20 @@ def learner_memory(args: GRPOConfig, device: Device) -> LearnerMemory:
     shares_of_states = args.num_learners if stage >= 2 else 1
     shares_of_weights = args.num_learners if stage == 3 else 1
     item = device.torch_dtype.itemsize
-    held = item * num_weights // shares_of_weights
+    on_gpu = device.kind != "cpu"
+    held = 0 if on_gpu and args.deepspeed_offload_param else item * num_weights // shares_of_weights
+    second_share = item * num_weights // args.deepspeed_zpg if args.deepspeed_zpg > 1 else 0
     gathered = item * min(num_weights, GATHERED_ELEMENTS) if stage == 3 else 0
     has_masters = stage == 2 or item != FULL
     bucket = item * min(num_trained, BUCKET_ELEMENTS)
     has_own_reference = args.load_ref_policy and not args.use_peft
     return LearnerMemory(
-        weights=held + gathered,
+        weights=held + second_share + gathered,
         gradients=FULL * num_trained // shares_of_states + bucket * (1 if stage == 0 else 2),
-        optimizer=(2 * FULL + FULL * has_masters) * num_trained // shares_of_states,
-        reference=held + gathered if has_own_reference else 0,
+        optimizer=0
+        if on_gpu and args.deepspeed_offload_optimizer
+        else (2 * FULL + FULL * has_masters) * num_trained // shares_of_states,
+        reference=held + second_share + gathered if has_own_reference else 0,
         activations=_activations(model, args, device),
         program=PROCESS_BYTES if device.kind == "cpu" else 0,
     )

@@ -128,6 +128,18 @@ def deepspeed_config(args: GRPOConfig, device: Device, *, world_size: int) -> di
     return config
 
 
+def _offload(args: GRPOConfig) -> dict[str, Any]:
+    """Parts of the configuration of ZeRO that save memory of the device, or traffic between nodes."""
+    parts: dict[str, Any] = {}
+    if args.deepspeed_offload_optimizer:
+        parts["offload_optimizer"] = {"device": "cpu"}
+    if args.deepspeed_offload_param:
+        parts["offload_param"] = {"device": "cpu"}
+    if args.deepspeed_zpg > 1:
+        parts["zero_hpz_partition_size"] = args.deepspeed_zpg
+    return parts
+
+
 def _zero_stage(args: GRPOConfig, device: Device) -> int:
     """The stage that DeepSpeed runs at: unless in float32, at least 2.
 
@@ -150,6 +162,7 @@ def _config(args: GRPOConfig, device: Device, *, world_size: int) -> dict[str, A
             "overlap_comm": device.has_streams,
             "stage3_param_persistence_threshold": 0,
             "stage3_gather_16bit_weights_on_model_save": False,
+            **_offload(args),
         },
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,

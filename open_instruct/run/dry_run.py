@@ -78,7 +78,10 @@ def _rows(
         *((f"  {name}", _size(num_bytes)) for name, num_bytes in vars(learner).items() if num_bytes),
         ("memory of each engine's worker", _size(engine.total)),
         ("  weights", _size(engine.weights)),
-        ("  key-value cache", f"{_size(engine.cache)}, {engine.num_cached_tokens:,} tokens"),
+        (
+            "  key-value cache",
+            f"{_size(engine.cache)}, {engine.num_cached_tokens:,} tokens" if engine.cache else "not known: no GPU here",
+        ),
         *((("  program", _size(engine.program)),) if engine.program else ()),
     ]
 
@@ -92,13 +95,13 @@ def _shortage(args: GRPOConfig, learner: "LearnerMemory", engine: "EngineMemory"
         needed = learner.total + engine.total
     else:
         needed = max(learner.total, engine.total)
-    if needed <= available:
+    if available is None or needed <= available:
         return ""
     place = "machine" if args.device.kind == "cpu" else "GPU"
     return (
         f"This run needs {_size(needed)} on a {place} that has {_size(available)}. What makes it smaller: --deepspeed_stage 3 "
-        f"with more learners, --gradient_checkpointing, --use_peft, a smaller --pack_length, --sequence_parallel_size, "
-        f"--load_ref_policy False."
+        f"with more learners, --deepspeed_offload_optimizer, --gradient_checkpointing, --use_peft, a smaller --pack_length, "
+        f"--sequence_parallel_size, --load_ref_policy False."
     )
 
 

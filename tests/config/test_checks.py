@@ -238,6 +238,14 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ),
     ({"lora_r": 8}, "--lora_r 8 --use_peft False: it would have no effect."),
     (
+        {"deepspeed_zpg": 2, "num_learners_per_node": [2]},
+        "--deepspeed_zpg 2 --deepspeed_stage 0: it would have no effect.",
+    ),
+    (
+        {"deepspeed_zpg": 2, "deepspeed_stage": 3, "num_learners_per_node": [3]},
+        "--deepspeed_zpg 2 --num_learners_per_node 3: 3 learners cannot be divided into groups of 2.",
+    ),
+    (
         {"use_peft": True, "ref_policy_update_freq": 5},
         "--ref_policy_update_freq 5 --use_peft True: with LoRA the reference policy is the model without its adapter.",
     ),

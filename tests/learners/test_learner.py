@@ -50,6 +50,41 @@ def test_every_stage_and_layout_takes_the_step_of_plain_torch(
     assert all(one["val/ratio"] == pytest.approx(1.0) for one in metrics)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"deepspeed_stage": 0, "gradient_checkpointing": True},
+        {"deepspeed_stage": 2, "gradient_checkpointing": True, "deepspeed_offload_optimizer": True},
+        {"deepspeed_stage": 3, "gradient_checkpointing": True},
+        {"deepspeed_stage": 3, "deepspeed_offload_optimizer": True, "deepspeed_offload_param": True},
+        {"deepspeed_stage": 3, "deepspeed_zpg": 2},
+    ],
+    ids=lambda options: " ".join(options),
+)
+def test_what_saves_memory_changes_no_step(
+    ray_session: Any, tied_model: str, tmp_path: Path, options: dict[str, Any]
+) -> None:
+    batches = [make_samples(15, seed=1), make_samples(9, seed=2), make_samples(7, seed=3)]
+    learners = Learners(ray_session, lr_scheduler_type="constant", num_learners_per_node=[2], **options)
+    learners.train(batches[0], pack_length=128)
+    learners.train_in_pieces([batches[1][:2], batches[1][2:], []], pack_length=128)
+    saved = learners.group.async_save_checkpoint(str(tmp_path / "checkpoint"))
+    ray_session.get(saved, timeout=TIMEOUT_S)
+    learners.train(batches[2], pack_length=128)
+    after = learners.weights(tmp_path / "model")
+    loaded = learners.group.async_load_checkpoint(str(tmp_path / "checkpoint"), 2)
+    ray_session.get(loaded, timeout=TIMEOUT_S)
+    learners.num_steps = 2
+    learners.train(batches[2], pack_length=128)
+    again = learners.weights(tmp_path / "again")
+    learners.close()
+    assert (
+        relative_error(change_since_start(tied_model, after), plain_steps(tied_model, batches, [LEARNING_RATE] * 3))
+        < 1e-4
+    )
+    assert all(torch.equal(again[name], value) for name, value in after.items())
+
+
 @pytest.fixture(scope="module")
 def one_learner(ray_session: Any) -> Iterator[Learners]:
     learners = Learners(ray_session, lr_scheduler_type="constant")

@@ -50,6 +50,18 @@ def test_masters_in_16_bits(num_weights: int) -> None:
     assert said.program == 0
 
 
+def test_what_is_kept_in_main_memory_takes_none_of_the_gpu(num_weights: int) -> None:
+    options = {"deepspeed_stage": 3, "num_learners_per_node": [4]}
+    plain = counted(GPU, **options)
+    moments = counted(GPU, **options, deepspeed_offload_optimizer=True)
+    assert plain.optimizer > moments.optimizer == 0
+    weights = counted(GPU, **options, deepspeed_offload_param=True)
+    assert plain.weights - weights.weights == 2 * num_weights // 4
+    assert counted(GPU, **options, deepspeed_zpg=2).weights - plain.weights == 2 * num_weights // 2
+    on_cpu = counted(CPU, **options, deepspeed_offload_optimizer=True, deepspeed_offload_param=True)
+    assert on_cpu == counted(CPU, **options)
+
+
 def test_an_adapter_takes_little_and_its_reference_nothing(num_weights: int) -> None:
     said = counted(CPU, use_peft=True, lora_r=2, load_ref_policy=True)
     assert said.reference == 0

@@ -53,13 +53,14 @@ def test_everything_is_said_and_nothing_is_written(tmp_path: Path) -> None:
         ("cpu", 11, {"num_learners_per_node": [2]}, "This run needs 13.0 GiB on a machine that has 11.0 GiB."),
         ("cuda", 6, {}, ""),
         ("cuda", 4, {}, "This run needs 5,120 MiB on a GPU that has 4,096 MiB."),
+        ("cuda", None, {}, ""),
         ("cuda", 7, {"single_gpu_mode": True}, "This run needs 8,192 MiB on a GPU"),
     ],
 )
 def test_what_does_not_fit_is_said(
-    monkeypatch: pytest.MonkeyPatch, kind: str, total_gib: int, options: dict[str, object], problem: str
+    monkeypatch: pytest.MonkeyPatch, kind: str, total_gib: int | None, options: dict[str, object], problem: str
 ) -> None:
-    monkeypatch.setattr(DeviceMemory, "total_bytes", lambda self: total_gib * GIB)
+    monkeypatch.setattr(DeviceMemory, "total_bytes", lambda self: total_gib and total_gib * GIB)
     args = make_args(**options)
     monkeypatch.setattr(type(args), "device", Device(kind, "float32", "sdpa"))  # type: ignore[arg-type]
     learner = LearnerMemory(weights=5 * GIB, gradients=0, optimizer=0, reference=0, activations=0, program=0)
