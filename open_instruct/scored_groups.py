@@ -17,7 +17,7 @@ class ScoredGroup:
     dataset: str
     scores: np.ndarray  # (G,) float32 in [0, 1]
     num_failures: int = 0
-    """Responses on which the verifier raised an error; they score 0."""
+    """Those of the responses that were not scored on which the verifier raised an error."""
     num_not_scored: int = 0
     """Responses that were not scored. They are not among the samples."""
     score_s: float = 0.0

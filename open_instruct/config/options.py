@@ -27,6 +27,7 @@ from open_instruct.config.option_groups import (
     TrackingOptions,
     VLLMOptions,
 )
+from open_instruct.config.verifier_options import VerifierConfig
 from open_instruct.data_types import SamplingConfig
 from open_instruct.device import Device, current_device
 from open_instruct.registry import NO_FLAG, options_of
@@ -46,6 +47,7 @@ class GRPOConfig(
     AlgorithmOptions,
     DistillationOptions,
     RewardOptions,
+    VerifierConfig,
     OptimizerOptions,
     LearnerOptions,
     LoraOptions,
@@ -102,6 +104,11 @@ class GRPOConfig(
             overlong_buffer=self.overlong_buffer_len,
             overlong_penalty=self.overlong_penalty_factor,
         )
+
+    @property
+    def verifier_config(self) -> VerifierConfig:
+        """The options of the verifiers that come with the project."""
+        return options_of(self, VerifierConfig)
 
     @property
     def has_teacher(self) -> bool:

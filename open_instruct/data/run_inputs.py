@@ -35,7 +35,7 @@ class RunInputs:
 def load_inputs(args: GRPOConfig) -> tuple[RunInputs | None, list[str]]:
     """Tokenizer and datasets, or None and the mistakes in them. Prompts of the evaluation are left out of the training data."""
     try:
-        import_verifiers(args.verifier_modules)
+        import_verifiers(args.verifier_modules, args.verifier_config)
     except UserModuleError as error:
         return None, [f"{shown(args, 'verifier_modules')}: {error}."]
     tokenizer, mistakes = load_tokenizer(args)

@@ -369,10 +369,16 @@ class RolloutController:
 
 def _verifier_pool(args: GRPOConfig, train: PromptDataset, held_out: PromptDataset | None) -> VerifierPool:
     """The verifiers of the datasets, in processes of their own."""
-    import_verifiers(args.verifier_modules)  # for their weights
+    import_verifiers(
+        args.verifier_modules, args.verifier_config
+    )  # their weights, and those that score outside the jail
     names = {*train.dataset_names, *(held_out.dataset_names if held_out is not None else ())}
     return VerifierPool(
-        args.verifier_workers, args.verifier_timeout_s, ready=sorted(names), modules=args.verifier_modules
+        args.verifier_workers,
+        args.verifier_timeout_s,
+        ready=sorted(names),
+        modules=args.verifier_modules,
+        config=args.verifier_config,
     )
 
 

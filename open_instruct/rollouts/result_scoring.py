@@ -58,7 +58,7 @@ class ResultScoring:
             causes = sorted({one.failure or "" for one in scored if one.score is None})
             return None, f"{NOT_SCORED}: {', '.join(causes)}"
         known_rewards = np.array([0.0 if reward is None else reward for reward in rewards], dtype=np.float32)
-        num_failures = sum(one.failure is not None and one.score is not None for one in scored)
+        num_failures = sum((one.failure or "").startswith("error") for one in scored)
         group = self.group(result, known_rewards, num_failures)
         if len(known) < len(rewards):
             group = take(group, known)

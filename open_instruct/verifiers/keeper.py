@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
+from open_instruct.config.verifier_options import VerifierConfig
+from open_instruct.verifiers.base import VerificationResult
 from open_instruct.verifiers.sandbox import (
     Jail,
     be_killed_first,
@@ -31,7 +33,6 @@ from open_instruct.verifiers.sandbox import (
     restrict_files,
 )
 from open_instruct.verifiers.verifiers import (
-    VerificationResult,
     import_verifiers,
     prepare_label,
     prepare_verifier,
@@ -53,6 +54,7 @@ class KeeperStart:
     """Values of the `dataset` column whose verifiers are loaded at once."""
     modules: tuple[str, ...]
     """As `--verifier_modules`."""
+    config: VerifierConfig
     jail: Jail
 
 
@@ -66,7 +68,7 @@ def keep(descriptor: int) -> None:
     connection = Connection(os.dup(descriptor))
     try:
         start: KeeperStart = connection.recv()
-        import_verifiers(start.modules)
+        import_verifiers(start.modules, start.config)
         refused = _load(start.ready)
         be_killed_first()
         silent = os.open(os.devnull, os.O_WRONLY)
@@ -155,12 +157,12 @@ def _read(size: int) -> bytes:
     return bytes(data)
 
 
-def _score_safely(score: ScoreFunction, *response: Any) -> tuple[float, str | None, float]:
+def _score_safely(score: ScoreFunction, *response: Any) -> tuple[float | None, str | None, float]:
     """Score, failure and cost: the fields of `Scored`."""
     try:
         result = score(*response)
         return result.score, None, result.cost
     except MemoryError:  # not scored, as if the kernel had killed the process for its memory
         os._exit(1)
-    except Exception as err:  # this process exists to isolate errors: the error is reported, counted and scores 0
-        return 0.0, f"error: {type(err).__name__}: {err}"[:MAX_FAILURE], 0.0
+    except Exception as err:  # this process exists to isolate errors: the error is reported and counted
+        return None, f"error: {type(err).__name__}: {err}"[:MAX_FAILURE], 0.0

@@ -23,11 +23,11 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
+from open_instruct.config.verifier_options import VerifierConfig
 from open_instruct.verifiers.group_scoring import GroupScoring
 from open_instruct.verifiers.keeper import KeeperStart, ScoreFunction
-from open_instruct.verifiers.sandbox import (
-    Jail,
-)
+from open_instruct.verifiers.outside_scoring import OutsideScoring
+from open_instruct.verifiers.sandbox import Jail
 from open_instruct.verifiers.scoring_processes import (
     START_TIMEOUT_S,
     Keeper,
@@ -38,9 +38,7 @@ from open_instruct.verifiers.scoring_processes import (
     UnavailableError,
     raise_if_refused,
 )
-from open_instruct.verifiers.verifiers import (
-    score_response,
-)
+from open_instruct.verifiers.verifiers import outside_verifier, score_response
 
 logger = logging.getLogger(__name__)
 
@@ -60,10 +58,12 @@ class VerifierPool:
         ready: values of the `dataset` column whose verifiers are loaded at the start, because loading a reasoning-gym scorer
             takes a second or more. Rows whose verifier cannot be loaded are not scored, `unavailable`.
         modules: as `--verifier_modules`.
+        config: options of the verifiers.
         score: a function at the top level of a module, because it is passed to other processes by name.
 
-    `counts` holds how many responses so far were not scored (`timeout`, `crash`, `unavailable`) or made their verifier raise
-    (`error`).
+    Responses to rows of a verifier that scores outside the jail go to `OutsideScoring` instead.
+
+    `counts` holds how many responses so far were not scored, by cause: `timeout`, `crash`, `unavailable`, `error`.
     """
 
     def __init__(
@@ -73,13 +73,16 @@ class VerifierPool:
         *,
         ready: Collection[str] = (),
         modules: Sequence[str] = (),
+        config: VerifierConfig | None = None,
         score: ScoreFunction = score_response,
     ) -> None:
         if num_workers < 1 or timeout_s <= 0:
             raise ValueError(f"a verifier pool needs workers and time, got {num_workers} workers and {timeout_s} s")
         self.timeout_s = timeout_s
         self.counts: Counter[str] = Counter()
-        self._start = KeeperStart(score, tuple(ready), tuple(modules), Jail(cpu_s=math.ceil(timeout_s) + 60))
+        jail = Jail(cpu_s=math.ceil(timeout_s) + 60)
+        self._start = KeeperStart(score, tuple(ready), tuple(modules), config or VerifierConfig(), jail)
+        self._outside = OutsideScoring(timeout_s)
         self._lock = threading.Lock()
         self._asking = threading.Lock()
         """Held by the thread that speaks to the keeper or replaces the keeper."""
@@ -110,8 +113,9 @@ class VerifierPool:
                 raise RuntimeError("the verifier pool is closed")
             self._num_waiting += 1
             job = ScoringJob(dataset, ground_truth, token_ids, texts, query)
-            future = self._threads.submit(self._score_group, job)
-        future.add_done_callback(lambda _: self._forget_one())
+            verifier = outside_verifier(dataset)
+            future = self._outside.submit(verifier, job) if verifier else self._threads.submit(self._score_group, job)
+        future.add_done_callback(self._count)
         return future
 
     def score_group(
@@ -136,6 +140,7 @@ class VerifierPool:
                 scorer.kill()
             self._idle.clear()
         self._threads.shutdown(wait=False, cancel_futures=True)
+        self._outside.close()
 
     def __enter__(self) -> "VerifierPool":
         return self
@@ -143,22 +148,21 @@ class VerifierPool:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _forget_one(self) -> None:
+    def _count(self, future: Future[list[Scored]]) -> None:
+        done = [] if future.cancelled() or future.exception() else future.result()
+        failures = Counter(result.failure.partition(":")[0] for result in done if result.failure)
         with self._lock:
             self._num_waiting -= 1
+            self.counts += failures
 
     def _score_group(self, job: "ScoringJob") -> list[Scored]:
         """Runs in one of the threads."""
         self._may_compute.acquire()
         turn = _Turn(self._may_compute)
         try:
-            scored = GroupScoring(job, self._borrow, self._give_back, self.timeout_s, turn.end).score()
+            return GroupScoring(job, self._borrow, self._give_back, self.timeout_s, turn.end).score()
         finally:
             turn.end()
-        failures = Counter(result.failure.partition(":")[0] for result in scored if result.failure)
-        with self._lock:
-            self.counts += failures
-        return scored
 
     def _borrow(self, job: "ScoringJob") -> "Scorer":
         """An idle scorer, or a new one. Raises `UnavailableError` if none can be forked, `RuntimeError` if the pool is closed."""

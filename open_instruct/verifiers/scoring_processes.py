@@ -40,9 +40,9 @@ class Scored:
     """The score of one response."""
 
     score: float | None
-    """In [0, 1]. 0 if the verifier raised; None (not scored) if it gave no answer."""
+    """In [0, 1]; None (not scored) if the verifier gave none."""
     failure: str | None = None
-    """`timeout`, `crash`, `unavailable: <why>` (not scored) or `error: <exception>` (0); None if the verifier answered."""
+    """Why there is no score: `timeout`, `crash`, `unavailable: <why>` or `error: <exception>`."""
     cost: float = 0.0
     """US dollars, as reported by the verifier."""
 
@@ -123,13 +123,14 @@ def _checked(reply: Any) -> Scored:
     if not isinstance(reply, list) or len(reply) != 3:
         raise ValueError("not a reply")
     score, failure, cost = reply
-    if isinstance(score, bool) or not isinstance(score, int | float) or not 0 <= score <= 1:
+    is_number = isinstance(score, int | float) and not isinstance(score, bool) and 0 <= score <= 1
+    if not is_number and (score is not None or failure is None):
         raise ValueError("not a score")
     if isinstance(cost, bool) or not isinstance(cost, int | float) or not 0 <= cost < math.inf:
         raise ValueError("not a cost")
     if failure is not None and (not isinstance(failure, str) or len(failure) > MAX_FAILURE):
         raise ValueError("not a failure")
-    return Scored(float(score), failure, float(cost))
+    return Scored(float(score) if is_number else None, failure, float(cost))
 
 
 class Keeper:

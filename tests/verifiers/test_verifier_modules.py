@@ -75,7 +75,7 @@ print(utils.verifier_weight("echo"))
     assert in_a_process_of_its_own(code, tmp_path) == "0.5"
 
 
-BASE = "from open_instruct.verifiers.verifiers import VerifierFunction, GSM8KVerifier\n"
+BASE = "from open_instruct.verifiers.answer_verifiers import GSM8KVerifier\nfrom open_instruct.verifiers.base import VerifierFunction\n"
 CALL = "\n    def __call__(self, *_): ..."
 
 
@@ -100,7 +100,10 @@ CALL = "\n    def __call__(self, *_): ..."
             "has weight 'x': set a finite number",
         ),
         (f"{BASE}class A(VerifierFunction):\n    name = 'a'\n    weight = float('nan'){CALL}", "has weight nan"),
-        (f"{BASE}class A(VerifierFunction):\n    def __init__(self, x): ...{CALL}", "cannot be made without arguments"),
+        (
+            f"{BASE}class A(VerifierFunction):\n    def __init__(self, x): ...{CALL}",
+            "cannot be made without further arguments",
+        ),
     ],
 )
 def test_a_module_that_cannot_be_used_is_named(text: str | None, words: str, tmp_path: Path) -> None:

@@ -12,16 +12,15 @@ import reasoning_gym
 from hypothesis import given
 from hypothesis import strategies as st
 
-from open_instruct.verifiers import verifiers as ground_truth_utils
+from open_instruct.verifiers import reasoning_gym_verifier
+from open_instruct.verifiers.answer_reading import extract_answer, last_number
 from open_instruct.verifiers.reasoning_gym_data import encode_item, reasoning_gym_rows
 from open_instruct.verifiers.verifiers import (
     VerificationResult,
     VerifierFunction,
     build_all_verifiers,
     check_label,
-    extract_answer,
     find_verifier,
-    last_number,
     prepare_verifier,
     score_response,
     verifier_name,
@@ -130,7 +129,7 @@ def test_scorers_know_the_parameters_of_the_entry() -> None:
 def test_a_scorer_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = reasoning_gym_rows("reasoning_gym/spell_backward?size=4")
     made = []
-    ground_truth_utils._scorer.cache_clear()
+    reasoning_gym_verifier._scorer.cache_clear()
     create = reasoning_gym.create_dataset
     monkeypatch.setattr(reasoning_gym, "create_dataset", lambda task, **kw: made.append(kw) or create(task, **kw))
     prepare_verifier(rows[0]["dataset"])

@@ -1,0 +1,80 @@
+"""Verifiers that read one answer out of a response and compare it with the label: numbers, words, mathematics."""
+
+from fractions import Fraction
+
+from open_instruct.verifiers.answer_reading import (
+    boxed_answer,
+    count_numbers,
+    extract_answer,
+    last_number,
+    math_value,
+    normalize_answer,
+)
+from open_instruct.verifiers.base import VerificationResult, VerifierFunction, single_label
+
+PLAIN_DIGITS = 18
+
+
+class GSM8KVerifier(VerifierFunction):
+    """1 if the last number in the response equals the label: `$1,234.50.` is 1234.5, `7` equals `7.0`."""
+
+    name = "gsm8k"
+
+    def __call__(
+        self, tokenized_prediction: list[int], prediction: str, label: object, query: str | None = None
+    ) -> VerificationResult:
+        return VerificationResult(float(last_number(prediction) == self._wanted(label)))
+
+    def check_label(self, label: object) -> None:
+        self._wanted(label)
+
+    def _wanted(self, label: object) -> Fraction:
+        text = single_label(label).rpartition("####")[2]
+        if text.isascii() and text.isdecimal() and len(text) <= PLAIN_DIGITS:
+            return Fraction(int(text))  # as `last_number` reads it, in a tenth of the time
+        wanted = last_number(text)
+        if wanted is None or count_numbers(text) > 1:
+            raise ValueError(f"a gsm8k ground truth must hold one number, got {label!r:.80}")
+        return wanted
+
+
+class StringMatcherVerifier(VerifierFunction):
+    """1 if the last complete `<answer>...</answer>` equals the label. Case, outer punctuation, articles and spaces are ignored.
+
+    `normalize_answer` has the details: `(B).` is B, while `A, B` is neither B nor AB, and `5!` is not 5.
+    """
+
+    name = "string_matcher"
+
+    def __call__(
+        self, tokenized_prediction: list[int], prediction: str, label: object, query: str | None = None
+    ) -> VerificationResult:
+        wanted = normalize_answer(single_label(label))
+        if not wanted:
+            raise ValueError(f"a string_matcher ground truth must hold a word, a number or a symbol, got {label!r:.80}")
+        answer = extract_answer(prediction)
+        if answer is None:
+            return VerificationResult(0.0, reasoning="no <answer>...</answer>")
+        return VerificationResult(float(normalize_answer(answer) == wanted))
+
+
+class MathVerifier(VerifierFunction):
+    """1 if the last `\\boxed{…}` equals the label: as a number if both are numbers, else as LaTeX without its spacing.
+
+    `3` and `3\\text{ cm}` are equal, `3\\text{ m}` and `3\\text{ cm}` are not; nor are `42` and `42\\%`, or `42\\text{ or 43}`.
+    """
+
+    name = "math"
+
+    def __call__(
+        self, tokenized_prediction: list[int], prediction: str, label: object, query: str | None = None
+    ) -> VerificationResult:
+        wanted, unit = math_value(single_label(label))
+        if wanted == "":
+            raise ValueError(f"a math ground truth must hold a number or LaTeX, got {label!r:.80}")
+        answer = boxed_answer(prediction)
+        if answer is None:
+            return VerificationResult(0.0, reasoning=r"no \boxed{…}")
+        value, unit_of_answer = math_value(answer)
+        units_agree = unit == unit_of_answer or ("" in (unit, unit_of_answer) and "%" not in (unit, unit_of_answer))
+        return VerificationResult(float(value == wanted and units_agree))
