@@ -75,7 +75,9 @@ print(utils.verifier_weight("echo"))
     assert in_a_process_of_its_own(code, tmp_path) == "0.5"
 
 
-BASE = "from open_instruct.verifiers.answer_verifiers import GSM8KVerifier\nfrom open_instruct.verifiers.base import VerifierFunction\n"
+BASE = """from open_instruct.verifiers.answer_verifiers import GSM8KVerifier
+from open_instruct.verifiers.base import VerifierFunction
+"""
 CALL = "\n    def __call__(self, *_): ..."
 
 
