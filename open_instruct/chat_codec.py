@@ -1,5 +1,8 @@
 """The one place where text becomes token ids: a model's tokenizer and chat template."""
 
+import copy
+import re
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -17,6 +20,27 @@ def special_tokens(tokenizer: "PreTrainedTokenizerBase") -> tuple[str, ...]:
     return tuple(sorted(filter(None, spellings), key=lambda spelling: (-len(spelling), spelling)))
 
 
+LITERAL = "\ue000"
+"""Stands around the number of a special token that a message spells out, so that it survives the chat template as text."""
+
+
+def hide_special_tokens(text: str, spellings: Sequence[str]) -> str:
+    """The text with each spelled-out special token replaced by its number in `spellings`, between two `LITERAL`."""
+    if not any(spelling in text for spelling in spellings):
+        return text
+    text = text.replace(LITERAL, "")  # of a private use area: no text has it but to deceive
+    pattern = "|".join(re.escape(spelling) for spelling in spellings)  # the longest come first
+    return re.sub(pattern, lambda match: f"{LITERAL}{spellings.index(match[0])}{LITERAL}", text)
+
+
+def show_special_tokens(text: str, spellings: Sequence[str]) -> str:
+    """What `hide_special_tokens` was given."""
+    return _HIDDEN.sub(lambda match: spellings[int(match[1])], text)
+
+
+_HIDDEN = re.compile(f"{LITERAL}([0-9]+){LITERAL}")
+
+
 class ChatCodec:
     """Encodes, decodes and shortens text, and puts a chat template around it."""
 
@@ -24,6 +48,9 @@ class ChatCodec:
         self._tokenizer = tokenizer
         self._backend = getattr(tokenizer, "backend_tokenizer", None)
         self._special_tokens = special_tokens(tokenizer)
+        self._of_spellings: dict[str, list[int]] = {}
+        self._without_special: Any = None
+        """A copy of the backend that knows no special tokens."""
 
     def chat_prompt(self, text: str, *, opens_think: bool = False) -> list[int]:
         """One user message with the chat template around it. With `opens_think` the model's turn begins with the opening tag.
@@ -49,6 +76,26 @@ class ChatCodec:
         if (backend := self._backend_for_whole_texts()) is not None:
             return [encoding.ids for encoding in backend.encode_batch_fast(texts, add_special_tokens=False)]
         return self._tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"] if texts else []
+
+    def encode_hidden(self, text: str) -> list[int]:
+        """Token ids of a rendered prompt in which `hide_special_tokens` has hidden some: they become ordinary text."""
+        token_ids: list[int] = []
+        for number, part in enumerate(_HIDDEN.split(text)):
+            token_ids += self._as_text(self._special_tokens[int(part)]) if number % 2 else self.encode(part)
+        return token_ids
+
+    def _as_text(self, spelling: str) -> list[int]:
+        """Token ids of a special token's spelling, as if the tokenizer had no special tokens."""
+        if spelling not in self._of_spellings:
+            if self._without_special is None and self._backend is not None:
+                self._without_special = copy.deepcopy(self._backend)  # other threads may be using the backend itself
+                self._without_special.encode_special_tokens = True
+            if self._without_special is not None:
+                token_ids = self._without_special.encode(spelling, add_special_tokens=False).ids
+            else:
+                token_ids = self._tokenizer(spelling, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+            self._of_spellings[spelling] = token_ids
+        return self._of_spellings[spelling]
 
     def _backend_for_whole_texts(self) -> Any:
         """The backend, without truncation and padding that an earlier call may have left in it; None if there is none."""

@@ -21,16 +21,18 @@ import logging
 import os
 from collections.abc import Callable, Sequence
 
-from open_instruct.cluster.failures import ComponentDied, WeightsDiffer
+from open_instruct.cluster.failures import ComponentDied, WeightsDiffer, root_cause
 from open_instruct.config.checks import collect_mistakes
 from open_instruct.config.cli import UsageError, fail_with, parse_args, read_lists
 from open_instruct.config.extensions import MODULE_OPTIONS, config_class_with, plain_config
+from open_instruct.config.foreign_options import ForeignOptions
 from open_instruct.config.model_support import problem_with_weights
 from open_instruct.config.options import GRPOConfig
 from open_instruct.data.run_inputs import RunInputs, load_inputs
 from open_instruct.learners.step_sums import NonfiniteSteps
 from open_instruct.option_text import shown
 from open_instruct.report.run_log import RunLog
+from open_instruct.report.slack import tell_slack
 from open_instruct.run.components import SHUTDOWN_AFTER_FAILURE_S, SHUTDOWN_S
 from open_instruct.run.dry_run import dry_run
 from open_instruct.run.evaluation import maybe_evaluate  # noqa: F401 - open-instruct has it here
@@ -45,7 +47,7 @@ from open_instruct.run.step_loop import run_to_its_end, sync_weights_and_prepare
 from open_instruct.run.wiring import OUR_ROLES, Roles, set_up
 from open_instruct.storage.checkpoints import StorageNotShared
 from open_instruct.storage.output_directory import UnusableDirectory, describe, held, is_of_storage
-from open_instruct.system.interruption import Interrupted, ends_by_signals
+from open_instruct.system.interruption import Interrupted, ends_by_signals, tell
 from open_instruct.system.masking import mask_tracebacks
 
 logger = logging.getLogger(__name__)
@@ -62,6 +64,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run(args: GRPOConfig, inputs: "RunInputs", roles: Roles = OUR_ROLES) -> int:
     """A whole run, or the rest of a run that was interrupted. Returns the exit code. `grpo_fast.py` and `fully_async_main.py`
     both come here once options and data are checked."""
+    if args.cache_dataset_only:
+        tell(f"{len(inputs.train_dataset):,} prompts are checked and tokenized.")
+        return 0
     if args.dry_run:
         return dry_run(args)
     directories = [Path(args.output_dir), *([args.state_dir] if args.checkpoint_state_dir is not None else [])]
@@ -81,6 +86,9 @@ def _run_alone(args: GRPOConfig, inputs: "RunInputs", roles: Roles) -> int:
         raise UnusableDirectory(
             f"--output_dir {args.output_dir}: {describe(error)}. Remove it, or give another one."
         ) from error
+    logger.info("%s", inputs.template.text)
+    for warning in inputs.template_warnings:
+        logger.warning("%s", warning)
     for report in inputs.reports:
         log.data(report.num_rows, num_overlong=report.num_overlong, num_excluded=report.num_excluded)
         for warning in report.warnings():
@@ -94,21 +102,23 @@ def _run_alone(args: GRPOConfig, inputs: "RunInputs", roles: Roles) -> int:
                 patience_s = SHUTDOWN_S
                 return code
             except Exception as error:
-                tell_of_failure(log, error)  # before all components are ended, which may take seconds
+                tell_of_failure(args, log, error)  # before all components are ended, which may take seconds
                 return 1
             finally:
                 current.components.shut_down(patience_s)
     except Interrupted as interruption:
         return interruption.exit_code
     except Exception as error:  # before all components were there
-        tell_of_failure(log, error)
+        tell_of_failure(args, log, error)
         return 1
     finally:
         log.close()
 
 
-def tell_of_failure(log: RunLog, error: Exception) -> None:
+def tell_of_failure(args: GRPOConfig, log: RunLog, error: Exception) -> None:
     """Log one line that says why a run failed, for errors that a user can do something about. Raise other errors again."""
+    if args.send_slack_alerts:
+        tell_slack(f"{args.run_title} has failed: {root_cause(error)}")
     if is_of_storage(error):
         log.failed(RuntimeError(f"{describe(error)}{log.room_left()}. Make room and start the same command again."))
     elif isinstance(error, ComponentDied | NonfiniteSteps | StorageNotShared | TimeoutError | WeightsDiffer):
@@ -123,11 +133,14 @@ def tell_of_failure(log: RunLog, error: Exception) -> None:
 def read_options_and_data(argv: Sequence[str]) -> tuple[GRPOConfig, RunInputs]:
     """Options, tokenizer and datasets, all checked; every mistake in one message and exit code 2."""
     inputs: list[RunInputs] = []
+    foreign = ForeignOptions()
     try:
         config_cls, mistakes = config_class_with(read_lists(argv, MODULE_OPTIONS))
-        args = parse_args(argv, config_cls, validators=[lambda _: mistakes, *validators(inputs)])
+        args = parse_args(argv, config_cls, validators=[lambda _: mistakes, *validators(inputs)], foreign=foreign)
     except UsageError as error:
         fail_with(error.mistakes)
+    if foreign.notes:
+        tell(foreign.warning())
     return plain_config(args), inputs[0]
 
 

@@ -10,6 +10,15 @@ from open_instruct.data_types import GenerationResult, Sample
 
 
 @dataclass(frozen=True)
+class ScorePart:
+    """What one of several verifiers said of a group."""
+
+    name: str
+    weight: float
+    scores: np.ndarray  # (G,) float32 in [0, 1]
+
+
+@dataclass(frozen=True)
 class ScoredGroup:
     """The responses to one prompt with what the verifier said of them."""
 
@@ -26,6 +35,11 @@ class ScoredGroup:
     """US dollars that scoring the group cost."""
     reward_weight: float = 1.0
     """Weight of the group's verifier, by which scores are multiplied to become rewards."""
+    parts: "tuple[ScorePart, ...]" = ()
+    """What each verifier said, where several score a row. `scores` are then their weighted means, and `reward_weight` the sum of
+    their weights."""
+    well_formed: np.ndarray | None = None
+    """(G,) bool: whether each response has the form that rewards look at; None where they look at none."""
     shaped_rewards: np.ndarray | None = None
     """(G,) float64: the rewards, where they are more than the verifier's score (`RewardShaping`)."""
 
@@ -60,6 +74,12 @@ class ScoredGroup:
         """(G,) bool: whether each response ended by itself."""
         return np.array([sample.finish_reason == "stop" for sample in self.samples])
 
+    @property
+    def by_verifier(self) -> "tuple[ScorePart, ...]":
+        """What each verifier said, by the name of its family: `reasoning_gym` for `reasoning_gym/chain_sum`."""
+        parts = self.parts or (ScorePart(self.dataset, self.reward_weight, self.scores),)
+        return tuple(replace(part, name=part.name.partition("/")[0].partition("?")[0]) for part in parts)
+
     def rewards(self, verification_reward: float) -> np.ndarray:
         """(G,): the rewards that advantages are made from."""
         return verification_reward * self.weighted_scores if self.shaped_rewards is None else self.shaped_rewards
@@ -87,4 +107,7 @@ def take(group: ScoredGroup, positions: Sequence[int]) -> ScoredGroup:
     result = replace(group.result, samples=samples, token_statistics=statistics)
     chosen = list(positions)
     shaped = None if group.shaped_rewards is None else group.shaped_rewards[chosen]
-    return replace(group, result=result, scores=group.scores[chosen], shaped_rewards=shaped)
+    well_formed = None if group.well_formed is None else group.well_formed[chosen]
+    parts = tuple(replace(part, scores=part.scores[chosen]) for part in group.parts)
+    scores = group.scores[chosen]
+    return replace(group, result=result, scores=scores, shaped_rewards=shaped, well_formed=well_formed, parts=parts)

@@ -268,6 +268,7 @@ def _codec_reader(options: EngineOptions) -> Callable[[], ChatCodec]:
     @functools.cache
     def read_codec() -> ChatCodec:
         name = options.tokenizer or options.model
-        return ChatCodec(read_tokenizer(name, options.tokenizer_revision or options.revision))
+        revision = options.tokenizer_revision or options.revision
+        return ChatCodec(read_tokenizer(name, revision, options.tokenizer_setup))
 
     return read_codec

@@ -1,13 +1,21 @@
-"""What is added to the rewards of responses beside the verifier's score (`--non_stop_penalty`, `--overlong_buffer_len`)."""
+"""How the score of a verifier and other facts about a response become its reward: its form, how it ended, how long it is."""
 
+import re
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
 
 @dataclass(frozen=True)
 class RewardShaping:
-    """Changes rewards by how a response ended and by its length."""
+    """Changes rewards by the form of a response, by how it ended and by its length."""
+
+    counts_score: bool = True
+    """Whether the verifier's reward counts (`--apply_verifiable_reward`)."""
+    form: Literal["ignored", "needed", "rewarded"] = "ignored"
+    """Whether a response must have the form `FORM` to get its reward, or is given `form_reward` for it."""
+    form_reward: float = 0.0
 
     non_stop_reward: float | None = None
     """Reward of a response that did not end by itself, in place of its own; None: it keeps its own."""
@@ -20,9 +28,16 @@ class RewardShaping:
 
     @property
     def is_on(self) -> bool:
-        return self.non_stop_reward is not None or self.overlong_buffer > 0
+        is_by_form = self.form != "ignored" or not self.counts_score
+        return is_by_form or self.non_stop_reward is not None or self.overlong_buffer > 0
 
-    def apply(self, rewards_G: np.ndarray, lengths_G: np.ndarray, stopped_G: np.ndarray) -> np.ndarray:
+    def apply(
+        self,
+        rewards_G: np.ndarray,
+        lengths_G: np.ndarray,
+        stopped_G: np.ndarray,
+        well_formed_G: np.ndarray | None = None,
+    ) -> np.ndarray:
         """(G,) float64: the shaped rewards.
 
         The soft overlong punishment is that of DAPO (arXiv:2503.14476, eq. 13): with a maximum of 100 tokens and a buffer of 20,
@@ -31,11 +46,31 @@ class RewardShaping:
         Args:
             lengths_G: (G,) tokens of each response.
             stopped_G: (G,) bool, whether the response ended by itself.
+            well_formed_G: (G,) bool, whether it has the form; needed if `form` is not ignored.
         """
-        rewards_G = np.asarray(rewards_G, dtype=np.float64)
+        rewards_G = self._by_form(np.asarray(rewards_G, dtype=np.float64), well_formed_G)
         if self.non_stop_reward is not None:
             rewards_G = np.where(stopped_G, rewards_G, self.non_stop_reward)
         if self.overlong_buffer:
             exceeded_G = np.asarray(lengths_G) - (self.max_length - self.overlong_buffer)
             rewards_G = rewards_G - self.overlong_penalty * np.clip(exceeded_G / self.overlong_buffer, 0, 1)
         return rewards_G
+
+    def _by_form(self, rewards_G: np.ndarray, well_formed_G: np.ndarray | None) -> np.ndarray:
+        if not self.counts_score:
+            rewards_G = np.zeros_like(rewards_G)
+        if self.form == "ignored":
+            return rewards_G
+        assert well_formed_G is not None
+        if self.form == "needed" and self.counts_score:
+            return np.where(well_formed_G, rewards_G, 0.0)
+        return rewards_G + self.form_reward * well_formed_G
+
+
+FORM = re.compile(r".*?</think>\s*<answer>.*?</answer>", re.DOTALL)
+"""Thoughts, and behind them an answer, with nothing but space between the two (DeepSeek-R1-Zero, arXiv:2501.12948)."""
+
+
+def is_well_formed(text: str) -> bool:
+    """Whether a response has the form `FORM`. The prompt may have opened `<think>` already."""
+    return FORM.match(text) is not None

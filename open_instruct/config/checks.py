@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Literal, get_args, get_origin
 
 from open_instruct.algorithms import denominators
-from open_instruct.algorithms.advantages import ADVANTAGES
 from open_instruct.algorithms.distillation import DISTILLATION_LOSSES
 from open_instruct.algorithms.losses import LOSSES
 from open_instruct.config.limits import POSITIVE, numbers_are_within_limits
@@ -27,6 +26,13 @@ from open_instruct.config.model_checks import (
 )
 from open_instruct.config.option_groups import NEVER, DistillationOptions
 from open_instruct.config.options import GRPOConfig
+from open_instruct.config.reward_checks import (
+    judgements_have_a_price,
+    overlong_buffer_fits,
+    remapped_verifiers_are_pairs,
+    rewards_fit_the_advantage,
+    something_is_rewarded,
+)
 from open_instruct.device import flash_attention_can_run, places_explained
 from open_instruct.option_text import shown
 from open_instruct.registry import chosen_entries, option_kinds
@@ -179,6 +185,8 @@ NEEDS: dict[str, tuple[str, Callable[[GRPOConfig], bool]]] = {
     "deepspeed_offload_param": ("deepspeed_stage", lambda args: args.deepspeed_stage == 3),
     "deepspeed_zpg": ("deepspeed_stage", lambda args: args.deepspeed_stage == 3),
     "alpha": ("ref_policy_update_freq", lambda args: args.ref_policy_update_freq is not None),
+    "r1_style_format_reward": ("apply_r1_style_format_reward", lambda args: args.apply_r1_style_format_reward),
+    "additive_format_reward": ("apply_r1_style_format_reward", lambda args: args.apply_r1_style_format_reward),
     "non_stop_penalty_value": ("non_stop_penalty", lambda args: args.non_stop_penalty),
     "overlong_penalty_factor": ("overlong_buffer_len", lambda args: args.overlong_buffer_len > 0),
 }
@@ -195,16 +203,6 @@ def options_have_an_effect(args: GRPOConfig) -> Iterator[str]:
         if getattr(args, name) != getattr(default, name):
             options = shown(args, "loss_fn", name)
             yield f"{options}: the loss {args.loss_fn} does not use {name}. Leave it out, or choose another loss."
-
-
-def rewards_fit_the_advantage(args: GRPOConfig) -> Iterator[str]:
-    if ADVANTAGES.fact(args.advantage_normalization_type, "over_step") and args.streaming:
-        options = shown(args, "advantage_normalization_type", "streaming")
-        yield f"{options}: this advantage needs the rewards of the whole step first. Leave out streaming."
-    may_be_negative = args.overlong_buffer_len > 0 or (args.non_stop_penalty and args.non_stop_penalty_value < 0)
-    if args.advantage_normalization_type == "maxrl" and may_be_negative:
-        options = shown(args, "advantage_normalization_type", "overlong_buffer_len", "non_stop_penalty_value")
-        yield f"{options}: maxrl takes no negative reward. Choose another advantage, or leave out the penalty."
 
 
 def parts_know_their_denominators(args: GRPOConfig) -> Iterator[str]:
@@ -247,12 +245,6 @@ def teacher_has_something_to_say(args: GRPOConfig) -> Iterator[str]:
     if args.distillation_top_k == 0 and DISTILLATION_LOSSES.fact(args.distillation_loss, "needs_top_k"):
         options = shown(args, "distillation_top_k", "distillation_loss")
         yield f"{options}: this loss is a sum over the teacher's likeliest tokens. Give 1 or more."
-
-
-def overlong_buffer_fits(args: GRPOConfig) -> Iterator[str]:
-    if args.overlong_buffer_len > args.response_length:
-        options = shown(args, "overlong_buffer_len", "response_length")
-        yield f"{options}: the penalty would begin before the first token. Set overlong_buffer_len to response_length or less."
 
 
 def alerts_are_limits(args: GRPOConfig) -> Iterator[str]:
@@ -347,12 +339,7 @@ def single_gpu_has_one_of_each(args: GRPOConfig) -> Iterator[str]:
             f"{shown(args, 'single_gpu_mode', *names)}: the GPU is shared by one learner and one engine. Set each of these "
             f"numbers to 1."
         )
-    if args.device.kind == "cpu":
-        yield (
-            f"{shown(args, 'single_gpu_mode')}: this machine has no GPU. Leave out single_gpu_mode: on CPU learner and "
-            f"engine share the machine in any case."
-        )
-    elif args.vllm_gpu_memory_utilization > MOST_OF_SHARED_GPU:
+    if args.device.kind != "cpu" and args.vllm_gpu_memory_utilization > MOST_OF_SHARED_GPU:
         options = shown(args, "single_gpu_mode", "vllm_gpu_memory_utilization")
         yield (
             f"{options}: the engine would take most of the GPU memory, and the learner would run out of memory. Set "
@@ -370,7 +357,7 @@ def turns_have_an_order(args: GRPOConfig) -> Iterator[str]:
             f"{options}: with colocate engines and learners use the devices by turns, so nothing is generated while learners "
             f"train. Set async_steps and max_staleness_allowed to 0 and leave out streaming, or leave out colocate."
         )
-    if args.single_gpu_mode:
+    if args.single_gpu_mode and args.device.kind != "cpu":
         yield (
             f"{shown(args, 'colocate', 'single_gpu_mode')}: with colocate engines and learners use the device by turns, with "
             f"single_gpu_mode both stay in its memory. Leave out one of the two."
@@ -469,6 +456,9 @@ RULES: tuple[Callable[[GRPOConfig], Iterator[str]], ...] = (
     parts_know_their_denominators,
     active_sampling_has_something_to_replace,
     the_reference_that_moves_is_there,
+    remapped_verifiers_are_pairs,
+    something_is_rewarded,
+    judgements_have_a_price,
     teacher_has_something_to_say,
     overlong_buffer_fits,
     alerts_are_limits,

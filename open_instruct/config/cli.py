@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, get_args, get
 
 import yaml
 
+from open_instruct.config.foreign_options import ForeignOptions
 from open_instruct.registry import option_fields, option_kinds
 from open_instruct.system.masking import without_secrets
 
@@ -60,6 +61,7 @@ def parse_args(
     *,
     validators: Sequence[Callable[[Config], Iterable[str]]] = (),
     program: str = "grpo_fast.py",
+    foreign: ForeignOptions | None = None,
 ) -> Config:
     """Options from the command line and from the YAML file that it names.
 
@@ -69,16 +71,22 @@ def parse_args(
         validators: functions that take the options and return the mistakes in them, as `checks.collect_mistakes` does. If the
             value of an option cannot be read, validators see its default, and their mistakes about that option are left out.
         program: name of the program, for `--help`.
+        foreign: options of other programs that are understood too; afterwards it says what became of them.
 
     Raises:
         UsageError: with all mistakes: values that cannot be read, and values that the validators refuse.
         SystemExit: with code 0, after `--help`.
     """
     kinds = option_kinds(config_cls)
-    on_command_line, mistakes = _read_command_line(argv, kinds, _make_parser(config_cls, kinds, program))
-    in_file, mistakes_of_file = _read_yaml(on_command_line.pop("config", None), kinds)
+    foreign = foreign or ForeignOptions(knows_any=False)
+    parser = _make_parser(config_cls, kinds, program)
+    for name in foreign.names:
+        parser.add_argument(f"--{name}", nargs="*", help=argparse.SUPPRESS)
+    on_command_line, mistakes = _read_command_line(argv, kinds, parser, others=foreign.names)
+    in_file, mistakes_of_file = _read_yaml(on_command_line.pop("config", None), [*kinds, *foreign.names])
+    written = foreign.without_foreign(in_file | on_command_line)
     return make_config(
-        config_cls, in_file | on_command_line, validators=validators, mistakes=[*mistakes, *mistakes_of_file]
+        config_cls, written, validators=validators, mistakes=[*mistakes, *mistakes_of_file, *foreign.mistakes]
     )
 
 
@@ -224,12 +232,20 @@ def _default_text(field: "dataclasses.Field[Any]") -> str:
 
 
 def _read_command_line(
-    argv: Sequence[str], kinds: Mapping[str, Any], parser: _Parser, *, abbreviations: bool = True
+    argv: Sequence[str],
+    kinds: Mapping[str, Any],
+    parser: _Parser,
+    *,
+    abbreviations: bool = True,
+    others: Sequence[str] = (),
 ) -> tuple[dict[str, Any], list[str]]:
-    """Values by option, as the user wrote them (a string, a list of strings, or True for a bare switch), and the mistakes."""
+    """Values by option, as the user wrote them (a string, a list of strings, or True for a bare switch), and the mistakes.
+
+    The parser knows `others` too, by their whole names.
+    """
     negations = {f"--no_{name}": f"--{name}=False" for name, kind in kinds.items() if kind is bool}
     names = [*kinds, "config", "help", *(word[2:] for word in negations)]
-    argv = [_in_full(word, names, abbreviations=abbreviations) for word in argv]
+    argv = [_in_full(word, names, others, abbreviations=abbreviations) for word in argv]
     given, rest = parser.parse_known_args([_shielded(negations.get(word, word)) for word in argv])
     mistakes = list(_unknown_words(_unshielded(rest), [*kinds, "config"]))
     values: dict[str, Any] = {}
@@ -247,10 +263,12 @@ A_SECRET = "token"
 """Short for tokenizer_name_or_path, but what follows it is a token of the hub, and no message shows that."""
 
 
-def _in_full(word: str, names: Sequence[str], *, abbreviations: bool) -> str:
+def _in_full(word: str, names: Sequence[str], others: Sequence[str], *, abbreviations: bool) -> str:
     """An option as it is named, if it was written with dashes, or so short that it can be no other option."""
     written, equals, value = word.removeprefix("--").partition("=")
     name = written.replace("-", "_")
+    if name in others:
+        return f"--{name}{equals}{value}" if word.startswith("--") else word
     longer = [one for one in names if one.startswith(name)] if abbreviations and name != A_SECRET else []
     if not word.startswith("--") or not name or (name not in names and len(longer) != 1):
         return word

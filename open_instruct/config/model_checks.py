@@ -1,5 +1,6 @@
 """Whether model and tokenizer of a run can be read, from a directory or the Hugging Face hub, and can be trained here."""
 
+import copy
 import functools
 import os
 import re
@@ -8,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
+from open_instruct.chat_templates import UnknownTemplate
 from open_instruct.config.model_support import attends_fully, can_be_divided, linear_cost, why_refused
 from open_instruct.config.options import GRPOConfig
 from open_instruct.option_text import shown
@@ -18,12 +20,12 @@ HUB_TIMEOUT_S = 5.0
 
 
 def model_can_be_read(args: GRPOConfig) -> Iterator[str]:
-    if problem := _load("AutoConfig", args.model_name_or_path, args.model_revision)[1]:
+    if problem := _load("AutoConfig", args.model_name_or_path, args.model_revision, trusted=args.trust_remote_code)[1]:
         yield f"{shown(args, *_model_options(args))}: {problem}"
 
 
 def model_family_can_be_trained(args: GRPOConfig) -> Iterator[str]:
-    config, _ = _load("AutoConfig", args.model_name_or_path, args.model_revision)
+    config, _ = _load("AutoConfig", args.model_name_or_path, args.model_revision, trusted=args.trust_remote_code)
     if config is None:
         return
     reason = why_refused(
@@ -37,7 +39,7 @@ def model_family_can_be_trained(args: GRPOConfig) -> Iterator[str]:
 
 
 def model_has_enough_positions(args: GRPOConfig) -> Iterator[str]:
-    config, _ = _load("AutoConfig", args.model_name_or_path, args.model_revision)
+    config, _ = _load("AutoConfig", args.model_name_or_path, args.model_revision, trusted=args.trust_remote_code)
     num_positions = getattr(config, "max_position_embeddings", None)
     if num_positions is not None and not _has_scaled_positions(config) and args.max_sequence_length > num_positions:
         names = ["model_name_or_path", "max_prompt_token_length", "response_length", "eval_response_length"]
@@ -47,7 +49,7 @@ def model_has_enough_positions(args: GRPOConfig) -> Iterator[str]:
 
 def rows_can_be_divided(args: GRPOConfig) -> Iterator[str]:
     """Sequence parallelism divides the heads of each attention."""
-    config, _ = _load("AutoConfig", args.model_name_or_path, args.model_revision)
+    config, _ = _load("AutoConfig", args.model_name_or_path, args.model_revision, trusted=args.trust_remote_code)
     size = args.sequence_parallel_size
     if config is None or size <= 1:
         return
@@ -66,7 +68,7 @@ def rows_can_be_divided(args: GRPOConfig) -> Iterator[str]:
 def adapters_have_layers(args: GRPOConfig) -> Iterator[str]:
     """Every name in `lora_target_modules` must end the name of a layer."""
     targets = args.lora_target_modules
-    config, _ = _load("AutoConfig", args.model_name_or_path, args.model_revision)
+    config, _ = _load("AutoConfig", args.model_name_or_path, args.model_revision, trusted=args.trust_remote_code)
     if not args.use_peft or targets == ["all-linear"] or config is None:
         return
     import torch
@@ -103,7 +105,7 @@ def teacher_fits_the_model(args: GRPOConfig) -> Iterator[str]:
     if args.distillation_top_k > config.get_text_config().vocab_size:
         options = shown(args, *names, "distillation_top_k")
         yield f"{options}: the teacher knows {config.get_text_config().vocab_size} tokens. Give fewer."
-    own, _ = _load("AutoTokenizer", args.tokenizer_name, args.tokenizer_revision)
+    own, _ = _load("AutoTokenizer", args.tokenizer_name, args.revision_of_tokenizer, trusted=args.trust_remote_code)
     theirs, problem = _load("AutoTokenizer", *teacher)
     if theirs is None:
         yield f"{shown(args, *names)}: its tokenizer cannot be read: {problem}"
@@ -132,7 +134,7 @@ def pairs_per_token(args: GRPOConfig) -> float | None:
 
 
 def _text_config(args: GRPOConfig) -> Any:
-    config, problem = _load("AutoConfig", args.model_name_or_path, args.model_revision)
+    config, problem = _load("AutoConfig", args.model_name_or_path, args.model_revision, trusted=args.trust_remote_code)
     if config is None:
         raise ValueError(f"{shown(args, *_model_options(args))}: {problem}")
     return config.get_text_config()
@@ -144,20 +146,27 @@ def load_tokenizer(args: GRPOConfig) -> tuple[Any | None, list[str]]:
     A model that cannot be read is not reported here, because `collect_mistakes` reports it.
     """
     own = args.tokenizer_name_or_path is not None
-    config, _ = _load("AutoConfig", args.model_name_or_path, args.model_revision)
+    config, _ = _load("AutoConfig", args.model_name_or_path, args.model_revision, trusted=args.trust_remote_code)
     if not own and config is None:
         return None, []
     names = ("tokenizer_name_or_path",) if own else _model_options(args)
-    tokenizer, problem = _load("AutoTokenizer", args.tokenizer_name, args.tokenizer_revision)
+    tokenizer, problem = _load(
+        "AutoTokenizer", args.tokenizer_name, args.revision_of_tokenizer, trusted=args.trust_remote_code
+    )
     # From a directory without tokenizer files, Transformers makes a tokenizer that knows no words.
     if tokenizer is not None and len(tokenizer) <= len(tokenizer.all_special_ids):
         problem = "it holds no tokenizer. Name a tokenizer with --tokenizer_name_or_path."
-    elif tokenizer is not None and not tokenizer.chat_template:
+    if tokenizer is not None and not problem:
+        try:
+            tokenizer = args.tokenizer_setup.apply(copy.copy(tokenizer))
+        except UnknownTemplate as error:
+            return None, [f"{shown(args, 'chat_template_name', 'add_bos')}: {error}."]
+    if tokenizer is not None and not problem and not tokenizer.chat_template:
         problem = (
-            "its tokenizer has no chat template. Choose a model trained on chats, or name a tokenizer that has a "
-            "template with --tokenizer_name_or_path."
+            "its tokenizer has no chat template. Give one with --chat_template_name, or a tokenizer that has one with "
+            "--tokenizer_name_or_path."
         )
-    elif tokenizer is not None and config is not None:
+    if tokenizer is not None and config is not None and not problem:
         problem = _problem_with_vocabulary(tokenizer, config.get_text_config())
     return (None, [f"{shown(args, *names)}: {problem}"]) if problem else (tokenizer, [])
 
@@ -187,7 +196,9 @@ def _model_options(args: GRPOConfig) -> tuple[str, ...]:
 
 
 @functools.cache
-def _load(kind: Literal["AutoConfig", "AutoTokenizer"], name: str, revision: str | None) -> tuple[Any | None, str]:
+def _load(
+    kind: Literal["AutoConfig", "AutoTokenizer"], name: str, revision: str | None, *, trusted: bool = False
+) -> tuple[Any | None, str]:
     """A model's config or tokenizer, or None and the reason. The network is used only for files that are not on this machine."""
     if not name:
         return None, "empty. Name a model."
@@ -197,16 +208,18 @@ def _load(kind: Literal["AutoConfig", "AutoTokenizer"], name: str, revision: str
         return None, "no such directory. Check the path."
     if kind == "AutoConfig" and os.path.isdir(path) and not (path / "config.json").is_file():
         return None, "no config.json in it. Give the directory that save_pretrained wrote."
-    return _from_pretrained(kind, name, revision, is_hub_name=is_hub_name)
+    return _from_pretrained(kind, name, revision, is_hub_name=is_hub_name, trusted=trusted)
 
 
-def _from_pretrained(kind: str, name: str, revision: str | None, *, is_hub_name: bool) -> tuple[Any | None, str]:
+def _from_pretrained(
+    kind: str, name: str, revision: str | None, *, is_hub_name: bool, trusted: bool
+) -> tuple[Any | None, str]:
     import transformers
 
     def load(*, local_files_only: bool) -> Any:
-        # Code that comes with a model is never run, and Transformers does not ask the user whether to run it.
+        # Code that comes with a model runs only if the user said so, and Transformers does not ask.
         return getattr(transformers, kind).from_pretrained(
-            name, revision=revision or "main", local_files_only=local_files_only, trust_remote_code=False
+            name, revision=revision or "main", local_files_only=local_files_only, trust_remote_code=trusted
         )
 
     try:

@@ -43,59 +43,6 @@ class RunOptions:
 
 
 @dataclass(kw_only=True)
-class ModelOptions:
-    """Model"""
-
-    model_name_or_path: str
-    """Model to train: a local directory or a name on the Hugging Face hub."""
-    model_revision: str | None = None
-    """Branch, tag or commit of a model on the hub, and of its tokenizer if that comes from the same place."""
-    device_type: Literal["auto", "cpu", "cuda"] = "auto"
-    """What learners and engines compute on. auto is cuda if the machine on which the command runs has a GPU, else cpu. If only
-    the head node of a cluster has no GPU, give cuda there."""
-    model_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Data type of weights and activations. auto is bfloat16 on GPU and float32 on CPU."""
-    attn_implementation: Literal["auto", "sdpa", "eager", "flash_attention_2"] = "auto"
-    """Attention of the learners. auto is flash_attention_2 if there are a GPU and the package flash_attn, else sdpa."""
-    gradient_checkpointing: bool = False
-    """Compute activations again in the backward pass instead of keeping them: less memory, about a third more time."""
-
-
-@dataclass(kw_only=True)
-class TokenizerOptions:
-    """Tokenizer"""
-
-    tokenizer_name_or_path: str | None = None
-    """Tokenizer, if not the model's own: a local directory or a name on the hub. It must have a chat template."""
-
-
-@dataclass(kw_only=True)
-class DataOptions:
-    """Data"""
-
-    dataset_mixer_list: list[str] = field(default_factory=lambda: ["ai2-adapt-dev/rlvr_gsm8k_zs", "1.0"])
-    """Datasets to train on, each followed by its amount: a fraction (1.0) or a number of rows (200). If a dataset has several
-    configurations, name the configuration like this: `openai/gsm8k?config=main`."""
-    dataset_mixer_list_splits: list[str] = field(default_factory=lambda: ["train"])
-    """Split of each training dataset, or one split for all of them."""
-    dataset_mixer_eval_list: list[str] = field(default_factory=list)
-    """Datasets to evaluate on, written like dataset_mixer_list. If the list is empty, there is no evaluation."""
-    dataset_mixer_eval_list_splits: list[str] = field(default_factory=lambda: ["test"])
-    """Split of each evaluation dataset, or one split for all of them."""
-    sft_messages_key: str = "messages"
-    """Column that holds the chat messages of the prompt."""
-    ground_truths_key: str = "ground_truth"
-    """Column that holds the ground truth, with which the verifier compares a response."""
-    system_prompt_override_file: str | None = None
-    """Text file whose content becomes the system prompt of every row, in place of the row's own."""
-    max_prompt_token_length: int = 256
-    """Longest prompt, in tokens. With the workflow rc: the longest prompt of a problem, in either of the two templates."""
-    overlong_prompts: Literal["drop", "error"] = "drop"
-    """What happens to longer prompts. drop: they are left out and counted; error: they are reported as a mistake before the run
-    starts."""
-
-
-@dataclass(kw_only=True)
 class RolloutOptions:
     """Rollout"""
 
@@ -109,6 +56,9 @@ class RolloutOptions:
     """Files (my_workflow.py) or modules that define further workflows. See docs/workflows.md."""
     temperature: float = 1.0
     """Sampling temperature in training."""
+    vllm_top_p: float = 1.0
+    """Nucleus sampling in training: only the likeliest tokens that make up this share of the probability are sampled. 1: off.
+    Below 1 the engine's log-probs are those among the tokens that are left, and rho corrects for the difference."""
     stop_strings: list[str] = field(default_factory=list)
     """Strings that end a response, in addition to the model's own end token."""
     num_unique_prompts_rollout: int = 16
@@ -285,30 +235,6 @@ class DistillationOptions:
 
 
 @dataclass(kw_only=True)
-class RewardOptions:
-    """Rewards"""
-
-    verification_reward: float = 10.0
-    """Reward of a right answer. A reward is score (0 to 1) * weight of the verifier * this: 1.0 * 0.5 * 10 = 5."""
-    non_stop_penalty: bool = False
-    """Give every response that did not end by itself, because it was cut off at response_length, the reward
-    non_stop_penalty_value in place of its own."""
-    non_stop_penalty_value: float = 0.0
-    """Reward of a response that did not end by itself, with non_stop_penalty."""
-    overlong_buffer_len: int = 0
-    """Soft penalty for long responses: the reward falls over the last so many tokens before response_length, at response_length
-    by overlong_penalty_factor. 0: no penalty."""
-    overlong_penalty_factor: float = 1.0
-    """Reward that a response of response_length tokens loses, with overlong_buffer_len."""
-    verifier_modules: list[str] = field(default_factory=list)
-    """Files (my_rewards.py) or modules that define further verifiers: subclasses of VerifierFunction. See docs/verifiers.md."""
-    verifier_timeout_s: float = 10.0
-    """Seconds that the verification of one response may take. Then it is killed, and the response is not scored."""
-    verifier_workers: int = 1
-    """Groups of responses that are verified at the same time, each in a process of its own."""
-
-
-@dataclass(kw_only=True)
 class OptimizerOptions:
     """Optimizer"""
 
@@ -340,7 +266,7 @@ class LearnerOptions:
     """Learners on each node: 4 4 is two nodes with four learners each."""
     single_gpu_mode: bool = False
     """Learner and engine share one GPU, and both stay in its memory. Give the engine at most half of that memory
-    (vllm_gpu_memory_utilization 0.3, for example)."""
+    (vllm_gpu_memory_utilization 0.3, for example). Without a GPU they share the machine in any case."""
     colocate: bool = False
     """Engines and learners use the same devices by turns: while the learners compute, the engines give their memory back, and the
     other way round."""
@@ -426,6 +352,8 @@ class EvaluationOptions:
     """Sampling temperature in evaluation; 0 is greedy. By default the temperature of training."""
     eval_top_p: float | None = None
     """Nucleus sampling in evaluation. By default 1.0, which is off."""
+    eval_pass_at_k: int = 1
+    """Responses to each prompt of an evaluation, with pass@1, 2, 4, … up to this number."""
     eval_response_length: int | None = None
     """Longest response in evaluation, in tokens. By default response_length."""
 
@@ -493,6 +421,8 @@ class TrackingOptions:
     """User or team in wandb."""
     wandb_group_name: str | None = None
     """Group of runs in wandb."""
+    send_slack_alerts: bool = False
+    """Tell a Slack channel when the run has failed. The address is read from SLACK_WEBHOOK in the environment."""
     alerts: list[str] = field(default_factory=list)
     """Upper limits on metrics, such as max_sample_age=3. A step with a metric above its limit gets a warning in the log and the
     key alerts in its row of metrics.jsonl."""

@@ -8,26 +8,24 @@ from open_instruct.algorithms.advantages import ADVANTAGES
 from open_instruct.algorithms.denominators import TOKEN
 from open_instruct.algorithms.losses import LOSSES
 from open_instruct.algorithms.reward_shaping import RewardShaping
+from open_instruct.chat_templates import TokenizerSetup, chat_template
+from open_instruct.config.data_options import DataOptions, ModelOptions, TokenizerOptions
 from open_instruct.config.option_groups import (
     AlgorithmOptions,
     AsyncOptions,
-    DataOptions,
     DeadlineOptions,
     DistillationOptions,
     EvaluationOptions,
     LearnerOptions,
     LoraOptions,
-    ModelOptions,
     OptimizerOptions,
-    RewardOptions,
     RolloutOptions,
     RunOptions,
     SavingOptions,
-    TokenizerOptions,
     TrackingOptions,
     VLLMOptions,
 )
-from open_instruct.config.verifier_options import VerifierConfig
+from open_instruct.config.verifier_options import RewardOptions, VerifierConfig
 from open_instruct.data_types import SamplingConfig
 from open_instruct.device import Device, current_device
 from open_instruct.registry import NO_FLAG, options_of
@@ -98,7 +96,13 @@ class GRPOConfig(
     @property
     def reward_shaping(self) -> RewardShaping:
         """What is added to rewards beside the verifier's score."""
+        form = "ignored"
+        if self.apply_r1_style_format_reward:
+            form = "rewarded" if self.additive_format_reward else "needed"
         return RewardShaping(
+            counts_score=self.apply_verifiable_reward,
+            form=form,
+            form_reward=self.r1_style_format_reward,
             non_stop_reward=self.non_stop_penalty_value if self.non_stop_penalty else None,
             max_length=self.response_length,
             overlong_buffer=self.overlong_buffer_len,
@@ -128,8 +132,12 @@ class GRPOConfig(
 
     @property
     def shares_devices(self) -> bool:
-        """Whether engines are on the devices of the learners."""
-        return self.colocate or self.single_gpu_mode
+        """Whether engines are on the devices of the learners. On CPU `single_gpu_mode` means nothing: they share the machine."""
+        return self.colocate or (self.single_gpu_mode and self._device_kind != "cpu")
+
+    @property
+    def _device_kind(self) -> str:
+        return current_device(kind=None if self.device_type == "auto" else self.device_type).kind
 
     @property
     def num_engine_workers(self) -> int:
@@ -146,15 +154,24 @@ class GRPOConfig(
         return self.tokenizer_name_or_path or self.model_name_or_path
 
     @property
-    def tokenizer_revision(self) -> str | None:
+    def revision_of_tokenizer(self) -> str | None:
         """`model_revision` if the tokenizer comes from the model's repository, else None: no other repository has that commit."""
+        if self.tokenizer_revision is not None:
+            return self.tokenizer_revision
         return self.model_revision if self.tokenizer_name == self.model_name_or_path else None
+
+    @property
+    def tokenizer_setup(self) -> TokenizerSetup:
+        """How the tokenizer is read. Raises `UnknownTemplate` for a template that is not there."""
+        template = None if self.chat_template_name is None else chat_template(self.chat_template_name)
+        return TokenizerSetup(template, self.add_bos, self.trust_remote_code)
 
     @property
     def train_sampling(self) -> SamplingConfig:
         """How a training group is sampled, without the seed."""
         return SamplingConfig(
             temperature=self.temperature,
+            top_p=self.vllm_top_p,
             max_tokens=self.response_length,
             n=self.num_samples_per_prompt_rollout,
             stop=tuple(self.stop_strings),
@@ -167,6 +184,7 @@ class GRPOConfig(
             temperature=self.temperature if self.eval_temperature is None else self.eval_temperature,
             top_p=1.0 if self.eval_top_p is None else self.eval_top_p,
             max_tokens=self.response_length if self.eval_response_length is None else self.eval_response_length,
+            n=self.eval_pass_at_k,
             stop=tuple(self.stop_strings),
         )
 
@@ -202,7 +220,7 @@ class GRPOConfig(
     def device(self) -> Device:
         """The device on which the run computes, made from the options that affect it."""
         return current_device(
-            kind=None if self.device_type == "auto" else self.device_type,
+            kind=self._device_kind,
             dtype=self.model_dtype,
             attn_implementation=self.attn_implementation,
             colocated=self.shares_devices,

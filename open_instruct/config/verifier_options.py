@@ -1,6 +1,43 @@
-"""Options of the verifiers that come with the project."""
+"""Options of rewards, and of the verifiers that come with the project."""
 
 from dataclasses import dataclass, field
+
+
+@dataclass(kw_only=True)
+class RewardOptions:
+    """Rewards"""
+
+    apply_verifiable_reward: bool = True
+    """Reward what verifiers find right. False: only the other rewards count; verifiers' scores are only reported."""
+    verification_reward: float = 10.0
+    """Reward of a right answer. A reward is score (0 to 1) * weight of the verifier * this: 1.0 * 0.5 * 10 = 5."""
+    remap_verifier: list[str] = field(default_factory=list)
+    """Verifiers under another name: math_dapo=math has rows of math_dapo scored by math."""
+    apply_r1_style_format_reward: bool = False
+    """Look at the form of responses too: …</think> <answer>…</answer>. A response in another form gets no reward."""
+    r1_style_format_reward: float = 1.0
+    """Reward of the form, with additive_format_reward."""
+    additive_format_reward: bool = False
+    """Add r1_style_format_reward to the reward of a response in the right form, and let those in other forms keep theirs."""
+    non_stop_penalty: bool = False
+    """Give every response that did not end by itself, because it was cut off at response_length, the reward
+    non_stop_penalty_value in place of its own."""
+    non_stop_penalty_value: float = 0.0
+    """Reward of a response that did not end by itself, with non_stop_penalty."""
+    overlong_buffer_len: int = 0
+    """Soft penalty for long responses: the reward falls over the last so many tokens before response_length, at response_length
+    by overlong_penalty_factor. 0: no penalty."""
+    overlong_penalty_factor: float = 1.0
+    """Reward that a response of response_length tokens loses, with overlong_buffer_len."""
+    verifier_modules: list[str] = field(default_factory=list)
+    """Files (my_rewards.py) or modules that define further verifiers: subclasses of VerifierFunction. See docs/verifiers.md."""
+    verifier_timeout_s: float = 10.0
+    """Seconds that the verification of one response may take. Then it is killed, and the response is not scored."""
+    max_unscored_share: float = 0.5
+    """The run ends with exit code 1 once more than this share of the last 1,000 responses was not scored, because its rewards
+    cannot be trusted. 1: never."""
+    verifier_workers: int = 1
+    """Groups of responses that are verified at the same time, each in a process of its own."""
 
 
 @dataclass(kw_only=True)

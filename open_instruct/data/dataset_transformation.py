@@ -7,14 +7,17 @@ the next batch is read, checked and rendered.
 """
 
 import itertools
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
-from open_instruct.chat_codec import ChatCodec, special_tokens
-from open_instruct.data.mixer import Amount, DatasetError, Mistakes, parse_mixer_list, splits_of_names
+import numpy as np
+
+from open_instruct.chat_codec import LITERAL, ChatCodec, hide_special_tokens, show_special_tokens, special_tokens
+from open_instruct.data.load_report import LoadReport, SourceReport
+from open_instruct.data.mixer import Amount, DatasetError, Mistakes, parse_mixer_list, rows_of_amount, splits_of_names
 from open_instruct.data.prompt_dataset import PromptDataset, PromptDatasetBuilder, prompt_key
 from open_instruct.data.row_checks import CheckedRow, OwnPromptMaker, RowError, RowRules, check_row
 from open_instruct.data.sources import BATCH_ROWS, RawRow, SourceError, iter_rows
@@ -26,60 +29,6 @@ if TYPE_CHECKING:
 CHARACTERS_OF_A_TOKEN = 100
 """More characters than one token of any tokenizer has. With a limit of 256 tokens, a prompt of over 25,600 characters is too
 long; it is not tokenized, because that may take minutes."""
-
-
-@dataclass
-class SourceReport:
-    """What became of the rows of one source: read = kept + overlong + excluded."""
-
-    name: str
-    num_rows: int = 0
-    num_overlong: int = 0
-    num_excluded: int = 0
-    num_kept: int = 0
-    num_with_special_tokens: int = 0
-    """Rows, kept or not, whose text contains the spelling of a special token, which the tokenizer turns into that token."""
-    first_with_special_tokens: str = ""
-    """Place of the first such row."""
-
-
-@dataclass(frozen=True)
-class LoadReport:
-    """Counts of `load_prompts`, one report per source in the order of the mixer list."""
-
-    sources: tuple[SourceReport, ...]
-
-    @property
-    def num_rows(self) -> int:
-        """Rows read."""
-        return sum(source.num_rows for source in self.sources)
-
-    @property
-    def num_overlong(self) -> int:
-        """Rows dropped because their prompts are too long."""
-        return sum(source.num_overlong for source in self.sources)
-
-    @property
-    def num_excluded(self) -> int:
-        """Rows dropped because their prompts are held out."""
-        return sum(source.num_excluded for source in self.sources)
-
-    @property
-    def why_nothing_is_left(self) -> str:
-        """For a message, where no row was kept."""
-        return (
-            f"nothing is left of {self.num_rows} rows ({self.num_overlong} prompts too long, {self.num_excluded} held out): "
-            "name more data, or raise --max_prompt_token_length"
-        )
-
-    def warnings(self) -> list[str]:
-        """Warnings about the data for the user."""
-        return [
-            f"{source.name}: {source.num_with_special_tokens} of {source.num_rows} rows spell out special tokens of the "
-            f"tokenizer, which become control tokens in the prompt (the first: {source.first_with_special_tokens})"
-            for source in self.sources
-            if source.num_with_special_tokens
-        ]
 
 
 Prompt = tuple[CheckedRow, str, list[int], int]
@@ -100,20 +49,21 @@ def load_prompts(
     exclude: PromptDataset | None = None,
     check_label: Callable[[str, object], None] | None = check_label_of_verifier,
     own_prompt: OwnPromptMaker | None = None,
+    remap: Mapping[str, str] | None = None,
     cache_dir: str | None = None,
     flag: str = "--dataset_mixer_list",
 ) -> tuple[PromptDataset, LoadReport]:
     """Reads, checks and tokenizes the sources that a mixer list names.
 
     A row has the columns `messages_key` (a list of `{"role", "content"}`; a last message by the assistant is a demonstration and
-    is left out), `ground_truths_key` (any JSON value) and `dataset` (the name of a verifier, or a list with that one name). Or
-    the row is in the document's sample format (`sample_record.py`).
+    is left out), `ground_truths_key` (any JSON value) and `dataset` (a verifier's name; or a list of names, and the ground truth
+    is one of as many). Or the row is in the document's sample format (`sample_record.py`).
 
     Args:
         known_verifiers: names that the `dataset` column may have.
         exclude: prompts that are left out, such as those of an evaluation set.
-        check_label: `check_label(dataset, ground_truth)` raises `ValueError` for a ground truth that the verifier cannot use.
-            None: ground truths are not checked.
+        check_label: raises `ValueError` for a verifier and a ground truth that it cannot use; None: nothing is checked.
+        remap: verifiers under other names, in lower case.
         own_prompt: `Workflow.own_prompt`, if the workflow makes its own prompts. None: the chat template makes them.
         cache_dir: where `datasets` keeps its copies of hub data sets.
         flag: name of the mixer list in messages.
@@ -122,7 +72,6 @@ def load_prompts(
         DatasetError: with all mistakes, by source and row.
     """
     _check_chat_template(tokenizer)
-    sources = _parse(mixer_list, splits, flag)
     rules = RowRules(
         messages_key=messages_key,
         ground_truths_key=ground_truths_key,
@@ -134,9 +83,10 @@ def load_prompts(
         held_out=frozenset(exclude.prompt_keys() if exclude is not None else ()),
         special_tokens=special_tokens(tokenizer),
         own_prompt=own_prompt,
+        remap=remap or {},
     )
     mistakes, builder, reports = Mistakes(), PromptDatasetBuilder(), []
-    for name, amount, split in sources:
+    for name, amount, split in _parse(mixer_list, splits, flag):
         source = _Source(name, split, amount, rules, mistakes, cache_dir)
         source.load_into(builder, tokenizer)
         reports.append(source.report)
@@ -150,7 +100,8 @@ def load_prompts(
 def _check_chat_template(tokenizer: "PreTrainedTokenizerBase") -> None:
     if not getattr(tokenizer, "chat_template", None):
         raise DatasetError(
-            "the tokenizer has no chat template: name a tokenizer that has one with --tokenizer_name_or_path"
+            "the tokenizer has no chat template: give one with --chat_template_name, or a tokenizer with one by "
+            "--tokenizer_name_or_path"
         )
 
 
@@ -180,6 +131,8 @@ class _Source:
 
     def __post_init__(self) -> None:
         self.report = SourceReport(self.name)
+        self._may_repeat = isinstance(self.amount, int) or self.amount > 1
+        self._places: dict[int, int] = {}
 
     def load_into(self, builder: PromptDatasetBuilder, tokenizer: "PreTrainedTokenizerBase") -> None:
         make_prompts = self._templated if self.rules.own_prompt is None else self._own
@@ -196,6 +149,7 @@ class _Source:
             self.mistakes.add(f"{self.name}: {err}")
             return
         self._check_count()
+        self._repeat(builder)
         if self.report.num_overlong and self.rules.overlong_prompts == "error":
             self.mistakes.add(
                 f"{self.name}: {self.report.num_overlong} of {self.report.num_rows} prompts are longer than "
@@ -204,24 +158,34 @@ class _Source:
             )
 
     def _rows(self) -> Iterator[RawRow]:
-        """The first rows of the source, as many as `amount` asks for."""
+        """Each row that `amount` asks for, once: all, the first ones, or a random share."""
 
         def read() -> Iterator[RawRow]:
             return iter_rows(self.name, self.split, self.rules.columns, self.cache_dir)
 
         if isinstance(self.amount, int):
             return itertools.islice(read(), self.amount)
-        if self.amount == 1.0:
+        if self.amount >= 1.0:
             return read()
         num_rows = sum(1 for _ in read())
-        return itertools.islice(read(), int(self.amount * num_rows))
+        _, drawn = rows_of_amount(num_rows, int(self.amount * num_rows)) if num_rows else (0, [])
+        return (row for row, is_drawn in zip(read(), np.isin(np.arange(num_rows), drawn), strict=False) if is_drawn)
+
+    def _repeat(self, builder: PromptDatasetBuilder) -> None:
+        """Use rows again, where `amount` asks for more than there are. Rows that were left out count, and are left out again."""
+        num_rows = self.report.num_rows
+        wanted = self.amount if isinstance(self.amount, int) else int(self.amount * num_rows)
+        if wanted <= num_rows or not num_rows:
+            return
+        repeats, drawn = rows_of_amount(num_rows, wanted)
+        again = [*range(num_rows)] * (repeats - 1) + drawn.tolist()
+        for place in (self._places.get(number) for number in again):
+            if place is not None:
+                builder.add_again(place)
+                self.report.num_repeated += 1
 
     def _check_count(self) -> None:
-        if isinstance(self.amount, int) and self.report.num_rows < self.amount:
-            self.mistakes.add(
-                f"{self.name}: {self.amount} rows are asked for and there are {self.report.num_rows}: write 1.0 for all rows"
-            )
-        elif not self.report.num_rows:
+        if not self.report.num_rows:
             self.mistakes.add(
                 f"{self.name}: has no rows" + ("" if self.amount == 1.0 else f" in a fraction of {self.amount}")
             )
@@ -234,23 +198,30 @@ class _Source:
             except RowError as err:
                 self.mistakes.add(f"{self.name} {row.place}: {err}")
                 continue
-            self._look_for_special_tokens(checked)
+            checked = self._hide_special_tokens(checked)
             num_characters = sum(len(message["content"]) for message in checked.messages) + len(checked.rendered or "")
             if num_characters > CHARACTERS_OF_A_TOKEN * self.rules.max_prompt_token_length:
                 self.report.num_overlong += 1
                 self.longest = max(self.longest, (num_characters // CHARACTERS_OF_A_TOKEN, row.place, " or more"))
             else:
-                yield checked
+                yield replace(checked, number=self.report.num_rows - 1)
 
-    def _look_for_special_tokens(self, row: CheckedRow) -> None:
-        """Count a row whose messages contain a special token. Only the template should add special tokens; in the messages
-        themselves they are a mistake or an attack."""
+    def _hide_special_tokens(self, row: CheckedRow) -> CheckedRow:
+        """The row, with special tokens in its messages hidden from the tokenizer, so that they stay text. Only the template may
+        add special tokens; in the messages themselves they are a mistake or an attack, and they are counted."""
         text = "\n".join(part for message in row.messages for part in (message["role"], message["content"]))
         for token in self.rules.special_tokens:  # a comprehension takes four times as long
             if token in text:
                 self.report.num_with_special_tokens += 1
                 self.report.first_with_special_tokens = self.report.first_with_special_tokens or row.place
-                return
+                if self.rules.own_prompt is not None:  # a workflow that makes its own prompts takes them out
+                    return row
+                messages = [
+                    {key: hide_special_tokens(value, self.rules.special_tokens) for key, value in message.items()}
+                    for message in row.messages
+                ]
+                return replace(row, messages=messages)
+        return row
 
     def _take(self, prompts: Iterator[Prompt], builder: PromptDatasetBuilder) -> None:
         """Add prompts to the dataset, or count them as left out."""
@@ -263,6 +234,8 @@ class _Source:
             elif self.rules.held_out and prompt_key(token_ids) in self.rules.held_out:
                 self.report.num_excluded += 1
             else:
+                if self._may_repeat:
+                    self._places[row.number] = len(builder)
                 self.report.num_kept += 1
                 builder.add(token_ids=token_ids, ground_truth=row.ground_truth, dataset=row.dataset, raw_query=text)
 
@@ -271,10 +244,14 @@ class _Source:
     ) -> Iterator[Prompt]:
         """Each row with the text, token ids and length of its prompt. `thread` tokenizes while the next batch is read."""
         rows, texts = self._render(rows, tokenizer)
-        tokens = thread.submit(ChatCodec(tokenizer).encode_all, texts)
+        codec = ChatCodec(tokenizer)
+        tokens = thread.submit(codec.encode_all, texts)
 
         def prompts() -> Iterator[Prompt]:
             for row, text, token_ids in zip(rows, texts, tokens.result(), strict=True):
+                if LITERAL in text:
+                    token_ids = codec.encode_hidden(text)
+                    text = show_special_tokens(text, self.rules.special_tokens)
                 yield row, text, token_ids, len(token_ids)
 
         return prompts()

@@ -2,10 +2,15 @@
 
 from collections.abc import Sequence
 
+import numpy as np
+
 MOST_MISTAKES_SHOWN = 20
 MOST_ROWS = 10**12
 Amount = int | float
-"""How many rows of a source are used, from the first row on: an int is their number, a float their fraction."""
+"""How many rows of a source are used: an int is their number, a float their fraction."""
+MOST_REPEATS = 10_000
+SEED_OF_SUBSETS = 42
+"""As in open-instruct, so that the same fraction of a dataset is the same rows."""
 
 
 class DatasetError(ValueError):
@@ -33,8 +38,8 @@ class Mistakes:
 
 
 def parse_mixer_list(mixer_list: Sequence[str], flag: str = "--dataset_mixer_list") -> list[tuple[str, Amount]]:
-    """`[name, amount, name, amount, …]` as pairs. The amount `0.5` is half of a source's rows, `1.0` all of them, and `500`
-    (without a point) the first 500.
+    """`[name, amount, name, amount, …]` as pairs. The amount `0.5` is half of a source's rows, drawn at random; `1.0` all of
+    them, `2.0` all of them twice; `500` (without a point) the first 500, and more than there are if there are fewer.
 
     Raises:
         ValueError: lists all bad pairs, and says what to write instead.
@@ -50,7 +55,7 @@ def parse_mixer_list(mixer_list: Sequence[str], flag: str = "--dataset_mixer_lis
             pairs.append((str(name), _parse_amount(str(amount))))
         except ValueError:
             mistakes.add(
-                f"{flag} {name} {amount}: an amount is a fraction in (0, 1] such as 1.0, or a count such as 500"
+                f"{flag} {name} {amount}: an amount is a share of the rows such as 1.0, or a count such as 500"
             )
     mistakes.raise_any()
     return pairs
@@ -58,9 +63,19 @@ def parse_mixer_list(mixer_list: Sequence[str], flag: str = "--dataset_mixer_lis
 
 def _parse_amount(text: str) -> Amount:
     amount = float(text) if "." in text else int(text)
-    if not (0 < amount <= 1 if isinstance(amount, float) else 0 < amount <= MOST_ROWS):
+    if not (0 < amount <= MOST_REPEATS if isinstance(amount, float) else 0 < amount <= MOST_ROWS):
         raise ValueError(text)
     return amount
+
+
+def rows_of_amount(num_rows: int, num_wanted: int) -> tuple[int, np.ndarray]:
+    """How often each of `num_rows` rows is used, and the rows (numbered from 0) that are used once more, drawn with a fixed seed.
+
+    Example: 10 rows of 4 are 2 times all, and 2 more.
+    """
+    repeats, extra = divmod(num_wanted, num_rows)
+    drawn = np.random.RandomState(SEED_OF_SUBSETS).choice(num_rows, size=extra, replace=False)
+    return repeats, drawn
 
 
 def splits_of_names(splits: Sequence[str], num_names: int, flag: str = "--dataset_mixer_list_splits") -> list[str]:

@@ -3,7 +3,7 @@
 import hashlib
 import json
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +17,7 @@ class PromptRow:
     ground_truth: object
     """The value with which the verifier compares a response: any JSON value."""
     dataset: str
-    """Value of the `dataset` column, which names the verifier."""
+    """Value of the `dataset` column, which names the verifier; several are joined by ` + `, and `ground_truth` is their list."""
     raw_query: str
     """The prompt's text with the chat template applied; with the reasoning cache, the problem alone."""
 
@@ -57,6 +57,31 @@ class PromptDataset:
         self._raw_queries = raw_queries  # uint8: UTF-8
         self._dataset_of_row = dataset_of_row  # (rows,) int32
         self._dataset_names = dataset_names
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """The dataset as plain arrays, for a file; `from_arrays` reads them again."""
+        ragged = {"prompts": self._prompts, "ground_truths": self._ground_truths, "raw_queries": self._raw_queries}
+        return {
+            **{f"{name}.values": rows.values for name, rows in ragged.items()},
+            **{f"{name}.offsets": rows.offsets for name, rows in ragged.items()},
+            "dataset_of_row": self._dataset_of_row,
+            "dataset_names": np.frombuffer(json.dumps(self._dataset_names).encode(), dtype=np.uint8),
+        }
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> "PromptDataset":
+        """Raises `KeyError` or `ValueError` for arrays that are not those of a dataset."""
+
+        def ragged(name: str) -> _Ragged:
+            return _Ragged(arrays[f"{name}.values"], arrays[f"{name}.offsets"])
+
+        return cls(
+            prompts=ragged("prompts"),
+            ground_truths=ragged("ground_truths"),
+            raw_queries=ragged("raw_queries"),
+            dataset_of_row=arrays["dataset_of_row"],
+            dataset_names=tuple(json.loads(arrays["dataset_names"].tobytes())),
+        )
 
     def __len__(self) -> int:
         return len(self._prompts)
@@ -137,6 +162,17 @@ class PromptDatasetBuilder:
         self._queries += raw_query.encode()
         self._query_ends.append(len(self._queries))
         self._dataset_of_row.append(self._dataset_ids.setdefault(dataset, len(self._dataset_ids)))
+
+    def add_again(self, row: int) -> None:
+        """Add a copy of a row that is there."""
+        for values, ends in (
+            (self._tokens, self._token_ends),
+            (self._truths, self._truth_ends),
+            (self._queries, self._query_ends),
+        ):
+            values.extend(values[ends[row] : ends[row + 1]])
+            ends.append(len(values))
+        self._dataset_of_row.append(self._dataset_of_row[row])
 
     def build(self) -> PromptDataset:
         """The dataset, which uses the memory of the buffers. The builder must not be used afterwards."""

@@ -2,16 +2,17 @@
 
 import difflib
 import json
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
 from open_instruct.chat_codec import ChatCodec
 from open_instruct.data.sample_record import has_proto_columns, prompt_fields
 from open_instruct.data.sources import RawRow
 from open_instruct.verifiers.reasoning_gym_data import check_verifier_name
+from open_instruct.verifiers.row_verifiers import SEPARATOR, checks_of_row, names_of_verifiers
 from open_instruct.verifiers.verifiers import check_label as check_label_of_verifier
-from open_instruct.verifiers.verifiers import verifier_name
+from open_instruct.verifiers.verifiers import verifier_name, verifier_weight
 from open_instruct.workflows.base import OwnPrompt
 
 DATASET_KEY = "dataset"
@@ -33,7 +34,9 @@ class RowRules:
     overlong_prompts: Literal["drop", "error"]
     held_out: frozenset[bytes]
     special_tokens: tuple[str, ...] = ()
-    """Spellings that the tokenizer turns into control tokens."""
+    """Spellings that the tokenizer would turn into control tokens."""
+    remap: Mapping[str, str] = field(default_factory=dict)
+    """Verifiers under other names, in lower case (`--remap_verifier`)."""
     own_prompt: OwnPromptMaker | None = None
     """How the workflow turns a row into a prompt. None: with the chat template."""
 
@@ -50,6 +53,8 @@ class CheckedRow:
     messages: list[dict[str, str]]
     ground_truth: object
     dataset: str
+    number: int = 0
+    """Of the rows of its source, counted from 0."""
     rendered: str | None = None
     """The prompt's finished text, with the chat template applied, if the row has it; then there are no messages."""
 
@@ -74,7 +79,7 @@ def check_row(row: RawRow, rules: RowRules) -> CheckedRow:
     dataset = _check_dataset(row.values[DATASET_KEY], rules)
     ground_truth = row.values[rules.ground_truths_key]
     messages = _check_messages(row.values[rules.messages_key])
-    check_ground_truth(dataset, ground_truth, rules.check_label)
+    _check_ground_truths(dataset, ground_truth, rules)
     return CheckedRow(row.place, _prompt_messages(messages, rules.system_prompt_override), ground_truth, dataset)
 
 
@@ -85,7 +90,7 @@ def _check_proto_row(row: RawRow, rules: RowRules) -> CheckedRow:
     except ValueError as err:
         raise RowError(str(err)) from err
     dataset = _check_dataset(_without_publisher(fields.data_source, rules), rules, column="data_source")
-    check_ground_truth(dataset, fields.ground_truth, rules.check_label)
+    _check_ground_truths(dataset, fields.ground_truth, rules)
     if fields.rendered_prompt is None:
         messages = _prompt_messages(_check_messages(fields.messages), rules.system_prompt_override)
         return CheckedRow(row.place, messages, fields.ground_truth, dataset)
@@ -95,7 +100,7 @@ def _check_proto_row(row: RawRow, rules: RowRules) -> CheckedRow:
             "--system_prompt_override_file, or give rows with messages"
         )
     _check_text(fields.rendered_prompt, "'full_prompts'")
-    return CheckedRow(row.place, [], fields.ground_truth, dataset, fields.rendered_prompt)
+    return CheckedRow(row.place, [], fields.ground_truth, dataset, rendered=fields.rendered_prompt)
 
 
 def _without_publisher(data_source: object, rules: RowRules) -> object:
@@ -104,6 +109,21 @@ def _without_publisher(data_source: object, rules: RowRules) -> object:
         return data_source
     last = data_source.rpartition("/")[2]
     return last if verifier_name(last, rules.known_verifiers) is not None else data_source
+
+
+def _check_ground_truths(dataset: str, ground_truth: object, rules: RowRules) -> None:
+    """Check the ground truth of each verifier of a row. Several verifiers need a list of as many ground truths."""
+    names = names_of_verifiers(dataset)
+    if len(names) > 1:
+        if not isinstance(ground_truth, list) or len(ground_truth) != len(names):
+            raise RowError(
+                f"{len(names)} verifiers need a list of {len(names)} ground truths, got {ground_truth!r:.80}"
+            )
+        weightless = [name for name in names if not verifier_weight(name) > 0]
+        if weightless:
+            raise RowError(f"the weight of {weightless[0]!r} is not above 0, as it must be beside other verifiers")
+    for name, truth in checks_of_row(dataset, ground_truth):
+        check_ground_truth(name, truth, rules.check_label)
 
 
 def check_ground_truth(
@@ -133,11 +153,16 @@ def _missing(column: str, row: RawRow, rules: RowRules) -> str:
 
 
 def _check_dataset(value: object, rules: RowRules, *, column: str = DATASET_KEY) -> str:
-    if isinstance(value, list) and len(value) == 1:
-        value = value[0]
-    if not isinstance(value, str):
-        raise RowError(f"'{column}' must be the name of one verifier, got {value!r:.80}")
+    values = value if isinstance(value, list) else names_of_verifiers(value) if isinstance(value, str) else []
+    if not values or not all(isinstance(one, str) for one in values):
+        raise RowError(f"'{column}' must be the name of a verifier, or a list of names, got {value!r:.80}")
+    return SEPARATOR.join(_check_verifier(one, rules, column) for one in values)
+
+
+def _check_verifier(value: str, rules: RowRules, column: str) -> str:
+    """The verifier's name, after `--remap_verifier`."""
     _check_text(value, f"'{column}'")
+    value = rules.remap.get(value.lower(), value)
     if verifier_name(value, rules.known_verifiers) is None:
         known = sorted(rules.known_verifiers)
         near = difflib.get_close_matches(value.lower()[:100], known, n=1)  # 100: the time is quadratic

@@ -33,6 +33,7 @@ OPTIONS = (
     "num_unique_prompts_rollout",
     "num_samples_per_prompt_rollout",
     "temperature",
+    "vllm_top_p",
     "response_length",
     "stop_strings",
     "rollout_workflow",

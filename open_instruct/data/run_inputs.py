@@ -1,15 +1,19 @@
 """Tokenizer and data of a run, checked before anything starts."""
 
-from dataclasses import dataclass
+import time
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from open_instruct.config.model_checks import load_tokenizer
 from open_instruct.config.options import GRPOConfig
-from open_instruct.data.dataset_transformation import LoadReport, load_prompts
-from open_instruct.data.mixer import DatasetError
+from open_instruct.data.dataset_cache import WORTH_KEEPING_S, DatasetCache, cache_key, default_directory
+from open_instruct.data.dataset_transformation import load_prompts
+from open_instruct.data.load_report import LoadReport
+from open_instruct.data.mixer import DatasetError, parse_mixer_list, splits_of_names
 from open_instruct.data.prompt_dataset import PromptDataset
 from open_instruct.data.run_identity import tokenizer_identity
+from open_instruct.data.template_audit import TemplateAudit, audit_template
 from open_instruct.option_text import shown
 from open_instruct.user_modules import UserModuleError
 from open_instruct.verifiers.verifiers import import_verifiers, verifier_names
@@ -25,6 +29,8 @@ class RunInputs:
     reports: list[LoadReport]
     tokenizer: dict[str, Any]
     """Identity of the tokenizer; see `run_identity.tokenizer_identity`."""
+    template: TemplateAudit
+    template_warnings: tuple[str, ...] = ()
 
     @property
     def longest_prompt(self) -> int:
@@ -44,13 +50,24 @@ def load_inputs(args: GRPOConfig) -> tuple[RunInputs | None, list[str]]:
     eval_dataset, eval_reports = None, []
     if args.dataset_mixer_eval_list:
         eval_dataset, eval_reports = _load(args, tokenizer, mistakes, flag="dataset_mixer_eval_list", exclude=None)
-    train_dataset, train_reports = _load(args, tokenizer, mistakes, flag="dataset_mixer_list", exclude=eval_dataset)
+    held_out = eval_dataset if args.hold_out_eval_prompts else None
+    train_dataset, train_reports = _load(args, tokenizer, mistakes, flag="dataset_mixer_list", exclude=held_out)
     if mistakes or train_dataset is None:
         return None, mistakes
     pad = tokenizer.pad_token_id
     pad_token_id = tokenizer.eos_token_id if pad is None else pad
     identity = tokenizer_identity(tokenizer, args.tokenizer_name)
-    return RunInputs(train_dataset, eval_dataset, pad_token_id, train_reports + eval_reports, identity), []
+    audit = audit_template(tokenizer)
+    prompt = train_dataset[0].raw_query
+    warnings = tuple(audit.warnings(wants_form=args.apply_r1_style_format_reward, prompt=prompt))
+    reports = train_reports + eval_reports
+    return RunInputs(train_dataset, eval_dataset, pad_token_id, reports, identity, audit, warnings), []
+
+
+def remapped_verifiers(args: GRPOConfig) -> dict[str, str]:
+    """`--remap_verifier math_dapo=math` as a mapping from names in lower case; `checks.py` has reported other forms."""
+    pairs = (pair.partition("=") for pair in args.remap_verifier)
+    return {old.strip().lower(): new.strip() for old, equals, new in pairs if equals}
 
 
 def _load(
@@ -61,6 +78,11 @@ def _load(
         workflow = args.workflow.make()
     except (OSError, UnicodeDecodeError, UserModuleError):
         return None, []  # this mistake has been reported already
+    cache = _cache(args)
+    key = None if workflow.has_own_prompts else _cache_key(args, tokenizer, flag, system_prompt, exclude)
+    if key is not None and (found := cache.find(key)) is not None:
+        return found[0], [found[1]]
+    started = time.monotonic()
     try:
         dataset, report = load_prompts(
             getattr(args, flag),
@@ -73,10 +95,40 @@ def _load(
             system_prompt_override=system_prompt,
             known_verifiers=verifier_names(),
             exclude=exclude,
+            remap=remapped_verifiers(args),
             own_prompt=workflow.own_prompt if workflow.has_own_prompts else None,
             flag=f"--{flag}",
         )
     except DatasetError as error:
         mistakes.extend(str(error).splitlines())
         return None, []
+    if key is not None and (args.cache_dataset_only or time.monotonic() - started > WORTH_KEEPING_S):
+        cache.keep(key, dataset, report)
     return dataset, [report]
+
+
+def _cache(args: GRPOConfig) -> DatasetCache:
+    if args.dataset_skip_cache:
+        return DatasetCache(None)
+    return DatasetCache(Path(args.dataset_local_cache_dir) if args.dataset_local_cache_dir else default_directory())
+
+
+def _cache_key(
+    args: GRPOConfig, tokenizer: Any, flag: str, system_prompt: str | None, exclude: PromptDataset | None
+) -> str | None:
+    """None if a source cannot be read."""
+    try:
+        pairs = parse_mixer_list(getattr(args, flag))
+        splits = splits_of_names(getattr(args, f"{flag}_splits"), len(pairs))
+    except ValueError:
+        return None  # `load_prompts` says what is wrong
+    facts = {
+        "tokenizer": tokenizer_identity(tokenizer, args.tokenizer_name),
+        "exclude": exclude and exclude.fingerprint(),
+        "system_prompt": system_prompt,
+        "verifier_config": asdict(args.verifier_config),
+        **{name: getattr(args, name) for name in ("max_prompt_token_length", "overlong_prompts", "sft_messages_key")},
+        **{name: getattr(args, name) for name in ("ground_truths_key", "remap_verifier")},
+    }
+    sources = [(name, amount, split) for (name, amount), split in zip(pairs, splits, strict=True)]
+    return cache_key(sources, facts, args.verifier_modules)

@@ -3,10 +3,11 @@
 Rows are not checked here. A source must have the requested columns or those of the document's sample format
 (`sample_record.py`). Local files are read in place. Only a directory or a hub name is loaded with `datasets`, which keeps its
 copy under `cache_dir` (None: in its own default directory). If such a data set has several configurations, the name says which
-one: `openai/gsm8k?config=main`.
+one, and which revision is wanted: `openai/gsm8k?config=main&revision=v1`.
 """
 
 import contextlib
+import functools
 import json
 import os
 import socket
@@ -14,17 +15,21 @@ import urllib.parse
 import urllib.request
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from open_instruct.data.sample_record import COLUMNS, has_proto_columns
 from open_instruct.verifiers.reasoning_gym_data import is_reasoning_gym, iter_reasoning_gym_rows
+
+if TYPE_CHECKING:
+    import datasets
 
 FILE_SUFFIXES = (".jsonl", ".json", ".parquet")
 LONGEST_NAME = 200
 """Longest name of a data set on the hub, in characters."""
 BATCH_ROWS = 1000
-CONFIG_MARK = "?config="
-"""Separates the name of a directory or a hub data set from the name of its configuration."""
+QUERY_MARK = "?"
+"""Separates the name of a directory or a hub data set from configuration and revision."""
+CONFIG_MARK = f"{QUERY_MARK}config="
 
 
 class RawRow(NamedTuple):
@@ -50,14 +55,14 @@ def iter_rows(name: str, split: str, columns: Sequence[str] | None, cache_dir: s
     """
     if is_reasoning_gym(name):
         return _reasoning_gym(name)
-    name, mark, config = name.partition(CONFIG_MARK)
-    if mark and not config:
+    name, mark, settings = name.partition(QUERY_MARK)
+    if mark and settings in ("", "config="):
         raise SourceError(
             f"{CONFIG_MARK} names no configuration. Write its name behind {CONFIG_MARK}, or leave this out"
         )
     path = Path(name)
-    if config and os.path.isfile(path):
-        raise SourceError(f"a file has no configurations. Leave out {mark}{config}")
+    if settings and os.path.isfile(path):
+        raise SourceError(f"a file has no configurations. Leave out {mark}{settings}")
     if path.suffix in FILE_SUFFIXES:
         if not os.path.isfile(path):
             raise SourceError("there is no such file" + _seen_from(path))
@@ -67,7 +72,7 @@ def iter_rows(name: str, split: str, columns: Sequence[str] | None, cache_dir: s
         raise SourceError(f"the name of a data file must end in one of {', '.join(FILE_SUFFIXES)}")
     if (name.startswith(("/", "./", "../")) or len(name) > LONGEST_NAME) and not os.path.isdir(path):
         raise SourceError("there is no such file or directory")
-    return _hub(name, config or None, split, columns, cache_dir)
+    return _hub(name, settings, split, columns, cache_dir)
 
 
 def _seen_from(path: Path) -> str:
@@ -131,23 +136,45 @@ def _parquet(path: Path, columns: Sequence[str] | None) -> Iterator[RawRow]:
 
 
 def _hub(
-    name: str, config: str | None, split: str, columns: Sequence[str] | None, cache_dir: str | None
+    name: str, settings: str, split: str, columns: Sequence[str] | None, cache_dir: str | None
 ) -> Iterator[RawRow]:
+    dataset = _load_hub(name, settings, split, cache_dir)
+    dataset = dataset.select_columns(_columns_to_read(list(dataset.column_names), columns))
+    for number, values in enumerate(dataset, start=1):
+        yield RawRow(f"row {number}", dict(values))  # type: ignore[call-overload]
+
+
+def content_of_hub(entry: str, split: str, cache_dir: str | None = None) -> str:
+    """What stands for the rows of a dataset of the hub, or of a directory: other rows have another text."""
+    name, _, settings = entry.partition(QUERY_MARK)
+    return _load_hub(name, settings, split, cache_dir)._fingerprint
+
+
+def hub_settings(settings: str) -> tuple[str | None, str | None]:
+    """Configuration and revision: `config=main&revision=v1`. Raises `SourceError` for anything else."""
+    given = {name: value for name, _, value in (part.partition("=") for part in settings.split("&") if part)}
+    config, revision = given.pop("config", None), given.pop("revision", None)
+    if given:
+        raise SourceError(f"?{settings}: it may name config and revision, such as ?config=main&revision=v1")
+    return config, revision
+
+
+@functools.lru_cache(maxsize=8)
+def _load_hub(name: str, settings: str, split: str, cache_dir: str | None) -> "datasets.Dataset":
     import datasets
 
+    config, revision = hub_settings(settings)
     try:
         with _offline_if(not (os.path.isdir(name) or datasets.config.HF_HUB_OFFLINE or _hub_answers())):
-            dataset = datasets.load_dataset(name, config, split=split, cache_dir=cache_dir)
+            dataset = datasets.load_dataset(name, config, split=split, revision=revision, cache_dir=cache_dir)
     except Exception as err:  # errors of network, hub and format have no common base class; the user reads all of them
         what = "this directory" if os.path.isdir(name) else "no file or directory here, and as a hub name it"
         which = f"split {split!r}" + (f", configuration {config!r}" if config else "")
         said = " ".join(str(err).split())
         cure = "" if config or "Config" not in said else f" (a configuration is named like {name}{CONFIG_MARK}main)"
         raise SourceError(f"{what} could not be loaded, {which}: {type(err).__name__}: {said}{cure}") from err
-    dataset = dataset.select_columns(_columns_to_read(list(dataset.column_names), columns))
     assert isinstance(dataset, datasets.Dataset), type(dataset)
-    for number, values in enumerate(dataset, start=1):
-        yield RawRow(f"row {number}", dict(values))
+    return dataset
 
 
 def _hub_answers() -> bool:

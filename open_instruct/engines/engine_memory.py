@@ -35,7 +35,9 @@ def engine_memory(args: GRPOConfig, device: Device) -> EngineMemory:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    config = AutoConfig.from_pretrained(args.model_name_or_path, revision=args.model_revision)
+    config = AutoConfig.from_pretrained(
+        args.model_name_or_path, revision=args.model_revision, trust_remote_code=args.trust_remote_code
+    )
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=device.torch_dtype)
     workers = args.vllm_tensor_parallel_size

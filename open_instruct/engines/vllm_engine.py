@@ -26,6 +26,7 @@ from typing import Any
 
 import numpy as np
 
+from open_instruct.chat_templates import AS_IT_IS, TokenizerSetup
 from open_instruct.cluster.network_interface import OF_NCCL, network_interface
 from open_instruct.data_types import Completion, SamplingConfig
 from open_instruct.engines.engine_sleep import SleepOptions
@@ -53,6 +54,7 @@ class EngineOptions:
     revision: str | None = None
     tokenizer_revision: str | None = None
     """None is the revision of the model."""
+    tokenizer_setup: TokenizerSetup = AS_IT_IS
     tensor_parallel_size: int = 1
     executor_of_one_worker: str | None = None
     """vLLM's executor where there is no tensor parallelism; None leaves vLLM's choice."""
@@ -242,6 +244,7 @@ def _engine_args(options: EngineOptions) -> Any:
         tokenizer=options.tokenizer or options.model,
         revision=options.revision,
         tokenizer_revision=options.tokenizer_revision,
+        trust_remote_code=options.tokenizer_setup.trust_remote_code,
         dtype=options.dtype,  # type: ignore[arg-type]
         max_model_len=options.max_model_len,
         max_num_seqs=options.max_num_seqs,

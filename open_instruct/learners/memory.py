@@ -86,9 +86,14 @@ def _on_meta(args: GRPOConfig, device: Device) -> Any:
     from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
 
     AttentionInterface.register(ATTENTION, _keep_inputs_and_output)
-    config = AutoConfig.from_pretrained(args.model_name_or_path, revision=args.model_revision)
+    trusted = args.trust_remote_code
+    config = AutoConfig.from_pretrained(
+        args.model_name_or_path, revision=args.model_revision, trust_remote_code=trusted
+    )
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, dtype=device.torch_dtype, attn_implementation=ATTENTION)
+        model = AutoModelForCausalLM.from_config(
+            config, dtype=device.torch_dtype, attn_implementation=ATTENTION, trust_remote_code=trusted
+        )
         if args.use_peft:
             add_adapter(model, args)
     return model.train()

@@ -17,7 +17,9 @@ def join_sequence_parallel(args: GRPOConfig, device: Device, *, rank: int, world
 
     if args.sequence_parallel_size == 1:
         return None
-    config = AutoConfig.from_pretrained(args.model_name_or_path, revision=args.model_revision).get_text_config()
+    config = AutoConfig.from_pretrained(
+        args.model_name_or_path, revision=args.model_revision, trust_remote_code=args.trust_remote_code
+    ).get_text_config()
     return SequenceParallel(
         size=args.sequence_parallel_size,
         rank=rank,
@@ -78,6 +80,7 @@ def _load_model(
     model = AutoModelForCausalLM.from_pretrained(
         args.model_name_or_path,
         revision=args.model_revision,
+        trust_remote_code=args.trust_remote_code,
         dtype=device.torch_dtype,
         attn_implementation=device.attn_implementation if parts is None else ATTENTION,
     )

@@ -1,5 +1,6 @@
 """From scored groups to training samples, and the numbers that describe them. Pure: arrays in, arrays and floats out."""
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -79,14 +80,18 @@ def response_metrics(groups: Sequence[ScoredGroup], *, verification_reward: floa
         "objective/not_scored": float(sum(group.num_not_scored for group in groups)),
         **_length_metrics([group for group in groups if group.samples]),
     }
+    forms = [group.well_formed for group in groups if group.well_formed is not None]
+    if forms:
+        metrics["val/format_scores"] = float(np.concatenate(forms).mean())
     if (cost := sum(group.cost for group in groups)) > 0:
         metrics["objective/verifier_cost"] = cost
     by_verifier = defaultdict(list)
     for group in groups:
-        by_verifier[group.dataset.partition("/")[0].partition("?")[0]].append(group)
+        for part in group.by_verifier:
+            by_verifier[part.name].append(part)
     for name, parts in by_verifier.items():
-        own = np.concatenate([group.scores for group in parts])
-        weighted = np.concatenate([group.weighted_scores for group in parts])
+        own = np.concatenate([part.scores for part in parts])
+        weighted = np.concatenate([part.weight * part.scores for part in parts])
         metrics[f"objective/{name}_reward"] = float(verification_reward * weighted.mean())
         metrics[f"objective/{name}_correct_rate"] = float((own >= 1.0 - 1e-6).mean())
     return metrics
@@ -297,6 +302,30 @@ def num_computed_tokens(rank_batches: Sequence[Sequence[MiniBatch]]) -> int:
     )
 
 
+def pass_at_k_metrics(correct: Sequence[np.ndarray]) -> dict[str, float]:
+    """`eval/pass_at_1`, the share of right responses. With n responses to a prompt also `eval/pass_at_<n>`, the share of prompts
+    with a right one among them, and for k = 1, 2, 4, … `eval/pass_at_<k>_unbiased`: 1 - C(n - c, k) / C(n, k) for c right
+    responses of n (Chen et al., arXiv:2107.03374, eq. 1), averaged over prompts.
+
+    Args:
+        correct: for each prompt (n,) bool. A prompt with fewer responses than k counts with those that it has.
+    """
+    metrics = {"eval/pass_at_1": float(np.mean([one.mean() for one in correct]))}
+    most = max(map(len, correct))
+    if most > 1:
+        metrics[f"eval/pass_at_{most}"] = float(np.mean([one.any() for one in correct]))
+        for k in (2**power for power in range(most.bit_length())):
+            metrics[f"eval/pass_at_{k}_unbiased"] = float(
+                np.mean([_pass_at(k, len(one), int(one.sum())) for one in correct])
+            )
+    return metrics
+
+
+def _pass_at(k: int, n: int, c: int) -> float:
+    k = min(k, n)
+    return 1.0 - math.comb(n - c, k) / math.comb(n, k)
+
+
 def evaluation_metrics(groups: Sequence[ScoredGroup], *, verification_reward: float) -> dict[str, float]:
     """`eval/*` over all prompts of one evaluation; `eval/scores` is the mean reward, `eval/pass_at_1` the share correct.
 
@@ -305,7 +334,7 @@ def evaluation_metrics(groups: Sequence[ScoredGroup], *, verification_reward: fl
     """
     metrics = response_metrics(groups, verification_reward=verification_reward)
     renamed = {f"eval/{key.removeprefix('val/')}": value for key, value in metrics.items()}
-    renamed["eval/pass_at_1"] = metrics["objective/verifiable_correct_rate"]
+    renamed |= pass_at_k_metrics([group.scores >= 1.0 - 1e-6 for group in groups])
     statistics = [group.result.token_statistics for group in groups if group.samples]
     renamed["eval/num_given_up"] = len(groups) - len(statistics)
     if statistics:

@@ -41,6 +41,7 @@ from open_instruct.rollouts.step_assembly import CollationOptions
 from open_instruct.rollouts.step_filling import StepFilling
 from open_instruct.system.work_threads import POLL_S, WorkThreads
 from open_instruct.verifiers.pool import VerifierPool
+from open_instruct.verifiers.row_verifiers import names_of_verifiers
 from open_instruct.verifiers.verifiers import import_verifiers
 
 if TYPE_CHECKING:
@@ -111,8 +112,14 @@ class RolloutController:
         self._workflow = workflow = args.workflow.make()
         self._requests = requests = PromptRequests(args, workflow, train_dataset, eval_dataset)
         self._flow = flow = PromptFlow(flow_options(args), PromptLedger(), requests.is_skipped)
-        tokenizer = read_tokenizer(options.tokenizer_name_or_path, args.tokenizer_revision)
-        self._scoring = ResultScoring(requests, workflow, tokenizer, _verifier_pool(args, train_dataset, eval_dataset))
+        tokenizer = read_tokenizer(options.tokenizer_name_or_path, args.revision_of_tokenizer, args.tokenizer_setup)
+        self._scoring = ResultScoring(
+            requests,
+            workflow,
+            tokenizer,
+            _verifier_pool(args, train_dataset, eval_dataset),
+            looks_at_form=args.apply_r1_style_format_reward,
+        )
         self._evaluations = evaluations = Evaluations(args, threads, workflow, len(eval_dataset or ()))
         self._feeder = PromptFeeder(
             args, threads, flow, requests, evaluations, param_prompt_Q, self._custom_generation_logic
@@ -372,7 +379,8 @@ def _verifier_pool(args: GRPOConfig, train: PromptDataset, held_out: PromptDatas
     import_verifiers(
         args.verifier_modules, args.verifier_config
     )  # their weights, and those that score outside the jail
-    names = {*train.dataset_names, *(held_out.dataset_names if held_out is not None else ())}
+    datasets = {*train.dataset_names, *(held_out.dataset_names if held_out is not None else ())}
+    names = {name for dataset in datasets for name in names_of_verifiers(dataset)}
     return VerifierPool(
         args.verifier_workers,
         args.verifier_timeout_s,

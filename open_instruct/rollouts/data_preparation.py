@@ -22,6 +22,7 @@ from open_instruct.rollouts.result_scoring import ResultScoring
 from open_instruct.rollouts.rollout_state import FinishedGroup
 from open_instruct.rollouts.staleness import PromptFlow
 from open_instruct.rollouts.teacher_scoring import TeacherScoring
+from open_instruct.rollouts.unscored_share import TooFewScored, UnscoredShare
 from open_instruct.scored_groups import ScoredGroup
 from open_instruct.system.work_threads import POLL_S, WorkThreads
 from open_instruct.verifiers.scoring_processes import Scored
@@ -59,6 +60,7 @@ class DataPreparation:
         if teachers:
             self._teacher = TeacherScoring(teachers, threads, self.scored.put, timeout_s=args.teacher_timeout_s)
         self.failures = GenerationFailures()
+        self._unscored = UnscoredShare(args.max_unscored_share)
         self.num_samples = 0
         self.num_response_tokens = 0
 
@@ -92,7 +94,7 @@ class DataPreparation:
                 self.being_scored[result.prompt_id] = result
                 self.num_samples += len(result.samples)
                 self.num_response_tokens += result.token_statistics.num_response_tokens
-        self._scoring.submit(result, lambda future, score_s: self._scored(result, future, score_s))
+        self._scoring.submit(result, lambda futures, score_s: self._scored(result, futures, score_s))
 
     def _is_waited_for(self, result: GenerationResult) -> bool:
         if (evaluation := self._evaluations.measured_by(result)) is not None:
@@ -112,19 +114,24 @@ class DataPreparation:
         self.failures.record(result, is_tried_again=is_tried_again)
         self._threads.lock.notify_all()
 
-    def _scored(self, result: GenerationResult, future: "Future[list[Scored]]", score_s: float) -> None:
+    def _scored(self, result: GenerationResult, futures: "list[Future[list[Scored]]]", score_s: float) -> None:
         """Called by the verifiers' threads. Results of an evaluation are taken in here, because `packing_thread` may be waiting
         for room in the message queue while the driver waits for the evaluation."""
         if self._threads.stopping.is_set():
             return
         try:
-            group, cause = self._scoring.scored_group(result, future.result(), score_s)
+            scored_by = [future.result() for future in futures]
+            with self._threads.lock:
+                self._unscored.record(one for scored in scored_by for one in scored)
+            group, cause = self._scoring.scored_group(result, scored_by, score_s)
             if group is None:
                 self._leave_out(result, cause)
             elif result.is_eval:
                 self._take_into_evaluation(group)
             elif not self.ask_teacher(group):
                 self.scored.put(group)
+        except TooFewScored as error:
+            self._threads.fail(error)
         except Exception as error:  # nobody looks at what a callback raises
             failure = RuntimeError(f"verification of {result.prompt_id} failed: {error!r}")
             failure.__cause__ = error

@@ -1,5 +1,6 @@
 """From the responses to one prompt to a scored group: decode them, have them verified, leave out what no verifier scored."""
 
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -9,12 +10,14 @@ from typing import Any
 
 import numpy as np
 
+from open_instruct.algorithms.reward_shaping import is_well_formed
 from open_instruct.data.prompt_dataset import PromptRow
 from open_instruct.data_types import GenerationResult
 from open_instruct.rollouts.generation_failures import NOT_SCORED
 from open_instruct.rollouts.prompt_requests import PromptRequests
-from open_instruct.scored_groups import ScoredGroup, take
+from open_instruct.scored_groups import ScoredGroup, ScorePart, take
 from open_instruct.verifiers.pool import VerifierPool
+from open_instruct.verifiers.row_verifiers import checks_of_row, combined, names_of_verifiers
 from open_instruct.verifiers.scoring_processes import Scored
 from open_instruct.verifiers.verifiers import verifier_weight
 from open_instruct.workflows.base import Workflow
@@ -23,32 +26,48 @@ from open_instruct.workflows.base import Workflow
 class ResultScoring:
     """Has results scored by `verifiers`. The rows of `requests` say by which verifier, and what is right."""
 
-    def __init__(self, requests: PromptRequests, workflow: Workflow, tokenizer: Any, verifiers: VerifierPool) -> None:
+    def __init__(
+        self,
+        requests: PromptRequests,
+        workflow: Workflow,
+        tokenizer: Any,
+        verifiers: VerifierPool,
+        *,
+        looks_at_form: bool = False,
+    ) -> None:
         self._requests = requests
         self._workflow = workflow
         self._tokenizer = tokenizer
         self.verifiers = verifiers
+        self._looks_at_form = looks_at_form
 
-    def submit(self, result: GenerationResult, done: "Callable[[Future[list[Scored]], float], None]") -> None:
-        """Have the result verified. `done` is called in a thread of the verifiers, with what they said and the seconds it
-        took."""
+    def submit(self, result: GenerationResult, done: "Callable[[list[Future[list[Scored]]], float], None]") -> None:
+        """Have the result verified. `done` is called in a thread of the verifiers, with what each verifier of the row said, and
+        with the seconds that it took."""
         row = self._row(result)
         token_ids = [sample.response_ids.tolist() for sample in result.samples if sample.is_judged]
         texts = self._tokenizer.batch_decode(token_ids, skip_special_tokens=True)
         texts = [self._workflow.answer(text) for text in texts]
         started = time.perf_counter()
-        future = self.verifiers.submit(row.dataset, row.ground_truth, token_ids, texts, row.raw_query)
-        future.add_done_callback(lambda future: done(future, time.perf_counter() - started))
+        checks = checks_of_row(row.dataset, row.ground_truth)
+        futures = [self.verifiers.submit(name, truth, token_ids, texts, row.raw_query) for name, truth in checks]
+        when_all_are_done(futures, lambda: done(futures, time.perf_counter() - started))
 
     def scored_group(
-        self, result: GenerationResult, scored: Sequence[Scored], score_s: float
+        self, result: GenerationResult, scored_by: Sequence[Sequence[Scored]], score_s: float
     ) -> tuple[ScoredGroup | None, str]:
         """The rollout with its rewards, without samples that were not scored. Or None, where too few samples were scored, and
         why.
 
         Example: of 4 responses one was not scored, so the group has 3. If 3 were not scored, there is nothing left to compare the
         fourth with. Of an evaluation every response must be scored.
+
+        Args:
+            scored_by: what each verifier of the row said of the judged samples.
         """
+        names = names_of_verifiers(self._row(result).dataset)
+        weights = [verifier_weight(name) for name in names]
+        scored = combined(scored_by, weights) if len(names) > 1 else scored_by[0]
         scores = iter(one.score for one in scored)
         rewards = self._workflow.rewards(
             result.samples, [next(scores) if sample.is_judged else None for sample in result.samples]
@@ -60,6 +79,9 @@ class ResultScoring:
         known_rewards = np.array([0.0 if reward is None else reward for reward in rewards], dtype=np.float32)
         num_failures = sum((one.failure or "").startswith("error") for one in scored)
         group = self.group(result, known_rewards, num_failures)
+        if len(names) > 1 and all(sample.is_judged for sample in result.samples):
+            parts = zip(names, weights, map(_as_array, scored_by), strict=True)
+            group = replace(group, parts=tuple(ScorePart(*part) for part in parts))
         if len(known) < len(rewards):
             group = take(group, known)
         cost = sum(one.cost for one in scored)
@@ -68,12 +90,40 @@ class ResultScoring:
     def group(self, result: GenerationResult, rewards: np.ndarray, num_failures: int = 0) -> ScoredGroup:
         """The result with `rewards`, float32 of shape (samples,)."""
         dataset = self._row(result).dataset
-        return ScoredGroup(result, dataset, rewards, num_failures, reward_weight=verifier_weight(dataset))
+        weight = sum(map(verifier_weight, names_of_verifiers(dataset)))
+        well_formed = None
+        if self._looks_at_form and result.samples:
+            texts = self._tokenizer.batch_decode(
+                [sample.response_ids.tolist() for sample in result.samples], skip_special_tokens=True
+            )
+            well_formed = np.array([is_well_formed(text) for text in texts])
+        return ScoredGroup(result, dataset, rewards, num_failures, reward_weight=weight, well_formed=well_formed)
 
     def _row(self, result: GenerationResult) -> PromptRow:
         dataset = self._requests.held_out if result.is_eval else self._requests.train
         assert dataset is not None
         return dataset[result.index]
+
+
+def when_all_are_done(futures: Sequence[Future[Any]], then: Callable[[], None]) -> None:
+    """Call `then` once, in the thread in which the last of the futures is done."""
+    lock, left = threading.Lock(), len(futures)
+
+    def count(_: Future[Any]) -> None:
+        nonlocal left
+        with lock:
+            left -= 1
+            is_last = left == 0
+        if is_last:
+            then()
+
+    for future in futures:
+        future.add_done_callback(count)
+
+
+def _as_array(scored: Sequence[Scored]) -> np.ndarray:
+    """(G,) float32; 0 for a response that was not scored."""
+    return np.array([one.score or 0.0 for one in scored], dtype=np.float32)
 
 
 def _comparable(result: GenerationResult, rewards: Sequence[float | None]) -> list[int]:

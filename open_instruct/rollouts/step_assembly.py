@@ -134,7 +134,8 @@ class StepAssembly:
     def _add(self, group: ScoredGroup, assignment: Assignment) -> str:
         args = self._args
         if self._shaping.is_on:
-            shaped = self._shaping.apply(group.rewards(args.verification_reward), group.lengths, group.stopped)
+            rewards = group.rewards(args.verification_reward)
+            shaped = self._shaping.apply(rewards, group.lengths, group.stopped, group.well_formed)
             group = replace(group, shaped_rewards=shaped)
         self.groups.append(group)
         if group.first.weight == 0 or (args.leaves_out_zero_std and group.has_zero_std):

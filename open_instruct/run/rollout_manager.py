@@ -163,7 +163,8 @@ def engine_options(args: GRPOConfig, device: Device, *, seed: int, max_model_len
         tokenizer=args.tokenizer_name,
         revision=args.model_revision,
         # Without a value vLLM takes the model's revision, even if the tokenizer is of another repository.
-        tokenizer_revision=args.tokenizer_revision or "main",
+        tokenizer_revision=args.revision_of_tokenizer or "main",
+        tokenizer_setup=args.tokenizer_setup,
         dtype=device.dtype,
         max_model_len=max_model_len,
         max_num_seqs=args.vllm_max_num_seqs,

@@ -148,19 +148,26 @@ class MismatchWatch:
     """Logs an error when the log-probs of engines and learners differ in a step, or ends the run (`--logprob_mismatch_action`).
 
     Only a step whose tokens were all sampled by the version that was trained is judged, because log-probs of older weights
-    differ for a good reason.
+    differ for a good reason; and none with `--vllm_top_p` below 1, because the engine's log-probs are then those of the tokens
+    that were left to sample from.
     """
 
     def __init__(self, args: GRPOConfig) -> None:
         self._metric = DIFFERENCE + measure_of(args)
         self._limit = limit_of(args)
         self._stops = args.logprob_mismatch_action == "stop"
+        self._can_judge = args.vllm_top_p == 1
 
     def check(self, training_step: int, metrics: Mapping[str, Any]) -> None:
         """Take the metrics of a training step. Raises `WeightsDiffer`."""
         difference = metrics.get(self._metric)
         # NaN is left to `NonfiniteWatch`.
-        if difference is None or metrics.get("max_sample_age", 1) > 0 or not difference > self._limit:
+        if (
+            difference is None
+            or not self._can_judge
+            or metrics.get("max_sample_age", 1) > 0
+            or not difference > self._limit
+        ):
             return
         message = (
             f"step {training_step}: {self._metric} is {difference:.3g} on tokens of the version that was trained, and may be "

@@ -291,7 +291,6 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"system_prompt_override_file": "/no/such"}, "--system_prompt_override_file /no/such: there is no readable file."),
     ({"output_dir": "/dev/null/out"}, "--output_dir /dev/null/out: /dev/null is a file. Give a directory."),
     ({"checkpoint_state_dir": "/dev/null"}, "--checkpoint_state_dir /dev/null: /dev/null is a file. Give a"),
-    ({"single_gpu_mode": True}, "--single_gpu_mode True: this machine has no GPU."),
     ({"attn_implementation": "flash_attention_2"}, "--attn_implementation flash_attention_2: flash attention needs"),
     (
         {"num_learners_per_node": [4], "vllm_num_engines": 2, "vllm_tensor_parallel_size": 3},
@@ -418,7 +417,13 @@ def test_all_mistakes_at_once(make_args: MakeArgs) -> None:
 def test_every_number_has_limits() -> None:
     hints = typing.get_type_hints(GRPOConfig)
     numbers = {name for name, hint in hints.items() if {int, float} & {hint, *typing.get_args(hint)}}
-    assert set(limits.LIMITS) == numbers - {"num_learners_per_node", "loss_denominator", "kl_denominator"}
+    checked_elsewhere = {
+        "num_learners_per_node",
+        "loss_denominator",
+        "kl_denominator",
+        "llm_judge_price_per_million_tokens",
+    }
+    assert set(limits.LIMITS) == numbers - checked_elsewhere
 
 
 @given(low=st.integers(-5, 5), high=st.integers(-5, 5), low_itself=st.booleans(), value=st.floats(-9, 9))
@@ -455,7 +460,6 @@ def test_colocated_learners_and_engines_take_turns(make_args: MakeArgs) -> None:
             "nothing is generated while learners train. Set async_steps and max_staleness_allowed to 0",
         ),
         ({"streaming": True, "deepspeed_stage": 2}, "engines and learners use the devices by turns"),
-        ({"single_gpu_mode": True}, "with single_gpu_mode both stay in its memory. Leave out one of the two."),
         ({"engine_sleep_after_s": 5.0}, "engines sleep whenever learners train."),
         ({"vllm_num_engines": 2}, "the engines need 2 places on the devices of the learners, and there are 1."),
     ):
@@ -474,6 +478,14 @@ def test_single_gpu_mode_takes_one_learner_and_one_engine(make_args: MakeArgs, m
     (mistake,) = collect_mistakes(make_args(single_gpu_mode=True))
     assert mistake.startswith("--single_gpu_mode True --vllm_gpu_memory_utilization 0.9: ")
     assert "0.5 or less" in mistake
+    mistakes = collect_mistakes(make_args(**half, colocate=True))
+    assert any("with single_gpu_mode both stay in its memory. Leave out one of the two." in one for one in mistakes)
+
+
+def test_single_gpu_mode_means_nothing_without_a_gpu(make_args: MakeArgs) -> None:
+    args = make_args(single_gpu_mode=True)
+    assert collect_mistakes(args) == []
+    assert not args.shares_devices
 
 
 def test_gpus_are_counted(make_args: MakeArgs, monkeypatch: pytest.MonkeyPatch) -> None:

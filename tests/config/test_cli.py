@@ -284,8 +284,19 @@ def test_help_tells_every_option_with_its_default(capsys: pytest.CaptureFixture[
 def test_help_is_grouped_in_the_order_of_the_config() -> None:
     titles = list(dict.fromkeys(title for title, _ in field_help(GRPOConfig).values()))
     generation = ["Run", "Model", "Tokenizer", "Data", "Rollout", "Reasoning cache", "Asynchronous training"]
-    learning = ["Algorithm", "Distillation", "Rewards", "Optimizer", "Learners", "LoRA", "vLLM"]
-    assert titles == [*generation, *learning, "Evaluation", "Saving", "Deadlines", "Tracking"]
+    learning = ["Algorithm", "Distillation", "Rewards", "Length verifiers", "Code verifiers", "LLM judge"]
+    assert titles == [
+        *generation,
+        *learning,
+        "Optimizer",
+        "Learners",
+        "LoRA",
+        "vLLM",
+        "Evaluation",
+        "Saving",
+        "Deadlines",
+        "Tracking",
+    ]
 
 
 def test_the_command_line_needs_nothing_heavy() -> None:

@@ -1,5 +1,6 @@
 """The tokenizer of a run: which revision of which repository."""
 
+import dataclasses
 import json
 import shutil
 import subprocess
@@ -22,7 +23,8 @@ def test_the_revision_is_that_of_the_model_only_where_both_are_in_one_repository
     tokenizer: str | None, revision: str | None
 ) -> None:
     args = make_args(model_name_or_path="org/model", model_revision="v2", tokenizer_name_or_path=tokenizer)
-    assert args.tokenizer_revision == revision
+    assert args.revision_of_tokenizer == revision
+    assert dataclasses.replace(args, tokenizer_revision="v9").revision_of_tokenizer == "v9"
 
 
 @pytest.mark.parametrize(("tokenizer", "revision"), [(None, "v2"), ("org/other", "main")])

@@ -10,7 +10,11 @@ from conftest import make_args
 
 @pytest.mark.parametrize(
     ("options", "learners_begin"),
-    [({}, "first"), ({"single_gpu_mode": True}, "last"), ({"colocate": True, "async_steps": 0}, "last")],
+    [
+        ({}, "first"),
+        ({"single_gpu_mode": True, "device_type": "cuda"}, "last"),
+        ({"colocate": True, "async_steps": 0}, "last"),
+    ],
 )
 def test_learners_that_share_a_gpu_start_after_the_engines(options: dict[str, Any], learners_begin: str) -> None:
     """vLLM measures the free memory of the whole GPU when it starts: a learner that loads meanwhile falsifies it."""

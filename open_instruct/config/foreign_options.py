@@ -1,0 +1,188 @@
+"""Options of open-instruct's launch lines that this project does not have: what becomes of each.
+
+None is passed over in silence, and none stops a run but those that ask for something which is not here. A line that was
+written for open-instruct therefore starts, and one warning says which of its options had no effect, and why.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+AI2 = "Ai2's own machines"
+NO_EFFECT_THERE = "has no effect in open-instruct's grpo_fast.py either"
+COMPUTED = "is computed from total_episodes"
+OLD = "open-instruct has dropped it"
+UPLOAD = "models are written to output_dir; `hf upload` brings them to the hub"
+CACHE = "tokenized data are cached by their content (dataset_local_cache_dir)"
+
+WITHOUT_EFFECT: dict[str, str] = {
+    **dict.fromkeys(
+        (
+            "try_launch_beaker_eval_jobs_on_weka",
+            "try_auto_save_to_beaker",
+            "no_try_launch_beaker_eval_jobs",
+            "beaker_eval_freq",
+            "gs_bucket_path",
+            "gs_checkpoint_state_dir",
+            "oe_eval_tasks",
+            "oe_eval_max_length",
+            "oe_eval_beaker_image",
+            "oe_eval_gpu_multiplier",
+            "eval_priority",
+            "eval_workspace",
+        ),
+        AI2,
+    ),
+    **dict.fromkeys(
+        (
+            "data_loader_seed",
+            "report_to",
+            "logging_steps",
+            "dtype",
+            "use_cache",
+            "use_slow_tokenizer",
+            "tokenizer_name",
+            "tokenizer_files_hash",
+            "lora_modules_to_save",
+            "lora_task_type",
+            "load_in_8bit",
+            "load_in_4bit",
+            "bnb_4bit_quant_type",
+            "use_bnb_nested_quant",
+            "max_seq_length",
+            "max_train_steps",
+            "gradient_accumulation_steps",
+            "num_nodes",
+            "world_size",
+            "fsdp_shard_degree",
+            "fsdp_num_replicas",
+            "activation_memory_budget",
+            "activation_checkpointing_mode",
+            "activation_checkpointing_modules",
+            "compile_model",
+            "cp_degree",
+            "cp_strategy",
+            "checkpointing_steps",
+            "ephemeral_save_interval",
+            "max_possible_score",
+        ),
+        NO_EFFECT_THERE,
+    ),
+    **dict.fromkeys(("push_to_hub", "hf_entity", "hf_repo_id", "hf_repo_revision", "hf_repo_url"), UPLOAD),
+    **dict.fromkeys(("dataset_cache_mode", "dataset_config_hash", "dataset_config_eval_hash"), CACHE),
+    **dict.fromkeys(("inference_batch_size", "local_rollout_forward_batch_size", "allow_world_padding"), OLD),
+    "num_training_steps": COMPUTED,
+    "resume_from_checkpoint": "the same command resumes its run by itself",
+    "lora_dropout": "adapters have no dropout: the engine that samples has none either",
+    "get_tokenizer_fn": "chat_template_name and add_bos say how the tokenizer is set up",
+    "use_fast": "tokenizers are fast ones wherever there is one",
+    "dataset_transform_fn": "rows always get the chat template, and prompts over max_prompt_token_length are left out",
+    "set_weight_decay_on_bias_and_norm": "weight_decay holds for all weights",
+    "fused_optimizer": "AdamW is always fused",
+    "deepspeed_checkpoint_load_universal": "a run resumes with the learners and the stage with which it was begun",
+    "gather_whole_model": "weights are gathered one after another",
+    "vllm_sync_backend": "weight_transport says how weights travel; by default the fastest way that there is",
+    "vllm_attention_backend": "vLLM chooses; set VLLM_ATTENTION_BACKEND in the environment",
+    "enable_queue_dashboard": "the queues are in the log every statistics_interval_s and in the metrics queue/*",
+    "queue_dashboard_port": "the queues are in the log every statistics_interval_s and in the metrics queue/*",
+    "record_entropy": "policy/entropy_avg is always recorded",
+    "max_token_length": f"{OLD}; max_prompt_token_length is the limit",
+    "local_rollout_batch_size": f"{OLD}; num_unique_prompts_rollout is the number of prompts in a step",
+    "local_mini_batch_size": f"{OLD}; num_mini_batches is the number of optimizer steps in a step",
+    "stop_token": f"{OLD}; stop_strings end a response, and so does the model's own end",
+    "reward_model_multiplier": f"{OLD}; there is no reward model",
+    "apply_arithmetic_reward": f"{OLD}; the verifiers of the rows score",
+    "arithmetic_reward": f"{OLD}; the verifiers of the rows score",
+    "masked_mean_axis": f"{OLD}; loss_denominator says what is averaged",
+    "use_fp8_kv_cache": f"{OLD}; the key-value cache has the model's type",
+}
+"""By name: why the option does nothing here."""
+
+RENAMED: dict[str, str] = {
+    "number_samples_per_prompt": "num_samples_per_prompt_rollout",
+    "actor_num_gpus_per_node": "num_learners_per_node",
+    "add_r1_style_format_reward": "apply_r1_style_format_reward",
+    "penalty_reward_value": "non_stop_penalty_value",
+}
+"""Earlier names and abbreviations, with the name that they have here."""
+
+_TOOLS = "conversations with tools and environments are not here yet. A workflow of your own may have tools: docs/workflows.md."
+_RUBRICS = "rubrics that change during a run are not here yet. Rows of the verifier rubric keep theirs."
+REFUSED: dict[str, str] = {
+    **dict.fromkeys(("tools", "tool_call_names", "tool_configs", "tool_parser_type"), _TOOLS),
+    **dict.fromkeys(("max_steps", "pool_size", "per_turn_max_tokens", "reward_aggregator"), _TOOLS),
+    **dict.fromkeys(("mask_tool_use", "only_reward_good_outputs", "pass_tools_to_chat_template"), _TOOLS),
+    **dict.fromkeys(("apply_evolving_rubric_reward", "max_active_rubrics", "cache_evolving_rubric_data_dir"), _RUBRICS),
+}
+"""By name: why a run with it is refused, unless its value asks for nothing."""
+
+OTHER_VALUES: dict[str, dict[str, str]] = {
+    "kl_estimator": {"kl1": "0", "kl2": "1", "kl3": "2", "kl4": "3"},
+    "chat_template_name": {"olmo123": "None"},  # it never was there: the tokenizer's own template is used
+}
+"""Earlier spellings of values, by option."""
+_ASKS_FOR_NOTHING = {
+    "mask_tool_use": ("true",),
+    "pass_tools_to_chat_template": ("true",),
+    "reward_aggregator": ("last",),
+}
+"""Values in addition to False and none that change nothing where there are no tools."""
+
+
+@dataclass
+class ForeignOptions:
+    """Takes foreign options out of what was written, and keeps what became of them."""
+
+    knows_any: bool = True
+    notes: dict[str, str] = field(default_factory=dict)
+    """By name as it was written: what became of the option."""
+    refused: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def names(self) -> list[str]:
+        return [*WITHOUT_EFFECT, *RENAMED, *REFUSED] if self.knows_any else []
+
+    def without_foreign(self, written: Mapping[str, Any]) -> dict[str, Any]:
+        """The options of this project. A value under an earlier name is taken, unless the present name is there too."""
+        ours = {name: value for name, value in written.items() if name not in self.names}
+        for name, value in written.items() if self.knows_any else ():
+            if name in RENAMED:
+                self.notes[name] = f"taken as {RENAMED[name]}"
+                ours.setdefault(RENAMED[name], True if value == [] else value)  # a bare switch
+            elif name in WITHOUT_EFFECT:
+                self.notes[name] = WITHOUT_EFFECT[name]
+            elif name in REFUSED:
+                if asks_for_nothing(name, value):
+                    self.notes[name] = "asks for nothing that is not so"
+                else:
+                    self.refused[name] = REFUSED[name]
+            elif name in OTHER_VALUES and str(value) in OTHER_VALUES[name]:
+                ours[name] = OTHER_VALUES[name][str(value)]
+                self.notes[name] = f"{value} is taken as {ours[name]}"
+        return ours
+
+    @property
+    def mistakes(self) -> list[str]:
+        """One for each reason, with all options that it holds for."""
+        return [
+            f"{' '.join(f'--{name}' for name, why in self.refused.items() if why == reason)}: {reason}"
+            for reason in dict.fromkeys(self.refused.values())
+        ]
+
+    def warning(self) -> str:
+        """What became of the options, a line for each reason; "" if there were none."""
+        if not self.notes:
+            return ""
+        return "\n".join(
+            ["These options are not this project's, and the run goes on without their effect:", *self._lines()]
+        )
+
+    def _lines(self) -> Iterator[str]:
+        for reason in dict.fromkeys(self.notes.values()):
+            names = " ".join(f"--{name}" for name, why in self.notes.items() if why == reason)
+            yield f"  {names}: {reason}"
+
+
+def asks_for_nothing(name: str, value: Any) -> bool:
+    """Whether a value leaves everything as it is."""
+    return str(value).lower() in ("false", "none", "[]", "", *_ASKS_FOR_NOTHING.get(name, ()))

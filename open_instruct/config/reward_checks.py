@@ -1,0 +1,50 @@
+"""What may be wrong with the options of rewards and evaluation."""
+
+from collections.abc import Iterator
+
+from open_instruct.algorithms.advantages import ADVANTAGES
+from open_instruct.config.options import GRPOConfig
+from open_instruct.option_text import shown
+
+
+def remapped_verifiers_are_pairs(args: GRPOConfig) -> Iterator[str]:
+    for pair in args.remap_verifier:
+        old, _, new = pair.partition("=")
+        if not old.strip() or not new.strip():
+            yield f"{shown(args, 'remap_verifier')}: {pair!r} is no pair of names. Write old=new, such as math_dapo=math."
+
+
+def something_is_rewarded(args: GRPOConfig) -> Iterator[str]:
+    shaping = args.reward_shaping
+    if args.apply_verifiable_reward or args.has_teacher or shaping.overlong_buffer:
+        return
+    if shaping.form == "ignored" or shaping.form_reward == 0:
+        yield (
+            f"{shown(args, 'apply_verifiable_reward')}: then no response has a reward. Set apply_r1_style_format_reward, or "
+            f"leave this out."
+        )
+
+
+def judgements_have_a_price(args: GRPOConfig) -> Iterator[str]:
+    prices = args.llm_judge_price_per_million_tokens
+    if len(prices) != 2 or not all(0 <= price < float("inf") for price in prices):
+        yield (
+            f"{shown(args, 'llm_judge_price_per_million_tokens')}: give two prices in US dollars, of what the judge reads and of "
+            f"what it writes, such as 0.15 0.6."
+        )
+
+
+def overlong_buffer_fits(args: GRPOConfig) -> Iterator[str]:
+    if args.overlong_buffer_len > args.response_length:
+        options = shown(args, "overlong_buffer_len", "response_length")
+        yield f"{options}: the penalty would begin before the first token. Set overlong_buffer_len to response_length or less."
+
+
+def rewards_fit_the_advantage(args: GRPOConfig) -> Iterator[str]:
+    if ADVANTAGES.fact(args.advantage_normalization_type, "over_step") and args.streaming:
+        options = shown(args, "advantage_normalization_type", "streaming")
+        yield f"{options}: this advantage needs the rewards of the whole step first. Leave out streaming."
+    may_be_negative = args.overlong_buffer_len > 0 or (args.non_stop_penalty and args.non_stop_penalty_value < 0)
+    if args.advantage_normalization_type == "maxrl" and may_be_negative:
+        options = shown(args, "advantage_normalization_type", "overlong_buffer_len", "non_stop_penalty_value")
+        yield f"{options}: maxrl takes no negative reward. Choose another advantage, or leave out the penalty."

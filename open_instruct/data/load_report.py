@@ -1,0 +1,59 @@
+"""What became of the rows of each source."""
+
+from dataclasses import dataclass
+
+
+@dataclass
+class SourceReport:
+    """What became of the rows of one source: read = kept + overlong + excluded; the dataset has kept + repeated."""
+
+    name: str
+    num_rows: int = 0
+    num_overlong: int = 0
+    num_excluded: int = 0
+    num_kept: int = 0
+    num_repeated: int = 0
+    """Prompts that are there once more, because more rows are asked for than there are."""
+    num_with_special_tokens: int = 0
+    """Rows, kept or not, whose messages spell out a special token. It stays text."""
+    first_with_special_tokens: str = ""
+    """Place of the first such row."""
+
+
+@dataclass(frozen=True)
+class LoadReport:
+    """Counts of `load_prompts`, one report per source in the order of the mixer list."""
+
+    sources: tuple[SourceReport, ...]
+
+    @property
+    def num_rows(self) -> int:
+        """Rows read."""
+        return sum(source.num_rows for source in self.sources)
+
+    @property
+    def num_overlong(self) -> int:
+        """Rows dropped because their prompts are too long."""
+        return sum(source.num_overlong for source in self.sources)
+
+    @property
+    def num_excluded(self) -> int:
+        """Rows dropped because their prompts are held out."""
+        return sum(source.num_excluded for source in self.sources)
+
+    @property
+    def why_nothing_is_left(self) -> str:
+        """For a message, where no row was kept."""
+        return (
+            f"nothing is left of {self.num_rows} rows ({self.num_overlong} prompts too long, {self.num_excluded} held out): "
+            "name more data, or raise --max_prompt_token_length"
+        )
+
+    def warnings(self) -> list[str]:
+        """Warnings about the data for the user."""
+        return [
+            f"{source.name}: {source.num_with_special_tokens} of {source.num_rows} rows spell out special tokens of the "
+            f"tokenizer, which stay text in the prompt (the first: {source.first_with_special_tokens})"
+            for source in self.sources
+            if source.num_with_special_tokens
+        ]

@@ -1,0 +1,94 @@
+"""What a chat template does to a conversation, found out by trying: said once at the start of a run."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from open_instruct.chat_codec import END_THINK, THINK
+
+USER = {"role": "user", "content": "How much is 2 + 2?"}
+ANSWER = {"role": "assistant", "content": f"{THINK}\nTwo and two.\n{END_THINK}\n\n4"}
+NEXT = {"role": "user", "content": "And 3 + 3?"}
+THOUGHT = "Two and two."
+
+
+@dataclass(frozen=True)
+class TemplateAudit:
+    """None where the template refuses the conversation that would tell."""
+
+    opens_think: bool | None
+    """The model's turn begins inside `<think>`."""
+    has_system: bool | None
+    """A system prompt is added where the conversation has none."""
+    doubles_bos: bool
+    """A prompt begins with two tokens for the beginning of a text, if the tokenizer adds its own."""
+    drops_thoughts: bool | None
+    """Thoughts of earlier turns are left out."""
+    keeps_prefix: bool | None
+    """What was in the prompt stays as it was when turns are added, so that a conversation is one growing text."""
+
+    @property
+    def text(self) -> str:
+        """One line."""
+        facts = [
+            ("the model's turn begins inside <think>", self.opens_think),
+            ("a system prompt is added", self.has_system),
+            ("thoughts of earlier turns are left out", self.drops_thoughts),
+            ("earlier turns stay as they were", self.keeps_prefix),
+        ]
+        said = {True: "yes", False: "no", None: "not known"}
+        return "chat template: " + "; ".join(f"{what}: {said[value]}" for what, value in facts)
+
+    def warnings(self, *, wants_form: bool, prompt: str) -> Iterator[str]:
+        """What does not go together.
+
+        Args:
+            wants_form: whether rewards look for `…</think> <answer>…</answer>`.
+            prompt: a prompt of the run as text.
+        """
+        if self.doubles_bos:
+            yield "the chat template begins each prompt with two tokens for the beginning of a text: leave out --add_bos"
+        if wants_form and not (THINK in prompt and "<answer>" in prompt):
+            yield (
+                "--apply_r1_style_format_reward looks for </think> <answer>…</answer>, and the prompts name no <think> and "
+                "<answer>: use --chat_template_name r1_simple_chat_postpend_think, or a system prompt that asks for them"
+            )
+
+
+def audit_template(tokenizer: Any) -> TemplateAudit:
+    """Try the tokenizer's template on short conversations."""
+    first = _rendered(tokenizer, [USER], begins_turn=True)
+    with_answer = _rendered(tokenizer, [USER, ANSWER], begins_turn=False)
+    both = _rendered(tokenizer, [USER, ANSWER, NEXT], begins_turn=True)
+    bos = tokenizer.bos_token
+    return TemplateAudit(
+        opens_think=None if first is None else first.rstrip().endswith(THINK),
+        has_system=None if first is None else _has_system(tokenizer, first),
+        doubles_bos=first is not None and bool(bos) and first.startswith(bos + bos),
+        drops_thoughts=None if both is None else THOUGHT not in both,
+        keeps_prefix=None
+        if both is None or with_answer is None
+        else _is_prefix(with_answer, both, tokenizer.eos_token),
+    )
+
+
+def _rendered(tokenizer: Any, messages: list[dict[str, str]], *, begins_turn: bool) -> str | None:
+    try:
+        return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=begins_turn))
+    except Exception:  # a template is a program and may raise anything
+        return None
+
+
+def _has_system(tokenizer: Any, first: str) -> bool:
+    """A text of the template's own stands before the first message, and a system message takes its place."""
+    own = first.partition(USER["content"])[0]
+    system = _rendered(tokenizer, [{"role": "system", "content": "S"}, USER], begins_turn=True)
+    return system is not None and not system.partition(USER["content"])[0].startswith(own) and len(own) > len("S") + 20
+
+
+def _is_prefix(before: str, after: str, eos: str | None) -> bool:
+    """Whether `after` goes on where `before` ends, but for the end that some templates write behind the last turn alone."""
+    ends = [before, before.rstrip("\n")]
+    if eos and ends[-1].endswith(eos):
+        ends.append(ends[-1].removesuffix(eos))
+    return any(after.startswith(end) for end in ends)

@@ -1,0 +1,47 @@
+"""Rows that several verifiers score. The reward of a response is the sum of the weighted scores, as in open-instruct.
+
+dataset: ["math", "max_length"], ground_truth: ["42", "500"]  ─►  "math + max_length", ["42", "500"]
+"""
+
+from collections.abc import Sequence
+
+from open_instruct.verifiers.scoring_processes import Scored
+
+SEPARATOR = " + "
+"""Between the names of a row's verifiers, in the `dataset` of a prompt."""
+
+
+def names_of_verifiers(dataset: str) -> list[str]:
+    """The values of the `dataset` column that a row's `dataset` stands for."""
+    return dataset.split(SEPARATOR)
+
+
+def checks_of_row(dataset: str, ground_truth: object) -> list[tuple[str, object]]:
+    """Each verifier of a row, with its ground truth."""
+    names = names_of_verifiers(dataset)
+    if len(names) == 1:
+        return [(dataset, ground_truth)]
+    assert isinstance(ground_truth, list), (dataset, ground_truth)
+    return list(zip(names, ground_truth, strict=True))
+
+
+def combined(scored: Sequence[Sequence[Scored]], weights: Sequence[float]) -> list[Scored]:
+    """One score for each of G responses, which K verifiers have scored: the weighted mean, so 1 if all say 1.
+
+    A response that one of them has not scored is not scored.
+
+    Args:
+        scored: (K, G).
+        weights: (K,) positive.
+    """
+    total = sum(weights)
+    together = []
+    for of_response in zip(*scored, strict=True):
+        cost = sum(one.cost for one in of_response)
+        failures = [one.failure or "" for one in of_response if one.score is None]
+        if failures:
+            together.append(Scored(None, failures[0], cost))
+        else:
+            score = sum(weight * (one.score or 0.0) for one, weight in zip(of_response, weights, strict=True)) / total
+            together.append(Scored(min(score, 1.0), None, cost))
+    return together

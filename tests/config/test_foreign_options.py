@@ -1,0 +1,124 @@
+"""Launch lines of open-instruct: what becomes of options that this project does not have.
+
+`open_instruct_lines.txt` holds the command lines of its 61 scripts that call `grpo_fast.py` (August 2026): a script and its
+options on each line, without the values of options that have no effect here.
+"""
+
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from open_instruct.config import checks
+from open_instruct.config.cli import UsageError, parse_args
+from open_instruct.config.foreign_options import REFUSED, RENAMED, WITHOUT_EFFECT, ForeignOptions
+from open_instruct.config.options import GRPOConfig
+from open_instruct.registry import option_kinds
+
+LINES = dict(line.split("\t") for line in Path(__file__).with_name("open_instruct_lines.txt").read_text().splitlines())
+OF_THIS_MACHINE = {
+    "attention_can_run",
+    "machine_has_room",
+    "model_can_be_read",
+    "model_family_can_be_trained",
+    "model_has_enough_positions",
+    "rows_can_be_divided",
+    "adapters_have_layers",
+    "teacher_fits_the_model",
+    "system_prompt_file_can_be_read",
+    "outputs_can_be_written",
+}
+"""Rules that look at models, files and devices."""
+BROKEN_THERE_TOO = "train/rlvr/grpo_fast_mini_old.sh"
+"""A row of 256 tokens cannot hold a prompt of 256 and a response of 128."""
+
+
+def rules(args: GRPOConfig) -> Iterator[str]:
+    for rule in checks.RULES:
+        if rule.__name__ not in OF_THIS_MACHINE:
+            yield from rule(args)
+
+
+def parsed(line: str) -> tuple[GRPOConfig | None, ForeignOptions, list[str]]:
+    foreign = ForeignOptions()
+    try:
+        return parse_args(shlex.split(line), GRPOConfig, foreign=foreign, validators=[rules]), foreign, []
+    except UsageError as error:
+        return None, foreign, error.mistakes
+
+
+@pytest.mark.parametrize("script", LINES)
+def test_every_launch_line_is_understood(script: str) -> None:
+    """All options of all scripts are known; what is refused is refused for conversations, which are not here yet."""
+    args, foreign, mistakes = parsed(LINES[script])
+    if script == BROKEN_THERE_TOO:
+        assert [mistake.split(": ")[1] for mistake in mistakes] == [
+            "the longest prompt with the longest response does not fit into a row. Set pack_length to 384 or more."
+        ]
+    else:
+        assert mistakes == foreign.mistakes
+        assert (args is None) == bool(foreign.refused)
+
+
+def test_how_many_run() -> None:
+    run = [script for script in LINES if parsed(LINES[script])[0] is not None]
+    assert len(LINES) == 61
+    assert len(run) == 45
+
+
+def test_a_line_keeps_its_meaning() -> None:
+    args, foreign, _ = parsed(LINES["train/rlvr/grpo_mini_base_fast.sh"])
+    assert args is not None
+    assert args.num_samples_per_prompt_rollout == 4  # --number_samples_per_prompt
+    assert args.num_learners_per_node == [1]  # --actor_num_gpus_per_node
+    assert args.apply_r1_style_format_reward  # --add_r1_style_format_reward, a bare switch
+    assert (args.non_stop_penalty, args.non_stop_penalty_value) == (True, 0.0)  # --penalty_reward_value
+    told = foreign.warning()
+    assert "--number_samples_per_prompt: taken as num_samples_per_prompt_rollout" in told
+    assert "--reward_model_multiplier: open-instruct has dropped it; there is no reward model" in told
+
+
+def test_no_name_is_in_two_tables() -> None:
+    ours = set(option_kinds(GRPOConfig))
+    tables = [set(WITHOUT_EFFECT), set(RENAMED), set(REFUSED), ours]
+    assert sum(map(len, tables)) == len(set().union(*tables))
+    assert set(RENAMED.values()) <= ours
+
+
+MODEL = "--model_name_or_path m"
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("--push_to_hub False", "--push_to_hub: models are written to output_dir; `hf upload` brings them to the hub"),
+        ("--oe-eval-tasks a b c", "--oe_eval_tasks: Ai2's own machines"),
+        ("--tools", "--tools: asks for nothing that is not so"),
+        ("--kl_estimator kl3", "--kl_estimator: kl3 is taken as 2"),
+        ("--chat_template olmo123", "--chat_template_name: olmo123 is taken as None"),
+    ],
+)
+def test_what_became_of_it_is_said(line: str, told: str) -> None:
+    args, foreign, mistakes = parsed(f"{MODEL} {line}")
+    assert args is not None, mistakes
+    assert told in foreign.warning()
+
+
+def test_what_is_refused_is_named_once() -> None:
+    args, _, mistakes = parsed(f"{MODEL} --tools python --max_steps 4")
+    assert args is None
+    (mistake,) = mistakes
+    assert mistake.startswith("--tools --max_steps: conversations with tools and environments are not here yet.")
+
+
+def test_a_present_name_goes_before_an_earlier_one() -> None:
+    args, foreign, _ = parsed(f"{MODEL} --number_samples_per_prompt 8 --num_samples_per_prompt_rollout 2")
+    assert args is not None
+    assert args.num_samples_per_prompt_rollout == 2
+    assert foreign.notes == {"number_samples_per_prompt": "taken as num_samples_per_prompt_rollout"}
+
+
+def test_without_foreign_options_nothing_is_said() -> None:
+    assert ForeignOptions().warning() == ""
+    assert parsed(MODEL)[1].notes == {}
