@@ -27,7 +27,7 @@ from open_instruct.config.option_groups import (
 )
 from open_instruct.config.verifier_options import RewardOptions, VerifierConfig
 from open_instruct.data_types import SamplingConfig
-from open_instruct.device import Device, current_device
+from open_instruct.device import Device, Kind, current_device
 from open_instruct.registry import NO_FLAG, options_of
 from open_instruct.workflows.base import WORKFLOWS, Lengths, WorkflowSpec
 from open_instruct.workflows.rc.options import ReasoningCacheOptions
@@ -136,7 +136,7 @@ class GRPOConfig(
         return self.colocate or (self.single_gpu_mode and self._device_kind != "cpu")
 
     @property
-    def _device_kind(self) -> str:
+    def _device_kind(self) -> Kind:
         return current_device(kind=None if self.device_type == "auto" else self.device_type).kind
 
     @property

@@ -73,7 +73,7 @@ def test_a_line_keeps_its_meaning() -> None:
     assert args.num_samples_per_prompt_rollout == 4  # --number_samples_per_prompt
     assert args.num_learners_per_node == [1]  # --actor_num_gpus_per_node
     assert args.apply_r1_style_format_reward  # --add_r1_style_format_reward, a bare switch
-    assert (args.non_stop_penalty, args.non_stop_penalty_value) == (True, 0.0)  # --penalty_reward_value
+    assert args.non_stop_penalty_value == 0.0  # --penalty_reward_value
     told = foreign.warning()
     assert "--number_samples_per_prompt: taken as num_samples_per_prompt_rollout" in told
     assert "--reward_model_multiplier: open-instruct has dropped it; there is no reward model" in told
