@@ -166,7 +166,8 @@ def _load_hub(name: str, settings: str, split: str, cache_dir: str | None) -> "d
     config, revision = hub_settings(settings)
     try:
         with _offline_if(not (os.path.isdir(name) or datasets.config.HF_HUB_OFFLINE or _hub_answers())):
-            dataset = datasets.load_dataset(name, config, split=split, revision=revision, cache_dir=cache_dir)
+            revised = {} if revision is None else {"revision": revision}
+            dataset = datasets.load_dataset(name, config, split=split, cache_dir=cache_dir, **revised)  # type: ignore[call-overload]
     except Exception as err:  # errors of network, hub and format have no common base class; the user reads all of them
         what = "this directory" if os.path.isdir(name) else "no file or directory here, and as a hub name it"
         which = f"split {split!r}" + (f", configuration {config!r}" if config else "")

@@ -38,6 +38,58 @@ def boxed_answer(text: str) -> str | None:
     return text[best[0] : best[1]].strip() if best[0] >= 0 else None
 
 
+LONGEST_WHOLE = 100
+"""Longest response, in characters, that may be an answer as it is."""
+_FINAL = re.compile(r"final answer is:? *\$?(.{1,400}?)\$?\.? *(?:I hope it is correct|\n|\Z)", re.IGNORECASE)
+_ANSWER_LINE = re.compile(
+    r"^ *(?:\*\*)?answer(?:\*\*)?: *(?:\*\*)?(.{1,400}?)(?:\*\*)?\.? *$", re.IGNORECASE | re.MULTILINE
+)
+_IN_MATHS = re.compile(r"\$([^$]{1,400})\$|\\\(([^$]{1,400}?)\\\)")
+LAST_PART = 4000
+"""Characters at the end of a response in which an answer without a box is looked for."""
+
+
+def math_answer(text: str) -> str | None:
+    """The answer in a response: the last `\\boxed{…}`; without one, what `Final Answer: The final answer is $…$.` says, or a last
+    line `Answer: …`; without these, the last `$…$` or `\\(…\\)`; else the whole response, if it is short enough to be an
+    answer."""
+    if (boxed := boxed_answer(text)) is not None or "\\boxed" in text:
+        return boxed
+    if (final := final_answer(text)) is not None:
+        return final
+    lines = list(_ANSWER_LINE.finditer(text[-LAST_PART:]))
+    if lines:
+        return lines[-1][1].strip().strip("$")
+    formulas = list(_IN_MATHS.finditer(text[-LAST_PART:]))
+    if not formulas:
+        return whole_answer(text)
+    return None if _is_hedged(text[-LAST_PART:], formulas) else (formulas[-1][1] or formulas[-1][2]).strip()
+
+
+def _is_hedged(text: str, formulas: list[re.Match[str]]) -> bool:
+    """Whether the sentence of the last formula denies it, or offers another one: `not $4$`, `$4$ or $5$`, `$4$, or maybe 5`."""
+    last = formulas[-1]
+    start = max(text.rfind(end, 0, last.start()) for end in (". ", "\n", "? ", "! "))
+    sentence_before = text[start + 1 : last.start()]
+    sentence_behind = re.split(r"[.?!](?:\s|$)|\n", text[last.end() :], maxsplit=1)[0]
+    words = re.compile(
+        r"\b(?:or|not|nor|neither|either|perhaps|maybe|unless|n't|cannot|isn't|doesn't|but)\b", re.IGNORECASE
+    )
+    return words.search(sentence_before) is not None or words.search(sentence_behind) is not None
+
+
+def final_answer(text: str) -> str | None:
+    """What `The final answer is $…$. I hope it is correct.` says (Minerva, arXiv:2206.14858, appendix D); None without it."""
+    found = list(_FINAL.finditer(text[-LAST_PART:]))
+    return found[-1][1].strip().strip("$") if found else None
+
+
+def whole_answer(text: str) -> str | None:
+    """The response itself, if it is one short line."""
+    text = text.strip()
+    return text if text and len(text) <= LONGEST_WHOLE and "\n" not in text else None
+
+
 # --- LaTeX ------------------------------------------------------------------------------------------------------------
 
 MAX_NUMBER = 1000

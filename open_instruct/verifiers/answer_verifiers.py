@@ -2,13 +2,16 @@
 
 from fractions import Fraction
 
+from open_instruct.verifiers import math_equivalence
 from open_instruct.verifiers.answer_reading import (
-    boxed_answer,
     count_numbers,
     extract_answer,
+    final_answer,
     last_number,
+    math_answer,
     math_value,
     normalize_answer,
+    whole_answer,
 )
 from open_instruct.verifiers.base import VerificationResult, VerifierFunction, single_label
 
@@ -59,9 +62,10 @@ class StringMatcherVerifier(VerifierFunction):
 
 
 class MathVerifier(VerifierFunction):
-    """1 if the last `\\boxed{…}` equals the label: as a number if both are numbers, else as LaTeX without its spacing.
+    """1 if the answer equals the label: as a number, as LaTeX without its spacing, or as mathematics (`math_equivalence.py`).
 
-    `3` and `3\\text{ cm}` are equal, `3\\text{ m}` and `3\\text{ cm}` are not; nor are `42` and `42\\%`, or `42\\text{ or 43}`.
+    The answer is the last `\\boxed{…}`, or what `math_answers` finds without one. `3` and `3\\text{ cm}` are equal,
+    `3\\text{ m}` and `3\\text{ cm}` are not; nor are `42` and `42\\%`, or `42\\text{ or 43}`.
     """
 
     name = "math"
@@ -72,9 +76,26 @@ class MathVerifier(VerifierFunction):
         wanted, unit = math_value(single_label(label))
         if wanted == "":
             raise ValueError(f"a math ground truth must hold a number or LaTeX, got {label!r:.80}")
-        answer = boxed_answer(prediction)
+        answer = self.find_answer(prediction)
         if answer is None:
-            return VerificationResult(0.0, reasoning=r"no \boxed{…}")
+            return VerificationResult(0.0, reasoning="no answer found")
         value, unit_of_answer = math_value(answer)
         units_agree = unit == unit_of_answer or ("" in (unit, unit_of_answer) and "%" not in (unit, unit_of_answer))
-        return VerificationResult(float(value == wanted and units_agree))
+        if value == wanted:
+            return VerificationResult(float(units_agree))
+        return VerificationResult(float(math_equivalence.are_equal(answer, single_label(label))))
+
+    def find_answer(self, prediction: str) -> str | None:
+        return math_answer(prediction)
+
+    def prepare(self, dataset: str) -> None:
+        math_equivalence.prepare()
+
+
+class StrictMathVerifier(MathVerifier):
+    """As `math`, but the answer must stand in `Final Answer: The final answer is $…$.`, or be the whole response."""
+
+    name = "strict_math"
+
+    def find_answer(self, prediction: str) -> str | None:
+        return final_answer(prediction) or whole_answer(prediction)

@@ -123,7 +123,7 @@ def test_an_empty_data_set_is_told(tmp_path: Path) -> None:
         (r"\boxed{x^{2}+1}", "x^{2} + 1", 1),
         (r"\boxed{\text{east}}", "east", 1),
         (r"\boxed{4", "4", 0),
-        ("4", "4", 0),
+        ("4", "4", 1),  # the whole response is the answer
         (r"\boxed{}", "4", 0),
         (r"\boxed{1/0}", "4", 0),
         (r"\boxed{" * 3000, "4", 0),

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from open_instruct.verifiers import verifiers as ground_truth_utils
+from open_instruct.verifiers import reasoning_gym_verifier
 from open_instruct.verifiers.reasoning_gym_data import iter_reasoning_gym_rows, reasoning_gym_rows
 from open_instruct.verifiers.reasoning_gym_scorers import EXECUTING_TASKS, MAX_ANSWER
 from open_instruct.verifiers.verifiers import check_label, prepare_verifier, score_response
@@ -348,7 +348,7 @@ def test_integrals_may_be_written_in_any_form() -> None:
 def test_tasks_that_evaluate_answers_are_refused_where_there_is_no_jail(monkeypatch: pytest.MonkeyPatch) -> None:
     [row] = rows_of("n_queens", 1)
     check_label(row["dataset"], row["ground_truth"])
-    monkeypatch.setattr(ground_truth_utils, "missing", lambda: ["Landlock is not there"])
+    monkeypatch.setattr(reasoning_gym_verifier, "missing", lambda: ["Landlock is not there"])
     for act in (lambda: check_label(row["dataset"], row["ground_truth"]), lambda: prepare_verifier(row["dataset"])):
         with pytest.raises(ValueError, match=r"reasoning_gym/n_queens: its scorer evaluates .* Landlock is not there"):
             act()

@@ -1,0 +1,190 @@
+"""Verifiers that compare words: whole answers, overlap, answers between tags, and the length of a response.
+
+Names, labels and scores are those of open-instruct.
+"""
+
+import json
+import math
+import re
+from collections import Counter
+
+from open_instruct.chat_codec import END_THINK
+from open_instruct.verifiers.answer_reading import normalize_answer
+from open_instruct.verifiers.base import VerificationResult, VerifierFunction, single_label
+
+FLAN_MARK = "The answer is: "
+FINISH, END_FINISH = "<finish>", "</finish>"
+ALMOST = 0.1
+"""Of `re_search_f1`: the score of an answer in the right form without a right word."""
+
+
+class FlanVerifier(VerifierFunction):
+    """1 if what follows the last `The answer is: ` equals the label; without it, if the whole response does."""
+
+    name = "flan"
+
+    def __call__(
+        self, tokenized_prediction: list[int], prediction: str, label: object, query: str | None = None
+    ) -> VerificationResult:
+        wanted = _words_of(label)
+        answer = prediction.rpartition(FLAN_MARK)[2]
+        return VerificationResult(float(normalize_answer(answer) == wanted))
+
+
+class StringF1Verifier(VerifierFunction):
+    """Overlap of the words of the response, behind its thoughts, with those of the label; of several labels the best."""
+
+    name = "string_f1"
+
+    def __call__(
+        self, tokenized_prediction: list[int], prediction: str, label: object, query: str | None = None
+    ) -> VerificationResult:
+        answer = behind_thoughts(prediction)
+        return VerificationResult(max(f1(answer, wanted) for wanted in _texts(label)))
+
+
+class PuzzleVerifier(VerifierFunction):
+    """1 if the response, behind its thoughts and without answer tags, equals the label."""
+
+    name = "puzzle"
+
+    def __call__(
+        self, tokenized_prediction: list[int], prediction: str, label: object, query: str | None = None
+    ) -> VerificationResult:
+        return VerificationResult(float(normalize_answer(behind_thoughts(prediction)) == _words_of(label)))
+
+
+class ReSearchVerifier(VerifierFunction):
+    """1 if the first `<finish>…</finish>` equals one of the labels."""
+
+    name = "re_search"
+
+    def __call__(
+        self, tokenized_prediction: list[int], prediction: str, label: object, query: str | None = None
+    ) -> VerificationResult:
+        wanted = {words for words in map(normalize_answer, _texts_in_json(label)) if words}
+        if not wanted:
+            raise ValueError(f"a re_search ground truth must hold a word or a number, got {label!r:.80}")
+        answer = first_finished(prediction)
+        return VerificationResult(float(answer is not None and normalize_answer(answer) in wanted))
+
+
+class ReSearchF1Verifier(VerifierFunction):
+    """Overlap of the words in the last `<finish>…</finish>` with the best label; 0.1 if there is none, and 0 without the tags.
+
+    The score is that of ReSearch (arXiv:2503.19470, section 2.4).
+    """
+
+    name = "re_search_f1"
+
+    def __call__(
+        self, tokenized_prediction: list[int], prediction: str, label: object, query: str | None = None
+    ) -> VerificationResult:
+        labels = _texts_in_json(label)
+        answer = last_finished(prediction)
+        if not answer:
+            return VerificationResult(0.0, reasoning=f"no {FINISH}…{END_FINISH}")
+        return VerificationResult(max(f1(answer, wanted) for wanted in labels) or ALMOST)
+
+
+class MaxLengthVerifier(VerifierFunction):
+    """1 if the response has as many tokens as the label says; less by the difference, over `max_length_verifier_max_length`."""
+
+    name = "max_length"
+
+    def __call__(
+        self, tokenized_prediction: list[int], prediction: str, label: object, query: str | None = None
+    ) -> VerificationResult:
+        return VerificationResult(self._score(len(tokenized_prediction) - _number(label)))
+
+    def _score(self, excess: float) -> float:
+        return max(0.0, 1 - abs(excess) / self.verifier_config.max_length_verifier_max_length)
+
+
+class UpToMaxLengthVerifier(MaxLengthVerifier):
+    """1 up to as many tokens as the label says; with more, less by the difference, over `max_length_verifier_max_length`."""
+
+    name = "up_to_max_length"
+
+    def _score(self, excess: float) -> float:
+        return super()._score(max(excess, 0.0))
+
+
+class PassthroughVerifier(VerifierFunction):
+    """0 for each response: the reward is that of a workflow's environment alone."""
+
+    name = "passthrough"
+
+    def __call__(
+        self, tokenized_prediction: list[int], prediction: str, label: object, query: str | None = None
+    ) -> VerificationResult:
+        return VerificationResult(0.0)
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+def behind_thoughts(text: str) -> str:
+    """The text behind the last `</think>`, without answer tags."""
+    answer = text.rpartition(END_THINK)[2]
+    return answer.replace("<answer>", "").replace("</answer>", "").strip()
+
+
+def first_finished(text: str) -> str | None:
+    """Content of the first complete `<finish>…</finish>`, in any case of letters; None if there is none."""
+    opened = re.search(FINISH, text, re.IGNORECASE)
+    closed = re.compile(END_FINISH, re.IGNORECASE).search(text, opened.end()) if opened else None
+    return text[opened.end() : closed.start()].strip() if opened and closed else None
+
+
+def last_finished(text: str) -> str | None:
+    """Content of the last complete `<finish>…</finish>`; None if there is none."""
+    end = text.rfind(END_FINISH)
+    start = text.rfind(FINISH, 0, max(end, 0))
+    return text[start + len(FINISH) : text.index(END_FINISH, start)].strip() if start >= 0 else None
+
+
+def f1(answer: str, wanted: str) -> float:
+    """Harmonic mean of the shares of common words, in [0, 1], as in SQuAD (arXiv:1606.05250, section 6.1).
+
+    `the red fox` and `a fox` have one word in common of two and one (articles do not count): 2/3.
+    """
+    words, wanted_words = normalize_answer(answer).split(), normalize_answer(wanted).split()
+    num_common = (Counter(words) & Counter(wanted_words)).total()
+    return 2 * num_common / (len(words) + len(wanted_words)) if num_common else 0.0
+
+
+def _words_of(label: object) -> str:
+    words = normalize_answer(single_label(label))
+    if not words:
+        raise ValueError(f"the ground truth must hold a word, a number or a symbol, got {label!r:.80}")
+    return words
+
+
+def _texts(label: object) -> list[str]:
+    """One text, or several of which any is right."""
+    texts = [single_label(one) for one in (label if isinstance(label, list) else [label])]
+    if not any(map(normalize_answer, texts)):
+        raise ValueError(f"the ground truth must hold a word or a number, got {label!r:.80}")
+    return texts
+
+
+def _texts_in_json(label: object) -> list[str]:
+    """As `_texts`, for a label that may be the JSON text of a list."""
+    if isinstance(label, str):
+        try:
+            read = json.loads(label)
+        except ValueError:
+            return _texts(label)
+        return _texts(read if isinstance(read, list | str | int | float) else label)
+    return _texts(label)
+
+
+def _number(label: object) -> float:
+    try:
+        number = float(single_label(label))
+    except ValueError:
+        number = math.nan
+    if not 0 <= number < math.inf:
+        raise ValueError(f"the ground truth must be a number of tokens, got {label!r:.80}")
+    return number

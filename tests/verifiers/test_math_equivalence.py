@@ -1,0 +1,305 @@
+r"""Mathematical equivalence: what is the same in other words, and what only looks like it."""
+
+import random
+import time
+
+import pytest
+
+from open_instruct.verifiers import math_equivalence
+from open_instruct.verifiers.math_equivalence import are_equal, within
+from open_instruct.verifiers.pool import VerifierPool
+from open_instruct.verifiers.verifiers import score_response
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _prepared() -> None:
+    math_equivalence.prepare()
+
+
+SAME = [
+    ("90", r"90^\circ"),
+    (r"90^\circ", "90"),
+    ("90", r"90^{\circ}"),
+    ("18.50", r"\$18.50"),
+    ("5", r"5\text{ cm}"),
+    ("5", r"5 \text{ inches}"),
+    ("5", "x=5"),
+    ("2x+1", "y = 2x+1"),
+    ("x=5", "5"),
+    ("3x", "f(x) = 3x"),
+    ("x^2+1", "1+x^2"),
+    ("x^2+2x+1", "(x+1)^2"),
+    (r"\frac{1}{\sqrt{3}}", r"\frac{\sqrt{3}}{3}"),
+    (r"2\sqrt{2}", r"\sqrt{8}"),
+    ("1024", "2^{10}"),
+    ("24", "4!"),
+    ("5040", "7!"),
+    ("5", "5+0"),
+    ("6", r"2\cdot 3"),
+    (r"\frac{3\pi}{4}", r"\frac34\pi"),
+    (r"\sqrt{2}", r"\sqrt2"),
+    (r"2\sqrt{3}", r"2\sqrt3"),
+    ("x^2", "x^{2}"),
+    ("a_1", "a_{1}"),
+    (r"-\frac{1}{2}", r"\frac{-1}{2}"),
+    (r"\frac{-1}{2}", r"-\frac12"),
+    ("12", "12_{10}"),
+    ("12_{10}", "12"),
+    (r"2\pi", r"2\pi\text{ cm}"),
+    ("(1,2)", r"\left( 1 ,\; 2 \right)"),
+    (r"(\frac{1}{2}, \sqrt{8})", r"(0.5, 2\sqrt{2})"),
+    (r"[0,1)\cup(2,\infty)", r"[0, 1) \cup (2, \infty)"),
+    (r"\{1, 2\}", r"\{2, 1\}"),
+    (r"2\sin x\cos x", r"\sin(2x)"),
+    (r"3\ln 2", r"\ln 8"),
+]
+OTHER = [
+    ("42", r"42\text{ or }43"),
+    ("42", "42, 43"),
+    ("42", r"\text{not }42"),
+    ("42", r"42\%"),
+    ("0.5", r"50\%"),
+    (r"3\text{ m}", r"3\text{ cm}"),
+    (r"2\pi\text{ m}", r"2\pi\text{ cm}"),
+    ("12", "1,2"),
+    ("1,2", "2,1"),
+    ("(1,2)", "(2,1)"),
+    ("(1,2)", "[1,2]"),
+    ("(1,2)", r"\{1,2\}"),
+    ("(1,2)", "(1,2,3)"),
+    ("1", "(1,1)"),
+    ("5", "x>5"),
+    ("5", r"x\neq 5"),
+    ("5", r"x \in 5"),
+    ("5", r"5\pm 1"),
+    ("5", r"\pm 5"),
+    ("5", r"\{5\}"),
+    ("5", "5.0000001"),
+    ("0.333", r"\frac{1}{3}"),
+    (r"\frac{1}{3}", "0.333"),
+    (r"\sqrt{2}", "1.41421356"),
+    ("-5", "5"),
+    ("x", "y"),
+    ("y=5", "x>5"),
+    ("2x+1", "2y+1"),
+    ("4", "2+2=5"),
+    ("4", "5=4"),
+    ("[0,1]", r"0\leq x\leq 1"),
+    ("x=5", "x=5,y=6"),
+    ("10", "1 0"),
+    ("5i", "5"),
+    (r"\infty", r"-\infty"),
+    ("10", "10^{10^{10}}"),
+    ("10", "10^{9999999999}"),
+    ("10", "99999999!"),
+    ("10", "10!!"),
+    ("abc", "cba"),
+    ("east", "seat"),
+    ("5", "five"),
+    ("1", r"\text{1 if x else 0}"),
+    ("1", r"\begin{pmatrix}1\\2\end{pmatrix}"),
+    (r"\frac{1}{2}", r"\frac{1}{2"),
+    ("x", "}" * 100),
+    ("x", "(" * 250),
+    ("x^2", "x^2" * 200),
+]
+
+
+@pytest.mark.parametrize(("label", "answer"), SAME)
+def test_the_same_in_other_words(label: str, answer: str) -> None:
+    assert score_response("math", label, [], rf"So it is $\boxed{{{answer}}}$.").score == 1
+
+
+@pytest.mark.parametrize(("label", "answer"), OTHER)
+def test_what_only_looks_like_it(label: str, answer: str) -> None:
+    started = time.monotonic()
+    assert score_response("math", label, [], rf"So it is $\boxed{{{answer}}}$.").score == 0
+    assert time.monotonic() - started < 3
+
+
+@pytest.mark.parametrize(
+    ("text", "label", "score"),
+    [
+        ("The final answer is $5$. I hope it is correct.", "5", 1),
+        (r"Final Answer: The final answer is $\frac{1}{2}$. I hope it is correct.", "0.5", 1),
+        ("Final Answer: The final answer is $6$. I hope it is correct. $5$", "5", 0),
+        ("so we get $x=3$, and are done", "3", 1),
+        (r"so we get \(x+1\) at last", "1+x", 1),
+        ("Step 1: 7.\nAnswer: $5$", "5", 1),
+        ("Step 1: 7.\n**Answer:** 5", "5", 1),
+        ("Answer: 5 or 6", "5", 0),
+        ("42", "42", 1),
+        ("not 42", "42", 0),
+        ("42 or 43", "42", 0),
+        ("The answer is 42", "42", 0),
+        ("It may be $42$ or $43$", "43", 0),
+        ("It is not $42$", "42", 0),
+        ("It isn't $42$", "42", 0),
+        ("It is $42$, but perhaps 43", "42", 0),
+        ("It is not 7. So $42$", "42", 1),
+        (r"\boxed{4", "4", 0),
+        (r"$5$, so \boxed{}", "5", 0),
+    ],
+)
+def test_answers_without_a_box(text: str, label: str, score: float) -> None:
+    assert score_response("math", label, [], text).score == score
+
+
+@pytest.mark.parametrize(
+    ("text", "score"),
+    [
+        ("The final answer is $5$. I hope it is correct.", 1),
+        ("5", 1),
+        (r"\boxed{5}", 0),
+        ("so $5$ it is", 0),
+    ],
+)
+def test_strict_math_takes_a_final_answer_alone(text: str, score: float) -> None:
+    assert score_response("strict_math", "5", [], text).score == score
+
+
+def test_what_takes_too_long_is_not_equal() -> None:
+    def forever() -> bool:
+        while True:
+            len("")
+
+    started = time.monotonic()
+    assert within(0.2, forever) is False
+    assert time.monotonic() - started < 1
+    assert within(5, lambda: True)
+
+
+def test_sympy_can_be_asked_in_the_jail() -> None:
+    with VerifierPool(1, 10.0, ready=["math"]) as pool:
+        [right, wrong] = pool.score_group("math", "x^2+2x+1", [[], []], [r"\boxed{(x+1)^2}", r"\boxed{(x+2)^2}"])
+        assert (right.score, wrong.score) == (1.0, 0.0)
+        assert not pool.counts
+
+
+PIECES = [
+    *(
+        "\\boxed{",
+        "}",
+        "{",
+        "$",
+        "\\frac",
+        "\\sqrt",
+        "^",
+        "_",
+        "(",
+        ")",
+        ",",
+        "=",
+        "-",
+        ".",
+        " ",
+        "\n",
+        "!",
+        "|",
+        "\\left",
+        "%",
+    ),
+    *(
+        "0",
+        "7",
+        "12345678901234567890",
+        "x",
+        "or",
+        "not",
+        "\\text{",
+        "\\pm",
+        "∪",
+        "½",
+        "٣",
+        "\ud7ff",
+        "\u202e",
+        "é",
+        "\x00",
+    ),
+    *(
+        "The final answer is ",
+        "Answer: ",
+        "<answer>",
+        "</answer>",
+        "</think>",
+        "<finish>",
+        "</finish>",
+        "(" * 300,
+        "9" * 500,
+    ),
+]
+
+
+def hostile(seed: int, number: int) -> list[str]:
+    rng = random.Random(seed)
+    return ["".join(rng.choices(PIECES, k=rng.randrange(1, 40))) for _ in range(number)]
+
+
+LABELS = {
+    "math": r"\frac{271}{3\sqrt{828}}",
+    "strict_math": r"\frac{271}{3\sqrt{828}}",
+    "gsm8k": "271828",
+    "string_matcher": "euler's number",
+    "flan": "euler's number",
+    "puzzle": "euler's number",
+    "re_search": '["euler\'s number", "e"]',
+    "string_f1": "euler's number",
+    "re_search_f1": "euler's number",
+    "max_length": "100",
+    "up_to_max_length": "100",
+}
+
+
+@pytest.mark.parametrize("name", LABELS)
+def test_no_hostile_answer_is_right_or_raises(name: str) -> None:
+    for text in hostile(7, 400):
+        score = score_response(name, LABELS[name], [0] * 3000, text).score
+        assert score <= (0.92 if "length" in name else 0.1), text
+
+
+@pytest.mark.parametrize("name", [name for name in LABELS if "length" not in name])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "9" * 1_000_000,
+        "\\boxed{" + "9" * 1_000_000 + "}",
+        "{" * 1_000_000,
+        "\\boxed{" * 100_000 + "}" * 100_000,
+        "<answer>" * 100_000,
+        "<finish>" * 100_000,
+        "$" * 1_000_000,
+        "$a" * 500_000,
+        "answer:" * 100_000,
+        "final answer is " * 60_000,
+        " " * 1_000_000 + "x",
+        "x or " * 200_000,
+    ],
+    ids=lambda text: text[:12],
+)
+def test_long_answers_take_linear_time(name: str, text: str) -> None:
+    started = time.monotonic()
+    assert score_response(name, LABELS[name], [], text).score <= 0.1
+    assert time.monotonic() - started < 5
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_ten_thousand_hostile_answers_through_the_pool() -> None:
+    with VerifierPool(2, 10.0, ready=sorted(LABELS)) as pool:
+        for name, label in LABELS.items():
+            if "length" in name:
+                continue
+            texts = hostile(8, 1200)
+            futures = [
+                pool.submit(name, label, [[]] * 50, texts[start : start + 50]) for start in range(0, len(texts), 50)
+            ]
+            for future in futures:
+                for scored in future.result(timeout=600):
+                    assert scored.score is not None, scored
+                    assert scored.score <= 0.1
+        assert not pool.counts
+
+
+def test_equality_is_symmetric() -> None:
+    for label, answer in SAME:
+        assert are_equal(answer, label) or score_response("math", answer, [], rf"\boxed{{{label}}}").score == 1
