@@ -107,7 +107,7 @@ RENAMED: dict[str, str] = {
 """Earlier names and abbreviations, with the name that they have here."""
 
 _TOOLS = "conversations with tools and environments are not here yet. A workflow of your own may have tools: docs/workflows.md."
-_RUBRICS = "rubrics that change during a run are not here yet. Rows of the verifier rubric keep theirs."
+_RUBRICS = "rubrics that change during a run are not here yet."
 REFUSED: dict[str, str] = {
     **dict.fromkeys(("tools", "tool_call_names", "tool_configs", "tool_parser_type"), _TOOLS),
     **dict.fromkeys(("max_steps", "pool_size", "per_turn_max_tokens", "reward_aggregator"), _TOOLS),

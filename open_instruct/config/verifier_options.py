@@ -68,7 +68,8 @@ class JudgeOptions:
     """LLM judge"""
 
     llm_judge_model: str | None = None
-    """Model that judges the responses to rows of general-…: its name at the judge's server."""
+    """Model that judges the responses to rows of general-…: its name at the judge's server, with or without openai/, azure/ or
+    hosted_vllm/ before it."""
     llm_judge_api_base: str | None = None
     """Address of the judge's server, which speaks OpenAI's protocol, such as http://localhost:8000/v1. By default the
     environment's OPENAI_BASE_URL, or else OpenAI's. The key is read from OPENAI_API_KEY."""

@@ -71,6 +71,9 @@ class VerifierFunction:
         """
         raise NotImplementedError(f"{type(self).__name__} scores in the jail: call it")
 
+    async def close(self) -> None:
+        """Ends what `async_call` has opened, on the same event loop, when nothing is scored any more."""
+
     @classmethod
     def is_outside(cls) -> bool:
         """Whether `async_call` scores: a subclass overrides it."""

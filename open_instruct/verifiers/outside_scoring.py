@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import threading
+from collections.abc import Iterable
 from concurrent.futures import Future
 from contextlib import suppress
 
@@ -29,6 +30,7 @@ class OutsideScoring:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._closed = False
+        self._used: set[VerifierFunction] = set()
 
     def submit(self, verifier: VerifierFunction, job: ScoringJob) -> Future[list[Scored]]:
         """A future of the scores of the group's responses, in order. It raises `RuntimeError` once this is closed."""
@@ -39,6 +41,7 @@ class OutsideScoring:
                 self._loop = asyncio.new_event_loop()
                 self._thread = threading.Thread(target=self._loop.run_forever, name="verifiers-outside", daemon=True)
                 self._thread.start()
+            self._used.add(verifier)
             return asyncio.run_coroutine_threadsafe(self._score_group(verifier, job), self._loop)
 
     def close(self) -> None:
@@ -49,7 +52,7 @@ class OutsideScoring:
         if loop is None or thread is None or loop.is_closed():
             return
         with suppress(TimeoutError):
-            asyncio.run_coroutine_threadsafe(_cancel_others(), loop).result(CLOSE_S)
+            asyncio.run_coroutine_threadsafe(_end(self._used), loop).result(CLOSE_S)
         loop.call_soon_threadsafe(loop.stop)
         thread.join(CLOSE_S)
         if not thread.is_alive():
@@ -75,8 +78,10 @@ class OutsideScoring:
         return Scored(result.score, None, result.cost)
 
 
-async def _cancel_others() -> None:
+async def _end(verifiers: Iterable[VerifierFunction]) -> None:
+    """Cancel all other tasks of this loop, and let the verifiers close what they have opened."""
     tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
+    await asyncio.gather(*(verifier.close() for verifier in verifiers), return_exceptions=True)

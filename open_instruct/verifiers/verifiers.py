@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from open_instruct.config.verifier_options import VerifierConfig
 from open_instruct.user_modules import UserModuleError, import_user_module
-from open_instruct.verifiers import answer_verifiers, reasoning_gym_verifier, text_verifiers  # noqa: F401 - known then
+from open_instruct.verifiers import answer_verifiers, judge, reasoning_gym_verifier, text_verifiers  # noqa: F401 - known then
 from open_instruct.verifiers.base import VerificationResult, VerifierFunction
 
 

@@ -1,0 +1,233 @@
+"""Verifiers that ask a language model: rows of `general-quality`, `general-factuality` and so on.
+
+The judge is any server that speaks OpenAI's protocol. Hundreds of judgements are asked for at once, on the loop of
+`outside_scoring.py`. A judge that cannot be reached, or whose answer holds no score, has *not scored* a response.
+"""
+
+import asyncio
+import hashlib
+import json
+import logging
+import os
+import tempfile
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import aiohttp
+
+from open_instruct.config.verifier_options import VerifierConfig
+from open_instruct.verifiers.answer_reading import extract_answer
+from open_instruct.verifiers.base import NotScored, VerificationResult, VerifierFunction
+from open_instruct.verifiers.judge_prompts import TASKS, question
+from open_instruct.verifiers.text_verifiers import behind_thoughts
+
+logger = logging.getLogger(__name__)
+
+KEY = "OPENAI_API_KEY"
+ADDRESS = "OPENAI_BASE_URL"
+OPENAI = "https://api.openai.com/v1"
+PROVIDERS = ("openai", "azure", "hosted_vllm")
+"""Prefixes of model names in open-instruct's launch lines; servers do not know them."""
+ATTEMPTS = 3
+FIRST_PAUSE_S = 1.0
+QUEUES = 10
+"""A judgement may wait for its turn as long as this many judgements may take."""
+MOST_BYTES = 4 * 2**20
+"""Of a judge's answer."""
+PASSING = frozenset((408, 409, 425, 429))
+"""HTTP statuses below 500 after which another attempt may succeed."""
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """A judge's answer."""
+
+    text: str
+    cost: float
+    """US dollars; 0 for one that was kept."""
+
+
+class JudgeClient:
+    """Asks one judge. Sessions and limits belong to event loops, of which each process has one."""
+
+    def __init__(self, config: VerifierConfig) -> None:
+        self._config = config
+        self._sessions: WeakKeyDictionary[asyncio.AbstractEventLoop, aiohttp.ClientSession] = WeakKeyDictionary()
+        self._limits: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
+        self._kept = Path(config.llm_judge_cache_dir) if config.llm_judge_cache_dir else None
+
+    @property
+    def model(self) -> str:
+        """Its name at the server."""
+        name = self._config.llm_judge_model or ""
+        provider, _, rest = name.partition("/")
+        return rest if provider in PROVIDERS else name
+
+    async def ask(self, text: str, *, attempt: int = 0) -> Judgement:
+        """The judge's answer to one message. `attempt` is other than 0 where an earlier answer was of no use.
+
+        Raises:
+            NotScored: the server cannot be reached, refuses, or answers nonsense.
+        """
+        body = self._body(text, attempt)
+        key = hashlib.sha256(json.dumps([self._address, body], sort_keys=True).encode()).hexdigest()
+        if (found := self._find(key)) is not None:
+            return Judgement(found, 0.0)
+        loop = asyncio.get_running_loop()
+        limit = self._limits.setdefault(loop, asyncio.Semaphore(self._config.llm_judge_max_concurrency))
+        async with limit:
+            judgement = await self._post(body)
+        self._keep(key, judgement.text)
+        return judgement
+
+    async def close(self) -> None:
+        session = self._sessions.pop(asyncio.get_running_loop(), None)
+        if session is not None:
+            await session.close()
+
+    @property
+    def _address(self) -> str:
+        base = self._config.llm_judge_api_base or os.environ.get(ADDRESS) or OPENAI
+        return base.rstrip("/") + "/chat/completions"
+
+    def _body(self, text: str, attempt: int) -> dict[str, Any]:
+        return {
+            "model": self.model,
+            "messages": [{"role": "user", "content": text}],
+            "temperature": self._config.llm_judge_temperature,
+            "max_tokens": self._config.llm_judge_max_tokens,
+            "seed": attempt,
+        }
+
+    async def _post(self, body: dict[str, Any]) -> Judgement:
+        problem = ""
+        for attempt in range(ATTEMPTS):
+            if attempt:
+                await asyncio.sleep(FIRST_PAUSE_S * 2 ** (attempt - 1))
+            try:
+                async with asyncio.timeout(self._config.llm_judge_timeout):
+                    status, content = await self._exchange(body)
+            except (aiohttp.ClientError, OSError, TimeoutError) as error:
+                problem = f"the judge cannot be reached ({type(error).__name__})"
+                continue
+            if status == 200:
+                return self._read(content)
+            problem = f"the judge answers with HTTP status {status}"
+            if status < 500 and status not in PASSING:
+                break
+        raise NotScored(problem)
+
+    async def _exchange(self, body: dict[str, Any]) -> tuple[int, bytes]:
+        loop = asyncio.get_running_loop()
+        if loop not in self._sessions:
+            connector = aiohttp.TCPConnector(limit=self._config.llm_judge_max_concurrency)
+            self._sessions[loop] = aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None))
+        headers = {"Authorization": f"Bearer {key}"} if (key := os.environ.get(KEY)) else {}
+        async with self._sessions[loop].post(self._address, json=body, headers=headers) as answer:
+            return answer.status, await answer.content.read(MOST_BYTES) if answer.status != 200 else await _whole(
+                answer
+            )
+
+    def _read(self, content: bytes) -> Judgement:
+        try:
+            answer = json.loads(content)
+            text = answer["choices"][0]["message"]["content"]
+            usage = answer.get("usage") or {}
+            tokens = [int(usage.get(name) or 0) for name in ("prompt_tokens", "completion_tokens")]
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+            raise NotScored(f"the judge's answer is no completion ({type(error).__name__})") from error
+        if not isinstance(text, str):
+            raise NotScored("the judge's answer holds no text")
+        prices = self._config.llm_judge_price_per_million_tokens
+        return Judgement(text, max(sum(price * number for price, number in zip(prices, tokens, strict=True)), 0) / 1e6)
+
+    def _find(self, key: str) -> str | None:
+        if self._kept is None:
+            return None
+        with suppress(OSError, ValueError, LookupError, TypeError):  # an entry that cannot be read is none
+            return str(json.loads((self._kept / key[:2] / key).read_bytes())["text"])
+        return None
+
+    def _keep(self, key: str, text: str) -> None:
+        if self._kept is None:
+            return
+        try:
+            directory = self._kept / key[:2]
+            directory.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile("w", dir=directory, delete=False) as file:
+                json.dump({"text": text}, file)
+            os.replace(file.name, directory / key)
+        except OSError as error:
+            logger.warning("a judgement could not be kept: %s", error.strerror or error)
+
+
+async def _whole(answer: aiohttp.ClientResponse) -> bytes:
+    content = bytearray()
+    async for part in answer.content.iter_any():
+        content += part
+        if len(content) > MOST_BYTES:
+            raise aiohttp.ClientPayloadError("too long")
+    return bytes(content)
+
+
+class JudgeVerifier(VerifierFunction):
+    """The score that a judge gives. A subclass names the `task`."""
+
+    task = ""
+
+    def __init__(self, verifier_config: VerifierConfig | None = None) -> None:
+        super().__init__(f"general-{self.task}", verifier_config=verifier_config)
+        self._client = JudgeClient(self.verifier_config)
+
+    @classmethod
+    def is_complete(cls) -> bool:
+        return bool(cls.task)
+
+    @property
+    def outside_timeout_s(self) -> float:
+        return QUEUES * ATTEMPTS * (self.verifier_config.llm_judge_timeout + 2**ATTEMPTS * FIRST_PAUSE_S)
+
+    async def async_call(
+        self, tokenized_prediction: list[int], prediction: str, label: object, query: str | None = None
+    ) -> VerificationResult:
+        answer = extract_answer(prediction) or behind_thoughts(prediction)
+        config, task, cost = self.verifier_config, TASKS[self.task], 0.0
+        room = config.llm_judge_max_context_length - config.llm_judge_max_tokens
+        text = question(task, query=query or "", response=answer, label=label, max_tokens=room)
+        for attempt in range(ATTEMPTS):
+            judgement = await self._client.ask(text, attempt=attempt)
+            cost += judgement.cost
+            if (score := task.read(judgement.text)) is not None:
+                return VerificationResult(score, cost, judgement.text)
+        raise NotScored("the judge's answer holds no score")
+
+    def check_label(self, label: object) -> None:
+        config = self.verifier_config
+        if not config.llm_judge_model:
+            raise ValueError(
+                f"{self.name}: no judge is named. Give --llm_judge_model, and its server by --llm_judge_api_base"
+            )
+        if config.llm_judge_max_context_length <= config.llm_judge_max_tokens:
+            raise ValueError(
+                f"{self.name}: --llm_judge_max_context_length {config.llm_judge_max_context_length} leaves no room beside "
+                f"--llm_judge_max_tokens {config.llm_judge_max_tokens}"
+            )
+        if TASKS[self.task].needs_label and label in (None, "", []):
+            raise ValueError(f"{self.name}: the judge needs a ground truth")
+
+    async def close(self) -> None:
+        await self._client.close()
+
+
+JUDGES = [
+    type(
+        f"{''.join(map(str.capitalize, task.split('_')))}Judge",
+        (JudgeVerifier,),
+        {"task": task, "__module__": __name__},
+    )
+    for task in TASKS
+]
+"""A verifier for each kind of judgement."""
