@@ -14,7 +14,7 @@ class RewardShaping:
     counts_score: bool = True
     """Whether the verifier's reward counts (`--apply_verifiable_reward`)."""
     form: Literal["ignored", "needed", "rewarded"] = "ignored"
-    """Whether a response must have the form `FORM` to get its reward, or is given `form_reward` for it."""
+    """Whether a response must be `is_well_formed` to get its reward, or is given `form_reward` for it."""
     form_reward: float = 0.0
 
     non_stop_reward: float | None = None
@@ -67,10 +67,11 @@ class RewardShaping:
         return rewards_G + self.form_reward * well_formed_G
 
 
-FORM = re.compile(r".*?</think>\s*<answer>.*?</answer>", re.DOTALL)
-"""Thoughts, and behind them an answer, with nothing but space between the two (DeepSeek-R1-Zero, arXiv:2501.12948)."""
+_FORM_BEGINS = re.compile(r"</think>\s*<answer>")
 
 
 def is_well_formed(text: str) -> bool:
-    """Whether a response has the form `FORM`. The prompt may have opened `<think>` already."""
-    return FORM.match(text) is not None
+    """Whether a response has the form `…</think> <answer>…</answer>`: thoughts, and behind them an answer, with nothing but space
+    between the two (DeepSeek-R1-Zero, arXiv:2501.12948). The prompt may have opened `<think>` already."""
+    begins = _FORM_BEGINS.search(text)
+    return begins is not None and text.find("</answer>", begins.end()) >= 0

@@ -52,7 +52,7 @@ class DatasetCache:
                 report = json.loads(arrays["report"].tobytes())
                 dataset = PromptDataset.from_arrays({name: arrays[name] for name in arrays.files if name != "report"})
                 return dataset, LoadReport(tuple(SourceReport(**source) for source in report))
-        except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
+        except (OSError, EOFError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
             logger.warning("%s: a dataset that was kept cannot be read (%s) and is made again", path, error)
             return None
 

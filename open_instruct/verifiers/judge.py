@@ -72,8 +72,8 @@ class JudgeClient:
         Raises:
             NotScored: the server cannot be reached, refuses, or answers nonsense.
         """
-        body = self._body(text, attempt)
-        key = hashlib.sha256(json.dumps([self._address, body], sort_keys=True).encode()).hexdigest()
+        body = self._body(text)
+        key = hashlib.sha256(json.dumps([self._address, body, attempt], sort_keys=True).encode()).hexdigest()
         if (found := self._find(key)) is not None:
             return Judgement(found, 0.0)
         loop = asyncio.get_running_loop()
@@ -93,13 +93,13 @@ class JudgeClient:
         base = self._config.llm_judge_api_base or os.environ.get(ADDRESS) or OPENAI
         return base.rstrip("/") + "/chat/completions"
 
-    def _body(self, text: str, attempt: int) -> dict[str, Any]:
+    def _body(self, text: str) -> dict[str, Any]:
+        """Without a seed: vLLM 0.32 on CPU ends at a request with one."""
         return {
             "model": self.model,
             "messages": [{"role": "user", "content": text}],
             "temperature": self._config.llm_judge_temperature,
             "max_tokens": self._config.llm_judge_max_tokens,
-            "seed": attempt,
         }
 
     async def _post(self, body: dict[str, Any]) -> Judgement:

@@ -1,9 +1,11 @@
-"""Rewards of responses that did not end, and of long ones."""
+"""Rewards of responses that did not end, of long ones, and of a form."""
+
+import time
 
 import numpy as np
 import pytest
 
-from open_instruct.algorithms.reward_shaping import RewardShaping
+from open_instruct.algorithms.reward_shaping import RewardShaping, is_well_formed
 
 
 def test_by_default_rewards_stay_what_they_are() -> None:
@@ -30,3 +32,52 @@ def test_both_at_once() -> None:
     shaping = RewardShaping(non_stop_reward=0.0, max_length=100, overlong_buffer=50, overlong_penalty=1.0)
     rewards = shaping.apply(np.array([10.0, 10.0]), np.array([100, 75]), np.array([False, True]))
     np.testing.assert_allclose(rewards, [-1.0, 9.5])
+
+
+WELL_FORMED = np.array([True, False, True])
+
+
+def shaped(rewards: list[float], **options: Any) -> list[float]:
+    shaping = RewardShaping(**options)
+    assert shaping.is_on
+    return shaping.apply(np.array(rewards), np.full(3, 5), np.array([True, True, False]), WELL_FORMED).tolist()
+
+
+def test_a_reward_may_need_the_form() -> None:
+    assert shaped([10.0, 10.0, 0.0], form="needed") == [10.0, 0.0, 0.0]
+
+
+def test_the_form_may_be_rewarded_beside() -> None:
+    assert shaped([10.0, 10.0, 0.0], form="rewarded", form_reward=2.0) == [12.0, 10.0, 2.0]
+
+
+def test_without_the_verifiers_reward_the_form_alone_counts() -> None:
+    assert shaped([10.0, 10.0, 0.0], counts_score=False, form="needed", form_reward=2.0) == [2.0, 0.0, 2.0]
+    assert shaped([10.0, 10.0, 0.0], counts_score=False) == [0.0, 0.0, 0.0]
+
+
+def test_a_response_that_did_not_end_has_the_value_whatever_its_form() -> None:
+    assert shaped([10.0, 10.0, 10.0], form="rewarded", form_reward=2.0, non_stop_reward=-1.0) == [12.0, 10.0, -1.0]
+
+
+@pytest.mark.parametrize(
+    ("text", "is_good"),
+    [
+        ("<think>so</think> <answer>4</answer>", True),
+        ("so</think>\n\n<answer>4\n</answer> and more", True),
+        ("so</think><answer></answer>", True),
+        ("so</think> it is <answer>4</answer>", False),
+        ("so <answer>4</answer>", False),
+        ("so</think> <answer>4", False),
+        ("", False),
+    ],
+)
+def test_the_form_of_deepseek_r1_zero(text: str, is_good: bool) -> None:
+    assert is_well_formed(text) == is_good
+
+
+def test_looking_for_the_form_takes_linear_time() -> None:
+    started = time.monotonic()
+    for text in ("</think>" * 20_000, "</think> <answer>" * 10_000, "<answer>" * 50_000, "</think>" + " " * 200_000):
+        is_well_formed(text)
+    assert time.monotonic() - started < 5

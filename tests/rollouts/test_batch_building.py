@@ -1,6 +1,7 @@
 """From scored groups to samples and metrics: exact numbers on small groups."""
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -20,6 +21,7 @@ from open_instruct.rollouts.batch_building import (
     fresh_masks,
     freshness_metrics,
     num_computed_tokens,
+    pass_at_k_metrics,
     response_metrics,
     step_metrics,
     straggler_metrics,
@@ -513,3 +515,19 @@ def test_what_over_issuing_prefers_is_told() -> None:
         "over_issue/response_length_taken": 7.0,
         "over_issue/response_length_left": 30.0,
     }
+
+
+def test_pass_at_k_is_unbiased() -> None:
+    """Against all ways of choosing k of n responses."""
+    correct = [np.array(row, dtype=bool) for row in ([1, 0, 0, 0, 0], [0, 0, 0, 0, 0], [1, 1, 0, 1, 0])]
+    metrics = pass_at_k_metrics(correct)
+    for k in (1, 2, 4):
+        chosen = [np.mean([row[list(which)].any() for which in itertools.combinations(range(5), k)]) for row in correct]
+        assert metrics[f"eval/pass_at_{k}_unbiased"] == pytest.approx(np.mean(chosen))
+    assert metrics["eval/pass_at_1"] == pytest.approx((1 + 0 + 3) / 15)
+    assert metrics["eval/pass_at_5"] == pytest.approx(2 / 3)
+    assert set(metrics) == {"eval/pass_at_1", "eval/pass_at_5", *(f"eval/pass_at_{k}_unbiased" for k in (1, 2, 4))}
+
+
+def test_with_one_response_pass_at_one_is_all() -> None:
+    assert pass_at_k_metrics([np.array([True]), np.array([False])]) == {"eval/pass_at_1": 0.5}
