@@ -1,6 +1,7 @@
 """Rewards of responses that did not end, of long ones, and of a form."""
 
 import time
+from typing import Any
 
 import numpy as np
 import pytest
