@@ -78,6 +78,8 @@ class StepAssembly:
         self.groups: list[ScoredGroup] = []
         """The same, divided into groups whose samples are compared with each other."""
         self._kept: list[_Kept] = []
+        self.num_extended = 0
+        """Times that the step has taken more prompts because it had nothing to train on."""
         self._num_masked = 0
         self._unsent: list[_Kept] = []
         self._num_unsent_tokens = 0

@@ -99,8 +99,7 @@ class StepFilling:
                     self._add(assembly, assignment)
                 complete = self._flow.step_is_full and assembly.has_gradient
                 if self._flow.step_is_full and not complete:
-                    logger.warning("%s", assembly.why_no_gradient)
-                    self._flow.extend_step()
+                    self._extend(assembly)
                 elif complete and self._args.active_sampling and assembly.num_missing:
                     complete = False
                     self._flow.extend_step(assembly.num_missing)
@@ -119,6 +118,13 @@ class StepFilling:
         self._flow.ledger.stage(prompt_id, assembly.add(group, assignment), assembly.training_step)
         self._over_issue.record(group, is_straggler=assignment.is_straggler)
         self._requests.note_pass_rate(group.result.index, float(group.scores.mean()))
+
+    def _extend(self, assembly: StepAssembly) -> None:
+        """Take more prompts into a step that has nothing to train on. Told the 1st, 2nd, 4th, 8th time and so on."""
+        assembly.num_extended += 1
+        if assembly.num_extended.bit_count() == 1:
+            logger.warning("%s", assembly.why_no_gradient)
+        self._flow.extend_step()
 
     def _forget_discarded(self) -> None:
         """Forget groups that were too old. Their prompts are issued again."""
