@@ -44,15 +44,11 @@ class LoadReport:
     @property
     def why_nothing_is_left(self) -> str:
         """For a message, where no row was kept."""
-        held_out = (
-            ", or train on the prompts of the evaluation too with --hold_out_eval_prompts False"
-            if self.num_excluded
-            else ""
-        )
-        return (
-            f"nothing is left of {self.num_rows} rows ({self.num_overlong} prompts too long, {self.num_excluded} held out): "
-            "name more data, or raise --max_prompt_token_length" + held_out
-        )
+        cure = "name more data, or raise --max_prompt_token_length"
+        if self.num_excluded:
+            cure += ", or train on the prompts of the evaluation too (--hold_out_eval_prompts False)"
+        left_out = f"{self.num_overlong} prompts too long, {self.num_excluded} held out"
+        return f"nothing is left of {self.num_rows} rows ({left_out}): {cure}"
 
     def warnings(self) -> list[str]:
         """Warnings about the data for the user."""
