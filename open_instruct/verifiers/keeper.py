@@ -19,6 +19,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from open_instruct.config.verifier_options import VerifierConfig
+from open_instruct.verifiers import code_children
 from open_instruct.verifiers.base import VerificationResult
 from open_instruct.verifiers.sandbox import (
     Jail,
@@ -56,6 +57,8 @@ class KeeperStart:
     """As `--verifier_modules`."""
     config: VerifierConfig
     jail: Jail
+    runs_programs: bool = False
+    """Whether the processes that are forked run programs and their tests (`code_children.py`) in place of scoring."""
 
 
 def keep(descriptor: int) -> None:
@@ -70,6 +73,8 @@ def keep(descriptor: int) -> None:
         start: KeeperStart = connection.recv()
         import_verifiers(start.modules, start.config)
         refused = _load(start.ready)
+        if start.runs_programs:
+            code_children.prepare()
         be_killed_first()
         silent = os.open(os.devnull, os.O_WRONLY)
         limit_resources(start.jail)
@@ -89,6 +94,8 @@ def keep(descriptor: int) -> None:
             if pid := os.fork():
                 os.close(descriptors[0])
                 connection.send(pid)
+            elif start.runs_programs:
+                code_children.serve(keeper, descriptors[0], silent, start.jail)
             else:
                 _become_scorer(keeper, descriptors[0], silent, start.jail)
                 _score(start.score)

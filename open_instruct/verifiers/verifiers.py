@@ -13,8 +13,15 @@ from collections.abc import Collection, Mapping, Sequence
 
 from open_instruct.config.verifier_options import VerifierConfig
 from open_instruct.user_modules import UserModuleError, import_user_module
-from open_instruct.verifiers import answer_verifiers, judge, reasoning_gym_verifier, text_verifiers  # noqa: F401 - known then
+from open_instruct.verifiers import (  # noqa: F401 - known then
+    answer_verifiers,
+    code_verifiers,
+    judge,
+    reasoning_gym_verifier,
+    text_verifiers,
+)
 from open_instruct.verifiers.base import VerificationResult, VerifierFunction
+from open_instruct.verifiers.instructions import ifeval, ifeval_old  # noqa: F401 - known then
 
 
 class VerifierModuleError(UserModuleError):

@@ -334,7 +334,7 @@ def test_prompts(tmp_path: Path, messages: object, system_prompt: str | None, pr
         ({"messages": ...}, "no 'messages'; it has: ground_truth, dataset (--sft_messages_key names the column)"),
         ({"dataset": ...}, "no 'dataset'; it has: messages, ground_truth"),
         ({"dataset": "gsm9k"}, "unknown verifier 'gsm9k' in 'dataset'; nearest: gsm8k"),
-        ({"dataset": "zzz"}, "unknown verifier 'zzz' in 'dataset'; there are: gsm8k, "),
+        ({"dataset": "zzz"}, "unknown verifier 'zzz' in 'dataset'; there are: "),
         ({"dataset": ["gsm8k", "math"]}, "2 verifiers need a list of 2 ground truths, got '2'"),
         ({"dataset": 3}, "'dataset' must be the name of a verifier, or a list of names, got 3"),
         ({"messages": []}, "empty messages"),

@@ -20,6 +20,7 @@ from group_fakes import ended_by, make_result
 from played_teachers import TOP_K, PlayedRay, PlayedTeacher, said_of
 from ray.util.queue import Empty
 
+from open_instruct.config.verifier_options import VerifierConfig
 from open_instruct.data.dataset_transformation import load_prompts
 from open_instruct.data.prompt_dataset import PromptDataset
 from open_instruct.data.sample_record import DataProtoItem
@@ -82,7 +83,15 @@ class FakeMessageQueue:
 class VerifiersInThisProcess:
     """The real verifiers without a process that would have to start for each test."""
 
-    def __init__(self, num_workers: int, timeout_s: float, *, ready: Sequence[str], modules: Sequence[str]) -> None:
+    def __init__(
+        self,
+        num_workers: int,
+        timeout_s: float,
+        *,
+        ready: Sequence[str],
+        modules: Sequence[str],
+        config: VerifierConfig,
+    ) -> None:
         pass
 
     def submit(

@@ -1,0 +1,220 @@
+"""Verifiers that run programs: `code` against tests in Python, `code_stdio` against inputs and outputs.
+
+The program is the last block of code in a response. It runs in the jail of `sandbox.py`, in a process that never holds what is
+expected of it (`code_children.py`), or on a server (`--code_api_url`).
+"""
+
+import ast
+import asyncio
+import base64
+import io
+import json
+import pickle
+import re
+import zlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import aiohttp
+
+from open_instruct.config.verifier_options import VerifierConfig
+from open_instruct.verifiers.base import NotScored, VerificationResult, VerifierFunction
+from open_instruct.verifiers.code_children import GRACE_S
+from open_instruct.verifiers.sandbox import missing
+from open_instruct.verifiers.text_verifiers import behind_thoughts
+
+if TYPE_CHECKING:
+    from open_instruct.verifiers.code_runs import CodeRuns
+
+_BLOCK = re.compile(r"```[ \t]*(?:python3?|py)?[ \t]*\n(.*?)```", re.DOTALL | re.IGNORECASE)
+LONGEST_PROGRAM = 200_000
+"""Characters."""
+MOST_TESTS = 1000
+LARGEST_TESTS = 100 * 2**20
+"""Bytes, unpacked."""
+ATTEMPTS = 3
+QUEUE_S = 1800.0
+"""Seconds that a program may wait for its turn."""
+
+
+def program_in(response: str) -> str:
+    """The last block of code behind the thoughts; without one, all that is there."""
+    text = response.rpartition("</think>")[2]
+    end = text.rfind("```")
+    blocks = _BLOCK.findall(text) if end >= 0 else []
+    return (blocks[-1] if blocks else behind_thoughts(text))[:LONGEST_PROGRAM]
+
+
+class CodeVerifier(VerifierFunction):
+    """The share of the tests that a program passes: Python, such as `assert f(2) == 4`."""
+
+    name = "code"
+    path = "test_program"
+    """Of a server; open-instruct's has the same."""
+
+    def __init__(self, verifier_config: VerifierConfig | None = None) -> None:
+        super().__init__(verifier_config=verifier_config)
+        self._runs: WeakKeyDictionary[asyncio.AbstractEventLoop, CodeRuns] = WeakKeyDictionary()
+
+    @property
+    def outside_timeout_s(self) -> float:
+        return QUEUE_S + MOST_TESTS * (self.verifier_config.code_max_execution_time + GRACE_S)
+
+    async def async_call(
+        self, tokenized_prediction: list[int], prediction: str, label: object, query: str | None = None
+    ) -> VerificationResult:
+        program, tests = program_in(prediction), self.tests_in(label)
+        if self.verifier_config.code_api_url:
+            results = await self._ask(program, tests)
+        else:
+            results = await self.run(self.runs(), program, tests, self.verifier_config.code_max_execution_time)
+        return VerificationResult(self._score(results))
+
+    def tests_in(self, label: object) -> list[Any]:
+        """Raises `ValueError` for a label that holds no tests."""
+        tests = read_list(label)
+        if not tests or len(tests) > MOST_TESTS or not all(isinstance(test, str) for test in tests):
+            raise ValueError(
+                f"a {self.name} ground truth must be a list of 1 to {MOST_TESTS} tests in Python, got {label!r:.80}"
+            )
+        for test in tests:
+            try:
+                ast.parse(test)
+            except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+                raise ValueError(f"a test of the ground truth is no Python ({error}): {test!r:.80}") from error
+        return tests
+
+    async def run(self, runs: "CodeRuns", program: str, tests: list[Any], limit_s: float) -> list[tuple[bool, float]]:
+        """Whether each test has passed, and the seconds it took."""
+        return [(result.passed, result.seconds) for result in await runs.run_tests(program, tests, limit_s)]
+
+    def check_label(self, label: object) -> None:
+        self.tests_in(label)
+        self.prepare(self.name)
+
+    def prepare(self, dataset: str) -> None:
+        reasons = [] if self.verifier_config.code_api_url else missing()
+        if reasons:
+            raise ValueError(
+                f"{self.name} runs what a model wrote, and this machine has no jail for that: {'; '.join(reasons)}. Run on a "
+                f"kernel that has them, or name a server with --code_api_url."
+            )
+
+    def runs(self) -> "CodeRuns":
+        """Those of the running event loop."""
+        from open_instruct.verifiers.code_runs import CodeRuns  # which knows all verifiers
+
+        loop = asyncio.get_running_loop()
+        if loop not in self._runs:
+            self._runs[loop] = CodeRuns()
+        return self._runs[loop]
+
+    async def close(self) -> None:
+        runs = self._runs.pop(asyncio.get_running_loop(), None)
+        if runs is not None:
+            runs.close()
+
+    def _score(self, results: Sequence[tuple[bool, float]]) -> float:
+        limit = self.verifier_config.code_max_execution_time
+        share = sum(passed for passed, _ in results) / len(results)
+        if share < self.verifier_config.code_pass_rate_reward_threshold:
+            return 0.0
+        if not self.verifier_config.code_apply_perf_penalty:
+            return share
+        return sum(max(1 - seconds / limit, 0.0) for passed, seconds in results if passed) / len(results)
+
+    async def _ask(self, program: str, tests: list[Any]) -> list[tuple[bool, float]]:
+        """Have a server run the tests. Raises `NotScored` if it cannot be reached or answers nonsense."""
+        base = str(self.verifier_config.code_api_url).rstrip("/").removesuffix("_stdio").removesuffix("/test_program")
+        limit = self.verifier_config.code_max_execution_time
+        body = {"program": program, "tests": tests, "max_execution_time": limit}
+        problem = ""
+        for attempt in range(ATTEMPTS):
+            await asyncio.sleep(attempt)
+            try:
+                timeout = aiohttp.ClientTimeout(total=60 + len(tests) * (limit + GRACE_S))
+                async with (
+                    aiohttp.ClientSession(timeout=timeout) as session,
+                    session.post(f"{base}/{self.path}", json=body) as answer,
+                ):
+                    problem = f"the server of programs answers with HTTP status {answer.status}"
+                    if answer.status == 200:
+                        return _results_in(await answer.json(content_type=None), len(tests))
+            except (aiohttp.ClientError, OSError, TimeoutError) as error:
+                problem = f"the server of programs cannot be reached ({type(error).__name__})"
+        raise NotScored(problem)
+
+
+class CodeStdioVerifier(CodeVerifier):
+    """The share of the inputs to which a program writes the right output, spaces at the ends of lines not counted."""
+
+    name = "code_stdio"
+    path = "test_program_stdio"
+
+    def tests_in(self, label: object) -> list[Any]:
+        tests = read_list(label)
+        good = tests and len(tests) <= MOST_TESTS
+        if not good or not all(isinstance(test, dict) and {"input", "output"} <= test.keys() for test in tests):
+            raise ValueError(f"a code_stdio ground truth must be a list of {{input, output}}, got {label!r:.80}")
+        return tests
+
+    async def run(self, runs: "CodeRuns", program: str, tests: list[Any], limit_s: float) -> list[tuple[bool, float]]:
+        outputs = await runs.run_stdio(program, [str(test["input"]) for test in tests], limit_s)
+        return [
+            (output is not None and same_output(output, str(test["output"])), seconds)
+            for (output, seconds), test in zip(outputs, tests, strict=True)
+        ]
+
+
+def same_output(written: str, wanted: str) -> bool:
+    """Equal line by line, without spaces at the ends of lines and empty lines at the end."""
+    lines, others = ([line.rstrip() for line in text.rstrip().splitlines()] for text in (written, wanted))
+    return lines == others
+
+
+def read_list(label: object) -> list[Any]:
+    """A list, or the list that a JSON text holds; a list of one such text is that list. Else an empty one.
+
+    A text may also be JSON that is packed as LiveCodeBench and open-instruct pack it: pickled, deflated, in base64.
+    """
+    if isinstance(label, list) and len(label) == 1 and isinstance(label[0], str) and label[0].lstrip().startswith("["):
+        label = label[0]
+    if isinstance(label, str):
+        try:
+            label = json.loads(label if label.lstrip()[:1] in ("[", "{") else _unpacked(label))
+        except (ValueError, RecursionError):
+            return []
+    return label if isinstance(label, list) else []
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    """Knows no classes, so that unpickling runs nothing."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        raise pickle.UnpicklingError(f"{module}.{name}")
+
+
+def _unpacked(text: str) -> str:
+    """Raises `ValueError` if the text is not packed, or too large."""
+    try:
+        unpacker = zlib.decompressobj()
+        content = unpacker.decompress(base64.b64decode(text, validate=True), LARGEST_TESTS)
+        if unpacker.unconsumed_tail:
+            raise ValueError(f"more than {LARGEST_TESTS} bytes of tests")
+        read = _PlainUnpickler(io.BytesIO(content)).load()
+    except (zlib.error, pickle.UnpicklingError, EOFError, IndexError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError("not packed") from error
+    if isinstance(read, bytes):
+        read = read.decode()
+    return read if isinstance(read, str) else json.dumps(read)
+
+
+def _results_in(answer: object, number: int) -> list[tuple[bool, float]]:
+    results = answer.get("results") if isinstance(answer, dict) else None
+    runtimes = answer.get("runtimes") if isinstance(answer, dict) else None
+    if not isinstance(results, list) or len(results) != number:
+        raise NotScored("the server of programs answers with no results")
+    if not isinstance(runtimes, list) or len(runtimes) != number:
+        runtimes = [0.0] * number
+    return [(result in (1, True), float(seconds)) for result, seconds in zip(results, runtimes, strict=True)]

@@ -1,0 +1,1 @@
+"""Checks of the single instructions that a response must follow (ifeval)."""

@@ -1,0 +1,69 @@
+"""Instructions to repeat something: the request, a part of it, or a phrase; and to answer twice."""
+
+from collections.abc import Iterator
+
+from open_instruct.verifiers.instructions.instruction import Instruction, count, instruction, position, text, word
+from open_instruct.verifiers.instructions.parts import parts_between
+
+SEPARATOR = "******"
+
+
+def same(one: str, other: str) -> bool:
+    """Whether two texts are equal but for case and the space around them."""
+    return one.strip().lower() == other.strip().lower()
+
+
+def _copy(response: str, prompt_to_repeat: str) -> bool:
+    return same(response, prompt_to_repeat)
+
+
+def _copies(response: str, prompt_to_repeat: str, N: int) -> bool:
+    found = response.split(SEPARATOR)
+    return len(found) == N and all(same(one, prompt_to_repeat) for one in found)
+
+
+def _repeat_prompt(response: str, prompt_to_repeat: str) -> bool:
+    return response.strip().lower().startswith(prompt_to_repeat.strip().lower())
+
+
+def _span(response: str, prompt_to_repeat: str, n_start: int, n_end: int) -> bool:
+    """The prompt says that the character at `n_end` belongs to it; open-instruct's check leaves it out. Both are right."""
+    return any(same(response, prompt_to_repeat[n_start:end]) for end in (n_end, n_end + 1))
+
+
+def _two_responses(response: str) -> bool:
+    found = parts_between(response, SEPARATOR)
+    return found is not None and len(found) == 2 and found[0].strip() != found[1].strip()
+
+
+def _repeat_phrase(response: str, phrase: str, small_n: int) -> bool:
+    """The phrase stands there `small_n` times, each time with one word of its inside replaced."""
+    wanted = phrase.split()
+    found = [one.split() for one in _phrases_from(response, wanted[0], wanted[-1])]
+    return len(found) == small_n and all(
+        len(one) == len(wanted) and sum(a != b for a, b in zip(one, wanted, strict=True)) == 1 for one in found
+    )
+
+
+def _phrases_from(response: str, first: str, last: str) -> Iterator[str]:
+    """What begins with one word and ends with the next other one, in one line."""
+    for line in response.splitlines():
+        start = line.find(f"{first} ")
+        while start >= 0:
+            end = line.find(f" {last}", start + len(first) + 1)
+            if end < 0:
+                break
+            end += len(last) + 1
+            yield line[start:end]
+            start = line.find(f"{first} ", end)
+
+
+INSTRUCTIONS: dict[str, Instruction] = {
+    "combination:two_responses": instruction(_two_responses),
+    "combination:repeat_prompt": instruction(_repeat_prompt, prompt_to_repeat=text),
+    "copy:repeat_phrase": instruction(_repeat_phrase, phrase=word, small_n=count),
+    "copy:copy": instruction(_copy, prompt_to_repeat=text),
+    "copy:copying_simple": instruction(_copy, prompt_to_repeat=text),
+    "copy:copying_multiple": instruction(_copies, prompt_to_repeat=text, N=position),
+    "new:copy_span_idx": instruction(_span, prompt_to_repeat=text, n_start=count, n_end=count),
+}

@@ -1,0 +1,112 @@
+"""What an instruction is: the arguments that a label gives, and the condition that a response must meet."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+LESS_THAN, AT_LEAST = "less than", "at least"
+_CODES = (
+    "af ar bg bn ca cs cy da de el en es et fa fi fr gu he hi hr hu id it ja kn ko lt lv mk ml mr ne nl no pa pl pt "
+    "ro ru sk sl so sq sv sw ta te th tl tr uk ur vi zh-cn zh-tw"
+)
+LANGUAGES = frozenset(_CODES.split())
+"""The languages that langdetect 1.0.9 knows."""
+
+Reader = Callable[[object], Any]
+"""Reads one argument of a label; a `ValueError` says what the argument must be."""
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """One kind of instruction."""
+
+    follows: Callable[..., bool]
+    """Whether a response, given first, follows it; the arguments are given by name. It takes time linear in the response."""
+    readers: Mapping[str, Reader]
+    """By the name of the argument. An argument that is None counts as absent; all are needed."""
+
+    def read(self, given: Mapping[str, object]) -> dict[str, Any]:
+        """The arguments of a label, checked.
+
+        Raises:
+            ValueError: an argument is missing, unknown, or not of its kind.
+        """
+        given = {name: value for name, value in given.items() if value is not None}
+        if missing := sorted(set(self.readers) - set(given)):
+            raise ValueError(f"it needs {', '.join(missing)}")
+        if unknown := sorted(set(given) - set(self.readers)):
+            raise ValueError(f"it has no argument {', '.join(map(str, unknown))}")
+        arguments = {}
+        for name, value in given.items():
+            try:
+                arguments[name] = self.readers[name](value)
+            except ValueError as error:
+                raise ValueError(f"{name} must be {error}, got {value!r:.60}") from None
+        return arguments
+
+
+def instruction(follows: Callable[..., bool], **readers: Reader) -> Instruction:
+    """A row of a table of instructions."""
+    return Instruction(follows, readers)
+
+
+def compare(number: int, relation: str, limit: int) -> bool:
+    """Whether `number` is `at least` or `less than` the limit."""
+    return number >= limit if relation == AT_LEAST else number < limit
+
+
+# --- readers ----------------------------------------------------------------------------------------------------------
+
+
+def text(value: object) -> str:
+    """A text that is not blank, as it stands."""
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError("a text")
+    return value
+
+
+def word(value: object) -> str:
+    """A text without space around it. Some of open-instruct's data wraps it in a list, of which the first counts."""
+    return text(value[0] if isinstance(value, list) and value else value).strip()
+
+
+def words(value: object) -> list[str]:
+    """Some texts."""
+    if not isinstance(value, list) or not value:
+        raise ValueError("a list of texts")
+    return [text(one) for one in value]
+
+
+def count(value: object) -> int:
+    """A whole number from 0 on. Parquet files write 3 as 3.0 in columns where other rows have nothing."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or value != value or value < 0 or value % 1:
+        raise ValueError("a whole number from 0 on")
+    return int(value)
+
+
+def position(value: object) -> int:
+    """A whole number from 1 on."""
+    if not count(value):
+        raise ValueError("a whole number from 1 on")
+    return count(value)
+
+
+def relation(value: object) -> str:
+    """`less than` or `at least`."""
+    if value not in (LESS_THAN, AT_LEAST):
+        raise ValueError(f"{LESS_THAN!r} or {AT_LEAST!r}")
+    return str(value)
+
+
+def letter(value: object) -> str:
+    """One character."""
+    if len(one := word(value)) != 1:
+        raise ValueError("one letter")
+    return one
+
+
+def language(value: object) -> str:
+    """The code of a language that can be recognised."""
+    if value not in LANGUAGES:
+        raise ValueError(f"the code of a language ({', '.join(sorted(LANGUAGES))})")
+    return str(value)

