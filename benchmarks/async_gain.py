@@ -82,11 +82,13 @@ def measure(args: argparse.Namespace, mode: str) -> dict[str, float]:
         # a mean, because a step ahead makes short and long steps take turns
         "step_s": statistics.fmean(row["time/total"] for row in rows),
         "engine_idle_share": 1 - statistics.fmean(row["engines/busy_share"] for row in rows),
-        "learner_idle_share": 1 - sum(row["time/training"] for row in rows) / sum(row["time/total"] for row in rows),
-        "training_s": statistics.fmean(row["time/training"] for row in rows),
+        "learner_idle_share": 1
+        - sum(row["time/learner_compute"] for row in rows) / sum(row["time/total"] for row in rows),
+        "training_s": statistics.fmean(row["time/learner_compute"] for row in rows),
         "age_mean_steps": statistics.fmean(row["avg_sample_age"] for row in rows),
         "age_max_steps": max(row["max_sample_age"] for row in rows),
-        "tokens_per_s": sum(row["val/num_step_tokens"] for row in rows) / sum(row["time/total"] for row in rows),
+        "tokens_per_s": sum(row["val/num_step_response_tokens"] for row in rows)
+        / sum(row["time/total"] for row in rows),
     }
 
 

@@ -85,7 +85,11 @@ def plot(runs: dict[str, list[Path]], path: str) -> None:
     figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
     for way, directories in runs.items():
         curves = [
-            [row["objective/verifiable_correct_rate"] for row in rows_of(directory) if row["training_step"] > 0]
+            [
+                row["all_groups/objective/verifiable_solved_rate"]
+                for row in rows_of(directory)
+                if row["training_step"] > 0
+            ]
             for directory in directories
         ]
         axes.plot(

@@ -202,7 +202,7 @@ def report(rows: list[dict[str, Any]], bare: list[dict[str, float]]) -> float:
     print(f"  {'learner waits for its batch':<34}{median(r['time/trainer_waiting_for_data'] for r in rows):8.3f} s")
     print(f"{'bare vLLM sampling, same tokens':<36}{sampling:8.3f} s")
     print(f"{'bare torch training, same tokens':<36}{training:8.3f} s")
-    tokens = median(row["val/num_step_tokens"] for row in rows)
+    tokens = median(row["val/num_step_response_tokens"] for row in rows)
     bare_tokens = median(one["tokens"] for one in bare)
     print(f"tokens per step {tokens:.0f} (bare {bare_tokens:.0f}); tokens/s {tokens / total:,.0f}")
     ratio = total / (sampling + training)
@@ -238,7 +238,7 @@ def main() -> None:
                     "bare_sampling_s": median(one["sampling"] for one in bare),
                     "bare_training_s": median(one["training"] for one in bare),
                     "ratio": ratios[-1],
-                    "tokens_per_step": median(row["val/num_step_tokens"] for row in steps),
+                    "tokens_per_step": median(row["val/num_step_response_tokens"] for row in steps),
                 }
             )
     print(f"\nratio over {len(ratios)} runs: median {median(ratios):.2f}, from {min(ratios):.2f} to {max(ratios):.2f}")

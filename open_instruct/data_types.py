@@ -292,7 +292,7 @@ class RolloutBatch:
     training_step: int
     rank_data: list[object]
     """One Ray object reference per learner rank, each to a `list[MiniBatch]`."""
-    metrics: dict[str, float] = field(default_factory=dict)
+    metrics: dict[str, Any] = field(default_factory=dict)
     """Metrics of the whole step. Only the last partial batch has them."""
     number: int = 0
     """Number of this partial batch within the step, from 0."""

@@ -148,7 +148,7 @@ def run_figures(rows: list[dict[str, Any]]) -> list[str]:
     found = []
     for key, text, scale in [
         ("time/total", "{:.1f} s a step", 1),
-        ("val/actor_tokens_per_second", "{:.0f} tokens/s", 1),
+        ("engines/tokens_per_second", "{:.0f} tokens/s", 1),
         ("memory/learners_offloaded_bytes", "learners gave back {:.0f} MiB", MIB),
         ("memory/engines_offloaded_bytes", "engines gave back {:.0f} MiB", MIB),
         ("memory/learner_bytes_max", "learner held {:.0f} MiB", MIB),

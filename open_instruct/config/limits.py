@@ -120,6 +120,7 @@ LIMITS: dict[str, Limits] = {
     "llm_judge_max_concurrency": _COUNT,
     "vllm_top_p": _POSITIVE_SHARE,
     "eval_pass_at_k": _COUNT,
+    "eval_completions": Limits(-1),
     "verifier_timeout_s": POSITIVE,
     "verifier_workers": _COUNT,
     "learning_rate": _NOT_NEGATIVE,

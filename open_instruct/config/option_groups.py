@@ -354,6 +354,9 @@ class EvaluationOptions:
     """Nucleus sampling in evaluation. By default 1.0, which is off."""
     eval_pass_at_k: int = 1
     """Responses to each prompt of an evaluation, with pass@1, 2, 4, … up to this number."""
+    eval_completions: int = 64
+    """Prompts of an evaluation whose responses are written to completions/ in output_dir, and to the table sample_completions of
+    wandb. 0: none, -1: all."""
     eval_response_length: int | None = None
     """Longest response in evaluation, in tokens. By default response_length."""
 
@@ -371,7 +374,10 @@ class SavingOptions:
     keep_last_n_checkpoints: int = 3
     """How many of the newest checkpoints are kept. -1: all."""
     save_traces: bool = False
-    """Write the samples of each step to samples/ in output_dir, in a format that dataset_mixer_list can read again."""
+    """Write what each step trains on, on the controller's node: to samples/ in output_dir, in a format that dataset_mixer_list
+    can read again, and to rollouts_save_path, with rewards, advantages and log-probabilities."""
+    rollouts_save_path: str | None = None
+    """Directory for the rollouts of save_traces, in open-instruct's format. By default rollouts in output_dir."""
 
 
 @dataclass(kw_only=True)

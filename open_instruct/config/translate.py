@@ -33,7 +33,8 @@ DIFFERENT: dict[str, str] = {
     "rho_mask_sequence_level": "per response; --rho_as_in_open_instruct takes a packed row, as there",
     "rho_mask_tv_divergence": "half the mean of |rho - 1| over a response; --rho_as_in_open_instruct is as there",
     "run_name": "kept; there it is overwritten",
-    "save_traces": "writes samples/ in output_dir, in a format that dataset_mixer_list reads",
+    "save_traces": "writes open-instruct's rollouts (a file per step) to rollouts_save_path, by default rollouts/ in output_dir; "
+    "also samples/, in a format that dataset_mixer_list reads",
     "system_prompt_override_file": "the file's text as it is; there white space around it is removed",
     "use_rho_correction": "by default only where samples may be stale; there always",
     "vllm_enable_prefix_caching": "the cache is emptied with each new version of the weights",

@@ -87,7 +87,7 @@ def merge_step_metrics(reports: Sequence[dict[str, Any]]) -> dict[str, float]:
     metrics[NONFINITE_STEPS] = first["num_nonfinite"]
     metrics["optim/skipped_steps"] = first["num_nonfinite"] + first["num_empty"]
     metrics["lr"] = first["lr"]
-    metrics["time/training"] = max(report["seconds"] for report in reports)
+    metrics["time/learner_compute"] = max(report["seconds"] for report in reports)
     metrics["time/optimizer"] = max(report["optimizer_s"] for report in reports)
     metrics["time/forward_backward"] = max(report["seconds"] - report["optimizer_s"] for report in reports)
     metrics["memory/learner_bytes_max"] = max(report["memory_in_use_bytes"] for report in reports)

@@ -5,7 +5,7 @@ import logging
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -14,6 +14,8 @@ from open_instruct.storage.atomic_file import _replaced
 logger = logging.getLogger(__name__)
 
 STEP_KEY = "training_step"
+COMPLETIONS = "sample_completions"
+"""Answers of an evaluation, beside its metrics; open-instruct's name of the table in wandb."""
 _ROW_START = re.compile(rb'\{"training_step": (\d+)[,}]')
 """Beginning of a row as `MetricsWriter` writes it."""
 
@@ -125,6 +127,15 @@ def _parse_row(line: bytes) -> dict[str, Any] | None:
     except ValueError:
         return None
     return row if line.endswith(b"\n") and isinstance(row, dict) and STEP_KEY in row else None
+
+
+def write_lines(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Rows as lines of JSON, in a file that is whole or not there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with _replaced(path) as file:
+        file.writelines(
+            json.dumps(to_json_value(row), ensure_ascii=False).encode(errors="replace") + b"\n" for row in rows
+        )
 
 
 def read_metrics(path: str | Path) -> Iterator[dict[str, Any]]:

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     import matplotlib.axes
     import matplotlib.figure
 
-REWARD_KEY = "scores"
-"""Metric: mean reward of a training batch."""
+REWARD_KEY = "all_groups/scores"
+"""Metric: mean reward of all responses that were generated for a training step."""
 ACCURACY_KEY = "eval/pass_at_1"
 """Metric: share of right answers in an evaluation, 0 to 1."""
 CYCLE_KEY = "eval/rc/accuracy_cycle_"

@@ -13,9 +13,10 @@ from typing import Any
 
 from open_instruct.config.options import GRPOConfig
 from open_instruct.report import component_log
+from open_instruct.report.isolation import Isolation
 from open_instruct.report.live_line import Progress, ProgressLine
 from open_instruct.report.log_files import setup_logging
-from open_instruct.report.metrics_file import STEP_KEY, MetricsWriter, read_metrics
+from open_instruct.report.metrics_file import COMPLETIONS, STEP_KEY, MetricsWriter, read_metrics, write_lines
 from open_instruct.report.plots import plot_reward_curve
 from open_instruct.report.run_summary import RunSummary, format_summary_table, write_summary
 from open_instruct.report.tracker import TrackerOptions, make_tracker
@@ -30,6 +31,7 @@ Monitor = Callable[[dict, dict], object]
 METRICS_FILE = "metrics.jsonl"
 PROMPTS_FILE = "prompts.jsonl"
 SUMMARY_FILE = "summary.json"
+COMPLETIONS_DIRECTORY = "completions"
 ACCURACY_KEY = "eval/pass_at_1"
 PLOT_FILE = "reward_curve.png"
 
@@ -85,6 +87,7 @@ class RunLog:
         self._writer = MetricsWriter(self._output_dir / METRICS_FILE)
         self._prompts = MetricsWriter(self._output_dir / PROMPTS_FILE)
         self._tracker = make_tracker(args.with_tracking, self._tracker_options(), dataclasses.asdict(args))
+        self._isolation = Isolation("writing completions")
         self._line: ProgressLine | None = None
         self._waiting: dict[str, Any] | None = None
         self._last_accuracy: float | None = None
@@ -133,11 +136,11 @@ class RunLog:
             self._line.update(
                 Progress(
                     step=row[STEP_KEY],
-                    reward=row["scores"],
-                    tokens_per_second=row["learner_tokens_per_second_step"],
+                    reward=row["all_groups/scores"],
+                    tokens_per_second=row["learner_response_tokens_per_second_step"],
                     prompt_queue=row["queue/prompts"],
                     result_queue=row["queue/results"],
-                    age=row["num_steps_off_policy"],
+                    age=row["num_steps_off_policy_max"],
                     eval_accuracy=self._last_accuracy,
                 )
             )
@@ -161,8 +164,14 @@ class RunLog:
         """Write which prompts the step was made of, and the outcome of each."""
         self._prompts.write(training_step, {"prompts": fates})
 
-    def evaluation(self, version: int, metrics: Mapping[str, float]) -> None:
-        """Add the evaluation of the weights after step `version` to the row of that step, or to a new row if that is written."""
+    def evaluation(self, version: int, metrics: Mapping[str, Any]) -> None:
+        """Add the evaluation of the weights after step `version` to the row of that step, or to a new row if that is written. Its
+        `sample_completions` go to a file, and to wandb as a table."""
+        metrics = dict(metrics)
+        if rows := metrics.pop(COMPLETIONS, None):
+            with self._isolation:
+                write_lines(self._output_dir / COMPLETIONS_DIRECTORY / f"step_{version:06d}.jsonl", rows)
+            self._tracker.log_table(COMPLETIONS, rows, version)
         self._last_accuracy = metrics[ACCURACY_KEY]
         logger.info("evaluation after step %d: %.1f%% right", version, 100 * self._last_accuracy)
         if self._waiting is None or self._waiting[STEP_KEY] != version:

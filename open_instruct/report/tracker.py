@@ -6,13 +6,14 @@ import os
 import ssl
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import psutil
 
+from open_instruct.report.histogram import is_histogram
 from open_instruct.report.isolation import Isolation
 from open_instruct.report.metrics_file import STEP_KEY, to_json_value
 from open_instruct.system.background_calls import BackgroundCalls
@@ -34,6 +35,8 @@ class Tracker(Protocol):
 
     def log(self, metrics: Mapping[str, Any], step: int) -> None: ...
 
+    def log_table(self, name: str, rows: Sequence[Mapping[str, Any]], step: int) -> None: ...
+
     def finish(self, exit_code: int = 0) -> None: ...
 
 
@@ -41,6 +44,9 @@ class NullTracker:
     """Tracks nothing."""
 
     def log(self, metrics: Mapping[str, Any], step: int) -> None:
+        pass
+
+    def log_table(self, name: str, rows: Sequence[Mapping[str, Any]], step: int) -> None:
         pass
 
     def finish(self, exit_code: int = 0) -> None:
@@ -120,8 +126,14 @@ class WandbTracker:
 
     def log(self, metrics: Mapping[str, Any], step: int) -> None:
         """Hand a row over without waiting, because wandb may hang (its helper process, a file system)."""
-        row = {STEP_KEY: step, **metrics}
-        if not self._background.submit(lambda: self._log(row)):
+        self._submit(lambda: self._log({STEP_KEY: step, **metrics}))
+
+    def log_table(self, name: str, rows: Sequence[Mapping[str, Any]], step: int) -> None:
+        """Hand over a table, of which all rows have the same columns, without waiting."""
+        self._submit(lambda: self._log_table(name, rows, step))
+
+    def _submit(self, call: Callable[[], None]) -> None:
+        if not self._background.submit(call):
             if self._num_left_out == 0:
                 logger.warning(
                     "wandb hangs: the run goes on, and wandb lacks some rows (metrics.jsonl has all of them)"
@@ -132,8 +144,17 @@ class WandbTracker:
         with self._isolation:
             self._run.log({key: self._to_wandb(value) for key, value in row.items()})
 
+    def _log_table(self, name: str, rows: Sequence[Mapping[str, Any]], step: int) -> None:
+        with self._isolation:
+            data: list[Any] = [
+                [str(one) if isinstance(one, list | dict) else one for one in row.values()] for row in rows
+            ]
+            self._run.log({STEP_KEY: step, name: self._wandb.Table(columns=list(rows[0]), data=data)})
+
     def _to_wandb(self, value: Any) -> Any:
         value = to_json_value(value)
+        if is_histogram(value):
+            return self._wandb.Histogram(np_histogram=(value["counts"], value["edges"]))
         return self._wandb.Histogram(value) if isinstance(value, list) and value else value
 
     def finish(self, exit_code: int = 0) -> None:

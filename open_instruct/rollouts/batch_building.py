@@ -8,8 +8,12 @@ from typing import Any
 import numpy as np
 
 from open_instruct.data_types import GenerationResult, MiniBatch, TrainingSample
+from open_instruct.report.histogram import histogram
 from open_instruct.rollouts.staleness import sample_age
 from open_instruct.scored_groups import ScoredGroup
+
+SOLVED = 1.0 - 1e-6
+"""Scores from here on count as 1."""
 
 
 def training_samples(
@@ -62,96 +66,150 @@ def fresh_masks(result: GenerationResult, oldest_allowed_version: int) -> list[n
     ]
 
 
-def response_metrics(groups: Sequence[ScoredGroup], *, verification_reward: float) -> dict[str, float]:
-    """Means over all responses of `groups`. Rewards are weighted by their verifiers; `scores` are the rewards after shaping;
-    `*_correct_rate` counts scores of 1 (up to rounding) as correct. `objective/verifier_cost` is a sum in US dollars, where
-    scoring cost something.
+def response_metrics(groups: Sequence[ScoredGroup], *, verification_reward: float) -> dict[str, Any]:
+    """Means over all responses of `groups`. `scores` are the rewards after shaping, `*_reward` those of verifiers with their
+    weights. `*_correct_rate` counts scores above 0, as open-instruct does; `*_solved_rate` scores of 1 (up to rounding).
 
     A group that an evaluation gave up has scores and no responses: it counts in rewards and rates, not in lengths.
     """
-    scores = np.concatenate([group.scores for group in groups])
-    correct = scores >= 1.0 - 1e-6
-    reward = float(verification_reward * np.concatenate([group.weighted_scores for group in groups]).mean())
-    metrics = {
+    rewards = verification_reward * np.concatenate([group.weighted_scores for group in groups])
+    metrics: dict[str, Any] = {
         "scores": float(np.concatenate([group.rewards(verification_reward) for group in groups]).mean()),
-        "objective/verifiable_reward": reward,
-        "objective/verifiable_correct_rate": float(correct.mean()),
-        "objective/verifier_failures": float(sum(group.num_failures for group in groups)),
-        "objective/not_scored": float(sum(group.num_not_scored for group in groups)),
+        **_verifier_metrics("verifiable", rewards, np.concatenate([group.scores for group in groups])),
         **_length_metrics([group for group in groups if group.samples]),
     }
     forms = [group.well_formed for group in groups if group.well_formed is not None]
     if forms:
         metrics["val/format_scores"] = float(np.concatenate(forms).mean())
-    if (cost := sum(group.cost for group in groups)) > 0:
-        metrics["objective/verifier_cost"] = cost
     by_verifier = defaultdict(list)
     for group in groups:
         for part in group.by_verifier:
             by_verifier[part.name].append(part)
     for name, parts in by_verifier.items():
-        own = np.concatenate([part.scores for part in parts])
-        weighted = np.concatenate([part.weight * part.scores for part in parts])
-        metrics[f"objective/{name}_reward"] = float(verification_reward * weighted.mean())
-        metrics[f"objective/{name}_correct_rate"] = float((own >= 1.0 - 1e-6).mean())
+        weighted = verification_reward * np.concatenate([part.weight * part.scores for part in parts])
+        metrics |= _verifier_metrics(name, weighted, np.concatenate([part.scores for part in parts]))
     return metrics
 
 
-def _length_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
+def _verifier_metrics(name: str, rewards: np.ndarray, scores: np.ndarray) -> dict[str, float]:
+    return {
+        f"objective/{name}_reward": float(rewards.mean()),
+        f"objective/{name}_correct_rate": float((scores > 0).mean()),
+        f"objective/{name}_solved_rate": float((scores >= SOLVED).mean()),
+    }
+
+
+def scoring_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
+    """What could not be scored, and what scoring cost: a sum in US dollars, where it cost something."""
+    metrics = {
+        "objective/verifier_failures": float(sum(group.num_failures for group in groups)),
+        "objective/not_scored": float(sum(group.num_not_scored for group in groups)),
+    }
+    if (cost := sum(group.cost for group in groups)) > 0:
+        metrics["objective/verifier_cost"] = cost
+    return metrics
+
+
+def _length_metrics(groups: Sequence[ScoredGroup]) -> dict[str, Any]:
     """Nothing where there is no response."""
     if not groups:
         return {}
-    correct = np.concatenate([group.scores for group in groups]) >= 1.0 - 1e-6
+    scores = np.concatenate([group.scores for group in groups])
     lengths = np.array([len(sample.response_ids) for group in groups for sample in group.samples])
     stopped = [sample.finish_reason == "stop" for group in groups for sample in group.samples]
-    metrics = {
+    metrics: dict[str, Any] = {
         "val/stop_rate": float(np.mean(stopped)),
         "val/sequence_lengths": float(lengths.mean()),
         "val/sequence_lengths_min": float(lengths.min()),
         "val/sequence_lengths_max": float(lengths.max()),
     }
-    if correct.any():
-        metrics["val/sequence_lengths_solved"] = float(lengths[correct].mean())
-    if not correct.all():
-        metrics["val/sequence_lengths_unsolved"] = float(lengths[~correct].mean())
+    for name, chosen in {"solved": lengths[scores >= SOLVED], "unsolved": lengths[scores == 0]}.items():
+        if chosen.size:
+            metrics[f"val/sequence_lengths_{name}"] = float(chosen.mean())
+            metrics[f"val/sequence_lengths_{name}_hist"] = histogram(chosen)
     return metrics
 
 
-def step_metrics(groups: Sequence[ScoredGroup], kept: Sequence[ScoredGroup], *, num_prompts: int) -> dict[str, float]:
+def step_metrics(
+    groups: Sequence[ScoredGroup],
+    kept: Sequence[ScoredGroup],
+    *,
+    num_prompts: int,
+    no_resampling_pass_rate: float | None = None,
+) -> dict[str, Any]:
     """What a training step's batch was made of. `groups` are all groups generated for the step, `kept` the groups that are
-    trained on.
+    trained on; `num_prompts` as many as a step is meant to have.
 
     Generation times are in seconds per group; `batch/*` counts groups. How old the data is: `freshness_metrics`.
     """
     is_kept = set(map(id, kept))
     dropped = [group for group in groups if id(group) not in is_kept]
     alike = [float(group.scores[0]) for group in dropped if group.has_zero_std]
+    num_zero, num_solved = sum(score == 0 for score in alike), sum(score >= SOLVED for score in alike)
     statistics = [group.result.token_statistics for group in groups]
-    times = [one.generation_time for one in statistics]
     last_end = max(one.start_time + one.generation_time for one in statistics)
-    unsolved = [group for group in kept if not group.scores.max() >= 1.0 - 1e-6]
-    return {
-        "batch/total_prompts": len(groups),
+    unsolved = [group for group in kept if not group.scores.max() >= SOLVED]
+    solved_shares = [float(group.scores.mean()) for group in kept]
+    num_response_tokens = sum(group.result.token_statistics.num_response_tokens for group in kept)
+    metrics: dict[str, Any] = {
+        "batch/total_prompts": len(kept),
         "batch/filtered_prompts": len(dropped),
-        "batch/filtered_prompts_zero": sum(score == 0 for score in alike),
-        "batch/filtered_prompts_solved": sum(score >= 1.0 - 1e-6 for score in alike),
+        "batch/filtered_prompts_zero": num_zero,
+        "batch/filtered_prompts_solved": num_solved,
+        "batch/filtered_prompts_nonzero": len(alike) - num_zero - num_solved,
         "batch/filtered_prompts_pct": len(dropped) / len(groups),
-        "batch/percent_solved_mean": float(np.mean([(g.scores >= 1.0 - 1e-6).mean() for g in groups])),
-        "batch/prompt_lengths": float(np.mean([len(group.first.prompt_ids) for group in groups])),
-        "batch/response_lengths": float(np.mean([len(one.response_ids) for group in groups for one in group.samples])),
+        "batch/percent_solved_mean": float(np.mean(solved_shares)),
+        "batch/percent_solved_hist": histogram(solved_shares),
+        "batch/unsolved_groups_ratio": len(unsolved) / len(kept),
+        "all_groups/total_prompts": len(groups),
+        "all_groups/percent_solved_mean": float(np.mean([(group.scores >= SOLVED).mean() for group in groups])),
         "real_batch_size_ratio": len(kept) / num_prompts,
-        "unsolved_batch_size_ratio": len(unsolved) / len(kept),
-        "val/num_step_tokens": sum(group.result.token_statistics.num_response_tokens for group in kept),
+        "unsolved_batch_size_ratio": float(np.mean(np.concatenate([group.scores for group in kept]) < SOLVED)),
+        "val/solve_rate_hist": histogram(solved_shares),
+        "val/total_reward_groups": len(kept),
+        "val/num_step_tokens": num_response_tokens + sum(map(_num_prompt_tokens, kept)),
+        "val/num_step_response_tokens": num_response_tokens,
         "model_step_max": max(
             (version for group in kept for sample in group.samples for version, _ in sample.version_spans),
             default=max(group.result.oldest_version for group in kept),
         ),
-        "stale_results_dropped": 0,
         "time/generation": last_end - min(one.start_time for one in statistics),
+        **_size_metrics(kept),
+    }
+    if no_resampling_pass_rate is not None:
+        metrics["batch/no_resampled_prompts"] = sum(group.scores.mean() >= no_resampling_pass_rate for group in groups)
+    return metrics
+
+
+def _num_prompt_tokens(group: ScoredGroup) -> int:
+    """Each prompt counts once, however many responses it has."""
+    return sum(map(len, {sample.prompt_ids.tobytes(): sample.prompt_ids for sample in group.samples}.values()))
+
+
+def _size_metrics(kept: Sequence[ScoredGroup]) -> dict[str, Any]:
+    """Lengths of prompts and responses in tokens, and seconds per group."""
+    values = {
+        "batch/prompt_lengths": [len(group.first.prompt_ids) for group in kept],
+        "batch/response_lengths": [len(one.response_ids) for group in kept for one in group.samples],
+        "batch/per_group_generation_times": [one.result.token_statistics.generation_time for one in kept],
+    }
+    times = values["batch/per_group_generation_times"]
+    return {
+        **{name: histogram(one) for name, one in values.items()},
+        "batch/prompt_lengths_mean": float(np.mean(values["batch/prompt_lengths"])),
+        "batch/response_lengths_mean": float(np.mean(values["batch/response_lengths"])),
         "time/group_generation_mean": float(np.mean(times)),
         "time/group_generation_min": min(times),
         "time/group_generation_max": max(times),
+        "val/actor_tokens_per_second": _tokens_per_second(kept),
     }
+
+
+def _tokens_per_second(groups: Sequence[ScoredGroup]) -> float:
+    """Tokens of prompts and responses per second of the group that took longest, as open-instruct has it."""
+    slowest = max(group.result.token_statistics.generation_time for group in groups)
+    num_tokens = sum(_num_prompt_tokens(one) + one.result.token_statistics.num_response_tokens for one in groups)
+    return num_tokens / max(slowest, 1e-9)
 
 
 def freshness_metrics(
@@ -166,8 +224,9 @@ def freshness_metrics(
 
     The names are those of the fully async policy. A sample is a response. Its age is that of its oldest trained token, and a
     sample is stale if its age is more than 1 step. In addition there is `freshness/avg_token_age`, which counts each trained
-    token at its own version, and of the groups' oldest trained versions `model_step_min`, `model_step_mean` and
-    `num_steps_off_policy`: in training step 5 a group whose oldest trained token is of version 3 is one step off policy.
+    token at its own version, and of the groups' oldest trained versions `model_step_min`, `model_step_mean`,
+    `num_steps_off_policy` (mean) and `num_steps_off_policy_max`: in training step 5 a group whose oldest trained token is of
+    version 3 is one step off policy.
 
     Args:
         oldest_trained_versions: per group; tokens of older weights are not trained on (see `fresh_masks`).
@@ -196,7 +255,8 @@ def freshness_metrics(
         "freshness/avg_sample_latency": float(latencies.mean()),
         "freshness/max_sample_latency": float(latencies.max()),
         "version_diversity": len(set(versions.tolist())),
-        "num_steps_off_policy": training_step - 1 - min(oldest_trained_versions),
+        "num_steps_off_policy": training_step - 1 - float(np.mean(oldest_trained_versions)),
+        "num_steps_off_policy_max": training_step - 1 - min(oldest_trained_versions),
         "model_step_min": min(oldest_trained_versions),
         "model_step_mean": float(np.mean(oldest_trained_versions)),
     }
@@ -282,14 +342,25 @@ class OverIssueBias:
         }
 
 
-def advantage_metrics(samples: Sequence[TrainingSample]) -> dict[str, float]:
+def advantage_metrics(samples: Sequence[TrainingSample]) -> dict[str, Any]:
     """Over the samples of a batch, each counted once whatever its length."""
     advantages = np.array([sample.advantage for sample in samples])
     return {
         "val/advantages_mean": float(advantages.mean()),
         "val/advantages_min": float(advantages.min()),
         "val/advantages_max": float(advantages.max()),
+        "val/advantages_hist": histogram(advantages),
     }
+
+
+def num_packed_rows(rank_batches: Sequence[Sequence[MiniBatch]]) -> int:
+    """Rows with a token that is trained on."""
+    return sum(
+        int(micro_batch.response_masks.any(axis=1).sum())
+        for batches in rank_batches
+        for mini_batch in batches
+        for micro_batch in mini_batch.micro_batches
+    )
 
 
 def num_computed_tokens(rank_batches: Sequence[Sequence[MiniBatch]]) -> int:
@@ -326,20 +397,22 @@ def _pass_at(k: int, n: int, c: int) -> float:
     return 1.0 - math.comb(n - c, k) / math.comb(n, k)
 
 
-def evaluation_metrics(groups: Sequence[ScoredGroup], *, verification_reward: float) -> dict[str, float]:
-    """`eval/*` over all prompts of one evaluation; `eval/scores` is the mean reward, `eval/pass_at_1` the share correct.
+def evaluation_metrics(groups: Sequence[ScoredGroup], *, verification_reward: float) -> dict[str, Any]:
+    """`eval/*` over all prompts of one evaluation; `eval/scores` is the mean reward, `eval/pass_at_1` the share right.
 
     Prompts that were given up count as wrong in both, and `eval/num_given_up` is their number. If they were left out, two
     evaluations would be of different prompts, and one with a shorter time limit would look better.
     """
-    metrics = response_metrics(groups, verification_reward=verification_reward)
+    metrics = response_metrics(groups, verification_reward=verification_reward) | scoring_metrics(groups)
     renamed = {f"eval/{key.removeprefix('val/')}": value for key, value in metrics.items()}
-    renamed |= pass_at_k_metrics([group.scores >= 1.0 - 1e-6 for group in groups])
-    statistics = [group.result.token_statistics for group in groups if group.samples]
-    renamed["eval/num_given_up"] = len(groups) - len(statistics)
-    if statistics:
+    renamed |= pass_at_k_metrics([group.scores >= SOLVED for group in groups])
+    answered = [group for group in groups if group.samples]
+    renamed["eval/num_given_up"] = len(groups) - len(answered)
+    if answered:
+        statistics = [group.result.token_statistics for group in answered]
         started = min(one.start_time for one in statistics)
         ended = max(one.start_time + one.generation_time for one in statistics)
         num_tokens = sum(one.num_response_tokens for one in statistics)
-        renamed["eval/actor_tokens_per_second"] = num_tokens / max(ended - started, 1e-9)
+        renamed["eval/actor_tokens_per_second"] = _tokens_per_second(answered)
+        renamed["eval/response_tokens_per_second"] = num_tokens / max(ended - started, 1e-9)
     return renamed

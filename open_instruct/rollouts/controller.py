@@ -27,7 +27,9 @@ from open_instruct.config.options import GRPOConfig
 from open_instruct.data.prompt_dataset import PromptDataset
 from open_instruct.data.run_tokenizer import read_tokenizer
 from open_instruct.data_types import Box, PromptRequest
+from open_instruct.report.metrics_file import COMPLETIONS
 from open_instruct.report.tracker import TrackerOptions, make_tracker
+from open_instruct.rollouts.completions import completions
 from open_instruct.rollouts.data_preparation import DataPreparation
 from open_instruct.rollouts.evaluation import Evaluations
 from open_instruct.rollouts.message_queue import MessageQueue
@@ -106,13 +108,15 @@ class RolloutController:
         self.message_queue = message_queue
         self._loaded: list[FinishedGroup] = []
         """The groups of a saved state, until `start`."""
-        self._evaluated: dict[str, float] = {}
+        self._evaluated: dict[str, Any] = {}
         self._num_param_syncs = 0
         self._threads = threads = WorkThreads("the rollout controller")
         self._workflow = workflow = args.workflow.make()
         self._requests = requests = PromptRequests(args, workflow, train_dataset, eval_dataset)
         self._flow = flow = PromptFlow(flow_options(args), PromptLedger(), requests.is_skipped)
-        tokenizer = read_tokenizer(options.tokenizer_name_or_path, args.revision_of_tokenizer, args.tokenizer_setup)
+        self._tokenizer = tokenizer = read_tokenizer(
+            options.tokenizer_name_or_path, args.revision_of_tokenizer, args.tokenizer_setup
+        )
         self._scoring = ResultScoring(
             requests,
             workflow,
@@ -194,7 +198,7 @@ class RolloutController:
         """Issue the evaluation prompts, ahead of training prompts. The engines must keep `version` until it is collected."""
         self._evaluations.start(version)
 
-    def get_evaluation(self, timeout_s: float) -> dict[str, float]:
+    def get_evaluation(self, timeout_s: float) -> dict[str, Any]:
         """`eval/*` metrics of the evaluation under way. Waits for its last result, at most `timeout_s`."""
         return self._evaluations.collect(timeout_s)
 
@@ -212,9 +216,19 @@ class RolloutController:
         logger.info("evaluation of version %d: %s", version, self._evaluated)
         self._tracker.log(self._evaluated, version)
 
-    def take_evaluation(self) -> dict[str, float]:
-        """`eval/*` metrics of the last `eval`."""
-        return self._evaluated
+    def take_evaluation(self) -> dict[str, Any]:
+        """`eval/*` metrics of the last `eval`, and some of its answers (`sample_completions`)."""
+        args, held_out = self._args, self._requests.held_out
+        if not args.eval_completions or held_out is None:
+            return self._evaluated
+        rows = completions(
+            self._evaluations.answers,
+            held_out,
+            self._tokenizer,
+            verification_reward=args.verification_reward,
+            limit=args.eval_completions,
+        )
+        return self._evaluated | {COMPLETIONS: rows}
 
     def give_up_evaluation(self) -> None:
         """No engine has the weights any more that were to be measured. Calls of `get_evaluation` end with `TimeoutError`."""

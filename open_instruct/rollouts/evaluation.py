@@ -13,6 +13,7 @@ two evaluations would differ by more than their weights.
 import logging
 from collections import Counter, deque
 from collections.abc import Collection, Sequence
+from typing import Any
 
 from open_instruct.config.options import GRPOConfig
 from open_instruct.data_types import GenerationResult, Moment
@@ -162,6 +163,8 @@ class Evaluations:
 
     def __init__(self, args: GRPOConfig, threads: WorkThreads, workflow: Workflow, num_rows: int) -> None:
         self.current: Evaluation | None = None
+        self.answers: Sequence[ScoredGroup] = ()
+        """The last evaluation's answers, in the order of the data."""
         self._args = args
         self._threads = threads
         self._workflow = workflow
@@ -176,7 +179,7 @@ class Evaluations:
             self.current = Evaluation(version, self._num_rows, max_attempts=self._args.max_generation_attempts)
             self._threads.lock.notify_all()
 
-    def collect(self, timeout_s: float) -> dict[str, float]:
+    def collect(self, timeout_s: float) -> dict[str, Any]:
         """`eval/*` metrics of the evaluation under way. Waits for its last result, and raises `TimeoutError` after
         `timeout_s`."""
         evaluation = self.current
@@ -191,12 +194,13 @@ class Evaluations:
         if evaluation.num_given_up:
             logger.warning("%s", evaluation.why_given_up())
         metrics = self._metrics(evaluation.groups) if evaluation.groups else {}
+        metrics |= {f"eval/model_step_{name}": evaluation.version for name in ("min", "mean", "max")}
         metrics["eval/num_not_scored"] = evaluation.num_left_out
         metrics["time/eval"] = evaluation.began.elapsed_s()
         return metrics
 
-    def _metrics(self, groups: Sequence[ScoredGroup]) -> dict[str, float]:
-        answers = self._workflow.evaluated(groups)
+    def _metrics(self, groups: Sequence[ScoredGroup]) -> dict[str, Any]:
+        self.answers = answers = self._workflow.evaluated(groups)
         metrics = batch_building.evaluation_metrics(answers, verification_reward=self._args.verification_reward)
         return metrics | self._workflow.evaluation_metrics(groups)
 

@@ -8,7 +8,7 @@ import functools
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -86,6 +86,7 @@ class StepAssembly:
         """Prompt and response tokens of the samples in it."""
         self._num_partial_batches = 0
         self._num_computed = 0
+        self._num_rows = 0
         self._packing_s = 0.0
 
     @property
@@ -214,6 +215,7 @@ class StepAssembly:
         self._num_unsent_tokens = 0
         self._num_partial_batches += 1
         self._num_computed += batch_building.num_computed_tokens(rank_batches)
+        self._num_rows += batch_building.num_packed_rows(rank_batches)
         return batch
 
     def _complete_advantages(self, over_step: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> None:
@@ -229,17 +231,32 @@ class StepAssembly:
         ]
         self._unsent = list(self._kept)  # without --streaming nothing was sent before
 
-    def metrics(self, now: float) -> dict[str, float]:
-        """Metrics of the whole step, whose last partial batch was made at Unix time `now`. Rewards and lengths are means over all
-        groups, also those without a gradient; ages are those of the trained tokens."""
+    def metrics(self, now: float) -> dict[str, Any]:
+        """Metrics of the whole step, whose last partial batch was made at Unix time `now`. Rewards and lengths are means over the
+        groups that are trained on, as in open-instruct; `all_groups/*` over all that were generated, also those without a
+        gradient. Ages are those of the trained tokens."""
         args = self._args
         kept = sorted(self._kept, key=lambda one: one.issue_number)
         samples = [sample for one in kept for sample in one.samples]
         groups = [one.group for one in kept]
         answers = [group for group in self.groups if group.first.is_judged or group.first.reward is not None]
+        answers = answers or self.groups
+        is_kept = set(map(id, groups))
+        of_kept = batch_building.response_metrics(
+            [group for group in answers if id(group) in is_kept] or answers,
+            verification_reward=args.verification_reward,
+        )
+        of_all = batch_building.response_metrics(answers, verification_reward=args.verification_reward)
         metrics = {
-            **batch_building.response_metrics(answers or self.groups, verification_reward=args.verification_reward),
-            **batch_building.step_metrics(self.groups, groups, num_prompts=args.num_unique_prompts_rollout),
+            **of_kept,
+            **{f"all_groups/{name}": value for name, value in of_all.items() if not name.endswith("_hist")},
+            **batch_building.scoring_metrics(answers),
+            **batch_building.step_metrics(
+                self.groups,
+                groups,
+                num_prompts=args.num_unique_prompts_rollout,
+                no_resampling_pass_rate=args.no_resampling_pass_rate,
+            ),
             **batch_building.straggler_metrics(self.groups),
             **batch_building.freshness_metrics(
                 self.training_step,
@@ -248,7 +265,8 @@ class StepAssembly:
                 now=now,
                 mask_truncated_completions=args.mask_truncated_completions,
             ),
-            "packed_ratio": sum(len(sample) for sample in samples) / max(self._num_computed, 1),
+            "packed_ratio": self._num_rows / max(len(samples), 1),
+            "packed_fill_ratio": sum(len(sample) for sample in samples) / max(self._num_computed, 1),
             "batch/num_partial_batches": self._num_partial_batches,
             "time/packing": self._packing_s,
             "time/verification": self.groups[-1].score_s,  # the step waited for the last group alone

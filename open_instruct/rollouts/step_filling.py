@@ -23,7 +23,7 @@ from open_instruct.rollouts.prompt_requests import PromptRequests
 from open_instruct.rollouts.rollout_state import FinishedGroup
 from open_instruct.rollouts.staleness import Assignment, PromptFlow
 from open_instruct.rollouts.step_assembly import CollationOptions, StepAssembly
-from open_instruct.rollouts.step_record import write_step_record
+from open_instruct.rollouts.step_record import write_rollouts, write_step_record
 from open_instruct.scored_groups import ScoredGroup
 from open_instruct.system.work_threads import POLL_S, WorkThreads
 from open_instruct.workflows.base import Workflow
@@ -62,6 +62,8 @@ class StepFilling:
         self._assembly: StepAssembly | None = None
         self._num_forgotten = 0
         """`num_stale_discarded` when discarded groups were last removed from `groups`."""
+        self._num_stale_told = 0
+        """`num_stale_discarded` at the metrics of the last step."""
         self._over_issue = batch_building.OverIssueBias()
 
     def packing_thread(self) -> None:
@@ -151,14 +153,17 @@ class StepFilling:
         )
         if complete and self._args.save_traces:
             write_step_record(self._args, assembly, self._requests.train, self._tokenizer, self._collation.pad_token_id)
+            write_rollouts(self._args, assembly, self._requests.train)
         self._put(batch)
 
     def _metrics(self, assembly: StepAssembly) -> dict[str, Any]:
+        num_stale = self._flow.num_stale_discarded - self._num_stale_told
+        self._num_stale_told += num_stale
         return {
             **assembly.metrics(time.time()),
             **self._over_issue.metrics(),
             **self._workflow.metrics(assembly.rollouts, assembly.groups),
-            "stale_results_dropped": self._flow.num_stale_discarded,
+            "stale_results_dropped": num_stale,
         }
 
     def _put(self, batch: RolloutBatch) -> None:

@@ -1,11 +1,13 @@
-"""What a training step trains on, as a file that can be read as data again (`--save_traces`)."""
+"""What a training step trains on (`--save_traces`): as a file that can be read as data again, and as open-instruct's rollouts."""
 
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from open_instruct.config.options import GRPOConfig
 from open_instruct.data.prompt_dataset import PromptDataset
 from open_instruct.data.sample_record import ItemShape, append_record, non_tensor_fields, to_proto_item
+from open_instruct.report.metrics_file import write_lines
 from open_instruct.rollouts.step_assembly import StepAssembly
 from open_instruct.scored_groups import ScoredGroup
 
@@ -43,6 +45,42 @@ def write_step_record(
             for sample in samples
         ]
     append_record(path, items)
+
+
+def write_rollouts(args: GRPOConfig, assembly: StepAssembly, dataset: PromptDataset) -> None:
+    """The samples of a step with rewards, advantages and log-probabilities, a line each. Fields and names of the files are those
+    of open-instruct's `RolloutRecord`, but for a file per step, which a resumed run writes anew."""
+    directory = Path(args.rollouts_save_path or Path(args.output_dir) / "rollouts")
+    metadata = {"run_name": args.run_title, "model_name": args.model_name_or_path, "timestamp": _now()}
+    write_lines(directory / f"{args.run_title}_metadata.jsonl", [metadata])
+    rows: list[dict[str, Any]] = []
+    for prompt_idx, (group, samples) in enumerate(assembly.trained):
+        row = dataset[group.result.index]
+        trained = {id(sample.response): sample for sample in samples}
+        for sample, reward in zip(group.samples, group.rewards(args.verification_reward), strict=True):
+            if (of_step := trained.get(id(sample.response_ids))) is None:
+                continue
+            rows.append(
+                {
+                    "step": assembly.training_step,
+                    "sample_idx": len(rows),
+                    "prompt_idx": prompt_idx,
+                    "prompt_tokens": sample.prompt_ids,
+                    "response_tokens": sample.response_ids,
+                    "reward": reward,
+                    "advantage": of_step.advantage,
+                    "finish_reason": sample.finish_reason,
+                    "dataset": row.dataset,
+                    "ground_truth": row.ground_truth,
+                    "request_info": None,
+                    "logprobs": sample.logprobs,
+                }
+            )
+    write_lines(directory / f"{args.run_title}_rollouts_{assembly.training_step:06d}.jsonl", rows)
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def _shape(args: GRPOConfig, pad_token_id: int) -> ItemShape:

@@ -207,7 +207,7 @@ class EngineSupervisor:
         """Metrics of the engines that serve. An engine that does not answer is left out.
 
         Since the last call: the mean share of time in engine steps (`engines/busy_share`), and response tokens of finished groups
-        of all engines per second of wall time (`val/actor_tokens_per_second`). Since the start of the engines: how often and how
+        of all engines per second of wall time (`engines/tokens_per_second`). Since the start of the engines: how often and how
         long the engines slept, and the bytes that their last sleeps gave back.
         """
         refs = {number: engine.take_inventory.remote() for number, engine in self.serving.items()}
@@ -233,7 +233,7 @@ class EngineSupervisor:
             return {}
         return {
             "engines/busy_share": sum(shares) / len(shares),
-            "val/actor_tokens_per_second": sum(rates),
+            "engines/tokens_per_second": sum(rates),
             "engines/num_sleeps": sum(inventory["num_sleeps"] for inventory in inventories),
             "engines/asleep_s": sum(inventory["asleep_s"] for inventory in inventories),
             "memory/engines_released_bytes": sum(inventory["memory_released_bytes"] for inventory in inventories),

@@ -30,6 +30,8 @@ class TrainedStep:
     training_step: int
     num_tokens: int
     """Response tokens of the groups that were trained on."""
+    num_prompt_tokens: int
+    """Tokens of their prompts."""
     metrics: dict[str, Any]
 
 
@@ -74,6 +76,7 @@ class FullyAsyncTrainer:
         Raises `TimeoutError` when no batch came for `progress_timeout_s`, and `Interrupted` if a signal comes during the wait for
         a batch. After either error the learners hold the weights of the step before.
         """
+        started = time.perf_counter()
         batches: list[RolloutBatch] = []
         under_way: list[Any] = []
         while not batches or not batches[-1].is_last:
@@ -93,8 +96,15 @@ class FullyAsyncTrainer:
         self.global_steps = training_step
         self.processed_samples += sum(batch.num_samples for batch in batches)
         self._log_batch(last.metrics, sum(batch.num_samples for batch in batches))
-        metrics = {**last.metrics, **merge_step_metrics(reports), **self._compute_custom_metrics(last)}
-        return TrainedStep(training_step, int(last.metrics["val/num_step_tokens"]), metrics)
+        metrics = {
+            **last.metrics,
+            **merge_step_metrics(reports),
+            "time/training": time.perf_counter() - started,
+            **self._compute_custom_metrics(last),
+        }
+        num_tokens = int(last.metrics["val/num_step_tokens"])
+        num_response_tokens = int(last.metrics["val/num_step_response_tokens"])
+        return TrainedStep(training_step, num_response_tokens, num_tokens - num_response_tokens, metrics)
 
     def check_finite(self, step: TrainedStep) -> None:
         """Log a step whose gradient was not finite. Raises `NonfiniteSteps` when there were too many of them in a row."""

@@ -9,7 +9,7 @@ An engine serves the old weights or the new weights, never a mixture (see `engin
 
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -219,17 +219,17 @@ class ParameterSynchronizer:
         return unreachable
 
     def take_metrics(self) -> dict[str, float]:
-        """Of the syncs since the last call: their seconds (`time/weight_sync`), and the seconds for which engines stood still."""
+        """Of the syncs since the last call: their seconds, summed up (`time/weight_sync`) and each (all learners send for as
+        long), and the seconds for which engines stood still (`time/engine_pause_*`)."""
         reports, self._reports = self._reports, []
         if not reports:
             return {}
         pauses = [pause for report in reports for pause in report.pauses_s] or [0.0]
+        seconds = [report.seconds for report in reports]
         return {
-            "time/weight_sync": sum(report.seconds for report in reports),
-            "time/weight_sync_mean": statistics.fmean(pauses),
-            "time/weight_sync_min": min(pauses),
-            "time/weight_sync_max": max(pauses),
-            "time/weight_sync_median": statistics.median(pauses),
+            "time/weight_sync": sum(seconds),
+            **_distribution("time/weight_sync", seconds),
+            **_distribution("time/engine_pause", pauses),
         }
 
     def get_statistics(self) -> dict[str, Any]:
@@ -240,6 +240,15 @@ class ParameterSynchronizer:
             "sync_failures": self.sync_failures,
             "engine_restarts": self._supervisor.num_restarts,
         }
+
+
+def _distribution(name: str, values: Sequence[float]) -> dict[str, float]:
+    return {
+        f"{name}_mean": statistics.fmean(values),
+        f"{name}_min": min(values),
+        f"{name}_max": max(values),
+        f"{name}_median": statistics.median(values),
+    }
 
 
 def raise_if_weights_do_not_fit(failures: Mapping[int, str]) -> None:

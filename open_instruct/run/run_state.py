@@ -27,6 +27,8 @@ class Progress:
     training_step: Count = 0
     episode: Count = 0
     num_total_tokens: Count = 0
+    """Response tokens that were trained on."""
+    num_total_prompt_tokens: Count = 0
     wall_seconds: Number = 0.0
     eval_accuracy_before: Number | None = None
     eval_accuracy_after: Number | None = None

@@ -194,14 +194,21 @@ def record_step(run: Run, step: TrainedStep, *, seconds: float) -> None:
     progress, args = run.progress, run.args
     progress.episode += args.num_samples_per_step
     progress.num_total_tokens += step.num_tokens
+    progress.num_total_prompt_tokens += step.num_prompt_tokens
     progress.wall_seconds += seconds
+    num_total = progress.num_total_tokens + progress.num_total_prompt_tokens
     status = component_status(run)
     row = {
         "training_step": progress.training_step,
         "episode": progress.episode,
-        "val/num_total_tokens": progress.num_total_tokens,
-        "learner_tokens_per_second_step": step.num_tokens / seconds,
-        "learner_tokens_per_second_overall": progress.num_total_tokens / progress.wall_seconds,
+        "global_step": progress.episode,  # open-instruct's name for the same
+        "epoch": progress.episode / args.num_samples_per_prompt_rollout / run.num_train_prompts,
+        "val/num_total_tokens": num_total,
+        "val/num_total_response_tokens": progress.num_total_tokens,
+        "learner_tokens_per_second_step": (step.num_tokens + step.num_prompt_tokens) / seconds,
+        "learner_tokens_per_second_overall": num_total / progress.wall_seconds,
+        "learner_response_tokens_per_second_step": step.num_tokens / seconds,
+        "learner_response_tokens_per_second_overall": progress.num_total_tokens / progress.wall_seconds,
         "time/total": seconds,
         **step.metrics,
         **run.timer.take(),

@@ -48,6 +48,8 @@ class Run:
     log: RunLog
     store: CheckpointStore
     evaluates: bool
+    num_train_prompts: int
+    """Rows of the training data."""
     trainer: FullyAsyncTrainer
     synchronizer: ParameterSynchronizer
     message_queue: MessageQueue
@@ -71,6 +73,7 @@ def set_up(args: GRPOConfig, inputs: RunInputs, roles: Roles, log: RunLog, signa
         log=log,
         store=checkpoint_store(args),
         evaluates=inputs.eval_dataset is not None,
+        num_train_prompts=len(inputs.train_dataset),
         trainer=roles.trainer(args, components, message_queue, timer),
         synchronizer=ParameterSynchronizer(args, components, WeightAgreement(args, components)),
         message_queue=message_queue,

@@ -196,11 +196,14 @@ class PlayedMessages:
         is_last = number == self._num_batches - 1
         self.next_partial_batch = (step + 1, 0) if is_last else (step, number + 1)
         metrics = {
-            "val/num_step_tokens": 100,
+            "val/num_step_tokens": 120,
+            "val/num_step_response_tokens": 100,
             "avg_sample_age": 0.0,
             "max_sample_age": 0,
             "scores": 0.5,
+            "all_groups/scores": 0.5,
             "num_steps_off_policy": 0.0,
+            "num_steps_off_policy_max": 0,
         }
         return [SimpleNamespace(payload=RolloutBatch(step, [], metrics=metrics, number=number, is_last=is_last))]
 
@@ -281,6 +284,7 @@ def played_run(
         log=RunLog(args),
         store=checkpoint_store(args),
         evaluates=True,
+        num_train_prompts=8,
         trainer=FullyAsyncTrainer(args, components, messages, timer),
         synchronizer=ParameterSynchronizer(args, components),
         message_queue=messages,

@@ -20,7 +20,7 @@ def test_metrics_are_means_over_the_tokens_of_all_ranks() -> None:
         [report(sums={"a": 10.0}, num_tokens=10), report(sums={"a": 2.0}, num_tokens=30, seconds=3.0)]
     )
     assert merged["a"] == pytest.approx(12 / 40)
-    assert merged["time/training"] == 3.0
+    assert merged["time/learner_compute"] == 3.0
 
 
 def test_metrics_of_no_token_and_of_no_update_are_left_out() -> None:

@@ -24,6 +24,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from open_instruct.report import tracker as tracker_module
+from open_instruct.report.histogram import histogram
 from open_instruct.report.isolation import Isolation
 from open_instruct.report.live_line import Progress, ProgressLine, format_duration
 from open_instruct.report.log_files import setup_logging
@@ -208,11 +209,16 @@ def test_without_a_key_wandb_tracks_offline_and_asks_nothing(options: TrackerOpt
     tracker = make_tracker(True, options, {"seed": 1, "lists": ["a", 1.0]})
     assert run_id_of(tracker) == "abc123"
     tracker.log({"scores": np.float32(0.5), "val/solve_rate_hist": [0.0, 0.5, 1.0], "kl": float("nan")}, 1)
+    tracker.log({"val/advantages_hist": histogram([0.0, 1.0])}, 2)
+    tracker.log_table("sample_completions", [{"prompt": "p", "ground_truth": ["x"]}], 2)
     tracker.finish()
     (run,) = offline_runs(options)
     logged = run.read_bytes()
     assert b"scores" in logged
     assert b"val/solve_rate_hist" in logged
+    assert logged.count(b'"histogram"') == 4  # of two metrics, in their rows and in wandb's summary
+    (table,) = run.parent.glob("files/media/table/sample_completions*.table.json")
+    assert json.loads(table.read_text())["data"] == [["p", "['x']"]]
 
 
 @pytest.fixture

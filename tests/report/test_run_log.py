@@ -24,6 +24,9 @@ class FakeTracker:
     def log(self, metrics: dict[str, Any], step: int) -> None:
         self.rows.append((step, dict(metrics)))
 
+    def log_table(self, name: str, rows: list[dict[str, Any]], step: int) -> None:
+        self.rows.append((step, {name: rows}))
+
     def finish(self, exit_code: int = 0) -> None:
         self.exit_code = exit_code
 
@@ -72,10 +75,11 @@ def row_of(step: int, score: float = 1.0) -> dict[str, Any]:
     return {
         "training_step": step,
         "scores": score,
-        "learner_tokens_per_second_step": 10.0,
+        "all_groups/scores": score,
+        "learner_response_tokens_per_second_step": 10.0,
         "queue/prompts": 1,
         "queue/results": 2,
-        "num_steps_off_policy": 1,
+        "num_steps_off_policy_max": 1,
     }
 
 
@@ -127,6 +131,22 @@ def test_an_evaluation_does_not_get_into_the_row_of_another_step(log: RunLog, tm
     log.evaluation(2, evaluation_of(0.5))
     log.flush()
     assert written(tmp_path) == [row_of(1), {"training_step": 2, **evaluation_of(0.5)}]
+
+
+def test_answers_of_an_evaluation_have_a_file_of_their_own(log: RunLog, tmp_path: Path) -> None:
+    answers = [{"prompt": "1 + 1", "response": "zwölf \ud800", "scores": 0.0}]
+    log.evaluation(3, evaluation_of(0.5) | {"sample_completions": answers})
+    log.flush()
+    assert written(tmp_path) == [{"training_step": 3, **evaluation_of(0.5)}]
+    (line,) = (tmp_path / "completions" / "step_000003.jsonl").read_text().splitlines()
+    assert json.loads(line) == {"prompt": "1 + 1", "response": "zwölf ?", "scores": 0.0}
+
+
+def test_answers_that_cannot_be_written_end_no_run(log: RunLog, tmp_path: Path) -> None:
+    (tmp_path / "completions").write_text("a file in the way")
+    log.evaluation(3, evaluation_of(0.5) | {"sample_completions": [{"prompt": "x"}]})
+    log.flush()
+    assert steps_of(tmp_path) == [3]
 
 
 def test_flush_writes_once(log: RunLog, tmp_path: Path) -> None:

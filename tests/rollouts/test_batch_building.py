@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from open_instruct.algorithms.advantages import group_advantages
 from open_instruct.data_types import TokenStatistics, TrainingSample
+from open_instruct.report.histogram import histogram, is_histogram
 from open_instruct.rollouts.batch_building import (
     OverIssueBias,
     advantage_metrics,
@@ -23,6 +24,7 @@ from open_instruct.rollouts.batch_building import (
     num_computed_tokens,
     pass_at_k_metrics,
     response_metrics,
+    scoring_metrics,
     step_metrics,
     straggler_metrics,
     training_samples,
@@ -149,8 +151,8 @@ def test_the_weight_of_a_verifier_scales_rewards_and_advantages_and_no_rate() ->
     assert (metrics["objective/light_reward"], metrics["objective/plain_reward"]) == (1.0, 4.0)
     assert metrics["scores"] == metrics["objective/verifiable_reward"] == 2.5
     assert metrics["objective/light_correct_rate"] == metrics["objective/verifiable_correct_rate"] == 0.5
-    assert metrics["objective/verifier_cost"] == 0.75
-    assert "objective/verifier_cost" not in response_metrics([make_group([1.0])], verification_reward=8.0)
+    assert scoring_metrics([light, plain])["objective/verifier_cost"] == 0.75
+    assert "objective/verifier_cost" not in scoring_metrics([make_group([1.0])])
 
 
 def test_response_metrics() -> None:
@@ -158,39 +160,45 @@ def test_response_metrics() -> None:
         make_group([1, 0.5], lengths=[2, 4], reasons=["stop", "length"], num_failures=1),
         make_group([0, 0], lengths=[6, 8], dataset="gsm8k"),
     ]
+    assert scoring_metrics(groups) == {"objective/verifier_failures": 1.0, "objective/not_scored": 0.0}
     assert response_metrics(groups, verification_reward=10.0) == {
         "scores": 3.75,
         "objective/verifiable_reward": 3.75,
-        "objective/verifiable_correct_rate": 0.25,
-        "objective/verifier_failures": 1.0,
-        "objective/not_scored": 0.0,
+        "objective/verifiable_correct_rate": 0.5,  # part of a score counts, as in open-instruct
+        "objective/verifiable_solved_rate": 0.25,
         "val/stop_rate": 0.75,
         "val/sequence_lengths": 5.0,
         "val/sequence_lengths_min": 2.0,
         "val/sequence_lengths_max": 8.0,
         "val/sequence_lengths_solved": 2.0,
-        "val/sequence_lengths_unsolved": 6.0,
+        "val/sequence_lengths_solved_hist": histogram([2]),
+        "val/sequence_lengths_unsolved": 7.0,  # the response of 4 tokens has a part of the score
+        "val/sequence_lengths_unsolved_hist": histogram([6, 8]),
         "objective/reasoning_gym_reward": 7.5,
-        "objective/reasoning_gym_correct_rate": 0.5,
+        "objective/reasoning_gym_correct_rate": 1.0,
+        "objective/reasoning_gym_solved_rate": 0.5,
         "objective/gsm8k_reward": 0.0,
         "objective/gsm8k_correct_rate": 0.0,
+        "objective/gsm8k_solved_rate": 0.0,
     }
 
 
 @pytest.mark.parametrize(("score", "rate"), [(0.0, 0), (0.5, 0), (0.99, 0), (1.0, 1), (np.nextafter(1, 0), 1)])
-def test_partial_credit_is_not_correct(score: float, rate: float) -> None:
+def test_partial_credit_is_not_solved(score: float, rate: float) -> None:
     group = make_group([score, score])
-    assert response_metrics([group], verification_reward=1.0)["objective/verifiable_correct_rate"] == rate
+    assert response_metrics([group], verification_reward=1.0)["objective/verifiable_solved_rate"] == rate
     assert evaluation_metrics([group], verification_reward=1.0)["eval/pass_at_1"] == rate
     metrics = step_metrics([group], [group], num_prompts=1)
-    assert metrics["batch/percent_solved_mean"] == rate
-    assert metrics["unsolved_batch_size_ratio"] == 1 - rate
+    assert metrics["all_groups/percent_solved_mean"] == rate
+    assert metrics["batch/percent_solved_mean"] == pytest.approx(score)
+    assert metrics["unsolved_batch_size_ratio"] == metrics["batch/unsolved_groups_ratio"] == 1 - rate
 
 
 @pytest.mark.parametrize(("score", "there"), [(0.0, "unsolved"), (1.0, "solved")])
 def test_a_mean_over_nothing_is_left_out(score: float, there: str) -> None:
     metrics = response_metrics([make_group([score])], verification_reward=1.0)
-    assert [key for key in metrics if "solved" in key] == [f"val/sequence_lengths_{there}"]
+    name = f"val/sequence_lengths_{there}"
+    assert [key for key in metrics if "lengths" in key and "solved" in key] == [name, f"{name}_hist"]
 
 
 @pytest.mark.parametrize("dataset", ["gsm8k", "gsm8k?tolerance=1", "gsm8k/a/b", "gsm8k?path=a/b"])
@@ -214,25 +222,49 @@ def test_step_metrics() -> None:
         make_group([0.5, 0.5], prompt_id="e", spans=[(9, 1)], seconds=2.0),
     ]
     groups = [dropped[0], kept[0], dropped[1], kept[1], dropped[2]]
-    assert step_metrics(groups, kept, num_prompts=4) == {
-        "batch/total_prompts": 5,
+    metrics = step_metrics(groups, kept, num_prompts=4, no_resampling_pass_rate=0.5)
+    histograms = {name: metrics.pop(name) for name in list(metrics) if is_histogram(metrics[name])}
+    assert metrics == {
+        "batch/total_prompts": 2,
         "batch/filtered_prompts": 3,
         "batch/filtered_prompts_zero": 1,
         "batch/filtered_prompts_solved": 1,
+        "batch/filtered_prompts_nonzero": 1,
         "batch/filtered_prompts_pct": 0.6,
-        "batch/percent_solved_mean": 0.3,
-        "batch/prompt_lengths": 3.0,
-        "batch/response_lengths": 2.0,
+        "batch/no_resampled_prompts": 3,  # a, d, e
+        "batch/percent_solved_mean": 0.375,
+        "batch/prompt_lengths_mean": 3.0,
+        "batch/response_lengths_mean": 2.0,
+        "batch/unsolved_groups_ratio": 0.5,
+        "all_groups/total_prompts": 5,
+        "all_groups/percent_solved_mean": 0.3,
         "real_batch_size_ratio": 0.5,
-        "unsolved_batch_size_ratio": 0.5,
-        "val/num_step_tokens": 8,
+        "unsolved_batch_size_ratio": 0.75,
+        "val/total_reward_groups": 2,
+        "val/num_step_tokens": 14,  # two prompts of 3, each once
+        "val/num_step_response_tokens": 8,
+        "val/actor_tokens_per_second": 14 / 4.0,
         "model_step_max": 4,
-        "stale_results_dropped": 0,
         "time/generation": 7.0,  # from second 100 to second 107
-        "time/group_generation_mean": 2.0,
-        "time/group_generation_min": 1.0,
+        "time/group_generation_mean": 3.0,
+        "time/group_generation_min": 2.0,
         "time/group_generation_max": 4.0,
     }
+    assert histograms == {
+        "batch/percent_solved_hist": histogram([0.5, 0.25]),
+        "val/solve_rate_hist": histogram([0.5, 0.25]),
+        "batch/prompt_lengths": histogram([3, 3]),
+        "batch/response_lengths": histogram([2, 4, 1, 1]),
+        "batch/per_group_generation_times": histogram([2.0, 4.0]),
+    }
+
+
+def test_histograms_count_every_number_once() -> None:
+    one = histogram([1.0, 1.0, 3.0])
+    assert (sum(one["counts"]), one["edges"][0], one["edges"][-1]) == (3, 1.0, 3.0)
+    assert (one["counts"][0], one["counts"][-1]) == (2, 1)
+    assert sum(histogram([5])["counts"]) == 1
+    assert len(one["edges"]) == len(one["counts"]) + 1
 
 
 def test_advantage_metrics_count_each_sample_once() -> None:
@@ -241,6 +273,7 @@ def test_advantage_metrics_count_each_sample_once() -> None:
         "val/advantages_mean": 0.0,
         "val/advantages_min": -2.5,
         "val/advantages_max": 7.5,
+        "val/advantages_hist": histogram([7.5, -2.5, -2.5, -2.5]),
     }
 
 
@@ -279,11 +312,13 @@ def test_evaluation_metrics() -> None:
     chosen = {
         "eval/scores": 7.5,
         "eval/pass_at_1": 0.5,
-        "eval/objective/verifiable_correct_rate": 0.5,
+        "eval/objective/verifiable_correct_rate": 1.0,
+        "eval/objective/verifiable_solved_rate": 0.5,
         "eval/stop_rate": 0.5,
         "eval/sequence_lengths": 6.0,
-        # 12 tokens from second 100 to second 104.
-        "eval/actor_tokens_per_second": 3.0,
+        # 12 tokens of responses from second 100 to second 104; with two prompts of 3, in the 2 seconds of the slowest.
+        "eval/response_tokens_per_second": 3.0,
+        "eval/actor_tokens_per_second": 9.0,
     }
     assert {key: metrics[key] for key in chosen} == chosen
 
@@ -441,7 +476,8 @@ def test_freshness_counts_each_response_by_itself() -> None:
         "freshness/avg_sample_latency": pytest.approx((2 * 6.0 + 4 * 3.0) / 6),
         "freshness/max_sample_latency": 6.0,
         "version_diversity": 4,
-        "num_steps_off_policy": 3,
+        "num_steps_off_policy": 2.5,
+        "num_steps_off_policy_max": 3,
         "model_step_min": 1,
         "model_step_mean": 1.5,
     }

@@ -516,6 +516,7 @@ def test_what_a_step_trained_on_can_be_read_as_data_again(make_play: MakePlay, t
     path = tmp_path / "samples" / "step_000001.jsonl"
     items = [DataProtoItem.from_json(line) for line in path.read_text().splitlines()]
     assert len(items) == 4 * NUM_PROMPTS
+    assert_rollouts(list((tmp_path / "rollouts").glob("*_rollouts_000001.jsonl")), items)
     assert [item.non_tensor_batch["uid"] for item in items[::4]] == ids(requests)
     dataset, _ = load_prompts(
         [str(path), "1.0"],
@@ -530,6 +531,25 @@ def test_what_a_step_trained_on_can_be_read_as_data_again(make_play: MakePlay, t
     for row, request in zip(range(0, len(dataset), 4), requests, strict=True):
         np.testing.assert_array_equal(dataset[row].prompt, request.prompt)
         assert dataset[row].ground_truth == play.datasets[False][request.index].ground_truth
+
+
+def assert_rollouts(paths: list[Path], items: list[DataProtoItem]) -> None:
+    """The rollouts of open-instruct's format, of the same samples."""
+    (path,) = paths
+    (metadata,) = path.parent.glob("*_metadata.jsonl")
+    assert path.name.startswith(json.loads(metadata.read_text())["run_name"])
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [record["sample_idx"] for record in records] == list(range(len(items)))
+    for record, item in zip(records, items, strict=True):
+        assert set(record) == {
+            *("step", "sample_idx", "prompt_idx", "prompt_tokens", "response_tokens", "reward", "advantage"),
+            *("finish_reason", "dataset", "ground_truth", "request_info", "logprobs"),
+        }
+        assert (record["step"], record["prompt_idx"]) == (1, record["sample_idx"] // 4)
+        assert record["ground_truth"] == item.non_tensor_batch["reward_model"]["ground_truth"]
+        assert len(record["logprobs"]) == len(record["response_tokens"]) > 0
+    assert {np.sign(record["advantage"]) for record in records} == {-1, 1}
+    assert {record["reward"] for record in records if record["advantage"] < 0} == {0.0}
 
 
 # --- pausing and loss -------------------------------------------------------------------------------------------------
@@ -950,8 +970,27 @@ def test_evaluation_results_never_enter_a_batch(make_play: MakePlay) -> None:
     play.deliver(*results[:3])
     play.deliver(*results[3:])
     assert play.prompts_in(play.batch(1)) == all_samples_of(*training)
-    assert play.controller.get_evaluation(TIMEOUT_S)["eval/pass_at_1"] == 1.0
+    metrics = play.controller.get_evaluation(TIMEOUT_S)
+    assert metrics["eval/pass_at_1"] == 1.0
+    assert (metrics["eval/model_step_min"], metrics["eval/model_step_max"]) == (0, 0)
     assert play.controller.status()["prompts"]["issued"] == NUM_PROMPTS
+
+
+@pytest.mark.parametrize(("limit", "number"), [(2, 2), (-1, 3), (0, 0)])
+def test_answers_of_an_evaluation_are_handed_over(make_play: MakePlay, limit: int, number: int) -> None:
+    play = make_play(eval_completions=limit)
+    play.controller.start_evaluation(0)
+    play.start()
+    requests = play.receive(3 + NUM_PROMPTS)[:3]
+    play.deliver(*(play.answer(request) for request in requests))
+    play.controller.get_evaluation(TIMEOUT_S)
+    rows = play.controller.take_evaluation().get("sample_completions", [])
+    assert len(rows) == number * len(play.answer(requests[0]).samples)
+    for row in rows:
+        assert set(row) == {
+            *("prompt", "response", "scores", "ground_truth", "dataset", "finish_reason", "num_tokens"),
+        }
+        assert row["prompt"]
 
 
 def test_two_evaluations_ask_the_same_with_the_same_seeds(make_play: MakePlay) -> None:

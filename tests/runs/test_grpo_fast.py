@@ -24,6 +24,7 @@ from whole_runs import (
     shared_memory,
 )
 
+from open_instruct.report.metric_names import find
 from open_instruct.storage.checkpoints import files_in, sync_files_of_rank
 
 NUM_STEPS = 8
@@ -106,9 +107,18 @@ def test_metrics_have_a_row_per_step_that_adds_up(finished: tuple[Path, str]) ->
         assert row["prompts/issued"] == row["prompts/consumed"] + row["prompts/open"] + row.get(
             "prompts/dropped_zero_std", 0
         )
-        assert 0 <= row["num_steps_off_policy"] <= 2
+        assert 0 <= row["num_steps_off_policy"] <= row["num_steps_off_policy_max"] <= 2
         assert row["val/num_total_tokens"] >= row["val/num_step_tokens"] > 0
     assert table[1]["debug/vllm_vs_local_logprob_diff_max"] < 1e-4  # the first batch is on-policy
+    assert {key for row in table for key in row if find(key) is None} == set()
+
+
+def test_answers_of_each_evaluation_can_be_read(finished: tuple[Path, str]) -> None:
+    for step in (0, 4, 8):
+        (measured,) = [row for row in rows(finished[0] / "metrics.jsonl") if row["training_step"] == step]
+        answers = rows(finished[0] / "completions" / f"step_{step:06d}.jsonl")
+        assert np.mean([answer["scores"] for answer in answers]) == pytest.approx(measured["eval/scores"])
+        assert all(answer["prompt"] and answer["num_tokens"] > 0 for answer in answers)
 
 
 def test_the_saved_model_is_loaded_by_transformers_and_vllm(finished: tuple[Path, str], ray_session: Any) -> None:

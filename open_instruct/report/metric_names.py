@@ -1,0 +1,294 @@
+"""Every metric of a run, and what it means: the source of `docs/metrics.md`.
+
+    python -m open_instruct.report.metric_names      writes the page
+
+`<…>` in a name stands for a part that varies. Names that open-instruct has too mean the same; where they do not, `differs` says
+how.
+"""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
+INTRODUCTION = """# Metrics
+
+Written by `python -m open_instruct.report.metric_names`.
+
+`metrics.jsonl` has a row per training step, and `--with_tracking` sends the same rows to wandb (x-axis `training_step`).
+Names that open-instruct has mean the same here; **where they do not, the text says how**. A metric that is not known is left
+out of its row: there is no mean over nothing. Histograms are `{"edges": […], "counts": […]}` with 20 bins; wandb shows them
+as histograms. `<…>` stands for a part that varies. Times are in seconds, memory is in bytes, lengths are in tokens.
+
+As in open-instruct, `scores`, `objective/*`, `val/*` and `batch/*` are taken over the groups that are trained on, after
+groups of equal scores were left out (`--filter_zero_std_samples`). A run that has solved half of its prompts looks worse
+there than it is, so the same numbers over all generated groups stand beside them under `all_groups/`; the live line and
+`reward_curve.png` show those.
+"""
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One metric, or one for every value of the `<…>` in its name."""
+
+    name: str
+    meaning: str
+    differs: str = ""
+    """From open-instruct's metric of this name."""
+
+    def matches(self, key: str) -> bool:
+        """Whether a key of a row is this metric. `<a|b>` is one of these, `<…>` anything."""
+        parts = re.split(r"(<[^>]*>)", self.name)
+        return re.fullmatch("".join(map(_pattern, parts)), key) is not None
+
+
+def _pattern(part: str) -> str:
+    if not part.startswith("<"):
+        return re.escape(part)
+    return f"(?:{re.escape(part[1:-1]).replace(chr(92) + '|', '|')})" if "|" in part else r"\S+"
+
+
+SECTIONS: dict[str, list[Metric]] = {
+    "Progress": [
+        Metric("training_step", "optimizer steps of the data, from 1; a row 0 holds the evaluation before training"),
+        Metric("episode", "responses that were to be trained on so far: steps × prompts × responses"),
+        Metric("global_step", "the same as `episode`"),
+        Metric("epoch", "`episode` / responses per prompt / rows of the training data"),
+        Metric("lr", "learning rate of the step"),
+        Metric("val/num_step_tokens", "tokens of prompts (each once) and responses that the step trained on"),
+        Metric("val/num_step_response_tokens", "of these the responses"),
+        Metric("val/num_total_tokens", "sum of `val/num_step_tokens` so far", "there without the step itself"),
+        Metric("val/num_total_response_tokens", "sum of `val/num_step_response_tokens` so far"),
+        Metric("learner_tokens_per_second_step", "`val/num_step_tokens` per second of `time/total`"),
+        Metric("learner_tokens_per_second_overall", "the same over the whole run"),
+        Metric(
+            "learner_response_tokens_per_second_<step|overall>", "the same, responses alone: the live line's tokens/s"
+        ),
+        Metric(
+            "val/actor_tokens_per_second", "tokens of prompts and responses / seconds of the slowest group trained on"
+        ),
+        Metric("engines/tokens_per_second", "response tokens of all engines per second of wall time"),
+    ],
+    "Rewards": [
+        Metric("scores", "mean reward, after shaping"),
+        Metric("objective/<verifier>_reward", "mean of score × weight × `--verification_reward`"),
+        Metric("objective/verifiable_reward", "the same over all verifiers"),
+        Metric("objective/<verifier>_correct_rate", "share of responses with a score above 0"),
+        Metric("objective/verifiable_correct_rate", "the same over all verifiers"),
+        Metric("objective/<verifier>_solved_rate", "share of responses with a score of 1"),
+        Metric("objective/verifiable_solved_rate", "the same over all verifiers"),
+        Metric("val/format_scores", "share of responses in the right form", "there the mean reward of the form"),
+        Metric("objective/not_scored", "responses that no verifier scored, of all groups"),
+        Metric("objective/verifier_failures", "of these those whose verifier raised an error"),
+        Metric("objective/verifier_cost", "US dollars that scoring the step cost, where it cost something"),
+        Metric("unscored_groups", "groups sampled again so far because fewer than two responses were scored"),
+        Metric("all_groups/<scores|objective/…|val/…>", "the same over all groups that were generated for the step"),
+        Metric("all_groups/percent_solved_mean", "share of responses with a score of 1, over all groups"),
+        Metric("all_groups/total_prompts", "groups that were generated for the step"),
+    ],
+    "Batches": [
+        Metric("batch/total_prompts", "groups that the step trained on"),
+        Metric("batch/filtered_prompts", "groups that were left out"),
+        Metric(
+            "batch/filtered_prompts_<zero|solved|nonzero>", "of these with all scores 0, all 1, or alike in between"
+        ),
+        Metric("batch/filtered_prompts_pct", "share of the groups that were left out, 0 to 1"),
+        Metric("batch/no_resampled_prompts", "groups solved at `--no_resampling_pass_rate` or more, with that option"),
+        Metric("batch/percent_solved_<mean|hist>", "mean score of each group, 0 to 1", "there of shaped rewards"),
+        Metric("val/solve_rate_hist", "the same as `batch/percent_solved_hist`"),
+        Metric("val/total_reward_groups", "groups that the step trained on"),
+        Metric("batch/prompt_lengths", "histogram"),
+        Metric("batch/response_lengths", "histogram"),
+        Metric("batch/<prompt|response>_lengths_mean", "mean of the same"),
+        Metric("batch/per_group_generation_times", "histogram"),
+        Metric("batch/unsolved_groups_ratio", "share of groups without a right answer"),
+        Metric("batch/num_partial_batches", "pieces in which the step reached the learners (`--streaming`)"),
+        Metric("real_batch_size_ratio", "groups trained on / `--num_unique_prompts_rollout`"),
+        Metric("unsolved_batch_size_ratio", "share of responses with a score below 1"),
+        Metric("packed_ratio", "packed rows / responses: lower is better packed"),
+        Metric("packed_fill_ratio", "tokens of samples / tokens computed; over 1 where samples share a prompt"),
+        Metric("val/sequence_lengths", "mean response length"),
+        Metric("val/sequence_lengths_<min|max>", "shortest and longest response"),
+        Metric(
+            "val/sequence_lengths_<solved|unsolved>",
+            "mean length with score 1, and with score 0",
+            "there 0 if there is none",
+        ),
+        Metric("val/sequence_lengths_<solved|unsolved>_hist", "histogram of the same"),
+        Metric("val/stop_rate", "share of responses that ended by themselves"),
+        Metric("val/advantages_<mean|min|max>", "over samples"),
+        Metric("val/advantages_hist", "histogram of the same"),
+        Metric("stale_results_dropped", "groups thrown away for their age since the step before"),
+    ],
+    "Age of the data": [
+        Metric("model_step_<min|mean|max>", "oldest, mean and newest version that sampled what is trained on"),
+        Metric("num_steps_off_policy", "mean age of the groups in steps; 0 is on policy"),
+        Metric("num_steps_off_policy_max", "age of the oldest group: never above `--async_steps` (the hard bound)"),
+        Metric("<avg|min|max>_sample_age", "age of a sample's oldest trained token in steps"),
+        Metric("stale_samples_ratio", "share of samples older than one step"),
+        Metric("version_diversity", "versions among the trained tokens"),
+        Metric("freshness/<avg_sample_age|max_sample_age|min_sample_age|stale_samples_ratio>", "the same again"),
+        Metric("freshness/avg_token_age", "each trained token at its own version"),
+        Metric("freshness/<avg|max>_sample_latency", "seconds from a sample's generation to its training"),
+        Metric("over_issue/num_stragglers", "groups left to later steps so far (`--over_issue_factor`)"),
+        Metric(
+            "over_issue/response_length_<taken|left>", "mean response length of groups that steps took first, and left"
+        ),
+    ],
+    "Loss and policy": [
+        Metric("loss/policy_avg", "policy part of the loss"),
+        Metric("loss/<kl|ce|distillation>_avg", "its other parts, where there are any"),
+        Metric("loss/total_avg", "the loss per token", "there scaled for the backward pass"),
+        Metric("objective/kl<0|1|2|3|4>_avg", "estimators of the KL to the reference policy"),
+        Metric("objective/teacher_kl_avg", "KL to the teacher"),
+        Metric(
+            "policy/clipfrac_avg",
+            "share of tokens whose ratio is clipped",
+            "there without tokens that a correction masks",
+        ),
+        Metric("policy/dual_clipfrac_avg", "share of tokens at the second clip (`--clip_ratio_c`)"),
+        Metric("policy/entropy_avg", "mean entropy per token, always"),
+        Metric("val/ratio", "mean ratio of new to old probability"),
+        Metric(
+            "val/ratio_<var|spread>",
+            "over tokens: variance, and largest deviation",
+            "there between means of micro-batches",
+        ),
+        Metric("val/rho_weight", "mean weight of the engine-learner correction"),
+        Metric("val/rho_<clipfrac|drop_frac|drop_low_frac|drop_high_frac>", "shares of tokens that it caps or drops"),
+        Metric("val/off_policy_drop_frac", "share of samples that `--off_policy_mask_threshold` drops"),
+        Metric("val/teacher_top_k_mass", "probability in the teacher's top K"),
+        Metric("optim/grad_norm", "norm of the gradient before clipping"),
+        Metric(
+            "optim/<nonfinite_steps|skipped_steps>",
+            "optimizer steps left out: gradient not finite; also without a token",
+        ),
+        Metric(
+            "debug/vllm_vs_local_logprob_diff_<mean|max|std>", "engine's against learner's log-probabilities, absolute"
+        ),
+        Metric(
+            "debug/vllm_local_reverse_kl", "mean of engine's minus learner's", "there weighted by probability once more"
+        ),
+    ],
+    "Evaluation": [
+        Metric("eval/scores", "mean reward"),
+        Metric("eval/pass_at_1", "share of responses with a score of 1"),
+        Metric("eval/pass_at_<k>", "with k responses a prompt: share of prompts with a right one (`--eval_pass_at_k`)"),
+        Metric("eval/pass_at_<k>_unbiased", "estimate of the same from all responses"),
+        Metric("eval/objective/<metric>", "as in training"),
+        Metric("eval/sequence_lengths<…>", "as `val/sequence_lengths…` in training"),
+        Metric("eval/sequence_lengths", "mean response length"),
+        Metric("eval/stop_rate", "as in training"),
+        Metric("eval/format_scores", "as in training"),
+        Metric("eval/model_step_<min|mean|max>", "the version that was measured: one for a whole evaluation"),
+        Metric("eval/actor_tokens_per_second", "as in training"),
+        Metric("eval/response_tokens_per_second", "response tokens per second of the evaluation"),
+        Metric("eval/num_given_up", "prompts whose generation failed too often; they count as wrong"),
+        Metric("eval/num_not_scored", "prompts that no verifier scored; they are left out"),
+        Metric("eval/rc/<metric>", "reasoning cache: accuracy and tokens by cycle"),
+    ],
+    "Time": [
+        Metric("time/total", "the step, from the end of the step before"),
+        Metric("time/training", "waiting for data and training"),
+        Metric("time/trainer_waiting_for_data", "waiting for data"),
+        Metric("time/learners", "waiting for the learners once all data is there"),
+        Metric("time/learner_compute", "the slowest learner at work"),
+        Metric("time/<forward_backward|optimizer>", "its parts"),
+        Metric("time/weight_sync", "sending weights"),
+        Metric("time/weight_sync_<mean|min|max|median>", "over the sends since the row before", "there over learners"),
+        Metric("time/engine_pause_<mean|min|max|median>", "how long engines stood still for it"),
+        Metric("time/generation", "first to last sample of the step"),
+        Metric("time/group_generation_<mean|min|max>", "groups trained on"),
+        Metric("time/verification", "scoring of the last group"),
+        Metric("time/packing", "making batches"),
+        Metric("time/saving", "writing checkpoints, in rows where one was written"),
+        Metric("time/eval", "an evaluation, which runs beside training"),
+        Metric("time/waiting_for_evaluation", "training stood still for it"),
+        Metric("time/<engines|learners>_<offload|onload>", "handing devices over (`--colocate`)"),
+        Metric("agent_loop/<generate_sequences|tool_calls|compute_score>/<min|max|mean|p50|p95>", "over all groups"),
+        Metric("agent_loop/num_preempted/<min|max|mean|p50|p95>", "over the groups whose engine tells it"),
+        Metric("agent_loop/slowest/<what>", "the slowest group: its phases, lengths, prompt and engine"),
+        Metric("engines/busy_share", "share of time in engine steps"),
+        Metric("engines/<asleep_s|num_sleeps>", "sleeping engines, since their start"),
+    ],
+    "Memory": [
+        Metric("memory/learner_bytes_max", "in use after the step, on the learner with most"),
+        Metric("memory/learner_peak_bytes", "at the peak of the step"),
+        Metric("memory/<engines_released|engines_offloaded|learners_offloaded>_bytes", "given back meanwhile"),
+    ],
+    "Queues and counts": [
+        Metric("prompts/<issued|consumed|reissued|open>", "fates of prompts so far"),
+        Metric("prompts/dropped_<reason>", "prompts dropped so far, by reason"),
+        Metric("queue/<prompts|results|waiting_results>", "items in the queues"),
+        Metric(
+            "queue/<size|total_produced|total_consumed|dropped_samples>", "samples in the message queue, and so far"
+        ),
+        Metric("queue/<memory_bytes|max_memory_bytes>", "its size, now and at most"),
+        Metric("queue/<put_waits|put_wait_s>", "how often and how long the controller waited for the learners so far"),
+        Metric("training/<global_step|param_version|param_sync_count>", "of the fully async policy"),
+        Metric("alerts", "texts of the alerts that the row raised"),
+        *(
+            Metric(name, "count of the fully async policy, since the start of the process")
+            for name in (
+                *(
+                    "current_param_version",
+                    "dropped_samples",
+                    "dropped_stale_samples",
+                    "dropped_timeouts",
+                    "engine_restarts",
+                ),
+                *(
+                    "generation_errors",
+                    "generation_timeouts",
+                    "global_steps",
+                    "is_paused",
+                    "max_memory_bytes",
+                    "memory_bytes",
+                ),
+                *("num_open_prompts", "param_sync_count", "param_sync_requests", "pause_count", "processed_samples"),
+                *("put_wait_s", "put_waits", "queue_size", "resume_count", "sync_failures", "total_consumed"),
+                *("total_generated_samples", "total_produced"),
+            )
+        ),
+    ],
+    "Of workflows": [
+        Metric("rc/<metric>", "reasoning cache: states, turns and summaries"),
+    ],
+}
+
+ALL_GROUPS = "all_groups/percent_solved_mean", "all_groups/total_prompts"
+ABSENT = {
+    "time/health_check": "engines and learners are watched all the time, not between steps",
+    "time/generation_waiting_for_trainer": "`queue/put_wait_s`, summed up",
+    "actor_mfu, actor_mbu, learner_mfu": "not computed",
+    "val/rho_hist": "not computed: shares and mean are",
+    "eval/num_steps_off_policy, eval/stale_results_dropped": "an evaluation has one version and drops nothing",
+    "tools/*, env/*": "tools and environments are not here yet",
+    "evolving_rubrics/*": "not here yet",
+}
+"""Metrics of open-instruct that are not here, and why."""
+
+
+def find(key: str) -> Metric | None:
+    """The metric that a key of a row is; an exact name before one with `<…>`."""
+    key = key.removeprefix("all_groups/") if key not in ALL_GROUPS else key
+    known = [metric for metrics in SECTIONS.values() for metric in metrics if metric.matches(key)]
+    return min(known, key=lambda metric: "<" in metric.name, default=None)
+
+
+def page() -> str:
+    """`docs/metrics.md`."""
+    lines = [INTRODUCTION]
+    for title, metrics in SECTIONS.items():
+        lines += [f"## {title}", "", "| metric | meaning |", "|---|---|"]
+        for metric in metrics:
+            differs = f". **open-instruct: {metric.differs}**" if metric.differs else ""
+            lines.append(f"| `{metric.name.replace('|', chr(92) + '|')}` | {metric.meaning}{differs} |")
+        lines.append("")
+    lines += ["## open-instruct's metrics that are not here", "", "| metric | why |", "|---|---|"]
+    lines += [f"| {', '.join(f'`{name}`' for name in names.split(', '))} | {why} |" for names, why in ABSENT.items()]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())

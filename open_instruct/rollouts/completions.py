@@ -1,0 +1,38 @@
+"""What a model wrote, as rows for people and for other programs."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from open_instruct.data.prompt_dataset import PromptDataset
+from open_instruct.scored_groups import ScoredGroup
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+def completions(
+    groups: Sequence[ScoredGroup],
+    dataset: PromptDataset,
+    tokenizer: "PreTrainedTokenizerBase",
+    *,
+    verification_reward: float,
+    limit: int,
+) -> list[dict[str, Any]]:
+    """A row for each response to the first `limit` prompts (all of them if negative). `scores` are rewards.
+
+    The columns `prompt`, `response`, `scores` and `ground_truth` are those of open-instruct's table.
+    """
+    chosen = [group for group in groups if group.samples][: None if limit < 0 else limit]
+    return [
+        {
+            "prompt": tokenizer.decode(sample.prompt_ids, skip_special_tokens=False),
+            "response": tokenizer.decode(sample.response_ids, skip_special_tokens=False),
+            "scores": float(reward),
+            "ground_truth": dataset[group.result.index].ground_truth,
+            "dataset": group.dataset,
+            "finish_reason": sample.finish_reason,
+            "num_tokens": len(sample.response_ids),
+        }
+        for group in chosen
+        for sample, reward in zip(group.samples, group.rewards(verification_reward), strict=True)
+    ]

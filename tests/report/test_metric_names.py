@@ -1,0 +1,72 @@
+"""The list of metrics: what a run writes is in it, and the page is made from it."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from open_instruct.report.metric_names import ABSENT, PAGE, SECTIONS, find, page
+
+SOURCES = Path(__file__).parents[2] / "open_instruct"
+NAMES = """
+training_step episode global_step epoch lr optim/grad_norm val/num_total_tokens val/num_step_tokens
+learner_tokens_per_second_overall learner_tokens_per_second_step time/total time/training time/saving time/health_check
+time/weight_sync time/weight_sync_mean time/weight_sync_min time/weight_sync_max time/weight_sync_median
+time/generation_waiting_for_trainer time/trainer_waiting_for_data time/group_generation_mean time/group_generation_min
+time/group_generation_max scores real_batch_size_ratio unsolved_batch_size_ratio packed_ratio val/solve_rate_hist
+val/total_reward_groups val/sequence_lengths val/sequence_lengths_min val/sequence_lengths_max val/sequence_lengths_unsolved
+val/sequence_lengths_solved val/sequence_lengths_unsolved_hist val/sequence_lengths_solved_hist val/stop_rate
+val/advantages_mean val/advantages_min val/advantages_max val/advantages_hist val/format_scores objective/verifiable_reward
+objective/verifiable_correct_rate objective/gsm8k_reward objective/gsm8k_correct_rate model_step_min model_step_mean
+model_step_max num_steps_off_policy stale_results_dropped batch/prompt_lengths batch/response_lengths batch/filtered_prompts
+batch/filtered_prompts_zero batch/filtered_prompts_solved batch/filtered_prompts_nonzero batch/filtered_prompts_pct
+batch/percent_solved_mean batch/percent_solved_hist batch/no_resampled_prompts batch/total_prompts
+batch/per_group_generation_times val/actor_tokens_per_second actor_mfu actor_mbu learner_mfu loss/policy_avg loss/kl_avg
+loss/total_avg objective/kl0_avg objective/kl1_avg objective/kl2_avg objective/kl3_avg policy/clipfrac_avg policy/entropy_avg
+val/ratio val/ratio_var val/rho_weight val/rho_clipfrac val/rho_drop_frac val/rho_drop_low_frac val/rho_drop_high_frac
+val/rho_hist debug/vllm_vs_local_logprob_diff_mean debug/vllm_vs_local_logprob_diff_max debug/vllm_vs_local_logprob_diff_std
+debug/vllm_local_reverse_kl eval/scores eval/sequence_lengths eval/sequence_lengths_min eval/sequence_lengths_max
+eval/stop_rate eval/pass_at_1 eval/pass_at_4 eval/pass_at_4_unbiased eval/objective/verifiable_reward
+eval/objective/verifiable_correct_rate eval/objective/gsm8k_reward eval/model_step_min eval/model_step_mean
+eval/model_step_max eval/num_steps_off_policy eval/stale_results_dropped eval/actor_tokens_per_second
+"""
+THEIRS = NAMES.split()
+"""Metrics of open-instruct."""
+LITERAL = re.compile(
+    r'"((?:val|objective|batch|time|loss|policy|optim|debug|eval|engines|memory|freshness|over_issue)/\w+)"'
+)
+
+
+def test_the_page_is_made_from_the_list() -> None:
+    assert PAGE.read_text() == page(), "run python -m open_instruct.report.metric_names"
+
+
+@pytest.mark.parametrize("name", THEIRS)
+def test_each_metric_of_open_instruct_is_there_or_said_to_be_absent(name: str) -> None:
+    absent = {one for names in ABSENT for one in names.split(", ")}
+    assert (find(name) is not None) != (name in absent)
+
+
+def test_metrics_in_the_code_are_on_the_list() -> None:
+    files = [path for path in SOURCES.rglob("*.py") if path.name != "metric_names.py"]
+    literals = {name for path in files for name in LITERAL.findall(path.read_text())}
+    beginnings = {"time/engine_pause", "debug/vllm_vs_local_logprob_diff_"}
+    assert len(literals) > 80
+    assert {name for name in literals if find(name) is None} == beginnings
+
+
+def test_names_are_on_the_list_once() -> None:
+    names = [metric.name for metrics in SECTIONS.values() for metric in metrics]
+    assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize(
+    "name", ["time/nothing", "batch/filtered_prompts_some", "queue/cats", "x", "all_groups/time/x"]
+)
+def test_unknown_names_are_unknown(name: str) -> None:
+    assert find(name) is None
+
+
+def test_numbers_over_all_groups_are_those_of_the_same_name() -> None:
+    assert find("all_groups/scores") is find("scores")
+    assert find("all_groups/objective/gsm8k_reward") is find("objective/math_reward")
