@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from open_instruct.config.options import GRPOConfig
 from open_instruct.data.prompt_dataset import PromptDataset
 from open_instruct.scored_groups import ScoredGroup
 
@@ -11,17 +12,13 @@ if TYPE_CHECKING:
 
 
 def completions(
-    groups: Sequence[ScoredGroup],
-    dataset: PromptDataset,
-    tokenizer: "PreTrainedTokenizerBase",
-    *,
-    verification_reward: float,
-    limit: int,
+    args: GRPOConfig, groups: Sequence[ScoredGroup], dataset: PromptDataset, tokenizer: "PreTrainedTokenizerBase"
 ) -> list[dict[str, Any]]:
-    """A row for each response to the first `limit` prompts (all of them if negative). `scores` are rewards.
+    """A row for each response to the first `--eval_completions` prompts. `scores` are rewards.
 
     The columns `prompt`, `response`, `scores` and `ground_truth` are those of open-instruct's table.
     """
+    limit = args.eval_completions
     chosen = [group for group in groups if group.samples][: None if limit < 0 else limit]
     return [
         {
@@ -34,5 +31,5 @@ def completions(
             "num_tokens": len(sample.response_ids),
         }
         for group in chosen
-        for sample, reward in zip(group.samples, group.rewards(verification_reward), strict=True)
+        for sample, reward in zip(group.samples, group.rewards(args.verification_reward), strict=True)
     ]

@@ -218,17 +218,9 @@ class RolloutController:
 
     def take_evaluation(self) -> dict[str, Any]:
         """`eval/*` metrics of the last `eval`, and some of its answers (`sample_completions`)."""
-        args, held_out = self._args, self._requests.held_out
-        if not args.eval_completions or held_out is None:
-            return self._evaluated
-        rows = completions(
-            self._evaluations.answers,
-            held_out,
-            self._tokenizer,
-            verification_reward=args.verification_reward,
-            limit=args.eval_completions,
-        )
-        return self._evaluated | {COMPLETIONS: rows}
+        assert self._requests.held_out is not None
+        rows = completions(self._args, self._evaluations.answers, self._requests.held_out, self._tokenizer)
+        return self._evaluated | ({COMPLETIONS: rows} if rows else {})
 
     def give_up_evaluation(self) -> None:
         """No engine has the weights any more that were to be measured. Calls of `get_evaluation` end with `TimeoutError`."""

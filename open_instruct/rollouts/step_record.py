@@ -51,8 +51,11 @@ def write_rollouts(args: GRPOConfig, assembly: StepAssembly, dataset: PromptData
     """The samples of a step with rewards, advantages and log-probabilities, a line each. Fields and names of the files are those
     of open-instruct's `RolloutRecord`, but for a file per step, which a resumed run writes anew."""
     directory = Path(args.rollouts_save_path or Path(args.output_dir) / "rollouts")
-    metadata = {"run_name": args.run_title, "model_name": args.model_name_or_path, "timestamp": _now()}
-    write_lines(directory / f"{args.run_title}_metadata.jsonl", [metadata])
+    metadata = directory / f"{args.run_title}_metadata.jsonl"
+    if not metadata.exists():
+        started = datetime.now(UTC).isoformat(timespec="seconds")
+        names = {"run_name": args.run_title, "model_name": args.model_name_or_path}
+        write_lines(metadata, [{**names, "timestamp": started}])
     rows: list[dict[str, Any]] = []
     for prompt_idx, (group, samples) in enumerate(assembly.trained):
         row = dataset[group.result.index]
@@ -77,10 +80,6 @@ def write_rollouts(args: GRPOConfig, assembly: StepAssembly, dataset: PromptData
                 }
             )
     write_lines(directory / f"{args.run_title}_rollouts_{assembly.training_step:06d}.jsonl", rows)
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def _shape(args: GRPOConfig, pad_token_id: int) -> ItemShape:

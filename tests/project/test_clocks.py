@@ -8,7 +8,13 @@ import pytest
 from whole_runs import Process, assert_ledger_balances, command, rows
 
 PACKAGE = Path(__file__).parents[2] / "open_instruct"
-TELLS_THE_TIME_OF_DAY = {"data_types.py", "parameter_synchronizer.py", "step_filling.py", "run_summary.py"}
+TELLS_THE_TIME_OF_DAY = {
+    "data_types.py",
+    "parameter_synchronizer.py",
+    "step_filling.py",
+    "run_summary.py",
+    "step_record.py",
+}
 """They write it down for people; nothing is decided by it."""
 FOR_ROLLOUTS = {"effects.py", "runner.py"}
 """They refuse a rollout the clock, and give it the time that it asks its context for."""
