@@ -57,7 +57,8 @@ class DataOptions:
     dataset_mixer_eval_list_splits: list[str] = field(default_factory=lambda: ["test"])
     """Split of each evaluation dataset, or one split for all of them."""
     sft_messages_key: str = "messages"
-    """Column that holds the chat messages of the prompt."""
+    """Column that holds the chat messages of the prompt. Rows without it may have a column prompt, as in TRL: messages, or a text
+    to which no chat template is applied."""
     ground_truths_key: str = "ground_truth"
     """Column that holds the ground truth, with which the verifier compares a response."""
     dataset_local_cache_dir: str | None = None

@@ -13,6 +13,8 @@ class RewardOptions:
     """Reward of a right answer. A reward is score (0 to 1) * weight of the verifier * this: 1.0 * 0.5 * 10 = 5."""
     remap_verifier: list[str] = field(default_factory=list)
     """Verifiers under another name: math_dapo=math has rows of math_dapo scored by math."""
+    default_verifier: str | None = None
+    """Verifier of rows without a column dataset, such as those of TRL: math."""
     apply_r1_style_format_reward: bool = False
     """Look at the form of responses too: …</think> <answer>…</answer>. A response in another form gets no reward."""
     r1_style_format_reward: float = 1.0

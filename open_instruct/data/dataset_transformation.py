@@ -50,6 +50,7 @@ def load_prompts(
     check_label: Callable[[str, object], None] | None = check_label_of_verifier,
     own_prompt: OwnPromptMaker | None = None,
     remap: Mapping[str, str] | None = None,
+    default_verifier: str | None = None,
     cache_dir: str | None = None,
     flag: str = "--dataset_mixer_list",
 ) -> tuple[PromptDataset, LoadReport]:
@@ -57,13 +58,15 @@ def load_prompts(
 
     A row has the columns `messages_key` (a list of `{"role", "content"}`; a last message by the assistant is a demonstration and
     is left out), `ground_truths_key` (any JSON value) and `dataset` (a verifier's name; or a list of names, and the ground truth
-    is one of as many). Or the row is in the document's sample format (`sample_record.py`).
+    is one of as many). Or the row is in the document's sample format (`sample_record.py`), or in TRL's: `prompt` holds messages,
+    or a text to which no chat template is applied.
 
     Args:
         known_verifiers: names that the `dataset` column may have.
         exclude: prompts that are left out, such as those of an evaluation set.
         check_label: raises `ValueError` for a verifier and a ground truth that it cannot use; None: nothing is checked.
         remap: verifiers under other names, in lower case.
+        default_verifier: verifier of rows without a column `dataset`.
         own_prompt: `Workflow.own_prompt`, if the workflow makes its own prompts. None: the chat template makes them.
         cache_dir: where `datasets` keeps its copies of hub data sets.
         flag: name of the mixer list in messages.
@@ -84,6 +87,7 @@ def load_prompts(
         special_tokens=special_tokens(tokenizer),
         own_prompt=own_prompt,
         remap=remap or {},
+        default_verifier=default_verifier,
     )
     mistakes, builder, reports = Mistakes(), PromptDatasetBuilder(), []
     for name, amount, split in _parse(mixer_list, splits, flag):

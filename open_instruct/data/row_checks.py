@@ -8,7 +8,7 @@ from typing import Literal
 
 from open_instruct.chat_codec import ChatCodec
 from open_instruct.data.sample_record import has_proto_columns, prompt_fields
-from open_instruct.data.sources import RawRow
+from open_instruct.data.sources import Columns, RawRow
 from open_instruct.verifiers.reasoning_gym_data import check_verifier_name
 from open_instruct.verifiers.row_verifiers import SEPARATOR, checks_of_row, names_of_verifiers
 from open_instruct.verifiers.verifiers import check_label as check_label_of_verifier
@@ -17,6 +17,8 @@ from open_instruct.workflows.base import OwnPrompt
 
 DATASET_KEY = "dataset"
 """The column that names the verifier."""
+PROMPT_KEY = "prompt"
+"""The column that holds messages, or a text without a chat template, in TRL's datasets."""
 OwnPromptMaker = Callable[[Sequence[dict[str, str]], ChatCodec], OwnPrompt]
 """The signature of `Workflow.own_prompt`."""
 
@@ -39,10 +41,14 @@ class RowRules:
     """Verifiers under other names, in lower case (`--remap_verifier`)."""
     own_prompt: OwnPromptMaker | None = None
     """How the workflow turns a row into a prompt. None: with the chat template."""
+    default_verifier: str | None = None
+    """Of rows without a column `dataset`."""
 
     @property
-    def columns(self) -> tuple[str, str, str]:
-        return self.messages_key, self.ground_truths_key, DATASET_KEY
+    def columns(self) -> Columns:
+        """Where messages, ground truth and verifier stand."""
+        verifier = (DATASET_KEY, "") if self.default_verifier else (DATASET_KEY,)
+        return (self.messages_key, PROMPT_KEY), (self.ground_truths_key,), verifier
 
 
 @dataclass(frozen=True)
@@ -73,14 +79,41 @@ def check_row(row: RawRow, rules: RowRules) -> CheckedRow:
         raise RowError(row.problem)
     if DATASET_KEY not in row.values and has_proto_columns(row.values):
         return _check_proto_row(row, rules)
-    for column in rules.columns:
-        if row.values.get(column) in (None, "", []) and not (column == rules.messages_key and column in row.values):
+    messages_key = (
+        PROMPT_KEY if rules.messages_key not in row.values and PROMPT_KEY in row.values else rules.messages_key
+    )
+    verifier = row.values.get(DATASET_KEY) or rules.default_verifier
+    for column, value in {
+        rules.ground_truths_key: row.values.get(rules.ground_truths_key),
+        DATASET_KEY: verifier,
+    }.items():
+        if value in (None, "", []):
             raise RowError(_missing(column, row, rules))
-    dataset = _check_dataset(row.values[DATASET_KEY], rules)
-    ground_truth = row.values[rules.ground_truths_key]
-    messages = _check_messages(row.values[rules.messages_key])
+    if messages_key not in row.values:
+        raise RowError(_missing(messages_key, row, rules))
+    dataset = _check_dataset(verifier, rules)
+    prompt, ground_truth = row.values[messages_key], row.values[rules.ground_truths_key]
+    if messages_key == PROMPT_KEY and isinstance(prompt, str):
+        _check_ground_truths(dataset, ground_truth, rules)
+        return _with_finished_text(row, prompt, ground_truth, dataset, rules, PROMPT_KEY)
+    messages = _check_messages(prompt)
     _check_ground_truths(dataset, ground_truth, rules)
     return CheckedRow(row.place, _prompt_messages(messages, rules.system_prompt_override), ground_truth, dataset)
+
+
+def _with_finished_text(
+    row: RawRow, text: str, ground_truth: object, dataset: str, rules: RowRules, column: str
+) -> CheckedRow:
+    """A row whose prompt is a text, to which no chat template is applied."""
+    if rules.system_prompt_override is not None:
+        raise RowError(
+            "has its prompt only as finished text, into which a system prompt cannot be put: leave out "
+            "--system_prompt_override_file, or give rows with messages"
+        )
+    if not text:
+        raise RowError(f"{column!r} is empty")
+    _check_text(text, f"'{column}'")
+    return CheckedRow(row.place, [], ground_truth, dataset, rendered=text)
 
 
 def _check_proto_row(row: RawRow, rules: RowRules) -> CheckedRow:
@@ -94,13 +127,7 @@ def _check_proto_row(row: RawRow, rules: RowRules) -> CheckedRow:
     if fields.rendered_prompt is None:
         messages = _prompt_messages(_check_messages(fields.messages), rules.system_prompt_override)
         return CheckedRow(row.place, messages, fields.ground_truth, dataset)
-    if rules.system_prompt_override is not None:
-        raise RowError(
-            "has its prompt only as finished text, into which a system prompt cannot be put: leave out "
-            "--system_prompt_override_file, or give rows with messages"
-        )
-    _check_text(fields.rendered_prompt, "'full_prompts'")
-    return CheckedRow(row.place, [], fields.ground_truth, dataset, rendered=fields.rendered_prompt)
+    return _with_finished_text(row, fields.rendered_prompt, fields.ground_truth, dataset, rules, "full_prompts")
 
 
 def _without_publisher(data_source: object, rules: RowRules) -> object:
@@ -147,9 +174,13 @@ def check_ground_truth(
 
 
 def _missing(column: str, row: RawRow, rules: RowRules) -> str:
-    flag = {rules.messages_key: "--sft_messages_key", rules.ground_truths_key: "--ground_truths_key"}.get(column)
+    hints = {
+        rules.messages_key: "--sft_messages_key names the column",
+        rules.ground_truths_key: "--ground_truths_key names the column",
+        DATASET_KEY: "--default_verifier names the verifier of such rows",
+    }
     there = ", ".join(row.values) or "nothing"
-    return f"no {column!r}; it has: {there}" + (f" ({flag} names the column)" if flag else "")
+    return f"no {column!r}; it has: {there}" + (f" ({hints[column]})" if column in hints else "")
 
 
 def _check_dataset(value: object, rules: RowRules, *, column: str = DATASET_KEY) -> str:

@@ -96,6 +96,7 @@ def _load(
             known_verifiers=verifier_names(),
             exclude=exclude,
             remap=remapped_verifiers(args),
+            default_verifier=args.default_verifier,
             own_prompt=workflow.own_prompt if workflow.has_own_prompts else None,
             flag=f"--{flag}",
         )
@@ -128,7 +129,7 @@ def _cache_key(
         "system_prompt": system_prompt,
         "verifier_config": asdict(args.verifier_config),
         **{name: getattr(args, name) for name in ("max_prompt_token_length", "overlong_prompts", "sft_messages_key")},
-        **{name: getattr(args, name) for name in ("ground_truths_key", "remap_verifier")},
+        **{name: getattr(args, name) for name in ("ground_truths_key", "remap_verifier", "default_verifier")},
     }
     sources = [(name, amount, split) for (name, amount), split in zip(pairs, splits, strict=True)]
     return cache_key(sources, facts, args.verifier_modules)

@@ -41,11 +41,15 @@ class RawRow(NamedTuple):
     problem: str | None = None
 
 
+Columns = Sequence[tuple[str, ...]]
+"""The columns to read: of each tuple the first that is there. A tuple that ends with an empty name may have none."""
+
+
 class SourceError(ValueError):
     """A source that cannot be read at all."""
 
 
-def iter_rows(name: str, split: str, columns: Sequence[str] | None, cache_dir: str | None) -> Iterator[RawRow]:
+def iter_rows(name: str, split: str, columns: Columns | None, cache_dir: str | None) -> Iterator[RawRow]:
     """The rows of one mixer entry, in order. `split` is used only for directories and hub names, because a file is one split.
     `columns` None means all columns.
 
@@ -87,7 +91,7 @@ def _reasoning_gym(entry: str) -> Iterator[RawRow]:
         raise SourceError(str(err)) from err
 
 
-def _json_lines(path: Path, _: Sequence[str] | None) -> Iterator[RawRow]:
+def _json_lines(path: Path, _: Columns | None) -> Iterator[RawRow]:
     with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
             if line.strip():
@@ -104,7 +108,7 @@ def _json_row(place: str, line: bytes) -> RawRow:
     return RawRow(place, values)
 
 
-def _json(path: Path, columns: Sequence[str] | None) -> Iterator[RawRow]:
+def _json(path: Path, columns: Columns | None) -> Iterator[RawRow]:
     """Rows of a `.json` file: a JSON array of objects if it begins with `[`, else JSON lines."""
     with path.open("rb") as file:
         if not file.read(4096).lstrip().startswith(b"["):
@@ -119,15 +123,15 @@ def _json(path: Path, columns: Sequence[str] | None) -> Iterator[RawRow]:
         yield RawRow(f"row {number}", {} if problem else values, problem)
 
 
-def _parquet(path: Path, columns: Sequence[str] | None) -> Iterator[RawRow]:
+def _parquet(path: Path, columns: Columns | None) -> Iterator[RawRow]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
         with pq.ParquetFile(path) as file:
-            columns = _columns_to_read(file.schema_arrow.names, columns)
+            names = _columns_to_read(file.schema_arrow.names, columns)
             number = 0
-            for batch in file.iter_batches(batch_size=BATCH_ROWS, columns=columns):
+            for batch in file.iter_batches(batch_size=BATCH_ROWS, columns=names):
                 for values in batch.to_pylist():
                     number += 1
                     yield RawRow(f"row {number}", values)
@@ -135,9 +139,7 @@ def _parquet(path: Path, columns: Sequence[str] | None) -> Iterator[RawRow]:
         raise SourceError(f"not a readable parquet file: {err}") from err
 
 
-def _hub(
-    name: str, settings: str, split: str, columns: Sequence[str] | None, cache_dir: str | None
-) -> Iterator[RawRow]:
+def _hub(name: str, settings: str, split: str, columns: Columns | None, cache_dir: str | None) -> Iterator[RawRow]:
     dataset = _load_hub(name, settings, split, cache_dir)
     dataset = dataset.select_columns(_columns_to_read(list(dataset.column_names), columns))
     for number, values in enumerate(dataset, start=1):
@@ -206,15 +208,16 @@ def _offline_if(offline: bool) -> Iterator[None]:
         datasets.config.HF_HUB_OFFLINE = before
 
 
-def _columns_to_read(there: Sequence[str], columns: Sequence[str] | None) -> list[str]:
+def _columns_to_read(there: Sequence[str], columns: Columns | None) -> list[str]:
     if columns is None:
         return list(there)
-    missing = [column for column in columns if column not in there]
+    found = [next((name for name in names if name in there or not name), None) for names in columns]
+    missing = [names[0] for names, name in zip(columns, found, strict=True) if name is None]
     if missing and has_proto_columns(there):
         return [column for column in there if column in COLUMNS]
     if missing:
         raise SourceError(
             f"has no column {', '.join(missing)}; it has: {', '.join(there)} "
-            "(--sft_messages_key and --ground_truths_key name the columns to read)"
+            "(--sft_messages_key, --ground_truths_key and --default_verifier say what to read)"
         )
-    return list(columns)
+    return [name for name in found if name]

@@ -746,3 +746,67 @@ def test_a_million_rows_are_checked_in_two_minutes(tmp_path: Path) -> None:
     assert time.perf_counter() - started < 120
     assert len(data) == 1_000_000
     assert data[999_999].ground_truth == "500000"
+
+
+# --- rows of TRL ------------------------------------------------------------------------------------------------------
+
+TRL: dict[str, Any] = {"ground_truths_key": "solution", "default_verifier": "math"}
+
+
+@pytest.mark.parametrize(("write", "file"), [(write_lines, "d.jsonl"), (write_parquet, "d.parquet")])
+def test_rows_of_trl(tmp_path: Path, write: Any, file: str) -> None:
+    conversation = {"prompt": chat(("user", "1 + 1?")), "solution": "2", "level": 3}
+    name = write(tmp_path / file, [conversation])
+    (row,) = load(name, "1.0", **TRL)
+    assert (row.raw_query, row.dataset, row.ground_truth) == ("user:1 + 1?\nassistant:", "math", "2")
+    (row,) = load(name, "1.0", **TRL, system_prompt_override="s")
+    assert row.raw_query == "system:s\nuser:1 + 1?\nassistant:"
+
+
+@pytest.mark.parametrize(("write", "file"), [(write_lines, "d.jsonl"), (write_parquet, "d.parquet")])
+def test_a_prompt_that_is_a_text_has_no_chat_template(tmp_path: Path, write: Any, file: str) -> None:
+    (row,) = load(write(tmp_path / file, [{"prompt": "1 + 1 =", "solution": "2"}]), "1.0", **TRL)
+    assert row.raw_query == "1 + 1 ="
+    assert row.prompt.tolist() == list(b"1 + 1 =")
+
+
+def test_a_row_that_names_its_verifier_keeps_it(tmp_path: Path) -> None:
+    rows = [make_row(), make_row(dataset=...)]
+    found = load(write_lines(tmp_path / "d.jsonl", rows), "1.0", default_verifier="math")
+    assert [row.dataset for row in found] == ["gsm8k", "math"]
+
+
+@pytest.mark.parametrize(
+    ("row", "options", "problem"),
+    [
+        (
+            {"prompt": "x", "solution": "2"},
+            {"default_verifier": None},
+            "(--default_verifier names the verifier of such rows)",
+        ),
+        (
+            {"prompt": "x", "answer": "2"},
+            {},
+            "no 'solution'; it has: prompt, answer (--ground_truths_key names the column)",
+        ),
+        ({"prompt": "", "solution": "2"}, {}, "'prompt' is empty"),
+        ({"prompt": 3, "solution": "2"}, {}, "messages must be a list of {role, content}, got int"),
+        ({"prompt": "\ud800", "solution": "2"}, {}, "'prompt' is not valid text"),
+        ({"prompt": "x", "solution": "2"}, {"system_prompt_override": "s"}, "a system prompt cannot be put"),
+        (
+            {"prompt": "x", "solution": "2"},
+            {"default_verifier": "mth"},
+            "unknown verifier 'mth' in 'dataset'; nearest: math",
+        ),
+    ],
+)
+def test_rows_of_trl_that_lack_something(tmp_path: Path, row: Row, options: dict[str, Any], problem: str) -> None:
+    (mistake,) = mistakes_of(write_lines(tmp_path / "d.jsonl", [row]), "1.0", **TRL | options)
+    assert problem in mistake
+
+
+def test_a_parquet_file_without_a_verifier_says_how_to_name_one(tmp_path: Path) -> None:
+    name = write_parquet(tmp_path / "d.parquet", [{"prompt": "x", "solution": "2"}])
+    (mistake,) = mistakes_of(name, "1.0", ground_truths_key="solution")
+    assert "has no column dataset; it has: prompt, solution" in mistake
+    assert "--default_verifier" in mistake
