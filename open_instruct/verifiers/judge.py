@@ -21,7 +21,7 @@ import aiohttp
 from open_instruct.config.verifier_options import VerifierConfig
 from open_instruct.verifiers.answer_reading import extract_answer
 from open_instruct.verifiers.base import NotScored, VerificationResult, VerifierFunction
-from open_instruct.verifiers.judge_prompts import TASKS, question
+from open_instruct.verifiers.judge_prompts import TASKS, JudgeTask, question
 from open_instruct.verifiers.text_verifiers import behind_thoughts
 
 logger = logging.getLogger(__name__)
@@ -82,6 +82,40 @@ class JudgeClient:
             judgement = await self._post(body)
         self._keep(key, judgement.text)
         return judgement
+
+    async def judge(self, task: JudgeTask, *, query: str, response: str, label: object) -> VerificationResult:
+        """The score that the judge gives, its cost, and the judge's text.
+
+        Raises:
+            NotScored: as `ask`, or the judge's answers hold no score.
+        """
+        config, cost = self._config, 0.0
+        room = config.llm_judge_max_context_length - config.llm_judge_max_tokens
+        text = question(task, query=query, response=response, label=label, max_tokens=room)
+        for attempt in range(ATTEMPTS):
+            judgement = await self.ask(text, attempt=attempt)
+            cost += judgement.cost
+            if (score := task.read(judgement.text)) is not None:
+                return VerificationResult(score, cost, judgement.text)
+        raise NotScored("the judge's answer holds no score")
+
+    @property
+    def longest_wait_s(self) -> float:
+        """For a judgement, with its turn."""
+        return QUEUES * ATTEMPTS * (self._config.llm_judge_timeout + 2**ATTEMPTS * FIRST_PAUSE_S)
+
+    def check(self, name: str) -> None:
+        """Raises `ValueError` if the verifier `name` has no judge to ask."""
+        config = self._config
+        if not config.llm_judge_model:
+            raise ValueError(
+                f"{name}: no judge is named. Give --llm_judge_model, and its server by --llm_judge_api_base"
+            )
+        if config.llm_judge_max_context_length <= config.llm_judge_max_tokens:
+            raise ValueError(
+                f"{name}: --llm_judge_max_context_length {config.llm_judge_max_context_length} leaves no room beside "
+                f"--llm_judge_max_tokens {config.llm_judge_max_tokens}"
+            )
 
     async def close(self) -> None:
         session = self._sessions.pop(asyncio.get_running_loop(), None)
@@ -188,33 +222,16 @@ class JudgeVerifier(VerifierFunction):
 
     @property
     def outside_timeout_s(self) -> float:
-        return QUEUES * ATTEMPTS * (self.verifier_config.llm_judge_timeout + 2**ATTEMPTS * FIRST_PAUSE_S)
+        return self._client.longest_wait_s
 
     async def async_call(
         self, tokenized_prediction: list[int], prediction: str, label: object, query: str | None = None
     ) -> VerificationResult:
         answer = extract_answer(prediction) or behind_thoughts(prediction)
-        config, task, cost = self.verifier_config, TASKS[self.task], 0.0
-        room = config.llm_judge_max_context_length - config.llm_judge_max_tokens
-        text = question(task, query=query or "", response=answer, label=label, max_tokens=room)
-        for attempt in range(ATTEMPTS):
-            judgement = await self._client.ask(text, attempt=attempt)
-            cost += judgement.cost
-            if (score := task.read(judgement.text)) is not None:
-                return VerificationResult(score, cost, judgement.text)
-        raise NotScored("the judge's answer holds no score")
+        return await self._client.judge(TASKS[self.task], query=query or "", response=answer, label=label)
 
     def check_label(self, label: object) -> None:
-        config = self.verifier_config
-        if not config.llm_judge_model:
-            raise ValueError(
-                f"{self.name}: no judge is named. Give --llm_judge_model, and its server by --llm_judge_api_base"
-            )
-        if config.llm_judge_max_context_length <= config.llm_judge_max_tokens:
-            raise ValueError(
-                f"{self.name}: --llm_judge_max_context_length {config.llm_judge_max_context_length} leaves no room beside "
-                f"--llm_judge_max_tokens {config.llm_judge_max_tokens}"
-            )
+        self._client.check(self.name)
         if TASKS[self.task].needs_label and label in (None, "", []):
             raise ValueError(f"{self.name}: the judge needs a ground truth")
 

@@ -123,6 +123,17 @@ TASKS: dict[str, JudgeTask] = {
 """By the part of the verifier's name behind `general-`."""
 
 
+CRITERION = JudgeTask(
+    _task(
+        "You judge the response of an assistant by one criterion alone; no other quality counts. SCORE is 0 if the response does "
+        "not meet it, 1 if it does so in part, 2 if it does.",
+        f"The criterion:\n{{label}}\n\n{_ASKED}\n\n{_FENCED}",
+    ),
+    score_up_to(2),
+)
+"""For one item of a rubric."""
+
+
 def question(task: JudgeTask, *, query: str, response: str, label: object, max_tokens: int) -> str:
     """The text for the judge, of at most about `max_tokens` tokens: a longer response loses its middle, then the query does."""
     told = label if isinstance(label, str) else json.dumps(label, ensure_ascii=False)

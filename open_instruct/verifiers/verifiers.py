@@ -18,6 +18,7 @@ from open_instruct.verifiers import (  # noqa: F401 - known then
     code_verifiers,
     judge,
     reasoning_gym_verifier,
+    rubric_verifier,
     text_verifiers,
 )
 from open_instruct.verifiers.base import VerificationResult, VerifierFunction

@@ -1,0 +1,106 @@
+"""The verifier `rubric`: a judge looks at a response once for each criterion of the row.
+
+A label is `{"query": …, "rubrics": [{"description": …, "weight": 1.0}, …]}`, or its JSON, as in open-instruct. A weight below 0
+stands on a criterion that a good response does not meet.
+"""
+
+import asyncio
+import json
+import math
+import os
+import re
+from dataclasses import dataclass, replace
+
+from open_instruct.config.verifier_options import VerifierConfig
+from open_instruct.verifiers.base import VerificationResult, VerifierFunction
+from open_instruct.verifiers.judge import JudgeClient
+from open_instruct.verifiers.judge_prompts import CRITERION
+from open_instruct.verifiers.text_verifiers import behind_thoughts
+
+MODEL = "RUBRIC_JUDGE_MODEL"
+"""Environment variable: another judge than `--llm_judge_model`."""
+DESCRIPTIONS = ("description", "rubric_item", "Ingredient")
+_ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Criterion:
+    """An item of a rubric."""
+
+    description: str
+    weight: float
+
+
+class RubricVerifier(VerifierFunction):
+    """The sum of scores times weights / the sum of absolute weights, at least 0. Each score is 0, 0.5 or 1.
+
+    A criterion that the judge cannot score leaves the whole response not scored.
+    """
+
+    name = "rubric"
+
+    def __init__(self, verifier_config: VerifierConfig | None = None) -> None:
+        super().__init__(verifier_config=verifier_config)
+        config = self.verifier_config
+        self._client = JudgeClient(replace(config, llm_judge_model=os.environ.get(MODEL) or config.llm_judge_model))
+
+    @property
+    def outside_timeout_s(self) -> float:
+        return self._client.longest_wait_s
+
+    async def async_call(
+        self, tokenized_prediction: list[int], prediction: str, label: object, query: str | None = None
+    ) -> VerificationResult:
+        asked, criteria = read_rubric(label)
+        answers = _ANSWER.findall(prediction)
+        response = answers[-1].strip() if answers else behind_thoughts(prediction)
+        judged = await asyncio.gather(
+            *(
+                self._client.judge(CRITERION, query=asked or query or "", response=response, label=one.description)
+                for one in criteria
+            )
+        )
+        total = sum(one.score * criterion.weight for one, criterion in zip(judged, criteria, strict=True))
+        share = total / sum(abs(criterion.weight) for criterion in criteria)
+        reasons = "\n".join(one.reasoning or "" for one in judged)
+        return VerificationResult(min(max(share, 0.0), 1.0), sum(one.cost for one in judged), reasons)
+
+    def check_label(self, label: object) -> None:
+        self._client.check(self.name)
+        read_rubric(label)
+
+    async def close(self) -> None:
+        await self._client.close()
+
+
+def read_rubric(label: object) -> tuple[str, list[Criterion]]:
+    """The question of a label, which may be empty, and its criteria.
+
+    Raises:
+        ValueError: it is no rubric, or has no criterion with a weight.
+    """
+    if isinstance(label, list) and len(label) == 1:
+        label = label[0]
+    if isinstance(label, str):
+        try:
+            label = json.loads(label)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"a rubric must be {{query, rubrics}} or its JSON, got {label!r:.80}") from error
+    rubrics = label.get("rubrics") if isinstance(label, dict) else None
+    if not isinstance(label, dict) or not isinstance(rubrics, list) or not rubrics:
+        raise ValueError(f"a rubric must be {{query, rubrics}} with at least one criterion, got {label!r:.80}")
+    criteria = [_criterion(one) for one in rubrics]
+    if not any(one.weight for one in criteria):
+        raise ValueError("each criterion of the rubric has the weight 0")
+    return str(label.get("query") or label.get("Question") or ""), criteria
+
+
+def _criterion(item: object) -> Criterion:
+    given = item if isinstance(item, dict) else {}
+    description = next((given[name] for name in DESCRIPTIONS if given.get(name)), None)
+    weight = given.get("weight", 1.0)
+    if not isinstance(description, str):
+        raise ValueError(f"a criterion must be {{description, weight}}, got {item!r:.80}")
+    if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight):
+        raise ValueError(f"the weight of a criterion must be a number, got {weight!r:.40}")
+    return Criterion(description, float(weight))
