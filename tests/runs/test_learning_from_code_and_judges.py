@@ -1,0 +1,99 @@
+"""Runs whose rewards come from programs in the jail, and from a judge over HTTP: the reward rises in both.
+
+The verifiers, the jail, the judge's protocol and the runs are real; the judge's opinion is a rule (whether the sum is right).
+"""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from judges import JudgeServer
+from whole_runs import Process, command, rows
+
+from open_instruct.verifiers.reasoning_gym_data import reasoning_gym_rows
+
+SUMS = "reasoning_gym/chain_sum?min_terms=2&max_terms=2&min_digits=2&max_digits=2&size=600&seed=7"
+NUM_STEPS = 40
+SUM_PROGRAMS = '''
+from open_instruct.verifiers.code_verifiers import CodeStdioVerifier
+
+class SumProgram(CodeStdioVerifier):
+    """The response becomes the argument of `print`; what the program writes must be the sum."""
+
+    name = "sum_program"
+
+    async def async_call(self, tokens, prediction, label, query=None):
+        tests = [{"input": "", "output": label}]
+        return await super().async_call(tokens, f"```python\\nprint({prediction})\\n```", tests, query)
+
+    def check_label(self, label):
+        int(label)
+'''
+
+
+def train(tmp_path: Path, dataset: str, **options: Any) -> list[dict[str, Any]]:
+    """The rows of metrics of a run on sums."""
+    data = tmp_path / "sums.jsonl"
+    with data.open("w") as file:
+        for row in reasoning_gym_rows(SUMS):
+            answer = json.loads(str(row["ground_truth"]))["answer"]
+            line = {"messages": row["messages"], "ground_truth": answer, "dataset": dataset}
+            file.write(json.dumps(line) + "\n")
+    settings: dict[str, Any] = {
+        "dataset_mixer_list": [data, "1.0"],
+        "num_unique_prompts_rollout": 16,
+        "num_samples_per_prompt_rollout": 8,
+        "total_episodes": 16 * 8 * NUM_STEPS,
+        "response_length": 24,
+        "learning_rate": 3e-4,
+        "filter_zero_std_samples": False,
+        "output_dir": tmp_path / "out",
+    }
+    run = Process(command(**settings | options))
+    code, output = run.wait(900)
+    assert code == 0, output[-3000:]
+    return rows(tmp_path / "out" / "metrics.jsonl")
+
+
+def assert_learned(table: list[dict[str, Any]], name: str) -> None:
+    rewards = [row["all_groups/scores"] for row in table]
+    print(name, [round(reward, 2) for reward in rewards])
+    assert np.mean(rewards[-5:]) > np.mean(rewards[:5]) + 0.2
+    assert sum(row["objective/not_scored"] for row in table) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1000)
+def test_programs_in_the_jail(tmp_path: Path) -> None:
+    (tmp_path / "sum_programs.py").write_text(SUM_PROGRAMS)
+    assert_learned(train(tmp_path, "sum_program", verifier_modules=tmp_path / "sum_programs.py"), "code")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1000)
+def test_a_judge_over_http(tmp_path: Path) -> None:
+    def judge(body: dict[str, Any], number: int) -> str:
+        told = body["messages"][0]["content"]
+        wanted = re.search(r"A reference answer[^\n]*\n(-?\d+)\n", told)
+        response = told.rpartition("\n\n")[0].splitlines()[-2]
+        numbers = re.findall(r"-?\d+", response)
+        return f'{{"REASONING": "compared", "SCORE": {10 if wanted and numbers[-1:] == [wanted[1]] else 0}}}'
+
+    server = JudgeServer()
+    server.answer = judge
+    try:
+        table = train(
+            tmp_path,
+            "general-quality_ref",
+            llm_judge_model="a-judge",
+            llm_judge_api_base=server.url,
+            llm_judge_price_per_million_tokens=[1.0, 5.0],
+        )
+    finally:
+        server.close()
+    assert_learned(table, "judge")
+    assert table[-1]["objective/verifier_cost"] == pytest.approx(16 * 8 * 0.002)
+    assert server.most_at_once > 16
