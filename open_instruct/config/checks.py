@@ -319,7 +319,7 @@ def system_prompt_file_can_be_read(args: GRPOConfig) -> Iterator[str]:
 
 
 def outputs_can_be_written(args: GRPOConfig) -> Iterator[str]:
-    for name in ("output_dir", "checkpoint_state_dir"):
+    for name in ("output_dir", "checkpoint_state_dir", "rollouts_save_path"):
         if (path := getattr(args, name)) is None:
             continue
         absolute = Path(path).absolute()

@@ -10,6 +10,7 @@ programs in the jail, and nothing else.
 
 import argparse
 import json
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -91,7 +92,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     args = parser.parse_args(arguments)
     if reasons := missing():
         parser.error(f"this machine has no jail for programs: {'; '.join(reasons)}. Run on a kernel that has them")
-    web.run_app(CodeServer(args.at_once).app(), host=args.host, port=args.port)
+    try:
+        web.run_app(CodeServer(args.at_once).app(), host=args.host, port=args.port)
+    except OSError as error:
+        parser.error(f"--host {args.host} --port {args.port}: {os.strerror(error.errno or 0)}. Give another address")
 
 
 if __name__ == "__main__":

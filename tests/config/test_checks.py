@@ -446,6 +446,12 @@ def test_a_directory_without_permission(make_args: MakeArgs, monkeypatch: pytest
     assert mistake == f"--output_dir {tmp_path}/out: {tmp_path} cannot be written to. Give another directory."
 
 
+def test_rollouts_in_place_of_a_file(make_args: MakeArgs, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (mistake,) = collect_mistakes(make_args(save_traces=True, rollouts_save_path=str(tmp_path / "file" / "x")))
+    assert mistake == f"--rollouts_save_path {tmp_path}/file/x: {tmp_path}/file is a file. Give a directory."
+
+
 def test_room_of_a_cluster_is_not_judged_here(make_args: MakeArgs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
     assert collect_mistakes(make_args(vllm_num_engines=100)) == []

@@ -21,7 +21,7 @@ from code_attacks import BREAKS_OUT, PRETENDS, program
 from rc_fakes import free_port
 
 from open_instruct.config.verifier_options import VerifierConfig
-from open_instruct.verifiers import code_children, code_verifiers
+from open_instruct.verifiers import code_children, code_server, code_verifiers
 from open_instruct.verifiers.code_children import TooMuch, decode, encode
 from open_instruct.verifiers.code_runs import CodeRuns
 from open_instruct.verifiers.code_verifiers import program_in, read_list, same_output
@@ -415,6 +415,14 @@ def test_requests_that_make_no_sense_are_refused(server: str, body: str, problem
     status, answer = fetched("POST", f"{server}/test_program", body)
     assert status == 422
     assert problem in answer["detail"]
+
+
+def test_a_port_that_is_taken_is_said_in_a_line(server: str, capsys: pytest.CaptureFixture[str]) -> None:
+    port = server.rpartition(":")[2]
+    with pytest.raises(SystemExit) as ended:
+        code_server.main(["--port", port])
+    assert ended.value.code == 2
+    assert f"--port {port}: Address already in use. Give another address" in capsys.readouterr().err
 
 
 def test_a_server_that_is_away_scores_nothing() -> None:
