@@ -209,9 +209,10 @@ def test_the_same_attacks_succeed_without_the_jail(name: str, tmp_path: Path) ->
 
 def test_processes_end_with_the_pool_and_leave_nothing() -> None:
     async def run() -> list[int]:
+        before = set(psutil.Process().children(recursive=True))
         processes = CodeRuns()
         tasks = [asyncio.create_task(processes.run_tests("while True: pass", ["assert True"], 30.0)) for _ in range(4)]
-        while len(started := psutil.Process().children(recursive=True)) < 4:
+        while len(started := set(psutil.Process().children(recursive=True)) - before) < 4:
             await asyncio.sleep(0.05)
         for task in tasks:
             task.cancel()
