@@ -1,6 +1,6 @@
 """Runs whose rewards come from programs in the jail, and from a judge over HTTP: the reward rises in both.
 
-The verifiers, the jail, the judge's protocol and the runs are real; the judge's opinion is a rule (whether the sum is right).
+The verifiers, the jail, the judge's protocol and the runs are real; the judge's opinion is a rule (whether the response is the sum and nothing else).
 """
 
 import json
@@ -15,19 +15,20 @@ from whole_runs import Process, command, rows
 
 from open_instruct.verifiers.reasoning_gym_data import reasoning_gym_rows
 
-SUMS = "reasoning_gym/chain_sum?min_terms=2&max_terms=2&min_digits=2&max_digits=2&size=600&seed=7"
+SUMS = "reasoning_gym/chain_sum?min_terms=2&max_terms=2&min_digits=2&max_digits=2&size=2000&seed=7"
 NUM_STEPS = 40
 SUM_PROGRAMS = '''
 from open_instruct.verifiers.code_verifiers import CodeStdioVerifier
 
 class SumProgram(CodeStdioVerifier):
-    """The response becomes the argument of `print`; what the program writes must be the sum."""
+    """What stands in a response's answer tags becomes the argument of `print`; the program must write the sum."""
 
     name = "sum_program"
 
     async def async_call(self, tokens, prediction, label, query=None):
         tests = [{"input": "", "output": label}]
-        return await super().async_call(tokens, f"```python\\nprint({prediction})\\n```", tests, query)
+        argument = prediction.removeprefix("<answer>").removesuffix("</answer>")
+        return await super().async_call(tokens, f"```python\\nprint({argument})\\n```", tests, query)
 
     def check_label(self, label):
         int(label)
@@ -44,11 +45,11 @@ def train(tmp_path: Path, dataset: str, **options: Any) -> list[dict[str, Any]]:
             file.write(json.dumps(line) + "\n")
     settings: dict[str, Any] = {
         "dataset_mixer_list": [data, "1.0"],
-        "num_unique_prompts_rollout": 16,
+        "num_unique_prompts_rollout": 32,
         "num_samples_per_prompt_rollout": 8,
-        "total_episodes": 16 * 8 * NUM_STEPS,
+        "total_episodes": 32 * 8 * NUM_STEPS,
         "response_length": 24,
-        "learning_rate": 3e-4,
+        "learning_rate": 2e-4,
         "filter_zero_std_samples": False,
         "output_dir": tmp_path / "out",
     }
@@ -78,9 +79,8 @@ def test_a_judge_over_http(tmp_path: Path) -> None:
     def judge(body: dict[str, Any], number: int) -> str:
         told = body["messages"][0]["content"]
         wanted = re.search(r"A reference answer[^\n]*\n(-?\d+)\n", told)
-        response = told.rpartition("\n\n")[0].splitlines()[-2]
-        numbers = re.findall(r"-?\d+", response)
-        return f'{{"REASONING": "compared", "SCORE": {10 if wanted and numbers[-1:] == [wanted[1]] else 0}}}'
+        is_right = wanted is not None and told.rpartition("\n\n")[0].splitlines()[-2] == wanted[1]
+        return f'{{"REASONING": "compared", "SCORE": {10 if is_right else 0}}}'
 
     server = JudgeServer()
     server.answer = judge
@@ -95,5 +95,4 @@ def test_a_judge_over_http(tmp_path: Path) -> None:
     finally:
         server.close()
     assert_learned(table, "judge")
-    assert table[-1]["objective/verifier_cost"] == pytest.approx(16 * 8 * 0.002)
-    assert server.most_at_once > 16
+    assert table[-1]["objective/verifier_cost"] == pytest.approx(32 * 8 * 0.002)
