@@ -240,8 +240,11 @@ class OptimizerOptions:
 
     learning_rate: float = 2e-5
     """Peak learning rate of AdamW."""
-    lr_scheduler_type: Literal["linear", "constant", "cosine"] = "linear"
-    """Learning rate after warm-up. linear: falls to 0 in a straight line; constant; cosine: falls to 0 along half a cosine."""
+    lr_scheduler_type: Literal[
+        "linear", "constant", "cosine", "constant_with_warmup", "cosine_with_restarts", "polynomial", "inverse_sqrt"
+    ] = "linear"
+    """Learning rate after warm-up, by the names of Transformers. linear: falls to 0 in a straight line; constant (the same as
+    constant_with_warmup); cosine: falls to 0 along half a cosine."""
     warmup_ratio: float = 0.0
     """Share of the training steps during which the learning rate rises from 0 to its peak. 0.1: the first tenth."""
     weight_decay: float = 0.0

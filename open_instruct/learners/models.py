@@ -107,8 +107,9 @@ def _make_scheduler(args: GRPOConfig, optimizer: torch.optim.Optimizer) -> Any:
     from transformers import get_scheduler
 
     num_updates = args.num_training_steps * args.num_epochs * args.num_mini_batches
+    name = args.lr_scheduler_type
     return get_scheduler(
-        args.lr_scheduler_type,
+        "constant_with_warmup" if name == "constant" else name,  # by itself "constant" passes over the warm-up
         optimizer=optimizer,
         num_warmup_steps=int(args.warmup_ratio * num_updates),
         num_training_steps=num_updates,

@@ -1,6 +1,7 @@
 """Runs whose rewards come from programs in the jail, and from a judge over HTTP: the reward rises in both.
 
-The verifiers, the jail, the judge's protocol and the runs are real; the judge's opinion is a rule (whether the response is the sum and nothing else).
+The verifiers, the jail, the judge's protocol and the runs are real. The judge's opinion is a rule: whether the response is the
+sum and nothing else.
 """
 
 import json

@@ -247,7 +247,11 @@ LABELS = {
     "re_search_f1": "euler's number",
     "max_length": "100",
     "up_to_max_length": "100",
+    "ifeval": {"instruction_id": ["keywords:existence"], "kwargs": [{"keywords": ["Euler's number"]}]},
+    "ifeval_old": {"func_name": "verify_keywords", "keyword_list": ["Euler's number"]},
 }
+CODE_LABELS = {"code": ["assert f(271) == 828"], "code_stdio": [{"input": "271", "output": "828"}]}
+"""Of verifiers that score outside the pool's processes."""
 
 
 @pytest.mark.parametrize("name", LABELS)
@@ -286,7 +290,7 @@ def test_long_answers_take_linear_time(name: str, text: str) -> None:
 @pytest.mark.timeout(1200)
 def test_ten_thousand_hostile_answers_through_the_pool() -> None:
     with VerifierPool(2, 10.0, ready=sorted(LABELS)) as pool:
-        for name, label in LABELS.items():
+        for name, label in (LABELS | CODE_LABELS).items():
             if "length" in name:
                 continue
             texts = hostile(8, 1200)
