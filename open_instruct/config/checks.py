@@ -27,6 +27,7 @@ from open_instruct.config.model_checks import (
 from open_instruct.config.option_groups import NEVER, DistillationOptions
 from open_instruct.config.options import GRPOConfig
 from open_instruct.config.reward_checks import (
+    evolving_rubrics_have_a_model,
     judgements_have_a_price,
     overlong_buffer_fits,
     remapped_verifiers_are_pairs,
@@ -319,7 +320,7 @@ def system_prompt_file_can_be_read(args: GRPOConfig) -> Iterator[str]:
 
 
 def outputs_can_be_written(args: GRPOConfig) -> Iterator[str]:
-    for name in ("output_dir", "checkpoint_state_dir", "rollouts_save_path"):
+    for name in ("output_dir", "checkpoint_state_dir", "rollouts_save_path", "cache_evolving_rubric_data_dir"):
         if (path := getattr(args, name)) is None:
             continue
         absolute = Path(path).absolute()
@@ -458,6 +459,7 @@ RULES: tuple[Callable[[GRPOConfig], Iterator[str]], ...] = (
     the_reference_that_moves_is_there,
     remapped_verifiers_are_pairs,
     something_is_rewarded,
+    evolving_rubrics_have_a_model,
     judgements_have_a_price,
     teacher_has_something_to_say,
     overlong_buffer_fits,

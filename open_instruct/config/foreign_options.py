@@ -107,12 +107,10 @@ RENAMED: dict[str, str] = {
 """Earlier names and abbreviations, with the name that they have here."""
 
 _TOOLS = "conversations with tools and environments are not here yet. A workflow of your own may have tools: docs/workflows.md."
-_RUBRICS = "rubrics that change during a run are not here yet."
 REFUSED: dict[str, str] = {
     **dict.fromkeys(("tools", "tool_call_names", "tool_configs", "tool_parser_type"), _TOOLS),
     **dict.fromkeys(("max_steps", "pool_size", "per_turn_max_tokens", "reward_aggregator"), _TOOLS),
     **dict.fromkeys(("mask_tool_use", "only_reward_good_outputs", "pass_tools_to_chat_template"), _TOOLS),
-    **dict.fromkeys(("apply_evolving_rubric_reward", "max_active_rubrics", "cache_evolving_rubric_data_dir"), _RUBRICS),
 }
 """By name: why a run with it is refused, unless its value asks for nothing."""
 

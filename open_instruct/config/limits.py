@@ -118,6 +118,7 @@ LIMITS: dict[str, Limits] = {
     "llm_judge_temperature": Limits(0, MAX_TEMPERATURE),
     "llm_judge_timeout": _COUNT,
     "llm_judge_max_concurrency": _COUNT,
+    "max_active_rubrics": _COUNT,
     "vllm_top_p": _POSITIVE_SHARE,
     "eval_pass_at_k": _COUNT,
     "eval_completions": Limits(-1),

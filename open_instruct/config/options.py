@@ -25,7 +25,7 @@ from open_instruct.config.option_groups import (
     TrackingOptions,
     VLLMOptions,
 )
-from open_instruct.config.verifier_options import RewardOptions, VerifierConfig
+from open_instruct.config.verifier_options import EvolvingRubricOptions, RewardOptions, VerifierConfig
 from open_instruct.data_types import SamplingConfig
 from open_instruct.device import Device, Kind, current_device
 from open_instruct.registry import NO_FLAG, options_of
@@ -46,6 +46,7 @@ class GRPOConfig(
     DistillationOptions,
     RewardOptions,
     VerifierConfig,
+    EvolvingRubricOptions,
     OptimizerOptions,
     LearnerOptions,
     LoraOptions,

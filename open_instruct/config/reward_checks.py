@@ -1,5 +1,6 @@
 """What may be wrong with the options of rewards and evaluation."""
 
+import os
 from collections.abc import Iterator
 
 from open_instruct.algorithms.advantages import ADVANTAGES
@@ -32,6 +33,11 @@ def judgements_have_a_price(args: GRPOConfig) -> Iterator[str]:
             f"{shown(args, 'llm_judge_price_per_million_tokens')}: give two prices in US dollars, of what the judge reads and of "
             f"what it writes, such as 0.15 0.6."
         )
+
+
+def evolving_rubrics_have_a_model(args: GRPOConfig) -> Iterator[str]:
+    if args.apply_evolving_rubric_reward and not (args.llm_judge_model or os.environ.get("RUBRIC_GENERATION_MODEL")):
+        yield f"{shown(args, 'apply_evolving_rubric_reward')}: no model finds the criteria. Give --llm_judge_model."
 
 
 def overlong_buffer_fits(args: GRPOConfig) -> Iterator[str]:

@@ -92,5 +92,18 @@ class JudgeOptions:
 
 
 @dataclass(kw_only=True)
+class EvolvingRubricOptions:
+    """Evolving rubrics"""
+
+    apply_evolving_rubric_reward: bool = False
+    """Let the judge's model (or RUBRIC_GENERATION_MODEL of the environment) compare the responses to rows of rubric, and find
+    criteria that count from then on beside those of the row."""
+    max_active_rubrics: int = 5
+    """Criteria found during the run that count at the same time for a question: the newest."""
+    cache_evolving_rubric_data_dir: str | None = None
+    """Directory in which a file per step keeps what was compared and found."""
+
+
+@dataclass(kw_only=True)
 class VerifierConfig(LengthVerifierOptions, CodeOptions, JudgeOptions):
     """What verifiers are given."""

@@ -54,20 +54,13 @@ def load_prompts(
     cache_dir: str | None = None,
     flag: str = "--dataset_mixer_list",
 ) -> tuple[PromptDataset, LoadReport]:
-    """Reads, checks and tokenizes the sources that a mixer list names.
-
-    A row has the columns `messages_key` (a list of `{"role", "content"}`; a last message by the assistant is a demonstration and
-    is left out), `ground_truths_key` (any JSON value) and `dataset` (a verifier's name; or a list of names, and the ground truth
-    is one of as many). Or the row is in the document's sample format (`sample_record.py`), or in TRL's: `prompt` holds messages,
-    or a text to which no chat template is applied.
+    """Reads, checks and tokenizes the sources that a mixer list names. `check_row` says what a row holds.
 
     Args:
         known_verifiers: names that the `dataset` column may have.
         exclude: prompts that are left out, such as those of an evaluation set.
         check_label: raises `ValueError` for a verifier and a ground truth that it cannot use; None: nothing is checked.
-        remap: verifiers under other names, in lower case.
-        default_verifier: verifier of rows without a column `dataset`.
-        own_prompt: `Workflow.own_prompt`, if the workflow makes its own prompts. None: the chat template makes them.
+        own_prompt, remap, default_verifier: as in `RowRules`.
         cache_dir: where `datasets` keeps its copies of hub data sets.
         flag: name of the mixer list in messages.
 

@@ -40,7 +40,7 @@ class RowRules:
     remap: Mapping[str, str] = field(default_factory=dict)
     """Verifiers under other names, in lower case (`--remap_verifier`)."""
     own_prompt: OwnPromptMaker | None = None
-    """How the workflow turns a row into a prompt. None: with the chat template."""
+    """`Workflow.own_prompt`, if the workflow makes its own prompts. None: the chat template makes them."""
     default_verifier: str | None = None
     """Of rows without a column `dataset`."""
 
@@ -71,6 +71,11 @@ class RowError(ValueError):
 
 def check_row(row: RawRow, rules: RowRules) -> CheckedRow:
     """The messages, ground truth and verifier of a row.
+
+    A row has the columns `messages_key` (a list of `{"role", "content"}`; a last message by the assistant is a demonstration and
+    is left out), `ground_truths_key` (any JSON value) and `dataset` (a verifier's name; or a list of names, and the ground truth
+    is one of as many). Or the row is in the document's sample format (`sample_record.py`), or in TRL's: `prompt` holds messages,
+    or a text to which no chat template is applied.
 
     Raises:
         RowError: for the first thing that is wrong.

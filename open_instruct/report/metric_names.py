@@ -251,6 +251,18 @@ SECTIONS: dict[str, list[Metric]] = {
             )
         ),
     ],
+    "Evolving rubrics": [
+        Metric(
+            "evolving_rubrics/total_<active|inactive>", "criteria found so far that count, and that newer ones replaced"
+        ),
+        Metric("evolving_rubrics/num_overrides", "questions with criteria that were found"),
+        Metric("evolving_rubrics/num_active_rubrics", "of these criteria the mean number per question"),
+        Metric("evolving_rubrics/num_new_rubrics", "new criteria per comparison since the row before"),
+        Metric("evolving_rubrics/valid_rate", "share of comparisons whose answer was understood"),
+        Metric("evolving_rubrics/skipped", "comparisons without an answer that was understood"),
+        Metric("evolving_rubrics/avg_gt_rubrics", "criteria of the data per comparison"),
+        Metric("evolving_rubrics/cost", "US dollars for the comparisons"),
+    ],
     "Of workflows": [
         Metric("rc/<metric>", "reasoning cache: states, turns and summaries"),
     ],
@@ -264,7 +276,6 @@ ABSENT = {
     "val/rho_hist": "not computed: shares and mean are",
     "eval/num_steps_off_policy, eval/stale_results_dropped": "an evaluation has one version and drops nothing",
     "tools/*, env/*": "tools and environments are not here yet",
-    "evolving_rubrics/*": "not here yet",
 }
 """Metrics of open-instruct that are not here, and why."""
 

@@ -42,6 +42,7 @@ from open_instruct.rollouts.staleness import FlowOptions, PromptFlow, PromptLedg
 from open_instruct.rollouts.step_assembly import CollationOptions
 from open_instruct.rollouts.step_filling import StepFilling
 from open_instruct.system.work_threads import POLL_S, WorkThreads
+from open_instruct.verifiers.evolving_rubrics import EvolvingRubrics
 from open_instruct.verifiers.pool import VerifierPool
 from open_instruct.verifiers.row_verifiers import names_of_verifiers
 from open_instruct.verifiers.verifiers import import_verifiers
@@ -123,6 +124,7 @@ class RolloutController:
             tokenizer,
             _verifier_pool(args, train_dataset, eval_dataset),
             looks_at_form=args.apply_r1_style_format_reward,
+            rubrics=_evolving_rubrics(args),
         )
         self._evaluations = evaluations = Evaluations(args, threads, workflow, len(eval_dataset or ()))
         self._feeder = PromptFeeder(
@@ -159,7 +161,7 @@ class RolloutController:
     def stop(self) -> None:
         """End background threads and verifier processes."""
         self._threads.stop()
-        self._scoring.verifiers.close()
+        self._scoring.close()
         self._tracker.finish()
         self._notices.remove()
         self._threads.join(timeout_s=4 * POLL_S)
@@ -293,6 +295,7 @@ class RolloutController:
                 "ledger": self._flow.ledger.state_dict(),
                 "workflow": self._workflow.state_dict(),
                 "solved_rows": sorted(self._requests.solved_rows),
+                "rubrics": self._scoring.rubrics.state_dict() if self._scoring.rubrics is not None else {},
             }
             finished = self._filling.finished_groups() + self._preparation.finished_groups()
         write_state(_state_path(self._args, rollout_id, path), state, finished)
@@ -308,6 +311,8 @@ class RolloutController:
         self._flow.ledger.load_state_dict(state["ledger"])
         self._workflow.load_state_dict(state["workflow"])
         self._requests.solved_rows = set(state.get("solved_rows", ()))  # states of earlier versions have none
+        if self._scoring.rubrics is not None:
+            self._scoring.rubrics.load_state_dict(state.get("rubrics", {}))
         self._loaded = list(finished)
 
     def _take_back(self, group: FinishedGroup) -> None:
@@ -394,6 +399,13 @@ def _verifier_pool(args: GRPOConfig, train: PromptDataset, held_out: PromptDatas
         modules=args.verifier_modules,
         config=args.verifier_config,
     )
+
+
+def _evolving_rubrics(args: GRPOConfig) -> EvolvingRubrics | None:
+    if not args.apply_evolving_rubric_reward:
+        return None
+    kept_in = args.cache_evolving_rubric_data_dir
+    return EvolvingRubrics(args.verifier_config, args.max_active_rubrics, Path(kept_in) if kept_in else None)
 
 
 def _state_path(args: GRPOConfig, version: int, path: str | None) -> Path:

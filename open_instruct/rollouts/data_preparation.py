@@ -50,7 +50,7 @@ class DataPreparation:
         self._threads = threads
         self._flow = flow
         self._workflow = workflow
-        self._scoring = scoring
+        self.scoring = scoring
         self._evaluations = evaluations
         self._results_queue = results_queue
         self.scored: queue.SimpleQueue[ScoredGroup] = queue.SimpleQueue()
@@ -94,7 +94,7 @@ class DataPreparation:
                 self.being_scored[result.prompt_id] = result
                 self.num_samples += len(result.samples)
                 self.num_response_tokens += result.token_statistics.num_response_tokens
-        self._scoring.submit(result, lambda futures, score_s: self._scored(result, futures, score_s))
+        self.scoring.submit(result, lambda futures, score_s: self._scored(result, futures, score_s))
 
     def _is_waited_for(self, result: GenerationResult) -> bool:
         if (evaluation := self._evaluations.measured_by(result)) is not None:
@@ -106,7 +106,7 @@ class DataPreparation:
         is_tried_again = None
         if (evaluation := self._evaluations.measured_by(result)) is not None:
             nothing = np.zeros(self._args.eval_sampling.n, dtype=np.float32)
-            is_tried_again = not evaluation.fail(self._scoring.group(result, nothing))
+            is_tried_again = not evaluation.fail(self.scoring.group(result, nothing))
         elif self._flow.waits_for(result.prompt_id, self.being_scored):  # else another copy of it came
             is_tried_again = self._flow.give_up(result.prompt_id, max_attempts=self._args.max_generation_attempts)
             if not is_tried_again:
@@ -123,7 +123,7 @@ class DataPreparation:
             scored_by = [future.result() for future in futures]
             with self._threads.lock:
                 self._unscored.record(one for scored in scored_by for one in scored)
-            group, cause = self._scoring.scored_group(result, scored_by, score_s)
+            group, cause = self.scoring.scored_group(result, scored_by, score_s)
             if group is None:
                 self._leave_out(result, cause)
             elif result.is_eval:

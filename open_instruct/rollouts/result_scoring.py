@@ -3,7 +3,7 @@
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
@@ -16,8 +16,9 @@ from open_instruct.data_types import GenerationResult
 from open_instruct.rollouts.generation_failures import NOT_SCORED
 from open_instruct.rollouts.prompt_requests import PromptRequests
 from open_instruct.scored_groups import ScoredGroup, ScorePart, take
+from open_instruct.verifiers.evolving_rubrics import EvolvingRubrics
 from open_instruct.verifiers.pool import VerifierPool
-from open_instruct.verifiers.row_verifiers import checks_of_row, combined, names_of_verifiers
+from open_instruct.verifiers.row_verifiers import checks_of_row, combined, is_rubric, names_of_verifiers
 from open_instruct.verifiers.scoring_processes import Scored
 from open_instruct.verifiers.verifiers import verifier_weight
 from open_instruct.workflows.base import Workflow
@@ -34,12 +35,15 @@ class ResultScoring:
         verifiers: VerifierPool,
         *,
         looks_at_form: bool = False,
+        rubrics: EvolvingRubrics | None = None,
     ) -> None:
         self._requests = requests
         self._workflow = workflow
         self._tokenizer = tokenizer
         self.verifiers = verifiers
         self._looks_at_form = looks_at_form
+        self.rubrics = rubrics
+        """Criteria that are found during the run; None: there are none."""
 
     def submit(self, result: GenerationResult, done: "Callable[[list[Future[list[Scored]]], float], None]") -> None:
         """Have the result verified. `done` is called in a thread of the verifiers, with what each verifier of the row said, and
@@ -50,8 +54,31 @@ class ResultScoring:
         texts = [self._workflow.answer(text) for text in texts]
         started = time.perf_counter()
         checks = checks_of_row(row.dataset, row.ground_truth)
+        if self.rubrics is not None and not result.is_eval:
+            checks = [(name, self.rubrics.label(truth) if is_rubric(name) else truth) for name, truth in checks]
         futures = [self.verifiers.submit(name, truth, token_ids, texts, row.raw_query) for name, truth in checks]
         when_all_are_done(futures, lambda: done(futures, time.perf_counter() - started))
+
+    def learn_rubrics(self, training_step: int, groups: Iterable[ScoredGroup]) -> dict[str, float]:
+        """Have new criteria found from the responses that a step trains on, beside training. Returns metrics of what came of
+        earlier steps."""
+        if self.rubrics is None:
+            return {}
+        compared = []
+        for group in groups:
+            row = self._row(group.result)
+            labels = [truth for name, truth in checks_of_row(row.dataset, row.ground_truth) if is_rubric(name)]
+            token_ids = [sample.response_ids.tolist() for sample in group.samples]
+            texts = self._tokenizer.batch_decode(token_ids, skip_special_tokens=True) if labels else []
+            compared += [(label, texts) for label in labels]
+        self.rubrics.learn(training_step, compared)
+        return self.rubrics.take_metrics()
+
+    def close(self) -> None:
+        """End verifiers and comparisons."""
+        self.verifiers.close()
+        if self.rubrics is not None:
+            self.rubrics.close()
 
     def scored_group(
         self, result: GenerationResult, scored_by: Sequence[Sequence[Scored]], score_s: float

@@ -164,6 +164,7 @@ class StepFilling:
             **self._over_issue.metrics(),
             **self._workflow.metrics(assembly.rollouts, assembly.groups),
             "stale_results_dropped": num_stale,
+            **self._preparation.scoring.learn_rubrics(assembly.training_step, (group for group, _ in assembly.trained)),
         }
 
     def _put(self, batch: RolloutBatch) -> None:

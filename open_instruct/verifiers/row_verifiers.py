@@ -16,6 +16,11 @@ def names_of_verifiers(dataset: str) -> list[str]:
     return dataset.split(SEPARATOR)
 
 
+def is_rubric(name: str) -> bool:
+    """Whether a verifier's name, as a row gives it, is that of `rubric`."""
+    return name.partition("/")[0].strip().lower() == "rubric"
+
+
 def checks_of_row(dataset: str, ground_truth: object) -> list[tuple[str, object]]:
     """Each verifier of a row, with its ground truth."""
     names = names_of_verifiers(dataset)

@@ -34,6 +34,12 @@ BROKEN_THERE_TOO = "train/rlvr/grpo_fast_mini_old.sh"
 """A row of 256 tokens cannot hold a prompt of 256 and a response of 128."""
 
 
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scripts with evolving rubrics name their model in it."""
+    monkeypatch.setenv("RUBRIC_GENERATION_MODEL", "gpt-4.1")
+
+
 def rules(args: GRPOConfig) -> Iterator[str]:
     for rule in checks.RULES:
         if rule.__name__ not in OF_THIS_MACHINE:

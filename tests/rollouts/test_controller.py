@@ -17,6 +17,7 @@ import pytest
 from conftest import TINY_MODEL, make_args
 from fake_queue import FakeQueue
 from group_fakes import ended_by, make_result
+from judges import JudgeServer
 from played_teachers import TOP_K, PlayedRay, PlayedTeacher, said_of
 from ray.util.queue import Empty
 
@@ -1337,3 +1338,77 @@ def test_a_whole_run_with_verifiers_in_their_processes(make_play: MakePlay, monk
     assert [batch.metrics["scores"] for batch in batches] == [5.0] * NUM_STEPS
     assert sum(batch.metrics["objective/verifier_failures"] for batch in batches) == 0
     assert play.controller.status()["prompts"]["consumed"] == NUM_STEPS * NUM_PROMPTS
+
+
+# --- rubrics that change ----------------------------------------------------------------------------------------------
+
+
+class RubricsInThisProcess(VerifiersInThisProcess):
+    """Say that `<answer>yes</answer>` is right, and remember by which rubric."""
+
+    labels: ClassVar[list[Any]] = []
+
+    def submit(
+        self, dataset: str, truth: object, token_ids: list[list[int]], texts: list[str], query: str
+    ) -> Future[list[Scored]]:
+        assert dataset == "rubric"
+        self.labels.append(truth)
+        scored: Future[list[Scored]] = Future()
+        scored.set_result([Scored(float("yes" in text)) for text in texts])
+        return scored
+
+
+def test_criteria_that_a_step_finds_count_later_and_after_a_resume(
+    make_play: MakePlay,
+    datasets: tuple[PromptDataset, PromptDataset],
+    tokenizer: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    del make_play  # its patches are needed
+    label = {"query": "why", "rubrics": [{"description": "is kind"}], "answer": "yes"}
+    row = {"ground_truth": json.dumps(label), "dataset": "rubric"}
+    rows = [{"messages": [{"role": "user", "content": f"why {number}"}], **row} for number in range(10)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    data, _ = load_prompts(
+        [str(tmp_path / "rows.jsonl"), "1.0"],
+        ["train"],
+        tokenizer=tokenizer,
+        max_prompt_token_length=64,
+        overlong_prompts="error",
+        messages_key="messages",
+        ground_truths_key="ground_truth",
+        known_verifiers=["rubric"],
+        check_label=None,
+    )
+    monkeypatch.setattr(rollout, "VerifierPool", RubricsInThisProcess)
+    monkeypatch.setattr(RubricsInThisProcess, "labels", [])
+    server = JudgeServer()
+    server.answer = lambda body, number: '{"positive_rubrics": [{"description": "gives an example"}]}'
+    options = {"apply_evolving_rubric_reward": True, "llm_judge_model": "a-judge", "llm_judge_api_base": server.url}
+    play, resumed = (Play(data, datasets[1], tokenizer, room=0, ready_steps=0, **options) for _ in range(2))
+    try:
+        play.start().run(1, 1)
+        rubrics = play.controller._scoring.rubrics
+        assert rubrics is not None
+        deadline = time.monotonic() + TIMEOUT_S
+        while not rubrics.state_dict():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert "is kind" in server.bodies[0]["messages"][0]["content"]
+        assert "<answer>yes</answer>" in server.bodies[0]["messages"][0]["content"]
+        [batch] = play.run(2, 2)
+        first, second = RubricsInThisProcess.labels[:NUM_PROMPTS], RubricsInThisProcess.labels[NUM_PROMPTS:]
+        assert first == [row["ground_truth"]] * NUM_PROMPTS
+        found = [[one["description"] for one in read["rubrics"]] for read in second]
+        assert found == [["is kind", "gives an example"]] * NUM_PROMPTS
+        assert batch.metrics["evolving_rubrics/total_active"] == 1
+        play.controller.save(2, str(tmp_path / "state.npz"))
+        resumed.controller.load(2, str(tmp_path / "state.npz"))
+        again = resumed.controller._scoring.rubrics
+        assert again is not None
+        assert again.state_dict() == rubrics.state_dict()
+    finally:
+        for one in (play, resumed):
+            one.controller.stop()
+        server.close()
