@@ -2,7 +2,7 @@
 
 import copy
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -52,6 +52,10 @@ class ChatCodec:
         self._without_special: Any = None
         """A copy of the backend that knows no special tokens."""
 
+    @property
+    def tokenizer(self) -> "PreTrainedTokenizerBase":
+        return self._tokenizer
+
     def chat_prompt(self, text: str, *, opens_think: bool = False) -> list[int]:
         """One user message with the chat template around it. With `opens_think` the model's turn begins with the opening tag.
 
@@ -83,6 +87,52 @@ class ChatCodec:
         for number, part in enumerate(_HIDDEN.split(text)):
             token_ids += self._as_text(self._special_tokens[int(part)]) if number % 2 else self.encode(part)
         return token_ids
+
+    def encode_continued(self, text: str) -> list[int]:
+        """`encode_hidden` of a text that follows other tokens. Some tokenizers write a space before the first word of a text: not
+        here."""
+        anchor = self._tokenizer.eos_token
+        if not anchor or self._backend is None:
+            return self.encode_hidden(text)
+        first = self.encode(anchor)
+        token_ids: list[int] = []
+        for number, part in enumerate(_HIDDEN.split(text)):
+            if number % 2:
+                token_ids += self._as_text(self._special_tokens[int(part)])
+            elif part:
+                token_ids += self.encode(anchor + part)[len(first) :]
+        return token_ids
+
+    def render(
+        self, messages: Sequence[Mapping[str, Any]], *, begins_turn: bool, tools: Sequence[Any] | None = None
+    ) -> str:
+        """The chat template around messages; with `begins_turn` the model's next turn begins at the end."""
+        return str(
+            self._tokenizer.apply_chat_template(
+                list(messages), tokenize=False, add_generation_prompt=begins_turn, tools=list(tools) if tools else None
+            )
+        )
+
+    def hidden(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """A message whose special tokens are hidden, so that they become ordinary text (`encode_hidden`)."""
+        return {
+            key: hide_special_tokens(value, self._special_tokens) if isinstance(value, str) else value
+            for key, value in message.items()
+        }
+
+    def control_token(self, token_id: int) -> str:
+        """The spelling of a special token; empty for any other token."""
+        spelling = self._tokenizer.convert_ids_to_tokens(int(token_id))
+        return spelling if isinstance(spelling, str) and spelling in self._special_tokens else ""
+
+    @property
+    def control_tokens(self) -> tuple[str, ...]:
+        """Spellings of the special tokens, longest first."""
+        return self._special_tokens
+
+    def decode_all(self, token_ids: list[int]) -> str:
+        """As text, with special tokens."""
+        return str(self._tokenizer.decode(token_ids, skip_special_tokens=False))
 
     def _as_text(self, spelling: str) -> list[int]:
         """Token ids of a special token's spelling, as if the tokenizer had no special tokens."""

@@ -138,6 +138,13 @@ class Sample:
     """Reward in [0, 1], where the workflow knows it. None: not known yet, which never counts as 0."""
     teacher: TeacherLogprobs | None = None
     """What the teacher says of the response; None without a teacher, and until it was asked."""
+    answer_start: int = 0
+    """Position in the response from which on a verifier reads: in a conversation, where the model's last turn begins."""
+    environment_reward: float | None = None
+    """What the environments of a conversation gave, beside the verifier; None: there was no environment, or it gave nothing."""
+    goes_on: bool = False
+    """Whether the sample's conversation goes on in the next sample, from a prompt that the chat template made anew. Such a sample
+    has the reward, and the advantage, of the sample in which its conversation ends."""
     parent: int = -1
     """Position, among the samples of the rollout, of the sample whose text stands in this sample's prompt; -1: there is none."""
 

@@ -61,8 +61,26 @@ class ScoredGroup:
     @property
     def has_zero_std(self) -> bool:
         """Whether all responses have the same reward, so that their advantages are all 0 and teach nothing."""
-        rewards = self.scores if self.shaped_rewards is None else self.shaped_rewards
-        return bool(np.all(rewards == rewards[0]))
+        parts = [self.scores, self.environment_rewards] if self.shaped_rewards is None else [self.shaped_rewards]
+        return all(bool(np.all(part == part[0])) for part in parts)
+
+    @property
+    def has_environment_rewards(self) -> bool:
+        return any(sample.environment_reward is not None for sample in self.samples)
+
+    @property
+    def environment_rewards(self) -> np.ndarray:
+        """(G,) float64: what environments gave beside the verifier, 0 where there were none."""
+        return np.array([sample.environment_reward or 0.0 for sample in self.samples])
+
+    @property
+    def ends(self) -> np.ndarray:
+        """(G,) int: for each sample the position of the sample in which its conversation ends, usually its own."""
+        ends = np.arange(len(self.samples))
+        for position in reversed(range(len(self.samples) - 1)):
+            if self.samples[position].goes_on:
+                ends[position] = ends[position + 1]
+        return ends
 
     @property
     def lengths(self) -> np.ndarray:
@@ -82,7 +100,10 @@ class ScoredGroup:
 
     def rewards(self, verification_reward: float) -> np.ndarray:
         """(G,): the rewards that advantages are made from."""
-        return verification_reward * self.weighted_scores if self.shaped_rewards is None else self.shaped_rewards
+        if self.shaped_rewards is not None:
+            return self.shaped_rewards
+        rewards = verification_reward * self.weighted_scores
+        return rewards + self.environment_rewards if self.has_environment_rewards else rewards
 
 
 def split(rollout: ScoredGroup) -> list[ScoredGroup]:

@@ -29,6 +29,7 @@ from open_instruct.engines.engine_state import EngineState
 from open_instruct.engines.generation_loop import GenerationLoop
 from open_instruct.engines.held_work import HeldWork
 from open_instruct.engines.queue_threads import QueueThreads
+from open_instruct.engines.tool_parsers import VllmParsers
 from open_instruct.engines.vllm_engine import EngineOptions, VLLMEngine, make_engine
 from open_instruct.engines.weight_receiver import WeightReceiver, new_abort_file
 from open_instruct.engines.worker_memory import cleaned_up_when_this_process_ends
@@ -79,9 +80,10 @@ class LLMRayActor:
         self._queues = QueueThreads(
             threads, self._work, param_prompt_Q, inference_results_Q, lambda request: self._runner.start(request)
         )
+        read_codec = _codec_reader(options)
         self._runner = RolloutRunner(
             options.workflow.make(),
-            EngineFacts(engine_id, options.max_model_len, _codec_reader(options)),
+            EngineFacts(engine_id, options.max_model_len, read_codec, VllmParsers(read_codec)),
             self._work.submit,
             self._queues.hand_over,
             threads.fail,

@@ -29,6 +29,7 @@ import yaml
 from open_instruct.config.foreign_options import ForeignOptions
 from open_instruct.registry import option_fields, option_kinds
 from open_instruct.system.masking import without_secrets
+from open_instruct.workflows.conversations.options import with_implied_workflow
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -84,7 +85,7 @@ def parse_args(
         parser.add_argument(f"--{name}", nargs="*", help=argparse.SUPPRESS)
     on_command_line, mistakes = _read_command_line(argv, kinds, parser, others=foreign.names)
     in_file, mistakes_of_file = _read_yaml(on_command_line.pop("config", None), [*kinds, *foreign.names])
-    written = foreign.without_foreign(in_file | on_command_line)
+    written = with_implied_workflow(foreign.without_foreign(in_file | on_command_line))
     return make_config(
         config_cls, written, validators=validators, mistakes=[*mistakes, *mistakes_of_file, *foreign.mistakes]
     )

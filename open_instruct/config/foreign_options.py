@@ -106,11 +106,8 @@ RENAMED: dict[str, str] = {
 }
 """Earlier names and abbreviations, with the name that they have here."""
 
-_TOOLS = "conversations with tools and environments are not here yet. A workflow of your own may have tools: docs/workflows.md."
 REFUSED: dict[str, str] = {
-    **dict.fromkeys(("tools", "tool_call_names", "tool_configs", "tool_parser_type"), _TOOLS),
-    **dict.fromkeys(("max_steps", "pool_size", "per_turn_max_tokens", "reward_aggregator"), _TOOLS),
-    **dict.fromkeys(("mask_tool_use", "only_reward_good_outputs", "pass_tools_to_chat_template"), _TOOLS),
+    "mask_tool_use": "answers of tools are never trained on as if the model had said them. Their cross-entropy may be: --ce_coef",
 }
 """By name: why a run with it is refused, unless its value asks for nothing."""
 
@@ -121,10 +118,8 @@ OTHER_VALUES: dict[str, dict[str, str]] = {
 """Earlier spellings of values, by option."""
 _ASKS_FOR_NOTHING = {
     "mask_tool_use": ("true",),
-    "pass_tools_to_chat_template": ("true",),
-    "reward_aggregator": ("last",),
 }
-"""Values in addition to False and none that change nothing where there are no tools."""
+"""Values that change nothing, where these are not False and none."""
 
 
 @dataclass
@@ -183,4 +178,4 @@ class ForeignOptions:
 
 def asks_for_nothing(name: str, value: Any) -> bool:
     """Whether a value leaves everything as it is."""
-    return str(value).lower() in ("false", "none", "[]", "", *_ASKS_FOR_NOTHING.get(name, ()))
+    return str(value).lower() in _ASKS_FOR_NOTHING.get(name, ("false", "none", "[]", ""))

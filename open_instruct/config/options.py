@@ -29,7 +29,9 @@ from open_instruct.config.verifier_options import EvolvingRubricOptions, RewardO
 from open_instruct.data_types import SamplingConfig
 from open_instruct.device import Device, Kind, current_device
 from open_instruct.registry import NO_FLAG, options_of
+from open_instruct.user_modules import import_user_module
 from open_instruct.workflows.base import WORKFLOWS, Lengths, WorkflowSpec
+from open_instruct.workflows.conversations.options import ConversationOptions
 from open_instruct.workflows.rc.options import ReasoningCacheOptions
 
 
@@ -41,6 +43,7 @@ class GRPOConfig(
     DataOptions,
     RolloutOptions,
     ReasoningCacheOptions,
+    ConversationOptions,
     AsyncOptions,
     AlgorithmOptions,
     DistillationOptions,
@@ -197,6 +200,9 @@ class GRPOConfig(
     @property
     def lengths(self) -> Lengths:
         """How long prompts, responses and sequences may become, and how many samples a prompt gives."""
+        if self.rollout_workflow not in WORKFLOWS.names:  # learners ask too, and have no rollouts of their own
+            for module in self.workflow_modules:
+                import_user_module(module)
         return WORKFLOWS[self.rollout_workflow].value.lengths(self)
 
     @property

@@ -19,7 +19,7 @@ from open_instruct.chat_codec import LITERAL, ChatCodec, hide_special_tokens, sh
 from open_instruct.data.load_report import LoadReport, SourceReport
 from open_instruct.data.mixer import Amount, DatasetError, Mistakes, parse_mixer_list, rows_of_amount, splits_of_names
 from open_instruct.data.prompt_dataset import PromptDataset, PromptDatasetBuilder, prompt_key
-from open_instruct.data.row_checks import CheckedRow, OwnPromptMaker, RowError, RowRules, check_row
+from open_instruct.data.row_checks import CheckedRow, RowError, RowReader, RowRules, check_row
 from open_instruct.data.sources import BATCH_ROWS, RawRow, SourceError, iter_rows
 from open_instruct.verifiers.verifiers import check_label as check_label_of_verifier
 
@@ -48,7 +48,7 @@ def load_prompts(
     known_verifiers: Collection[str],
     exclude: PromptDataset | None = None,
     check_label: Callable[[str, object], None] | None = check_label_of_verifier,
-    own_prompt: OwnPromptMaker | None = None,
+    reader: RowReader | None = None,
     remap: Mapping[str, str] | None = None,
     default_verifier: str | None = None,
     cache_dir: str | None = None,
@@ -60,7 +60,7 @@ def load_prompts(
         known_verifiers: names that the `dataset` column may have.
         exclude: prompts that are left out, such as those of an evaluation set.
         check_label: raises `ValueError` for a verifier and a ground truth that it cannot use; None: nothing is checked.
-        own_prompt, remap, default_verifier: as in `RowRules`.
+        reader, remap, default_verifier: as in `RowRules`.
         cache_dir: where `datasets` keeps its copies of hub data sets.
         flag: name of the mixer list in messages.
 
@@ -78,7 +78,7 @@ def load_prompts(
         overlong_prompts=overlong_prompts,
         held_out=frozenset(exclude.prompt_keys() if exclude is not None else ()),
         special_tokens=special_tokens(tokenizer),
-        own_prompt=own_prompt,
+        reader=reader or RowReader(),
         remap=remap or {},
         default_verifier=default_verifier,
     )
@@ -132,7 +132,7 @@ class _Source:
         self._places: dict[int, int] = {}
 
     def load_into(self, builder: PromptDatasetBuilder, tokenizer: "PreTrainedTokenizerBase") -> None:
-        make_prompts = self._templated if self.rules.own_prompt is None else self._own
+        make_prompts = self._templated if self.rules.reader.own_prompt is None else self._own
         waiting: Iterator[Prompt] = iter(())  # prompts of the batch before, which may still be tokenized
         try:
             rows = iter(self._checked(self._rows()))
@@ -211,7 +211,7 @@ class _Source:
             if token in text:
                 self.report.num_with_special_tokens += 1
                 self.report.first_with_special_tokens = self.report.first_with_special_tokens or row.place
-                if self.rules.own_prompt is not None:  # a workflow that makes its own prompts takes them out
+                if self.rules.reader.own_prompt is not None:  # a workflow that makes its own prompts takes them out
                     return row
                 messages = [
                     {key: hide_special_tokens(value, self.rules.special_tokens) for key, value in message.items()}
@@ -234,7 +234,13 @@ class _Source:
                 if self._may_repeat:
                     self._places[row.number] = len(builder)
                 self.report.num_kept += 1
-                builder.add(token_ids=token_ids, ground_truth=row.ground_truth, dataset=row.dataset, raw_query=text)
+                builder.add(
+                    token_ids=token_ids,
+                    ground_truth=row.ground_truth,
+                    dataset=row.dataset,
+                    raw_query=text,
+                    facts=row.facts,
+                )
 
     def _templated(
         self, rows: list[CheckedRow], tokenizer: "PreTrainedTokenizerBase", thread: Executor
@@ -255,11 +261,12 @@ class _Source:
 
     def _own(self, rows: list[CheckedRow], tokenizer: "PreTrainedTokenizerBase", _thread: Executor) -> Iterator[Prompt]:
         """Each row with the prompt that the workflow makes of it."""
-        assert self.rules.own_prompt is not None
+        make = self.rules.reader.own_prompt
+        assert make is not None
         codec = ChatCodec(tokenizer)
         for row in rows:
             try:
-                own = self.rules.own_prompt(row.messages, codec)
+                own = make(row.messages, codec)
             except ValueError as err:
                 self.mistakes.add(f"{self.name} {row.place}: {err}")
             except Exception as err:  # a chat template is a program and may raise anything
@@ -271,7 +278,7 @@ class _Source:
         self, rows: list[CheckedRow], tokenizer: "PreTrainedTokenizerBase"
     ) -> tuple[list[CheckedRow], list[str]]:
         """The rows that the chat template accepts, and their prompts as text."""
-        if not any(row.rendered for row in rows):
+        if not any(row.rendered or row.schemas for row in rows):
             with suppress(Exception):  # one of the rows is refused; the loop below finds out which
                 texts_at_once = tokenizer.apply_chat_template(
                     [row.messages for row in rows], tokenize=False, add_generation_prompt=True
@@ -280,9 +287,10 @@ class _Source:
         rendered: list[CheckedRow] = []
         texts: list[str] = []
         for row in rows:
+            tools = {"tools": list(row.schemas)} if row.schemas else {}
             try:
                 text = row.rendered or tokenizer.apply_chat_template(
-                    row.messages, tokenize=False, add_generation_prompt=True
+                    row.messages, tokenize=False, add_generation_prompt=True, **tools
                 )
             except Exception as err:  # a template is a program and may raise anything
                 self.mistakes.add(f"{self.name} {row.place}: the chat template refuses it: {err}")

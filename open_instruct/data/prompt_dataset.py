@@ -5,6 +5,7 @@ import json
 from array import array
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -20,6 +21,8 @@ class PromptRow:
     """Value of the `dataset` column, which names the verifier; several are joined by ` + `, and `ground_truth` is their list."""
     raw_query: str
     """The prompt's text with the chat template applied; with the reasoning cache, the problem alone."""
+    facts: dict[str, Any] | None = None
+    """What the workflow has read from the row (`Workflow.row_facts`), with the row's `messages`; None: it reads nothing."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,7 @@ class _Ragged:
 class PromptDataset:
     """A sequence of `PromptRow`.
 
-    A row takes 4 bytes per token plus the bytes of its texts. The dataset pickles as seven arrays, which Ray shares between
+    A row takes 4 bytes per token plus the bytes of its texts. The dataset pickles as nine arrays, which Ray shares between
     processes without a copy.
     """
 
@@ -49,18 +52,25 @@ class PromptDataset:
         prompts: _Ragged,
         ground_truths: _Ragged,
         raw_queries: _Ragged,
+        facts: _Ragged,
         dataset_of_row: np.ndarray,
         dataset_names: tuple[str, ...],
     ) -> None:
         self._prompts = prompts  # int32
         self._ground_truths = ground_truths  # uint8: JSON
         self._raw_queries = raw_queries  # uint8: UTF-8
+        self._facts = facts  # uint8: JSON, or nothing
         self._dataset_of_row = dataset_of_row  # (rows,) int32
         self._dataset_names = dataset_names
 
     def arrays(self) -> dict[str, np.ndarray]:
         """The dataset as plain arrays, for a file; `from_arrays` reads them again."""
-        ragged = {"prompts": self._prompts, "ground_truths": self._ground_truths, "raw_queries": self._raw_queries}
+        ragged = {
+            "prompts": self._prompts,
+            "ground_truths": self._ground_truths,
+            "raw_queries": self._raw_queries,
+            "facts": self._facts,
+        }
         return {
             **{f"{name}.values": rows.values for name, rows in ragged.items()},
             **{f"{name}.offsets": rows.offsets for name, rows in ragged.items()},
@@ -79,6 +89,7 @@ class PromptDataset:
             prompts=ragged("prompts"),
             ground_truths=ragged("ground_truths"),
             raw_queries=ragged("raw_queries"),
+            facts=ragged("facts"),
             dataset_of_row=arrays["dataset_of_row"],
             dataset_names=tuple(json.loads(arrays["dataset_names"].tobytes())),
         )
@@ -94,6 +105,7 @@ class PromptDataset:
             ground_truth=json.loads(self._ground_truths[row].tobytes()),
             dataset=self._dataset_names[self._dataset_of_row[row]],
             raw_query=self._raw_queries[row].tobytes().decode(),
+            facts=json.loads(self._facts[row].tobytes()) if len(self._facts[row]) else None,
         )
 
     def __iter__(self) -> Iterator[PromptRow]:
@@ -118,7 +130,7 @@ class PromptDataset:
         return {
             "rows": len(self),
             "prompts": _hash(self._prompts, self._raw_queries),
-            "ground_truths": _hash(self._ground_truths),
+            "ground_truths": _hash(self._ground_truths, *([self._facts] if len(self._facts.values) else [])),
             "verifiers": hashlib.sha256(self._dataset_of_row.tobytes() + names).hexdigest()[:16],
         }
 
@@ -148,19 +160,30 @@ class PromptDatasetBuilder:
         self._tokens, self._token_ends = array("i"), array("q", [0])
         self._truths, self._truth_ends = bytearray(), array("q", [0])
         self._queries, self._query_ends = bytearray(), array("q", [0])
+        self._facts, self._fact_ends = bytearray(), array("q", [0])
         self._dataset_of_row = array("i")
         self._dataset_ids: dict[str, int] = {}
 
     def __len__(self) -> int:
         return len(self._dataset_of_row)
 
-    def add(self, *, token_ids: list[int], ground_truth: object, dataset: str, raw_query: str) -> None:
+    def add(
+        self,
+        *,
+        token_ids: list[int],
+        ground_truth: object,
+        dataset: str,
+        raw_query: str,
+        facts: Mapping[str, Any] | None = None,
+    ) -> None:
         self._tokens.extend(token_ids)
         self._token_ends.append(len(self._tokens))
         self._truths += json.dumps(ground_truth).encode()
         self._truth_ends.append(len(self._truths))
         self._queries += raw_query.encode()
         self._query_ends.append(len(self._queries))
+        self._facts += b"" if facts is None else json.dumps(facts).encode()
+        self._fact_ends.append(len(self._facts))
         self._dataset_of_row.append(self._dataset_ids.setdefault(dataset, len(self._dataset_ids)))
 
     def add_again(self, row: int) -> None:
@@ -169,6 +192,7 @@ class PromptDatasetBuilder:
             (self._tokens, self._token_ends),
             (self._truths, self._truth_ends),
             (self._queries, self._query_ends),
+            (self._facts, self._fact_ends),
         ):
             values.extend(values[ends[row] : ends[row + 1]])
             ends.append(len(values))
@@ -180,6 +204,7 @@ class PromptDatasetBuilder:
             prompts=_Ragged(_view(self._tokens, np.int32), _view(self._token_ends, np.int64)),
             ground_truths=_Ragged(_view(self._truths, np.uint8), _view(self._truth_ends, np.int64)),
             raw_queries=_Ragged(_view(self._queries, np.uint8), _view(self._query_ends, np.int64)),
+            facts=_Ragged(_view(self._facts, np.uint8), _view(self._fact_ends, np.int64)),
             dataset_of_row=_view(self._dataset_of_row, np.int32),
             dataset_names=tuple(self._dataset_ids),
         )
@@ -187,7 +212,7 @@ class PromptDatasetBuilder:
 
 def _view(buffer: array | bytearray, dtype: type[np.generic]) -> np.ndarray:
     """The buffer's memory as a read-only array."""
-    view = np.frombuffer(buffer, dtype=dtype)
+    view = np.frombuffer(buffer, dtype=dtype) if len(buffer) else np.zeros(0, dtype)
     view.flags.writeable = False
     return view
 

@@ -4,7 +4,7 @@ import difflib
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from open_instruct.chat_codec import ChatCodec
 from open_instruct.data.sample_record import has_proto_columns, prompt_fields
@@ -13,7 +13,7 @@ from open_instruct.verifiers.reasoning_gym_data import check_verifier_name
 from open_instruct.verifiers.row_verifiers import SEPARATOR, checks_of_row, names_of_verifiers
 from open_instruct.verifiers.verifiers import check_label as check_label_of_verifier
 from open_instruct.verifiers.verifiers import verifier_name, verifier_weight
-from open_instruct.workflows.base import OwnPrompt
+from open_instruct.workflows.base import OwnPrompt, Workflow
 
 DATASET_KEY = "dataset"
 """The column that names the verifier."""
@@ -21,6 +21,28 @@ PROMPT_KEY = "prompt"
 """The column that holds messages, or a text without a chat template, in TRL's datasets."""
 OwnPromptMaker = Callable[[Sequence[dict[str, str]], ChatCodec], OwnPrompt]
 """The signature of `Workflow.own_prompt`."""
+ENVIRONMENT_KEY = "environment"
+"""TRL's name for the column that names a row's environment."""
+CONFIG_KEY, TOOLS_KEY = "env_config", "tools"
+FACTS_KEYS = (CONFIG_KEY, ENVIRONMENT_KEY, TOOLS_KEY)
+"""Columns that a workflow may read beside prompt and ground truth."""
+
+
+@dataclass(frozen=True)
+class RowReader:
+    """How the workflow of a run reads rows, where it does not leave that to the chat template."""
+
+    own_prompt: OwnPromptMaker | None = None
+    """`Workflow.own_prompt`, if the workflow makes its own prompts. None: the chat template makes them."""
+    facts: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None
+    """`Workflow.row_facts`, if the workflow reads other columns of a row. None: it reads none."""
+    schemas: Callable[[Mapping[str, Any]], list[dict[str, Any]]] | None = None
+    """`Workflow.row_schemas`."""
+
+    @classmethod
+    def of(cls, workflow: Workflow) -> "RowReader":
+        own_prompt = workflow.own_prompt if workflow.has_own_prompts else None
+        return cls(own_prompt, workflow.row_facts, workflow.row_schemas) if workflow.reads_rows else cls(own_prompt)
 
 
 @dataclass(frozen=True)
@@ -39,8 +61,7 @@ class RowRules:
     """Spellings that the tokenizer would turn into control tokens."""
     remap: Mapping[str, str] = field(default_factory=dict)
     """Verifiers under other names, in lower case (`--remap_verifier`)."""
-    own_prompt: OwnPromptMaker | None = None
-    """`Workflow.own_prompt`, if the workflow makes its own prompts. None: the chat template makes them."""
+    reader: RowReader = RowReader()
     default_verifier: str | None = None
     """Of rows without a column `dataset`."""
 
@@ -48,7 +69,8 @@ class RowRules:
     def columns(self) -> Columns:
         """Where messages, ground truth and verifier stand."""
         verifier = (DATASET_KEY, "") if self.default_verifier else (DATASET_KEY,)
-        return (self.messages_key, PROMPT_KEY), (self.ground_truths_key,), verifier
+        facts = [(key, "") for key in (FACTS_KEYS if self.reader.facts else (CONFIG_KEY,))]
+        return (self.messages_key, PROMPT_KEY), (self.ground_truths_key,), verifier, *facts
 
 
 @dataclass(frozen=True)
@@ -63,6 +85,10 @@ class CheckedRow:
     """Of the rows of its source, counted from 0."""
     rendered: str | None = None
     """The prompt's finished text, with the chat template applied, if the row has it; then there are no messages."""
+    facts: dict[str, Any] | None = None
+    """What the workflow has read from the row; None: it reads nothing."""
+    schemas: tuple[dict[str, Any], ...] = ()
+    """The tools that the chat template describes in the prompt."""
 
 
 class RowError(ValueError):
@@ -99,11 +125,37 @@ def check_row(row: RawRow, rules: RowRules) -> CheckedRow:
     dataset = _check_dataset(verifier, rules)
     prompt, ground_truth = row.values[messages_key], row.values[rules.ground_truths_key]
     if messages_key == PROMPT_KEY and isinstance(prompt, str):
+        if rules.reader.facts is not None:
+            raise RowError(
+                "has its prompt as finished text, and a conversation needs messages: give a list of {role, content}"
+            )
         _check_ground_truths(dataset, ground_truth, rules)
         return _with_finished_text(row, prompt, ground_truth, dataset, rules, PROMPT_KEY)
     messages = _check_messages(prompt)
     _check_ground_truths(dataset, ground_truth, rules)
-    return CheckedRow(row.place, _prompt_messages(messages, rules.system_prompt_override), ground_truth, dataset)
+    messages = _prompt_messages(messages, rules.system_prompt_override)
+    facts, schemas = _facts(row, messages, rules)
+    return CheckedRow(row.place, messages, ground_truth, dataset, facts=facts, schemas=schemas)
+
+
+def _facts(
+    row: RawRow, messages: list[dict[str, str]], rules: RowRules
+) -> tuple[dict[str, Any] | None, tuple[dict[str, Any], ...]]:
+    """What the workflow reads from a row, and the tools that the prompt describes."""
+    columns = {key: row.values.get(key) for key in FACTS_KEYS}
+    if rules.reader.facts is None or rules.reader.schemas is None:
+        if columns[CONFIG_KEY]:
+            raise RowError(
+                f"{CONFIG_KEY!r} names an environment, and only conversations have any: use --rollout_workflow conversation"
+            )
+        return None, ()
+    if columns[ENVIRONMENT_KEY] and not columns[CONFIG_KEY]:
+        columns[CONFIG_KEY] = {"env_name": columns[ENVIRONMENT_KEY]}
+    try:
+        facts = rules.reader.facts(columns)
+        return {**facts, "messages": messages}, tuple(rules.reader.schemas(facts))
+    except ValueError as err:
+        raise RowError(str(err)) from err
 
 
 def _with_finished_text(

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from open_instruct.chat_codec import ChatCodec
 from open_instruct.config.model_checks import load_tokenizer
 from open_instruct.config.options import GRPOConfig
 from open_instruct.data.dataset_cache import WORTH_KEEPING_S, DatasetCache, cache_key, default_directory
@@ -12,6 +13,7 @@ from open_instruct.data.dataset_transformation import load_prompts
 from open_instruct.data.load_report import LoadReport
 from open_instruct.data.mixer import DatasetError, parse_mixer_list, splits_of_names
 from open_instruct.data.prompt_dataset import PromptDataset
+from open_instruct.data.row_checks import RowReader
 from open_instruct.data.run_identity import tokenizer_identity
 from open_instruct.data.template_audit import TemplateAudit, audit_template
 from open_instruct.option_text import shown
@@ -47,6 +49,7 @@ def load_inputs(args: GRPOConfig) -> tuple[RunInputs | None, list[str]]:
     tokenizer, mistakes = load_tokenizer(args)
     if tokenizer is None:
         return None, mistakes
+    mistakes += _template_mistakes(args, tokenizer)
     eval_dataset, eval_reports = None, []
     if args.dataset_mixer_eval_list:
         eval_dataset, eval_reports = _load(args, tokenizer, mistakes, flag="dataset_mixer_eval_list", exclude=None)
@@ -64,6 +67,14 @@ def load_inputs(args: GRPOConfig) -> tuple[RunInputs | None, list[str]]:
     return RunInputs(train_dataset, eval_dataset, pad_token_id, reports, identity, audit, warnings), []
 
 
+def _template_mistakes(args: GRPOConfig, tokenizer: Any) -> list[str]:
+    try:
+        workflow = args.workflow.make()
+    except (OSError, UnicodeDecodeError, UserModuleError):
+        return []  # this mistake has been reported already
+    return list(workflow.template_mistakes(ChatCodec(tokenizer))) if tokenizer.chat_template else []
+
+
 def remapped_verifiers(args: GRPOConfig) -> dict[str, str]:
     """`--remap_verifier math_dapo=math` as a mapping from names in lower case; `checks.py` has reported other forms."""
     pairs = (pair.partition("=") for pair in args.remap_verifier)
@@ -79,7 +90,11 @@ def _load(
     except (OSError, UnicodeDecodeError, UserModuleError):
         return None, []  # this mistake has been reported already
     cache = _cache(args)
-    key = None if workflow.has_own_prompts else _cache_key(args, tokenizer, flag, system_prompt, exclude)
+    key = (
+        None
+        if workflow.has_own_prompts or workflow.reads_rows
+        else _cache_key(args, tokenizer, flag, system_prompt, exclude)
+    )
     if key is not None and (found := cache.find(key)) is not None:
         return found[0], [found[1]]
     started = time.monotonic()
@@ -97,7 +112,7 @@ def _load(
             exclude=exclude,
             remap=remapped_verifiers(args),
             default_verifier=args.default_verifier,
-            own_prompt=workflow.own_prompt if workflow.has_own_prompts else None,
+            reader=RowReader.of(workflow),
             flag=f"--{flag}",
         )
     except DatasetError as error:

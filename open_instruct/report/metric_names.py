@@ -80,6 +80,7 @@ SECTIONS: dict[str, list[Metric]] = {
         Metric("val/format_scores", "share of responses in the right form", "there the mean reward of the form"),
         Metric("objective/not_scored", "responses that no verifier scored, of all groups"),
         Metric("objective/verifier_failures", "of these those whose verifier raised an error"),
+        Metric("objective/environment_reward", "what environments gave beside the verifier, mean over the responses"),
         Metric("objective/verifier_cost", "US dollars that scoring the step cost, where it cost something"),
         Metric("unscored_groups", "groups sampled again so far because fewer than two responses were scored"),
         Metric("all_groups/<scores|objective/…|val/…>", "the same over all groups that were generated for the step"),
@@ -263,6 +264,33 @@ SECTIONS: dict[str, list[Metric]] = {
         Metric("evolving_rubrics/avg_gt_rubrics", "criteria of the data per comparison"),
         Metric("evolving_rubrics/cost", "US dollars for the comparisons"),
     ],
+    "Conversations": [
+        Metric("conversations/turns", "turns of the model in a conversation, mean"),
+        Metric("conversations/steps", "calls of tools and steps of environments in a conversation, mean"),
+        Metric(
+            "conversations/branch_rate", "share of conversations that the chat template made go on as another sample"
+        ),
+        Metric("conversations/restarts", "conversations of the step that began again because an environment failed"),
+        Metric("conversations/shortened_answers", "answers of the step whose middle was left out"),
+        Metric("conversations/wait_s", "seconds in which a conversation waited for environments to begin, mean"),
+        Metric(
+            "conversations/ended_by_<answer|environment|steps|length>",
+            "share of conversations that ended with an answer, by their environment, at `max_steps`, or at a limit of tokens",
+        ),
+        Metric("conversations/turn_reward", "reward of one step of an environment, mean"),
+        Metric("conversations/<policy|tool|template>_tokens", "tokens of a conversation by who wrote them, mean"),
+        Metric(
+            "conversations/prompt_tokens_per_policy_token",
+            "tokens that engines were given, over all turns, for each token that they sampled",
+        ),
+        Metric(
+            "tools/<…>/avg_calls_per_rollout", "calls of a tool, or of all together (`aggregate`), in a conversation"
+        ),
+        Metric("tools/<…>/failure_rate", "share of these calls that were answered with an error"),
+        Metric("tools/<…>/avg_runtime", "seconds that a call took, mean"),
+        Metric("tools/<…>/max_runtime", "seconds that a call took in the conversation in which they took most"),
+        Metric("env/<…>/<…>", "what an environment says of its episodes at their end, mean"),
+    ],
     "Of workflows": [
         Metric("rc/<metric>", "reasoning cache: states, turns and summaries"),
     ],
@@ -275,7 +303,6 @@ ABSENT = {
     "actor_mfu, actor_mbu, learner_mfu": "not computed",
     "val/rho_hist": "not computed: shares and mean are",
     "eval/num_steps_off_policy, eval/stale_results_dropped": "an evaluation has one version and drops nothing",
-    "tools/*, env/*": "tools and environments are not here yet",
 }
 """Metrics of open-instruct that are not here, and why."""
 

@@ -36,7 +36,7 @@ def training_samples(
     """
     if masks is None:
         masks = [[np.ones(len(sample.response_ids), dtype=bool) for sample in group.samples] for group in groups]
-    advantages_PG = [advantages(group.rewards(verification_reward), lengths_G=group.lengths) for group in groups]
+    advantages_PG = [_advantages_of(group, advantages, verification_reward) for group in groups]
     return [
         TrainingSample(
             query=sample.prompt_ids,
@@ -54,6 +54,12 @@ def training_samples(
         and sample.weight > 0
         and (sample.finish_reason == "stop" or not mask_truncated_completions)
     ]
+
+
+def _advantages_of(group: ScoredGroup, advantages: Callable[..., np.ndarray], verification_reward: float) -> np.ndarray:
+    """(G,) advantages. Samples of one conversation are compared as one: they have the advantage of its last sample."""
+    ends, place = np.unique(group.ends, return_inverse=True)
+    return advantages(group.rewards(verification_reward)[ends], lengths_G=group.lengths[ends])[place]
 
 
 def fresh_masks(result: GenerationResult, oldest_allowed_version: int) -> list[np.ndarray]:
@@ -78,6 +84,8 @@ def response_metrics(groups: Sequence[ScoredGroup], *, verification_reward: floa
         **_verifier_metrics("verifiable", rewards, np.concatenate([group.scores for group in groups])),
         **_length_metrics([group for group in groups if group.samples]),
     }
+    if given := [group.environment_rewards for group in groups if group.has_environment_rewards]:
+        metrics["objective/environment_reward"] = float(np.concatenate(given).mean())
     forms = [group.well_formed for group in groups if group.well_formed is not None]
     if forms:
         metrics["val/format_scores"] = float(np.concatenate(forms).mean())

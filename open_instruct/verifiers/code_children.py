@@ -20,7 +20,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from open_instruct.verifiers.sandbox import Jail, die_with_parent, limit_to_computing, restrict_calls
+from open_instruct.system.sandbox import Jail, die_with_parent, limit_to_computing, restrict_calls
 
 MOST_BYTES = 2**20
 """Of a message, of a program's input and of its output."""

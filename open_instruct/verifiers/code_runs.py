@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from open_instruct.config.verifier_options import VerifierConfig
+from open_instruct.system.sandbox import Jail
 from open_instruct.verifiers.base import NotScored
 from open_instruct.verifiers.code_children import GRACE_S, MOST_BYTES
 from open_instruct.verifiers.keeper import KeeperStart
-from open_instruct.verifiers.sandbox import Jail
 from open_instruct.verifiers.scoring_processes import Keeper, Scorer, ScoringJob, UnavailableError
 from open_instruct.verifiers.verifiers import score_response
 

@@ -19,9 +19,9 @@ from weakref import WeakKeyDictionary
 import aiohttp
 
 from open_instruct.config.verifier_options import VerifierConfig
+from open_instruct.system.sandbox import missing
 from open_instruct.verifiers.base import NotScored, VerificationResult, VerifierFunction
 from open_instruct.verifiers.code_children import GRACE_S
-from open_instruct.verifiers.sandbox import missing
 from open_instruct.verifiers.text_verifiers import behind_thoughts
 
 if TYPE_CHECKING:

@@ -19,9 +19,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from open_instruct.config.verifier_options import VerifierConfig
-from open_instruct.verifiers import code_children
-from open_instruct.verifiers.base import VerificationResult
-from open_instruct.verifiers.sandbox import (
+from open_instruct.system.sandbox import (
     Jail,
     be_killed_first,
     die_with_parent,
@@ -33,6 +31,8 @@ from open_instruct.verifiers.sandbox import (
     restrict_calls,
     restrict_files,
 )
+from open_instruct.verifiers import code_children
+from open_instruct.verifiers.base import VerificationResult
 from open_instruct.verifiers.verifiers import (
     import_verifiers,
     prepare_label,

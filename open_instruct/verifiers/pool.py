@@ -24,10 +24,10 @@ from collections.abc import Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from open_instruct.config.verifier_options import VerifierConfig
+from open_instruct.system.sandbox import Jail
 from open_instruct.verifiers.group_scoring import GroupScoring
 from open_instruct.verifiers.keeper import KeeperStart, ScoreFunction
 from open_instruct.verifiers.outside_scoring import OutsideScoring
-from open_instruct.verifiers.sandbox import Jail
 from open_instruct.verifiers.scoring_processes import (
     START_TIMEOUT_S,
     Keeper,

@@ -3,11 +3,11 @@
 import functools
 import json
 
+from open_instruct.system.sandbox import missing
 from open_instruct.verifiers.answer_reading import extract_answer
 from open_instruct.verifiers.base import VerificationResult, VerifierFunction
 from open_instruct.verifiers.reasoning_gym_data import PARAMETERS, PREFIX, decode_item, make_dataset
 from open_instruct.verifiers.reasoning_gym_scorers import EXECUTING_TASKS, Scorer, mend
-from open_instruct.verifiers.sandbox import missing
 
 
 class ReasoningGymVerifier(VerifierFunction):

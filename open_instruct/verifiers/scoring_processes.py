@@ -21,10 +21,10 @@ from typing import Any
 import psutil
 
 from open_instruct.system.processes import is_stopped
-from open_instruct.verifiers.keeper import MAX_FAILURE, MAX_REPLY_BYTES, KeeperStart
-from open_instruct.verifiers.sandbox import (
+from open_instruct.system.sandbox import (
     environment,
 )
+from open_instruct.verifiers.keeper import MAX_FAILURE, MAX_REPLY_BYTES, KeeperStart
 
 logger = logging.getLogger(__name__)
 

@@ -33,6 +33,10 @@ Tool = Callable[[Any], Any]
 """A function or coroutine function that takes one plain value and returns a plain value."""
 
 
+CallParser = Callable[[str], list[tuple[str, str]]]
+"""Finds the calls of tools in a text: the name of each, and its arguments as JSON."""
+
+
 class RolloutFailed(RuntimeError):
     """A rollout cannot go on although nothing is wrong with the program. Its prompt is sampled again with another seed."""
 
@@ -84,6 +88,14 @@ class Context(ABC):
     @abstractmethod
     def codec(self) -> ChatCodec:
         """The model's tokenizer and chat template."""
+
+    @abstractmethod
+    def vllm_parser(self, name: str, schemas: Sequence[Mapping[str, Any]]) -> CallParser:
+        """vLLM's parser of tool calls with this name.
+
+        Raises:
+            RolloutFailed: vLLM has no such parser; the text names those that it has.
+        """
 
     async def generate(
         self, prompt_ids: "np.ndarray | Sequence[int]", sampling: SamplingConfig, *, name: str = "generate"
@@ -243,6 +255,30 @@ class Workflow(ABC):
         """
         raise NotImplementedError
 
+    @property
+    def reads_rows(self) -> bool:
+        """Whether the workflow overrides `row_facts`."""
+        return type(self).row_facts is not Workflow.row_facts
+
+    def row_facts(self, columns: Mapping[str, Any]) -> dict[str, Any]:
+        """What the workflow has to know of a row beside its prompt, as JSON values; `task` finds it in `PromptRow.facts`, with
+        the row's `messages`. Called only if overridden.
+
+        Raises:
+            ValueError: the row cannot be used; the text says why.
+        """
+        raise NotImplementedError
+
+    def row_schemas(self, facts: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """The tools, in OpenAI's format, that the chat template describes in the row's prompt."""
+        del facts
+        return []
+
+    def template_mistakes(self, codec: ChatCodec) -> Iterator[str]:
+        """Messages about what the run's chat template cannot do for the workflow, each with what to do."""
+        del codec
+        return iter(())
+
     # --- in the controller --------------------------------------------------------------------------------------------
 
     def task(self, row: "PromptRow", row_number: int, *, prompt_id: str, version: int, seed: int, is_eval: bool) -> Any:
@@ -291,6 +327,13 @@ class Workflow(ABC):
         del state
 
     # --- in an engine -------------------------------------------------------------------------------------------------
+
+    def engine_tools(self) -> Mapping[str, Tool]:
+        """The tools that `Context.call` finds by name."""
+        return self.tools
+
+    def close(self) -> None:  # noqa: B027
+        """Release what rollouts have opened. Called once, when no rollout is under way any more."""
 
     @abstractmethod
     async def run(self, request: PromptRequest, ctx: Context) -> Trajectory:

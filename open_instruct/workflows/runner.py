@@ -14,8 +14,9 @@ import logging
 import threading
 import time
 import traceback
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +33,7 @@ from open_instruct.data_types import (
 )
 from open_instruct.workflows.base import (
     CallFailed,
+    CallParser,
     Context,
     Effect,
     GenerationFailed,
@@ -41,7 +43,7 @@ from open_instruct.workflows.base import (
     Workflow,
     first_of,
 )
-from open_instruct.workflows.effects import EffectOutsideContext, task_factory, watched
+from open_instruct.workflows.effects import EffectOutsideContext, allowed, task_factory, watched
 
 logger = logging.getLogger(__name__)
 
@@ -78,6 +80,8 @@ class EngineFacts:
     max_model_len: int
     read_codec: Callable[[], ChatCodec]
     """Returns the same object on every call."""
+    vllm_parser: Callable[[str, Sequence[Mapping[str, Any]]], CallParser] | None = None
+    """As `Context.vllm_parser`; None where there is no vLLM."""
 
 
 class EngineContext(Context):
@@ -88,7 +92,7 @@ class EngineContext(Context):
         self._prompt_id = request.prompt_id
         self._submit = submit
         self._tools = tools
-        self._read_codec = facts.read_codec
+        self._facts = facts
         self.answers: list[TokenStatistics] = []
         self.tool_s = 0.0
         """Seconds during which at least one tool call was under way."""
@@ -97,7 +101,13 @@ class EngineContext(Context):
 
     @property
     def codec(self) -> ChatCodec:
-        return self._read_codec()
+        return self._facts.read_codec()
+
+    def vllm_parser(self, name: str, schemas: Sequence[Mapping[str, Any]]) -> CallParser:
+        if self._facts.vllm_parser is None:
+            raise RolloutFailed("this engine has no parsers of vLLM")
+        with allowed():
+            return self._facts.vllm_parser(name, schemas)
 
     def _generate(
         self, effect: Effect, prompt_ids: np.ndarray, sampling: SamplingConfig
@@ -181,7 +191,7 @@ class RolloutRunner:
         self._submit = submit
         self._finish = finish
         self._fail = fail
-        self._tools = ToolBox(dict(workflow.tools))
+        self._tools = ToolBox(dict(workflow.engine_tools()))
         self._num_rollouts = 0
         self._num_errors_in_a_row = 0
         self._loop = asyncio.new_event_loop()
@@ -194,11 +204,15 @@ class RolloutRunner:
         asyncio.run_coroutine_threadsafe(self._run(request), self._loop)
 
     def close(self) -> None:
-        """Cancel the rollouts that are under way. No result is given back any more."""
-        asyncio.run_coroutine_threadsafe(_cancel_all(), self._loop)
-        self._loop.call_soon_threadsafe(self._loop.call_later, 0.0, self._loop.stop)
+        """Cancel the rollouts that are under way. No result is given back any more. May be called twice."""
+        if not self._thread.is_alive():
+            return
+        with suppress(Exception):  # a rollout may refuse to end: then its thread ends with the process
+            asyncio.run_coroutine_threadsafe(_cancel_all(), self._loop).result(CLOSE_S)
+        self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(CLOSE_S)
         self._tools.close()
+        self._workflow.close()
 
     async def _run(self, request: PromptRequest) -> None:
         try:
@@ -258,5 +272,8 @@ class RolloutRunner:
 
 
 async def _cancel_all() -> None:
-    for task in asyncio.all_tasks() - {asyncio.current_task()}:
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
         task.cancel()
+    if tasks:
+        await asyncio.wait(tasks, timeout=CLOSE_S)

@@ -26,7 +26,7 @@ uv run python mason.py --cluster x -- source configs/setup.sh \&\& python open_i
     --oe_eval_tasks a,b::c \
     --push_to_hub False \
     --tools python \
-    --max_steps None \
+    --mask_tool_use True \
     --kl_estimator kl3 \
     --async_steps 4 --apply_verif true \
     --mystery 1 && echo done
@@ -40,13 +40,12 @@ def test_a_script_becomes_a_line_and_what_differs() -> None:
     line, notes = translated(words)
     assert shlex.join(line) == (
         "--model_name_or_path '$MODEL' --output_dir '/out/$NAME' --dataset_mixer_list data/a.jsonl 1.0 "
-        "--num_samples_per_prompt_rollout 8 --stop_strings '</answer>' 'two words' --kl_estimator 2 --async_steps 4 "
-        "--apply_verifiable_reward true"
+        "--num_samples_per_prompt_rollout 8 --stop_strings '</answer>' 'two words' --tools python --kl_estimator 2 "
+        "--async_steps 4 --apply_verifiable_reward true"
     )
     assert notes["number_samples_per_prompt"] == "is num_samples_per_prompt_rollout here"
     assert notes["oe_eval_tasks"] == "left out: Ai2's own machines"
-    assert notes["tools"].startswith("NOT HERE: conversations with tools and environments are not here yet.")
-    assert notes["max_steps"] == "left out: it asks for nothing"
+    assert notes["mask_tool_use"] == "left out: it asks for nothing"
     assert notes["mystery"].startswith("NOT KNOWN")
     assert notes["async_steps"] == DIFFERENT["async_steps"]
     text = as_text(line, notes)

@@ -16,6 +16,7 @@ from conftest import TINY_MODEL
 from open_instruct.data.dataset_transformation import load_prompts
 from open_instruct.data.mixer import DatasetError, parse_mixer_list, splits_of_names
 from open_instruct.data.prompt_dataset import PromptDataset, PromptRow
+from open_instruct.data.row_checks import RowReader
 from open_instruct.data.run_tokenizer import read_tokenizer
 from open_instruct.data.sample_record import ItemShape, append_record, non_tensor_fields, to_proto_item
 from open_instruct.verifiers.reasoning_gym_data import reasoning_gym_rows
@@ -515,7 +516,7 @@ def as_rc(**options: Any) -> Any:
         "rc_reasoning_prompt_template": "Think: {problem}{curr_summary}",
         "rc_summarization_prompt_template": "Sum up: {problem}{existing_summary}{reasoning}",
     }
-    return ReasoningCache(ReasoningCacheOptions(**templates, **options)).own_prompt
+    return RowReader.of(ReasoningCache(ReasoningCacheOptions(**templates, **options)))
 
 
 @pytest.fixture(scope="module")
@@ -527,17 +528,17 @@ def tiny_tokenizer() -> Any:
 
 def test_a_problem_becomes_the_prompt_of_the_first_turn(tmp_path: Path, tiny_tokenizer: Any) -> None:
     name = write_lines(tmp_path / "d.jsonl", [make_row("1 + 1?")])
-    (row,) = load(name, "1.0", tokenizer=tiny_tokenizer, own_prompt=as_rc())
+    (row,) = load(name, "1.0", tokenizer=tiny_tokenizer, reader=as_rc())
     assert tiny_tokenizer.decode(row.prompt) == "<|user|>Think: 1 + 1?<|assistant|>"
     assert row.raw_query == "1 + 1?"
-    (opened,) = load(name, "1.0", tokenizer=tiny_tokenizer, own_prompt=as_rc(rc_use_think_tags=True))
+    (opened,) = load(name, "1.0", tokenizer=tiny_tokenizer, reader=as_rc(rc_use_think_tags=True))
     assert tiny_tokenizer.decode(opened.prompt).endswith("<|assistant|><think>\n")
 
 
 def test_a_problem_has_to_fit_into_both_templates(tmp_path: Path, tiny_tokenizer: Any) -> None:
     name = write_lines(tmp_path / "d.jsonl", [make_row("1 + 1?")])
     length = len(tiny_tokenizer.encode("<|user|>Sum up: 1 + 1?<|assistant|>"))
-    options: dict[str, Any] = {"tokenizer": tiny_tokenizer, "own_prompt": as_rc()}
+    options: dict[str, Any] = {"tokenizer": tiny_tokenizer, "reader": as_rc()}
     assert len(load(name, "1.0", **options, max_prompt_token_length=length)) == 1
     (mistake,) = mistakes_of(name, "1.0", **options, max_prompt_token_length=length - 1)
     assert f"the longest {length}" in mistake
@@ -546,7 +547,7 @@ def test_a_problem_has_to_fit_into_both_templates(tmp_path: Path, tiny_tokenizer
 def test_a_problem_is_one_message(tmp_path: Path, tiny_tokenizer: Any) -> None:
     messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "q"}]
     name = write_lines(tmp_path / "d.jsonl", [make_row(messages=messages), make_row()])
-    assert mistakes_of(name, "1.0", tokenizer=tiny_tokenizer, own_prompt=as_rc()) == [
+    assert mistakes_of(name, "1.0", tokenizer=tiny_tokenizer, reader=as_rc()) == [
         f"{name} line 1: the reasoning cache takes one user message, the problem"
     ]
 

@@ -21,12 +21,12 @@ from code_attacks import BREAKS_OUT, PRETENDS, program
 from rc_fakes import free_port
 
 from open_instruct.config.verifier_options import VerifierConfig
+from open_instruct.system.sandbox import Jail, limit_resources, python_files, restrict_files
 from open_instruct.verifiers import code_children, code_server, code_verifiers
 from open_instruct.verifiers.code_children import TooMuch, decode, encode
 from open_instruct.verifiers.code_runs import CodeRuns
 from open_instruct.verifiers.code_verifiers import program_in, read_list, same_output
 from open_instruct.verifiers.pool import VerifierPool
-from open_instruct.verifiers.sandbox import Jail, limit_resources, python_files, restrict_files
 from open_instruct.verifiers.scoring_processes import Scorer
 from open_instruct.verifiers.verifiers import check_label, import_verifiers
 

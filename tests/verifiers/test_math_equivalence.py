@@ -112,9 +112,9 @@ def test_the_same_in_other_words(label: str, answer: str) -> None:
 
 @pytest.mark.parametrize(("label", "answer"), OTHER)
 def test_what_only_looks_like_it(label: str, answer: str) -> None:
-    started = time.monotonic()
+    started = time.process_time()  # a busy machine does not count
     assert score_response("math", label, [], rf"So it is $\boxed{{{answer}}}$.").score == 0
-    assert time.monotonic() - started < 3
+    assert time.process_time() - started < 3
 
 
 @pytest.mark.parametrize(

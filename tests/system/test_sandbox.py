@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from attacks import ATTACKS, NUMBERS, PRELUDE, Attack
 
-from open_instruct.verifiers import sandbox
-from open_instruct.verifiers.sandbox import environment, missing, python_files
+from open_instruct.system import sandbox
+from open_instruct.system.sandbox import environment, missing, python_files
 
 LIMIT_S = 60
 NOBODY = 65534
@@ -22,7 +22,7 @@ SUCCEEDED, REFUSED, BROKEN = 0, 10, 11
 """How the process of an attack ends: nothing was raised, the system refused, or the attack itself is wrong."""
 RUNNER = """
 import json, os, signal, sys, traceback
-from open_instruct.verifiers.sandbox import Jail, limit_resources, python_files, restrict_calls, restrict_files
+from open_instruct.system.sandbox import Jail, limit_resources, python_files, restrict_calls, restrict_files
 import open_instruct.verifiers.verifiers
 setting = json.load(sys.stdin)
 exec(setting["prelude"])

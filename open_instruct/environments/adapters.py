@@ -1,0 +1,293 @@
+"""Functions and classes that were written for others, as environments: they run as they are.
+
+    def search(query: str) -> str                          a plain function: type hints and docstring become the schema
+    class with public methods and reset                     TRL's `environment_factory`; `get_reward` gives the reward
+    class with init(prompt) and step(text)                  skyrl-gym
+    class with async reset(**kwargs) and step(call)         open-instruct's `RLEnvironment` and `TextRLEnvironment`
+
+`environment_class` finds the class for a target: a registered name, or `file.py:name` or `module:name`.
+"""
+
+import asyncio
+import functools
+import inspect
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from open_instruct.environments import games, mcp_tools, openenv, python_tool, search, tools  # noqa: F401 - they register
+from open_instruct.environments.base import (
+    ENVIRONMENTS,
+    Ending,
+    Environment,
+    Observation,
+    Opening,
+    Schema,
+    ToolCall,
+    ToolEnvironment,
+    ToolError,
+    Turn,
+    schema_name,
+    tool_message,
+    user_message,
+)
+from open_instruct.environments.wire import as_text
+from open_instruct.registry import UnknownName
+from open_instruct.user_modules import UserModuleError, import_user_module
+
+
+class UnknownEnvironment(ValueError):
+    """A target names nothing that can be used; the text says what there is."""
+
+
+@functools.cache
+def environment_class(target: str) -> type[Environment]:
+    """The class of a target.
+
+    Raises:
+        UnknownEnvironment: there is none.
+    """
+    module_name, colon, name = target.rpartition(":")
+    if not colon:
+        try:
+            return ENVIRONMENTS[target].value
+        except UnknownName as error:
+            raise UnknownEnvironment(f"{error}; or name one in a file: my_tools.py:name") from None
+    try:
+        module = import_user_module(module_name)
+    except UserModuleError as error:
+        raise UnknownEnvironment(str(error)) from error
+    if not hasattr(module, name):
+        raise UnknownEnvironment(f"{module_name} has no {name}")
+    return adapted(getattr(module, name), name)
+
+
+def adapted(value: Any, name: str) -> type[Environment]:
+    """A function or class of any known kind as a class of environments."""
+    if inspect.isclass(value) and issubclass(value, Environment):
+        return value
+    if inspect.isclass(value):
+        if hasattr(value, "init") and hasattr(value, "step"):
+            return _bound(SkyRLEnvironment, value, name)
+        if hasattr(value, "text_step"):
+            return _bound(OpenInstructTextEnvironment, value, name)
+        if hasattr(value, "get_tool_definitions"):
+            return _bound(OpenInstructEnvironment, value, name)
+        if methods_of(value):
+            return _bound(MethodsEnvironment, value, name)
+    elif callable(value):
+        return _bound(FunctionTool, value, name)
+    raise UnknownEnvironment(f"{name} is neither a function nor a class with tools as methods, or with reset and step")
+
+
+def _bound(adapter: type[Any], value: Any, name: str) -> type[Environment]:
+    return type(name, (adapter,), {"adapts": staticmethod(value) if inspect.isfunction(value) else value})
+
+
+def function_schema(function: Callable[..., Any]) -> Schema:
+    """A function's name, docstring and type hints in OpenAI's format.
+
+    Raises:
+        ValueError: the docstring or a type hint is missing; the text says which.
+    """
+    from transformers.utils import get_json_schema
+
+    try:
+        described = get_json_schema(function)
+    except Exception as error:  # Transformers' own errors for docstrings and hints
+        raise ValueError(f"{function.__name__}: {error}") from error
+    described["function"].pop("return", None)
+    return described
+
+
+async def called(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
+    """The result of a function or coroutine function. Arguments that do not fit are the model's fault, and so is what is
+    raised."""
+    try:
+        inspect.signature(function).bind(**arguments)
+    except TypeError as error:
+        raise ToolError(f"Error: {error}") from error
+    try:
+        result = function(**arguments)
+        return await result if inspect.isawaitable(result) else result
+    except ToolError:
+        raise
+    except Exception as error:
+        raise ToolError(f"Error: {type(error).__name__}: {error}") from error
+
+
+class FunctionTool(ToolEnvironment):
+    """A plain function. An error that it raises goes to the model, as TRL does it."""
+
+    is_stateless = True
+    adapts: typing.ClassVar[Any]
+
+    @classmethod
+    def schemas(cls, config: Mapping[str, Any]) -> list[Schema]:
+        return [function_schema(cls.adapts)]
+
+    async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
+        return as_text(await called(self.adapts, arguments))
+
+
+def methods_of(value: type[Any]) -> dict[str, Callable[..., Any]]:
+    """The public methods of a class that are tools, as TRL sees them."""
+    reserved = {"reset", "get_reward", "close"}
+    public = inspect.getmembers(value, inspect.isfunction)
+    return {name: method for name, method in public if not name.startswith("_") and name not in reserved}
+
+
+class MethodsEnvironment(ToolEnvironment):
+    """A class for TRL's `environment_factory`: `reset(**row)` may give a first text, and public methods are tools."""
+
+    adapts: typing.ClassVar[Any]
+
+    def __init__(self, **config: Any) -> None:
+        self._own = self.adapts(**config)
+
+    @classmethod
+    def schemas(cls, config: Mapping[str, Any]) -> list[Schema]:
+        return [function_schema(_without_self(method)) for method in methods_of(cls.adapts).values()]
+
+    async def reset(self, task: Mapping[str, Any], seed: int) -> Opening:
+        if not hasattr(self._own, "reset"):
+            return Opening()
+        text = self._own.reset(**_fitting(self._own.reset, {**task, "prompt": task.get("messages"), "seed": seed}))
+        text = await text if inspect.isawaitable(text) else text
+        return Opening([user_message(as_text(text))] if text else [])
+
+    async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
+        return as_text(await called(getattr(self._own, name), arguments))
+
+    async def finish(self) -> Ending:
+        reward = self._own.get_reward() if hasattr(self._own, "get_reward") else None
+        return Ending(await reward if inspect.isawaitable(reward) else reward)
+
+    async def close(self) -> None:
+        if hasattr(self._own, "close"):
+            done = self._own.close()
+            if inspect.isawaitable(done):
+                await done
+
+
+def _without_self(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A method as a function of its other parameters, for the schema."""
+    kinds = inspect.signature(method)
+    function = functools.wraps(method)(lambda: None)
+    function.__signature__ = kinds.replace(parameters=list(kinds.parameters.values())[1:])  # type: ignore[attr-defined]
+    del function.__wrapped__  # type: ignore[attr-defined]
+    return function
+
+
+def _fitting(function: Callable[..., Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the values that the function takes."""
+    parameters = inspect.signature(function).parameters
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return dict(values)
+    return {name: value for name, value in values.items() if name in parameters}
+
+
+class SkyRLEnvironment(Environment):
+    """A text environment of skyrl-gym: `init(prompt)` gives messages, `step(text)` observations, reward and done."""
+
+    takes_text = True
+    adapts: typing.ClassVar[Any]
+
+    def __init__(self, **config: Any) -> None:
+        self._config = config
+        self._own: Any = None
+
+    async def reset(self, task: Mapping[str, Any], seed: int) -> Opening:
+        messages = list(task.get("messages") or [])
+        truth = task.get("ground_truth")
+        extras = {**task, "reward_spec": {"method": "rule", "ground_truth": truth}}
+        self._own = self.adapts(**_fitting(self.adapts, {"env_config": _Settings(self._config), "extras": extras}))
+        prompt, _ = await asyncio.to_thread(self._own.init, messages)
+        return Opening(prompt[len(messages) :])
+
+    async def step(self, turn: Turn) -> Observation:
+        said = await asyncio.to_thread(self._own.step, turn.text)
+        return Observation(said["observations"], said["reward"], said["done"])
+
+    async def finish(self) -> Ending:
+        metrics = self._own.get_metrics() if hasattr(self._own, "get_metrics") else {}
+        return Ending(metrics={key: float(value) for key, value in metrics.items() if isinstance(value, int | float)})
+
+    async def close(self) -> None:
+        if self._own is not None:
+            self._own.close()
+
+
+class _Settings(dict[str, Any]):
+    """A mapping whose entries are attributes too, as skyrl-gym's configurations are."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+
+class OpenInstructEnvironment(ToolEnvironment):
+    """open-instruct's `RLEnvironment`: `reset(**kwargs)` gives a result and tool definitions, `step(call)` a result."""
+
+    adapts: typing.ClassVar[Any]
+
+    def __init__(self, **config: Any) -> None:
+        self._own = self.adapts(**config)
+
+    @classmethod
+    def schemas(cls, config: Mapping[str, Any]) -> list[Schema]:
+        try:
+            return list(cls.adapts.get_tool_definitions())
+        except TypeError:  # a method of the instance
+            return list(cls.adapts(**config).get_tool_definitions())
+
+    async def reset(self, task: Mapping[str, Any], seed: int) -> Opening:
+        if hasattr(self._own, "setup"):
+            await self._own.setup()
+        known = {key: value for key, value in task.items() if key not in ("messages", "ground_truth")}
+        await self._own.reset(
+            **known
+        )  # its first result is shown nowhere, as in open-instruct: the row's prompt says it
+        return Opening()
+
+    async def call(self, name: str, arguments: Mapping[str, Any]) -> Observation:
+        return self._observation(await self._own.step(_Call(name, dict(arguments))), name)
+
+    def _observation(self, result: Any, name: str) -> Observation:
+        error = bool((getattr(result, "metadata", None) or {}).get("error"))
+        role = getattr(self._own, "response_role", "tool")
+        text = as_text(result.result)
+        message = tool_message(name, text) if role == "tool" else {"role": role, "content": text}
+        return Observation([message], float(result.reward or 0.0), bool(result.done), int(error))
+
+    async def finish(self) -> Ending:
+        return Ending(metrics=self._own.get_metrics() if hasattr(self._own, "get_metrics") else {})
+
+
+class OpenInstructTextEnvironment(OpenInstructEnvironment):
+    """open-instruct's `TextRLEnvironment`: `text_step(text)` answers the whole turn."""
+
+    takes_text = True
+
+    @classmethod
+    def schemas(cls, config: Mapping[str, Any]) -> list[Schema]:
+        return []
+
+    async def step(self, turn: Turn) -> Observation:
+        return self._observation(await self._own.text_step(turn.text), "")
+
+
+class _Call:
+    """A call as open-instruct's environments take it."""
+
+    def __init__(self, name: str, args: dict[str, Any]) -> None:
+        self.id, self.name, self.args = "", name, args
+
+
+def call_of_text(described: Schema, text: str) -> ToolCall:
+    """A call whose only argument is the text, for the first parameter that the tool needs."""
+    parameters = described["function"].get("parameters", {})
+    names = [*parameters.get("required", ()), *parameters.get("properties", ()), "text"]
+    return ToolCall(schema_name(described), {names[0]: text})

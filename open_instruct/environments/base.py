@@ -1,0 +1,217 @@
+"""What an environment is. An environment sees text and calls of tools, never token ids.
+
+    opening = await environment.reset(task, seed)        messages that follow the row's prompt
+    observation = await environment.step(turn)           messages that answer the model's turn, a reward, whether it is over
+    ending = await environment.finish()                  the last reward, and numbers for metrics
+    await environment.close()
+
+A tool is an environment that only answers calls. Write `Environment` for anything with a state, `ToolEnvironment` for calls
+alone; or bring a plain function, or a class of another library (`adapters.py`).
+
+Whose fault is it? `ToolError` says that the model asked for something that cannot be: its text goes to the model. Any other error
+of an environment, its death and a missed deadline are the environment's: the conversation begins again in a fresh one.
+"""
+
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from open_instruct.registry import Registry
+
+Message = dict[str, Any]
+"""A chat message: `role`, `content`, and for the answer of a tool its `name`."""
+Schema = dict[str, Any]
+"""Description of a tool in OpenAI's format: `{"type": "function", "function": {"name", "description", "parameters"}}`."""
+
+
+class ToolError(Exception):
+    """The model asked for something that cannot be. The text is the tool's answer."""
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """A call of a tool that the model has written."""
+
+    name: str
+    arguments: dict[str, Any] = field(default_factory=dict)
+    id: str = ""
+    """As the model or its parser named the call; may be empty."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What the model has said in one turn."""
+
+    text: str
+    """The whole turn as text, without special tokens."""
+    calls: tuple[ToolCall, ...] = ()
+    """The calls in the turn that are meant for this environment."""
+    finish_reason: str = "stop"
+    """`length` if the turn was cut off."""
+
+
+@dataclass(frozen=True)
+class Opening:
+    """How an episode begins."""
+
+    messages: Sequence[Message] = ()
+    """Messages after those of the row. Most environments have none, because the row's prompt says everything."""
+
+
+@dataclass(frozen=True)
+class Observation:
+    """The answer to a turn."""
+
+    messages: Sequence[Message] = ()
+    reward: float | None = None
+    """Reward of this step; None: the step has none, which is not 0."""
+    done: bool = False
+    """Whether the episode is over."""
+    num_errors: int = 0
+    """Calls that ended with an error for the model."""
+
+
+@dataclass(frozen=True)
+class Ending:
+    """What is left to say when an episode is over."""
+
+    reward: float | None = None
+    """A further reward, for the episode as a whole; None: there is none."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """Numbers of the episode, such as the guesses that it took; metric `env/<name>/<key>` is their mean."""
+
+
+class Environment(ABC):
+    """One episode at a time, in a process of its own. Constructor arguments come from `--tool_configs`, or from the row."""
+
+    takes_text: ClassVar[bool] = False
+    """Whether the environment answers every turn, with or without calls, as a game does that reads moves from the text."""
+    is_stateless: ClassVar[bool] = False
+    """Whether it only answers calls and keeps nothing between two of them. Then it is never reset, its process serves further
+    conversations, and a conversation has it only once it calls it."""
+
+    runs_programs: ClassVar[bool] = False
+    """Whether it runs what a model wrote as a program. Its process then inherits no variable that might hold a key."""
+
+    @classmethod  # noqa: B027
+    def prepare(cls) -> None:
+        """Load what is slow to load. Called once, in the process from which environments are forked."""
+
+    @classmethod
+    def problem(cls, config: Mapping[str, Any]) -> str:
+        """Why this machine cannot run it, with what to do; empty if it can. Asked before a run begins."""
+        del config
+        return ""
+
+    @classmethod
+    def schemas(cls, config: Mapping[str, Any]) -> list[Schema]:
+        """The tools that the model may call, with these constructor arguments."""
+        del config
+        return []
+
+    @abstractmethod
+    async def reset(self, task: Mapping[str, Any], seed: int) -> Opening:
+        """Begin an episode.
+
+        Args:
+            task: what the row says of this environment, and `messages` and `ground_truth` of the row.
+            seed: the same for all conversations about one prompt, so that they have the same task.
+
+        Raises:
+            ValueError: the task is wrong; the text says how.
+        """
+
+    @abstractmethod
+    async def step(self, turn: Turn) -> Observation:
+        """Answer a turn."""
+
+    async def finish(self) -> Ending:
+        """Called once, after the last step."""
+        return Ending()
+
+    async def close(self) -> None:  # noqa: B027
+        """Release what the environment holds. The process may be killed instead."""
+
+
+class ToolEnvironment(Environment):
+    """Answers calls of tools. Override `call`, and `schemas`."""
+
+    async def reset(self, task: Mapping[str, Any], seed: int) -> Opening:
+        return Opening()
+
+    @abstractmethod
+    async def call(self, name: str, arguments: Mapping[str, Any]) -> "str | Observation":
+        """The tool's answer as text, or an observation for a step with a reward.
+
+        Raises:
+            ToolError: its text is the answer.
+        """
+
+    async def step(self, turn: Turn) -> Observation:
+        """Answers all calls of the turn, one after the other."""
+        messages: list[Message] = []
+        reward, num_errors, done = None, 0, False
+        for call in turn.calls:
+            try:
+                answer = await self.call(call.name, call.arguments)
+            except ToolError as error:
+                answer, num_errors = str(error), num_errors + 1
+            if isinstance(answer, Observation):
+                messages += answer.messages
+                reward = answer.reward if reward is None else reward + (answer.reward or 0.0)
+                num_errors += answer.num_errors
+                done = answer.done
+            else:
+                messages.append(tool_message(call.name, answer))
+            if done:
+                break
+        return Observation(messages, reward, done, num_errors)
+
+
+def tool_message(name: str, content: str) -> Message:
+    """The message with which a tool answers."""
+    return {"role": "tool", "name": name, "content": content}
+
+
+def user_message(content: str) -> Message:
+    """The message with which a game answers."""
+    return {"role": "user", "content": content}
+
+
+def schema(name: str, description: str, parameters: Mapping[str, Mapping[str, Any]] | None = None) -> Schema:
+    """Description of a tool all of whose parameters are needed. `parameters`: JSON schema of each, by name."""
+    properties = {key: dict(value) for key, value in (parameters or {}).items()}
+    kinds = {"type": "object", "properties": properties, "required": list(properties)}
+    return {"type": "function", "function": {"name": name, "description": description, "parameters": kinds}}
+
+
+def schema_name(described: Schema) -> str:
+    return str(described["function"]["name"])
+
+
+@dataclass(frozen=True)
+class EnvironmentSpec:
+    """One tool or environment of a run, from which any process can make it."""
+
+    target: str
+    """A registered name (`calculator`), or a function or class in a file or module (`my_tools.py:search`)."""
+    name: str
+    """The name under which rows, calls and metrics know it."""
+    config: dict[str, Any] = field(default_factory=dict)
+    """Arguments of the constructor."""
+
+
+ENVIRONMENTS: Registry[type[Environment]] = Registry("tool or environment", flag="tools")
+
+
+def mistake_in_config(cls: type[Any], config: Mapping[str, Any]) -> str:
+    """Why the constructor cannot take these arguments; empty if it can."""
+    try:
+        inspect.signature(cls).bind(**config)
+    except TypeError as error:
+        return f"{error}; {cls.__name__} takes {inspect.signature(cls)}"
+    except ValueError:  # a class without a signature in Python
+        return ""
+    return ""

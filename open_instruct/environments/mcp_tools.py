@@ -1,0 +1,132 @@
+"""Tools of servers that speak the Model Context Protocol, over HTTP or as a program on this machine."""
+
+import asyncio
+import contextlib
+import functools
+import json
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+from open_instruct.environments.base import ENVIRONMENTS, Schema, ToolEnvironment, ToolError
+from open_instruct.environments.wire import as_text
+
+DISCOVERY_S = 60.0
+"""Longest time that a server may take to name its tools, when a run begins."""
+
+
+@ENVIRONMENTS.register("generic_mcp")
+class MCPTools(ToolEnvironment):
+    """All tools of one server, or one of them. The connection is kept for further calls.
+
+    Args:
+        server_url: of a server over HTTP.
+        transport: `http`, `sse` or `stdio`.
+        command, args, env: program of a server with the transport `stdio`.
+        tool_name: the only tool that is offered; by default all.
+        timeout: seconds that a call may take.
+    """
+
+    is_stateless = True
+
+    def __init__(
+        self,
+        server_url: str = "",
+        transport: str = "http",
+        command: str = "",
+        args: list[str] | None = None,
+        env: dict[str, str] | None = None,
+        tool_name: str | None = None,
+        timeout: float = 60.0,
+        **ignored: Any,
+    ) -> None:
+        if transport not in ("http", "sse", "stdio"):
+            raise ValueError(f"transport must be http, sse or stdio, got {transport!r}")
+        if transport == "stdio" and not command:
+            raise ValueError("the transport stdio needs a command")
+        if transport != "stdio" and not server_url:
+            raise ValueError(f"the transport {transport} needs a server_url")
+        del ignored  # retries: a call that fails is the server's fault, and the conversation begins again
+        self._transport, self._server_url = transport, server_url
+        self._program = (command, list(args or []), dict(env or {}))
+        self._timeout_s = timeout
+        self._open: contextlib.AsyncExitStack | None = None
+        self._session: Any = None
+
+    @classmethod
+    def schemas(cls, config: Mapping[str, Any]) -> list[Schema]:
+        """Asks the server. Raises `OSError` or `ValueError` if it does not answer."""
+        found: list[Schema] = json.loads(_discover(json.dumps(config, sort_keys=True)))
+        only = config.get("tool_name")
+        chosen = [described for described in found if only in (None, described["function"]["name"])]
+        if not chosen:
+            names = ", ".join(described["function"]["name"] for described in found)
+            raise ValueError(f"the server has no tool {only!r}; it has: {names}")
+        return chosen
+
+    @contextlib.asynccontextmanager
+    async def connected(self) -> AsyncIterator[Any]:
+        """A session with the server."""
+        from mcp import ClientSession
+
+        async with self._streams() as (reading, writing, *_), ClientSession(reading, writing) as session:
+            await session.initialize()
+            yield session
+
+    def _streams(self) -> Any:
+        if self._transport == "stdio":
+            from mcp.client.stdio import StdioServerParameters, stdio_client
+
+            command, args, env = self._program
+            return stdio_client(StdioServerParameters(command=command, args=args, env=env or None))
+        if self._transport == "sse":
+            from mcp.client.sse import sse_client
+
+            return sse_client(self._server_url)
+        from mcp.client.streamable_http import streamable_http_client
+
+        return streamable_http_client(self._server_url)
+
+    async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
+        if self._session is None:
+            self._open = contextlib.AsyncExitStack()
+            self._session = await self._open.enter_async_context(self.connected())
+        async with asyncio.timeout(self._timeout_s):
+            said = await self._session.call_tool(name, dict(arguments))
+        text = "\n".join(as_text(getattr(part, "text", f"[{part.type}]")) for part in said.content)
+        if getattr(said, "is_error", None) or getattr(said, "isError", None):
+            raise ToolError(text)
+        return text
+
+    async def close(self) -> None:
+        if self._open is not None:
+            await self._open.aclose()
+
+
+@functools.cache
+def _discover(config: str) -> str:
+    """The tools of a server, as JSON. Asked once in a process."""
+
+    async def ask() -> list[Schema]:
+        async with asyncio.timeout(DISCOVERY_S), MCPTools(**json.loads(config)).connected() as session:
+            listed = await session.list_tools()
+        return [
+            {
+                "type": "function",
+                "function": {
+                    "name": tool.name,
+                    "description": tool.description or "",
+                    "parameters": getattr(tool, "input_schema", None) or getattr(tool, "inputSchema", None) or {},
+                },
+            }
+            for tool in listed.tools
+        ]
+
+    try:
+        return json.dumps(asyncio.run(ask()))
+    except BaseException as error:
+        first = error
+        while isinstance(first, BaseExceptionGroup):
+            first = first.exceptions[0]
+        if isinstance(first, KeyboardInterrupt):
+            raise
+        raise OSError(f"the MCP server does not answer: {type(first).__name__}: {first}") from error

@@ -1,0 +1,190 @@
+"""The process from which environments are forked, and what such a process does.
+
+The nursery loads the code of environments once. It never sees what a model wrote. For every environment it forks a process, which
+makes the environment and does what comes over its socket:
+
+    {"do": "make", "spec": …} {"do": "reset", "task": …, "seed": …} {"do": "step", "turn": …} {"do": "finish"} {"do": "close"}
+
+`processes.py` is the engine's side of both.
+"""
+
+import asyncio
+import functools
+import gc
+import os
+import random
+import resource
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from open_instruct.environments.adapters import environment_class
+from open_instruct.environments.base import Environment, EnvironmentSpec, ToolError
+from open_instruct.environments.wire import (
+    ENVIRONMENT,
+    HEAD,
+    MODEL,
+    as_text,
+    ending_to_json,
+    observation_to_json,
+    opening_to_json,
+    packed,
+    turn_from_json,
+    unpacked,
+)
+from open_instruct.system.sandbox import be_killed_first, die_with_parent
+from open_instruct.user_modules import import_user_module
+
+LONGEST_ERROR = 500
+LONGEST_TARGET = 4096
+READY, FAILED = b"r", b"f"
+
+
+def keep(descriptor: int, modules: Sequence[str], targets: Sequence[str]) -> None:
+    """The nursery. Forks an environment's process for every socket that it is sent, until its own socket closes."""
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # Ctrl-C reaches the whole group; the engine decides when this process ends
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    listening = socket.socket(fileno=descriptor)
+    try:
+        for module in modules:
+            import_user_module(module)
+        for target in targets:
+            _prepare(target)
+    except Exception as error:
+        with suppress(OSError):
+            listening.sendall(FAILED + f"{type(error).__name__}: {error}".encode()[:LONGEST_ERROR])
+        return
+    children: set[int] = set()
+    with suppress(OSError):
+        listening.sendall(READY)
+        _fork_for_ever(listening, children)
+    for child in _still_there(children):
+        with suppress(ProcessLookupError):
+            os.killpg(child, signal.SIGKILL)
+
+
+def _fork_for_ever(listening: socket.socket, children: set[int]) -> None:
+    """Until the engine closes its end, or ends."""
+    nursery = os.getpid()
+    while True:
+        target, descriptors, *_ = socket.recv_fds(listening, LONGEST_TARGET, 1)
+        if not descriptors:
+            return
+        _prepare(target.decode())
+        _still_there(children)
+        if child := os.fork():
+            children.add(child)
+            os.close(descriptors[0])
+        else:
+            _live(nursery, descriptors[0])
+
+
+@functools.cache
+def _prepare(target: str) -> None:
+    """Load what all environments of this kind share. Done once, so that the processes that are forked later have it."""
+    with suppress(Exception):  # the environment's own process meets the same error, and reports it
+        environment_class(target).prepare()
+    gc.collect()
+    gc.freeze()  # collecting would copy the pages that the processes share
+
+
+def _still_there(children: set[int]) -> set[int]:
+    """The children that have not ended; those that have are removed from the kernel's process table."""
+    with suppress(ChildProcessError):
+        while ended := os.waitpid(-1, os.WNOHANG)[0]:
+            children.discard(ended)
+    return children
+
+
+def _live(nursery: int, descriptor: int) -> None:
+    """The process of one environment. Its own children are in its process group, so that they end with it."""
+    try:
+        os.setsid()
+        die_with_parent(nursery)
+        with suppress(OSError):
+            be_killed_first()
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        _arrange_descriptors(descriptor)
+        random.seed(0)
+        asyncio.run(_Service(socket.socket(fileno=3)).run())
+    finally:
+        os._exit(0)
+
+
+def _arrange_descriptors(descriptor: int) -> None:
+    """Keep the socket alone, as 3. Input is empty, and what an environment prints goes nowhere."""
+    silent = os.open(os.devnull, os.O_RDWR)
+    kept = os.dup(descriptor) if descriptor < 4 else descriptor
+    for number in range(3):
+        os.dup2(silent, number)
+    os.dup2(kept, 3, inheritable=False)
+    os.closerange(4, min(resource.getrlimit(resource.RLIMIT_NOFILE)[0], 2**16))
+
+
+class _Service:
+    """Does what the engine asks of one environment."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.setblocking(False)
+        self._connection = connection
+        self._environment: Environment | None = None
+
+    async def run(self) -> None:
+        loop = asyncio.get_running_loop()
+        await loop.sock_sendall(self._connection, packed({"pid": os.getpid()}))
+        while (message := await self._receive()) is not None:
+            answer = await self._answer(message)
+            try:
+                content = packed(answer)
+            except (TypeError, ValueError, RecursionError) as error:
+                content = packed({"error": f"an answer that is no JSON: {error}"[:LONGEST_ERROR], "fault": ENVIRONMENT})
+            await loop.sock_sendall(self._connection, content)
+
+    async def _receive(self) -> dict[str, Any] | None:
+        head = await self._read(HEAD.size)
+        return unpacked(await self._read(HEAD.unpack(head)[0])) if len(head) == HEAD.size else None
+
+    async def _read(self, size: int) -> bytes:
+        data, loop = bytearray(), asyncio.get_running_loop()
+        while len(data) < size and (part := await loop.sock_recv(self._connection, min(size - len(data), 2**16))):
+            data += part
+        return bytes(data)
+
+    async def _answer(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        try:
+            return {"answer": await self._do(message)}
+        except ToolError as error:
+            return {"error": as_text(str(error)), "fault": MODEL}
+        except BaseException as error:  # whatever an environment raises, `sys.exit` included
+            where = traceback.extract_tb(error.__traceback__)[-1:]
+            place = f" ({os.path.basename(where[0].filename)}:{where[0].lineno})" if where else ""
+            return {"error": as_text(f"{type(error).__name__}: {error}{place}"[:LONGEST_ERROR]), "fault": ENVIRONMENT}
+
+    async def _do(self, message: Mapping[str, Any]) -> Any:
+        action = message["do"]
+        if action == "make":
+            spec = EnvironmentSpec(**message["spec"])
+            self._environment = environment_class(spec.target)(**spec.config)
+            return {"is_stateless": self._environment.is_stateless}
+        environment = self._environment
+        assert environment is not None, "made first"
+        if action == "reset":
+            return opening_to_json(await environment.reset(message["task"], message["seed"]))
+        if action == "step":
+            return observation_to_json(await environment.step(turn_from_json(message["turn"])))
+        if action == "finish":
+            return ending_to_json(await environment.finish())
+        assert action == "close", action
+        await environment.close()
+        return None
+
+
+if __name__ == "__main__":
+    _, descriptor, num_modules, *names = sys.argv
+    keep(int(descriptor), names[: int(num_modules)], names[int(num_modules) :])

@@ -1,0 +1,309 @@
+"""The engine's side of environments: a pool of processes, each of which is leased to one conversation at a time.
+
+    conversation ── lease ──► pool ── asks ──► nursery: has loaded the code, forks ──► the environment's process
+         └──────── reset, step, finish, close: JSON over a socket of its own ─────────────────┘
+
+A process that is late, ends, or answers nonsense is killed with all its children, and what it was asked raises
+`EnvironmentFailed`. A process is used again only if its environment has no state. All of this runs in the event loop of the
+engine's rollouts.
+"""
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from typing import Any
+
+from open_instruct.environments.base import Ending, EnvironmentSpec, Observation, Opening, ToolError, Turn
+from open_instruct.environments.nursery import FAILED, LONGEST_ERROR
+from open_instruct.environments.wire import (
+    HEAD,
+    MODEL,
+    MOST_BYTES,
+    BadAnswer,
+    ending_from_json,
+    observation_from_json,
+    opening_from_json,
+    packed,
+    turn_to_json,
+    unpacked,
+)
+from open_instruct.system.sandbox import environment
+
+logger = logging.getLogger(__name__)
+
+START_S = 120.0
+"""Longest time that the nursery may take to load the code of the environments."""
+CLOSE_S = 5.0
+"""Longest time that an environment may take to close before it is killed."""
+MOST_USES = 64
+"""Conversations or calls that a reusable process serves before a fresh one takes its place."""
+
+
+class EnvironmentFailed(RuntimeError):
+    """An environment failed through no fault of the model. The text begins with the environment's name."""
+
+
+class Lease:
+    """One environment in its process, for one conversation."""
+
+    def __init__(self, spec: EnvironmentSpec, connection: socket.socket, process: int, pid: int) -> None:
+        self.spec = spec
+        self.num_uses = 0
+        self.is_alive = True
+        self.is_stateless = False
+        self._connection = connection
+        self._process = process
+        """File descriptor (pidfd) of the process. Unlike a process id, it never comes to mean another process."""
+        self._pid = pid
+
+    async def make(self, deadline_s: float) -> None:
+        made = await self._ask({"do": "make", "spec": asdict(self.spec)}, deadline_s)
+        self.is_stateless = made.get("is_stateless") is True
+
+    async def reset(self, task: Mapping[str, Any], seed: int, deadline_s: float) -> Opening:
+        return opening_from_json(await self._ask({"do": "reset", "task": task, "seed": seed}, deadline_s))
+
+    async def step(self, turn: Turn, deadline_s: float) -> Observation:
+        """Raises `ToolError` where the model is at fault."""
+        return observation_from_json(await self._ask({"do": "step", "turn": turn_to_json(turn)}, deadline_s))
+
+    async def finish(self, deadline_s: float) -> Ending:
+        return ending_from_json(await self._ask({"do": "finish"}, deadline_s))
+
+    async def close(self) -> None:
+        """End environment and process."""
+        if self.is_alive:
+            with suppress(EnvironmentFailed, ToolError):
+                await self._ask({"do": "close"}, CLOSE_S)
+        self.kill()
+
+    def kill(self) -> None:
+        """Kill the process and its children. May be called twice."""
+        if not self.is_alive:
+            return
+        self.is_alive = False
+        with suppress(ProcessLookupError, PermissionError):
+            signal.pidfd_send_signal(self._process, 0)  # the number still means this process, so its group is its own
+            os.killpg(self._pid, signal.SIGKILL)
+        os.close(self._process)
+        self._connection.close()
+
+    async def _ask(self, message: Mapping[str, Any], deadline_s: float) -> dict[str, Any]:
+        """The environment's answer. Any failure ends the process, because nobody knows what state it is in."""
+        phase = message["do"]
+        if not self.is_alive:
+            raise EnvironmentFailed(f"{self.spec.name}: its process has ended")
+        try:
+            async with asyncio.timeout(deadline_s):
+                await asyncio.get_running_loop().sock_sendall(self._connection, packed(message))
+                reply = await receive(self._connection)
+        except TimeoutError:
+            self.kill()
+            raise EnvironmentFailed(f"{self.spec.name}: {phase} took longer than {deadline_s:g} s") from None
+        except (OSError, BadAnswer, EOFError) as error:
+            self.kill()
+            raise EnvironmentFailed(f"{self.spec.name}: {phase}: {error or 'its process ended'}") from error
+        except (
+            BaseException
+        ):  # a conversation that is broken off leaves an answer behind, which nobody may take for another
+            self.kill()
+            raise
+        if "error" not in reply:
+            answer = reply.get("answer")
+            return answer if isinstance(answer, dict) else {}
+        if reply.get("fault") == MODEL:
+            raise ToolError(str(reply["error"]))
+        self.kill()
+        raise EnvironmentFailed(f"{self.spec.name}: {phase}: {str(reply['error'])[:LONGEST_ERROR]}")
+
+
+async def receive(connection: socket.socket) -> dict[str, Any]:
+    """One message. Raises `EOFError`, `OSError` or `BadAnswer`."""
+    (size,) = HEAD.unpack(await _read(connection, HEAD.size))
+    if size > MOST_BYTES:
+        raise BadAnswer(f"an answer of {size} bytes")
+    return unpacked(await _read(connection, size))
+
+
+async def _read(connection: socket.socket, size: int) -> bytes:
+    data, loop = bytearray(), asyncio.get_running_loop()
+    while len(data) < size:
+        part = await loop.sock_recv(connection, min(size - len(data), 2**18))
+        if not part:
+            raise EOFError("its process ended")
+        data += part
+    return bytes(data)
+
+
+class EnvironmentPool:
+    """At most `limit` processes of environments, on one engine.
+
+    Args:
+        modules: files and modules to import first (`--environment_modules`).
+        targets: what the run uses, to be loaded at the start.
+        run_programs: those of the targets that run a model's programs. Their processes inherit no keys.
+    """
+
+    def __init__(
+        self,
+        limit: int,
+        *,
+        modules: Sequence[str] = (),
+        targets: Sequence[str] = (),
+        run_programs: Collection[str] = ("python",),
+    ) -> None:
+        self._modules, self._targets = list(modules), list(targets)
+        self._run_programs = frozenset(run_programs)
+        self._places = asyncio.Semaphore(limit)
+        self._asking = asyncio.Lock()
+        self._nurseries: dict[bool, _Nursery] = {}
+        """One whose processes inherit all variables, and one for programs."""
+        self._leased: set[Lease] = set()
+        self._idle: defaultdict[str, list[Lease]] = defaultdict(list)
+        self.is_closed = False
+
+    async def lease(self, spec: EnvironmentSpec, deadline_s: float) -> Lease:
+        """A process with this environment, made and not yet reset. Waits until there is a place; the waiting does not count
+        against the deadline."""
+        key = repr(spec)
+        while self._idle[key]:
+            lease = self._idle[key].pop()
+            if lease.is_alive:
+                return lease
+            self.forget(lease)
+        await self._place()
+        try:
+            lease = await self._fork(spec)
+        except BaseException:
+            self._places.release()
+            raise
+        self._leased.add(lease)
+        try:
+            await lease.make(deadline_s)
+        except ToolError as error:
+            self.forget(lease)
+            raise EnvironmentFailed(f"{spec.name}: {error}") from error
+        except BaseException:
+            self.forget(lease)
+            raise
+        return lease
+
+    async def give_back(self, lease: Lease) -> None:
+        """The conversation is over. The process of a tool without a state waits for the next; any other ends."""
+        lease.num_uses += 1
+        if lease.is_alive and lease.is_stateless and lease.num_uses < MOST_USES and not self.is_closed:
+            self._idle[repr(lease.spec)].append(lease)
+            return
+        try:
+            await lease.close()
+        finally:
+            self.forget(lease)
+
+    def close(self) -> None:
+        """Kill all processes. May be called from any thread, when no conversation is under way any more."""
+        self.is_closed = True
+        for lease in list(self._leased):
+            lease.kill()
+        self._leased.clear()
+        self._idle.clear()
+        for nursery in self._nurseries.values():
+            nursery.kill()
+
+    @property
+    def num_processes(self) -> int:
+        return len(self._leased)
+
+    async def _place(self) -> None:
+        """Wait for a place. If only idle processes are in the way, the oldest of them ends."""
+        if self._places.locked():
+            idle = next((leases for leases in self._idle.values() if leases), None)
+            if idle is not None:
+                self.forget(idle.pop(0))
+        await self._places.acquire()
+
+    def forget(self, lease: Lease) -> None:
+        """Kill the process, and give its place to another."""
+        lease.kill()
+        if lease in self._leased:
+            self._leased.discard(lease)
+            self._places.release()
+
+    async def _fork(self, spec: EnvironmentSpec) -> Lease:
+        if self.is_closed:
+            raise EnvironmentFailed(f"{spec.name}: the engine ends")
+        async with self._asking:
+            for attempt in (1, 2):
+                is_bare = spec.target in self._run_programs
+                if is_bare not in self._nurseries:
+                    targets = [target for target in self._targets if (target in self._run_programs) == is_bare]
+                    modules = [] if is_bare else self._modules
+                    variables = environment({}) if is_bare else dict(os.environ)
+                    self._nurseries[is_bare] = _Nursery(modules, targets, variables)
+                try:
+                    return await self._nurseries[is_bare].fork(spec)
+                except (OSError, EOFError, TimeoutError, BadAnswer) as error:
+                    self._nurseries.pop(is_bare).kill()
+                    if attempt == 2:
+                        raise EnvironmentFailed(f"{spec.name}: no process could be started: {error}") from error
+                    logger.warning("the process that starts environments failed and is started again: %s", error)
+        raise AssertionError("the second attempt returns or raises")
+
+
+class _Nursery:
+    """The process that forks the others, as the engine sees it."""
+
+    def __init__(self, modules: Sequence[str], targets: Sequence[str], variables: Mapping[str, str]) -> None:
+        self._socket, theirs = socket.socketpair()
+        self._socket.setblocking(False)
+        self._is_ready = False
+        arguments = [str(theirs.fileno()), str(len(modules)), *modules, *targets]
+        paths = os.pathsep.join(path for path in sys.path if path)
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "open_instruct.environments.nursery", *arguments],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,  # libraries greet on import
+                env={**variables, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
+            )
+
+    async def fork(self, spec: EnvironmentSpec) -> Lease:
+        """A fresh process. Raises `OSError`, `EOFError`, `TimeoutError` or `BadAnswer`."""
+        await self._wait_until_ready()
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        try:
+            with theirs:
+                socket.send_fds(self._socket, [spec.target.encode()], [theirs.fileno()])
+            async with asyncio.timeout(START_S):  # the code of the first environment of a kind is loaded now
+                pid = (await receive(ours)).get("pid")
+            if type(pid) is not int:
+                raise BadAnswer("no process id")
+            process = os.pidfd_open(pid)
+        except BaseException:
+            ours.close()
+            raise
+        return Lease(spec, ours, process, pid)
+
+    async def _wait_until_ready(self) -> None:
+        if self._is_ready:
+            return
+        async with asyncio.timeout(START_S):
+            said = await asyncio.get_running_loop().sock_recv(self._socket, 1 + LONGEST_ERROR)
+        if said[:1] == FAILED or not said:
+            raise OSError(said[1:].decode(errors="replace") or "it ended; its standard error says why")
+        self._is_ready = True
+
+    def kill(self) -> None:
+        self._process.kill()  # the kernel then kills the processes that it forked
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=CLOSE_S)
+        self._socket.close()

@@ -1,0 +1,189 @@
+"""A tool that runs Python programs of the model, in the jail of `system/sandbox.py`.
+
+    the environment's process ── forks for each program ──► jailed child: no network, no files but Python's own, limits
+              ◄── what the program printed, over a pipe ──────────┘ killed at the limit
+
+Nothing is kept between two programs. Where the kernel cannot give the jail, the tool refuses to start; it never runs a program
+without.
+"""
+
+import asyncio
+import contextlib
+import math
+import os
+import resource
+import signal
+import sys
+import traceback
+from collections.abc import Mapping
+from typing import Any
+
+from open_instruct.environments.base import ENVIRONMENTS, Schema, ToolEnvironment, ToolError, schema
+from open_instruct.system.sandbox import (
+    Jail,
+    die_with_parent,
+    limit_resources,
+    missing,
+    python_files,
+    restrict_calls,
+    restrict_files,
+)
+
+MOST_OUTPUT = 2**16
+"""Bytes of output. A program that writes more is ended."""
+OFTEN_IMPORTED = (
+    "collections datetime decimal fractions functools heapq itertools json math numpy random re statistics string"
+)
+
+
+@ENVIRONMENTS.register("python")
+class PythonTool(ToolEnvironment):
+    """Runs a program and answers with what it printed.
+
+    Args:
+        timeout: seconds that a program may take.
+        memory_mb: private memory of a program.
+        api_endpoint: a server of open-instruct's protocol (`{"code", "timeout"}` to `{"output", "error"}`) that runs the programs
+            in place of this machine.
+    """
+
+    is_stateless = True
+    runs_programs = True
+
+    def __init__(self, timeout: float = 3.0, memory_mb: int = 512, api_endpoint: str | None = None) -> None:
+        if timeout <= 0:
+            raise ValueError(f"timeout must be above 0, got {timeout}")
+        if api_endpoint is None and missing():
+            raise ValueError(self.problem({}))
+        self._timeout_s = float(timeout)
+        self._jail = Jail(python_files(), memory_bytes=memory_mb * 2**20, cpu_s=math.ceil(timeout) + 1)
+        self._api_endpoint = api_endpoint
+
+    @classmethod
+    def problem(cls, config: Mapping[str, Any]) -> str:
+        if config.get("api_endpoint") is not None or not missing():
+            return ""
+        return f"programs cannot be jailed here: {'; '.join(missing())}. Name a server that runs them as api_endpoint"
+
+    @classmethod
+    def prepare(cls) -> None:
+        """Import what programs often need, which the jailed children share."""
+        for name in OFTEN_IMPORTED.split():
+            __import__(name)
+
+    @classmethod
+    def schemas(cls, config: Mapping[str, Any]) -> list[Schema]:
+        of_code = {"code": {"type": "string", "description": "Python code to execute"}}
+        return [schema("python", "Executes Python code and returns printed output.", of_code)]
+
+    async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
+        code = arguments.get("code")
+        if not isinstance(code, str) or not code.strip():
+            raise ToolError("Empty code. Please provide some code to execute.")
+        if self._api_endpoint is not None:
+            return await self._ask_server(code)
+        output, is_late = await self._run(code)
+        text = output[:MOST_OUTPUT].decode(errors="replace")
+        if len(output) > MOST_OUTPUT:
+            raise ToolError(f"{text}\n[the output is longer than {MOST_OUTPUT} bytes]")
+        if is_late:
+            raise ToolError(f"{text}\nTimeout after {self._timeout_s:g} seconds".lstrip("\n"))
+        return text
+
+    async def _run(self, code: str) -> tuple[bytes, bool]:
+        """What the program wrote, and whether it was ended because it took too long."""
+        reading, writing = os.pipe()
+        parent = os.getpid()
+        child = os.fork()
+        if not child:
+            _become_program(parent, writing, self._jail, code)
+        os.close(writing)
+        os.set_blocking(reading, False)
+        process = os.pidfd_open(child)
+        try:
+            output, is_late = bytearray(), False
+            try:
+                async with asyncio.timeout(self._timeout_s):
+                    while part := await _read(reading):
+                        output += part
+                        if len(output) > MOST_OUTPUT:
+                            break
+            except TimeoutError:
+                is_late = True
+            return bytes(output), is_late
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(process, signal.SIGKILL)
+            os.close(process)
+            os.close(reading)
+            os.waitpid(child, 0)
+
+    async def _ask_server(self, code: str) -> str:
+        import aiohttp
+
+        limit = aiohttp.ClientTimeout(total=self._timeout_s + 5.0)
+        wanted = {"code": code, "timeout": self._timeout_s}
+        async with (
+            aiohttp.ClientSession(timeout=limit) as session,
+            session.post(str(self._api_endpoint), json=wanted) as reply,
+        ):
+            reply.raise_for_status()
+            said = await reply.json()
+        error = said.get("error") or ""
+        text = (said.get("output") or "") + (f"\n{error}" if error else "")
+        if error:
+            raise ToolError(text)
+        return text
+
+
+async def _read(descriptor: int) -> bytes:
+    """The next bytes of a pipe; none at its end."""
+    loop = asyncio.get_running_loop()
+    while True:
+        try:
+            return os.read(descriptor, 2**16)
+        except BlockingIOError:
+            readable: asyncio.Future[None] = loop.create_future()
+            loop.add_reader(descriptor, lambda waiting=readable: waiting.done() or waiting.set_result(None))
+            try:
+                await readable
+            finally:
+                loop.remove_reader(descriptor)
+
+
+def _become_program(parent: int, writing: int, jail: Jail, code: str) -> None:
+    """The jailed child. Its only open files are the pipe, as output and error, and an empty input."""
+    try:
+        die_with_parent(parent)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.dup2(writing, 1)
+        os.dup2(writing, 2)
+        os.closerange(3, min(resource.getrlimit(resource.RLIMIT_NOFILE)[0], 2**16))
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_DFL)
+        limit_resources(jail)
+        restrict_files(jail)
+        restrict_calls(jail)
+        sys.stdin, sys.stdout, sys.stderr = (
+            os.fdopen(number, mode, closefd=False) for number, mode in ((0, "r"), (1, "w"), (2, "w"))
+        )
+        sys.argv = ["program"]
+        _execute(code)
+        sys.stdout.flush()
+    finally:
+        os._exit(0)
+
+
+def _execute(code: str) -> None:
+    try:
+        exec(compile(code, "<program>", "exec"), {"__name__": "__main__"})
+    except SystemExit:
+        pass
+    except BaseException as error:
+        sys.stdout.flush()
+        shown = traceback.TracebackException.from_exception(error)
+        shown.stack = traceback.StackSummary.from_list(
+            [frame for frame in shown.stack if frame.filename == "<program>"]
+        )
+        sys.stderr.write("".join(shown.format(chain=False)))
+        sys.stderr.flush()

@@ -1,0 +1,1 @@
+"""Conversations: the model speaks, tools and environments answer, exact to the token."""

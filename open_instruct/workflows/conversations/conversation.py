@@ -1,0 +1,416 @@
+"""One conversation: a coroutine that lets the model speak, has its calls answered, and keeps the ledger.
+
+A conversation holds nothing of the engine between two of its turns. Everything that it does goes through the context: `generate`,
+and calls of the tool `environment`, whose arguments and answers are plain values.
+"""
+
+import asyncio
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from open_instruct.chat_codec import END_THINK
+from open_instruct.data_types import Sample, SamplingConfig
+from open_instruct.environments.base import (
+    EnvironmentSpec,
+    Message,
+    Observation,
+    Schema,
+    ToolCall,
+    Turn,
+    tool_message,
+)
+from open_instruct.environments.wire import (
+    ending_from_json,
+    observation_from_json,
+    opening_from_json,
+    turn_to_json,
+)
+from open_instruct.workflows.base import CallFailed, Context, RolloutFailed
+from open_instruct.workflows.conversations.bridge import Bridge, CannotBridge
+from open_instruct.workflows.conversations.ledger import Ledger
+from open_instruct.workflows.conversations.options import ConversationOptions
+from open_instruct.workflows.conversations.parsers import ToolParser
+
+ENVIRONMENT = "environment"
+"""The tool of the context through which all environments are reached."""
+SLACK_S = 10.0
+"""Beside an environment's own deadline: the time in which the pool notices and kills it."""
+
+
+@dataclass(frozen=True)
+class Participant:
+    """A tool or environment that takes part in a conversation."""
+
+    spec: EnvironmentSpec
+    schemas: Sequence[Schema]
+    own_names: Mapping[str, str]
+    """By the name under which the model calls a function: the name that the tool itself has for it."""
+    takes_text: bool = False
+    task: Mapping[str, Any] | None = None
+    """What the row says of it; None for a tool without a state, which is asked for only once it is called."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What all conversations about one prompt have in common."""
+
+    prompt_id: str
+    prompt_ids: np.ndarray  # (Q,) int32
+    messages: Sequence[Message]
+    """Those of the row, for prompts that have to be rendered anew."""
+    participants: Sequence[Participant]
+    sampling: SamplingConfig
+    options: ConversationOptions
+    parser: ToolParser
+    bridge: Bridge
+    max_steps: int
+    max_prompt_tokens: int
+
+    @property
+    def prompt_schemas(self) -> list[Schema]:
+        """The tools that the prompt describes."""
+        if not self.options.pass_tools_to_chat_template:
+            return []
+        return [one for participant in self.participants for one in participant.schemas]
+
+
+@dataclass
+class Account:
+    """What a conversation cost, for metrics. Plain values."""
+
+    num_turns: int = 0
+    num_steps: int = 0
+    num_branches: int = 0
+    num_restarts: int = 0
+    num_truncated: int = 0
+    """Answers of tools whose middle was left out."""
+    num_policy_tokens: int = 0
+    num_tool_tokens: int = 0
+    num_template_tokens: int = 0
+    num_prompt_tokens: int = 0
+    """Tokens that the engine was given, over all turns."""
+    wait_s: float = 0.0
+    """Seconds in which the conversation waited for a place in the pool."""
+    calls: dict[str, list[float]] = field(default_factory=dict)
+    """By tool or environment: calls, calls with an error, seconds."""
+    metrics: dict[str, dict[str, float]] = field(default_factory=dict)
+    """What environments said at the end, by name."""
+    turn_rewards: list[float] = field(default_factory=list)
+    ended_by: str = ""
+    """`answer`, `environment`, `steps` or `length`."""
+
+    def called(self, name: str, *, num_calls: int, num_errors: int, seconds: float) -> None:
+        counts = self.calls.setdefault(name, [0.0, 0.0, 0.0])
+        self.calls[name] = [counts[0] + num_calls, counts[1] + num_errors, counts[2] + seconds]
+
+    @property
+    def has_good_output(self) -> bool:
+        """Whether there were calls, and all were answered without an error."""
+        return bool(self.calls) and not any(errors for _, errors, _ in self.calls.values())
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A conversation that is over."""
+
+    samples: list[Sample]
+    """One, or one for each branch; the last is the one that is judged."""
+    account: Account
+
+
+class Conversation:
+    """One of the conversations about a prompt.
+
+    Args:
+        number: among them, from 0.
+    """
+
+    def __init__(self, setting: Setting, ctx: Context, number: int) -> None:
+        self._setting = setting
+        self._ctx = ctx
+        self._number = number
+        self._attempt = 0
+        self._longest = min(ctx.max_model_len, setting.max_prompt_tokens + setting.sampling.max_tokens)
+        """Tokens of a sample, prompt and response together."""
+        self._last_id: int | None = None
+        """The control token that ended the model's last turn; None if none did."""
+        self._begin()
+
+    def _begin(self) -> None:
+        self._account = Account(num_restarts=self._attempt)
+        self._messages = list(self._setting.messages)
+        self._ledger = Ledger(self._setting.prompt_ids)
+        self._samples: list[Sample] = []
+        self._leased: set[str] = set()
+        self._began_at = self._ctx.now(name=f"{self._number}-begin")
+
+    async def run(self) -> Ended:
+        """Hold the conversation. If an environment fails, the conversation begins again in a fresh one, with the same seeds.
+
+        Raises:
+            CallFailed: environments have failed `--environment_attempts` times.
+        """
+        while True:
+            try:
+                await self._open()
+                finish_reason = await self._talk()
+                return await self._end(finish_reason)
+            except CallFailed:
+                await self._release()
+                self._attempt += 1
+                if self._attempt >= self._setting.options.environment_attempts:
+                    raise
+            except (Exception, asyncio.CancelledError):
+                await self._release()
+                raise
+            self._begin()
+
+    # --- environments -------------------------------------------------------------------------------------------------
+
+    async def _open(self) -> None:
+        """Reset the environments. What they say first is added to the prompt."""
+        opening: list[Message] = []
+        for participant in self._setting.participants:
+            if participant.task is not None:
+                opening += (await self._lease(participant)).messages
+        if opening:
+            self._messages += opening
+            self._ledger = Ledger(self._render())
+            if len(self._ledger.prompt_ids) > self._setting.max_prompt_tokens:
+                raise RolloutFailed(
+                    f"with what the environment says first the prompt has {len(self._ledger.prompt_ids)} tokens, and "
+                    f"--max_prompt_token_length allows {self._setting.max_prompt_tokens}"
+                )
+
+    async def _lease(self, participant: Participant) -> Any:
+        options = self._setting.options
+        task = None
+        if participant.task is not None:
+            task = {"messages": list(self._setting.messages), **participant.task}
+        answer = await self._ask(
+            participant,
+            {"do": "lease", "spec": asdict(participant.spec), "task": task, "seed": self._ctx.seed},
+            # a place in the pool may come late; the environment's own deadlines are the pool's business
+            self._left_s() + 2 * options.environment_reset_timeout_s,
+        )
+        self._leased.add(participant.spec.name)
+        self._account.wait_s += answer["wait_s"]
+        return opening_from_json(answer["opening"])
+
+    async def _ask(self, participant: Participant, request: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+        name = participant.spec.name
+        key = f"{self._setting.prompt_id} {self._number}.{self._attempt} {name}"
+        effect = f"{self._number}-{name}-{request['do']}"
+        answer: dict[str, Any] = await self._ctx.call(
+            ENVIRONMENT, {**request, "key": key, "name": name}, timeout_s=timeout_s, name=effect
+        )
+        return answer
+
+    def _left_s(self) -> float:
+        """Seconds until the conversation has taken too long."""
+        limit = self._setting.options.conversation_timeout_s
+        left = limit - (self._ctx.now(name=f"{self._number}-now") - self._began_at)
+        if left <= 0:
+            raise CallFailed(f"a conversation took longer than {limit:g} s (--conversation_timeout_s)")
+        return left
+
+    async def _release(self) -> None:
+        """Give the environments back that are still leased."""
+        for participant in self._setting.participants:
+            if participant.spec.name in self._leased:
+                self._leased.discard(participant.spec.name)
+                await self._ask(participant, {"do": "release"}, SLACK_S)
+
+    # --- turns --------------------------------------------------------------------------------------------------------
+
+    async def _talk(self) -> str:
+        """Turn after turn. Returns why the conversation ended, as a finish reason."""
+        account, limit = self._account, self._setting.max_steps
+        while True:
+            spoken = await self._speak()
+            if spoken is None:
+                account.ended_by = "length"
+                return "length"
+            raw, text, finish_reason = spoken
+            calls = self._setting.parser.calls(raw)
+            texts = [participant for participant in self._setting.participants if participant.takes_text]
+            if (not calls and not texts) or account.num_steps >= limit:
+                account.ended_by = "length" if finish_reason != "stop" else "answer" if not calls else "steps"
+                return finish_reason
+            observation = await self._answer(Turn(text, tuple(calls), finish_reason), texts, limit - account.num_steps)
+            if observation.done or (texts and account.num_steps >= limit):
+                account.ended_by = "environment" if observation.done else "steps"
+                return "stop"
+            if not self._insert(observation.messages):
+                account.ended_by = "length"
+                return "length"
+
+    async def _speak(self) -> tuple[str, str, str] | None:
+        """One turn of the model, as text with and without control tokens, and its finish reason; None if there is no room."""
+        ids, sampling = self._ledger.token_ids, self._setting.sampling
+        num_tokens = min(
+            sampling.max_tokens - self._num_response_tokens(),
+            self._longest - len(ids),
+            self._setting.options.per_turn_max_tokens or sampling.max_tokens,
+        )
+        if num_tokens < 1:
+            return None
+        self._left_s()
+        account, codec = self._account, self._ctx.codec
+        turn = replace(
+            sampling,
+            n=1,
+            max_tokens=num_tokens,
+            stop=(*sampling.stop, *self._setting.parser.stop),
+            seed=self._seed(account.num_turns),
+        )
+        (said,) = await self._ctx.generate(ids, turn, name=f"{self._number}-generate")
+        account.num_turns += 1
+        account.num_prompt_tokens += len(ids)
+        account.num_policy_tokens += len(said.token_ids)
+        self._ledger.sampled(said)
+        token_ids = said.token_ids.tolist()
+        self._last_id = token_ids[-1] if token_ids and codec.control_token(token_ids[-1]) else None
+        if self._last_id is not None:
+            token_ids = token_ids[:-1]
+        raw = codec.decode_all(token_ids)
+        self._messages.append({"role": "assistant", "content": raw})
+        return raw, codec.decode(token_ids), said.finish_reason
+
+    def _seed(self, turn: int) -> int:
+        """Depends on nothing but the prompt's seed, the conversation and the turn, so that a conversation that is begun again
+        says the same."""
+        return random.Random(f"{self._ctx.seed} {self._number} {turn}").getrandbits(62)
+
+    def _num_response_tokens(self) -> int:
+        return sum(len(sample.response_ids) for sample in self._samples) + self._ledger.num_response_tokens
+
+    async def _answer(self, turn: Turn, texts: Sequence[Participant], num_left: int) -> Observation:
+        """What tools and environments say to a turn. Of more calls than there may be, the first are answered."""
+        answers: list[Observation] = []
+        for call in turn.calls[:num_left]:
+            answers.append(await self._answer_call(call, turn))
+            if answers[-1].done:
+                break
+        if not any(answer.done for answer in answers):
+            for participant in texts:
+                self._account.num_steps += 1
+                answers.append(await self._step(participant, replace(turn, calls=())))
+        for answer in answers:
+            if answer.reward is not None:
+                self._account.turn_rewards.append(answer.reward)
+        return Observation(
+            [message for answer in answers for message in answer.messages], None, any(answer.done for answer in answers)
+        )
+
+    async def _answer_call(self, call: ToolCall, turn: Turn) -> Observation:
+        self._account.num_steps += 1
+        for participant in self._setting.participants:
+            if call.name in participant.own_names:
+                if participant.spec.name not in self._leased:
+                    await self._lease(participant)
+                inner = replace(call, name=participant.own_names[call.name])
+                said = await self._step(participant, replace(turn, calls=(inner,)))
+                named = [{**one, "name": call.name} if one["role"] == "tool" else one for one in said.messages]
+                return replace(said, messages=named)
+        names = ", ".join(sorted(name for one in self._setting.participants for name in one.own_names))
+        self._account.called("unknown", num_calls=1, num_errors=1, seconds=0.0)
+        return Observation([tool_message(call.name, f"Error: there is no tool {call.name!r:.80}; there are: {names}")])
+
+    async def _step(self, participant: Participant, turn: Turn) -> Observation:
+        limit = min(self._setting.options.environment_step_timeout_s, self._left_s())
+        request = {"do": "step", "turn": turn_to_json(turn), "limit_s": limit}
+        answer = await self._ask(participant, request, limit + SLACK_S)
+        observation = observation_from_json(answer["observation"])
+        self._account.called(
+            participant.spec.name,
+            num_calls=max(1, len(turn.calls)),
+            num_errors=observation.num_errors,
+            seconds=answer["seconds"],
+        )
+        return observation
+
+    # --- tokens -------------------------------------------------------------------------------------------------------
+
+    def _insert(self, messages: Sequence[Message]) -> bool:
+        """Add what was answered, and the beginning of the model's next turn. Returns whether there is room for a next turn."""
+        setting, codec = self._setting, self._ctx.codec
+        left = setting.sampling.max_tokens - self._num_response_tokens()
+        left = min(left, self._longest - len(self._ledger.token_ids))
+        messages = self._shortened(messages, setting.options.tool_output_max_tokens or max(1, left // 2))
+        if setting.parser.in_own_turn and all(message["role"] == "tool" for message in messages):
+            text = setting.parser.answer_text(messages)
+            token_ids = codec.encode_continued(codec.hidden({"content": text})["content"])
+            self._continue_own_turn(text)
+        else:
+            roles = {str(message["role"]) for message in messages} or {"user"}
+            if END_THINK in self._messages[-1]["content"] and any(map(setting.bridge.changes_earlier_turns, roles)):
+                return self._branch(messages)
+            try:
+                token_ids = setting.bridge.suffix(messages, self._last_id)
+            except CannotBridge as error:
+                raise RolloutFailed(str(error)) from error
+            self._messages += messages
+        self._ledger.inserted(token_ids[: max(left, 0)])
+        self._account.num_tool_tokens += min(len(token_ids), max(left, 0))
+        return len(token_ids) < left
+
+    def _continue_own_turn(self, text: str) -> None:
+        """The answer stands in the model's own turn, also where the conversation is rendered anew."""
+        self._messages[-1] = {**self._messages[-1], "content": self._messages[-1]["content"] + text}
+
+    def _shortened(self, messages: Sequence[Message], num_tokens: int) -> list[Message]:
+        share = max(1, num_tokens // max(1, len(messages)))
+        shorter = []
+        for message in messages:
+            content = self._ctx.codec.shortened(message["content"], share)
+            self._account.num_truncated += content != message["content"]
+            shorter.append({**message, "content": content})
+        return shorter
+
+    def _branch(self, messages: Sequence[Message]) -> bool:
+        """Go on in a new sample, whose prompt is rendered anew because the template changes what was said."""
+        self._samples.append(self._ledger.sample(finish_reason="stop", goes_on=True))
+        self._account.num_branches += 1
+        self._messages += messages
+        self._ledger = Ledger(self._render())
+        self._account.num_template_tokens += len(self._ledger.prompt_ids)
+        return len(self._ledger.prompt_ids) < self._longest
+
+    def _render(self) -> list[int]:
+        """The prompt for all messages so far. What the policy said may hold control tokens, and nobody else's words."""
+        codec = self._ctx.codec
+        shown = [message if message["role"] == "assistant" else codec.hidden(message) for message in self._messages]
+        try:
+            text = codec.render(shown, begins_turn=True, tools=self._setting.prompt_schemas)
+        except Exception as error:  # a template is a program and may raise anything
+            raise RolloutFailed(f"the chat template refuses the conversation: {error}") from error
+        return codec.encode_hidden(text)
+
+    # --- the end ------------------------------------------------------------------------------------------------------
+
+    async def _end(self, finish_reason: str) -> Ended:
+        account, rewards = self._account, self._account.turn_rewards
+        for participant in self._setting.participants:
+            if participant.spec.name not in self._leased:
+                continue
+            self._leased.discard(participant.spec.name)
+            answer = await self._ask(participant, {"do": "finish"}, self._setting.options.environment_step_timeout_s)
+            ending = ending_from_json(answer["ending"])
+            if ending.reward is not None:
+                rewards.append(ending.reward)
+            if ending.metrics:
+                account.metrics[participant.spec.name] = dict(ending.metrics)
+        reward = None
+        if rewards:
+            reward = rewards[-1] if self._setting.options.reward_aggregator == "last" else sum(rewards)
+        self._samples = [replace(sample, environment_reward=reward) for sample in self._samples]
+        sample = self._ledger.sample(finish_reason=finish_reason, environment_reward=reward)
+        if self._setting.options.only_reward_good_outputs and not account.has_good_output:
+            sample = replace(sample, is_judged=False, reward=0.0, environment_reward=None)
+        self._samples.append(sample)
+        return Ended(self._samples, account)

@@ -1,0 +1,110 @@
+"""Calls of tools in what a model has said (`--tool_parser_type`).
+
+`legacy` and `dr_tulu` are open-instruct's own forms: a call is a tag, and the answer is written into the model's own turn.
+`vllm_<name>` is any parser of vLLM, and the answer is a message of its own, as the chat template has it.
+"""
+
+import json
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+from open_instruct.environments.base import Message, Schema, ToolCall, schema_name
+from open_instruct.workflows.base import CallParser
+
+VLLM = "vllm_"
+OWN_TURN = ("legacy", "dr_tulu")
+"""The forms whose answers stand in the model's own turn."""
+VllmParsers = Callable[[str, Sequence[Schema]], CallParser]
+"""Makes a parser of vLLM from its name and the tools."""
+
+
+class ToolParser(ABC):
+    """Finds calls in a turn."""
+
+    in_own_turn: ClassVar[bool] = False
+    """Whether answers are written into the model's own turn, which then goes on."""
+    stop: Sequence[str] = ()
+    """Strings behind which the model waits for an answer."""
+
+    @abstractmethod
+    def calls(self, text: str) -> list[ToolCall]:
+        """The calls in a turn, in order. `text` holds special tokens, but for the one that ended the turn."""
+
+    def answer_text(self, messages: Sequence[Message]) -> str:
+        """What is written into the model's own turn."""
+        raise NotImplementedError
+
+
+class LegacyParser(ToolParser):
+    """`<search>query</search>`: the text between the tags of a tool is the first parameter that the tool needs."""
+
+    in_own_turn = True
+    output = "output"
+
+    def __init__(self, schemas: Sequence[Schema]) -> None:
+        self._parameters = {schema_name(described): first_parameter(described) for described in schemas}
+        names = "|".join(re.escape(name) for name in self._parameters)
+        self._tag = re.compile(rf"<({names})>(.*?)</\1>", re.DOTALL) if names else None
+        self.stop = [f"</{name}>" for name in self._parameters]
+
+    def calls(self, text: str) -> list[ToolCall]:
+        found = self._tag.finditer(text) if self._tag else ()
+        return [ToolCall(match[1], {self._parameters[match[1]]: match[2]}) for match in found]
+
+    def answer_text(self, messages: Sequence[Message]) -> str:
+        return "\n".join(f"<{self.output}>\n{message['content']}\n</{self.output}>\n" for message in messages)
+
+
+class DrTuluParser(LegacyParser):
+    """`<call_tool name="search">query</call_tool>`, as the models of DR Tulu write it."""
+
+    output = "tool_output"
+    _call = re.compile(r"<call_tool\s+name=\"([^\"]+)\"[^>]*>(.*?)</call_tool>", re.DOTALL)
+
+    def __init__(self, schemas: Sequence[Schema]) -> None:
+        super().__init__(schemas)
+        self.stop = ["</call_tool>"]
+
+    def calls(self, text: str) -> list[ToolCall]:
+        return [
+            ToolCall(match[1], {self._parameters.get(match[1], "text"): match[2]})
+            for match in self._call.finditer(text)
+        ]
+
+
+class VllmToolParser(ToolParser):
+    """One of vLLM's parsers. Arguments that are no JSON object are given as the tool's first parameter, and the tool says what it
+    thinks of them."""
+
+    def __init__(self, schemas: Sequence[Schema], parse: CallParser) -> None:
+        self._parse = parse
+        self._parameters = {schema_name(described): first_parameter(described) for described in schemas}
+
+    def calls(self, text: str) -> list[ToolCall]:
+        found = []
+        for name, written in self._parse(text):
+            try:
+                arguments: Any = json.loads(written or "{}")
+            except (ValueError, RecursionError):
+                arguments = written
+            if not isinstance(arguments, dict):
+                arguments = {self._parameters.get(name, "text"): arguments}
+            found.append(ToolCall(name, arguments))
+        return found
+
+
+def first_parameter(described: Schema) -> str:
+    """The first parameter that a tool needs; without any, `text`."""
+    parameters = described["function"].get("parameters") or {}
+    return str(next(iter([*parameters.get("required", ()), *parameters.get("properties", ())]), "text"))
+
+
+def tool_parser(kind: str, schemas: Sequence[Schema], of_vllm: VllmParsers) -> ToolParser:
+    """The parser for `--tool_parser_type kind`."""
+    if kind == "legacy":
+        return LegacyParser(schemas)
+    if kind == "dr_tulu":
+        return DrTuluParser(schemas)
+    return VllmToolParser(schemas, of_vllm(kind.removeprefix(VLLM), schemas))

@@ -1,0 +1,305 @@
+"""The workflow `conversation`: every prompt is answered in G conversations, with tools and environments that the row or the run
+names."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any
+
+from open_instruct.chat_codec import ChatCodec
+from open_instruct.data_types import PromptRequest, Sample
+from open_instruct.environments.adapters import environment_class
+from open_instruct.environments.base import EnvironmentSpec, Observation, ToolError, tool_message, user_message
+from open_instruct.environments.processes import EnvironmentFailed, EnvironmentPool, Lease
+from open_instruct.environments.wire import (
+    as_text,
+    ending_to_json,
+    observation_to_json,
+    opening_to_json,
+    turn_from_json,
+)
+from open_instruct.scored_groups import ScoredGroup
+from open_instruct.user_modules import import_user_module
+from open_instruct.workflows.base import WORKFLOWS, Context, Lengths, Tool, Trajectory, Workflow
+from open_instruct.workflows.conversations.bridge import Bridge, CannotBridge
+from open_instruct.workflows.conversations.conversation import ENVIRONMENT, Conversation, Ended, Participant, Setting
+from open_instruct.workflows.conversations.metrics import conversation_metrics
+from open_instruct.workflows.conversations.options import (
+    CONVERSATION,
+    ConversationOptions,
+    OfferedTool,
+    mistakes,
+    offered,
+    own_schemas,
+    tools_of_row,
+)
+from open_instruct.workflows.conversations.parsers import OWN_TURN, tool_parser
+
+if TYPE_CHECKING:
+    from open_instruct.config.options import GRPOConfig
+    from open_instruct.data.prompt_dataset import PromptRow
+
+logger = logging.getLogger(__name__)
+
+MOST_PROCESSES = 1024
+"""Of environments on an engine, where --pool_size does not say."""
+
+
+@WORKFLOWS.register(CONVERSATION, options=ConversationOptions)
+class Conversations(Workflow):
+    """G conversations about each prompt, side by side."""
+
+    prompts_are_of_the_data = False
+    length_options = ("per_turn_max_tokens",)
+
+    def __init__(self, options: ConversationOptions) -> None:
+        super().__init__(options)
+        for module in options.environment_modules:
+            import_user_module(module)
+        self._tools = offered(options)
+        self._pool: EnvironmentPool | None = None
+        self._leases: dict[str, Lease] = {}
+        self._num_failures = 0
+        self._bridge: Bridge | None = None
+
+    # --- in the driver ------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def mistakes(cls, args: "GRPOConfig") -> Iterator[str]:
+        yield from mistakes(args)
+
+    @classmethod
+    def prepared(cls, options: ConversationOptions) -> ConversationOptions:
+        return replace(options, tool_schemas=own_schemas(options))
+
+    @classmethod
+    def lengths(cls, args: "GRPOConfig") -> Lengths:
+        """Where the template changes earlier turns, a later sample's prompt holds most of the conversation."""
+        lengths = super().lengths(args)
+        num_samples = args.num_samples_per_prompt_rollout * (args.max_steps + 1)
+        return replace(lengths, prompt=lengths.trained, samples=num_samples)
+
+    # --- in the controller --------------------------------------------------------------------------------------------
+
+    def row_facts(self, columns: Mapping[str, Any]) -> dict[str, Any]:
+        return facts_of_row(columns, self._tools)
+
+    def row_schemas(self, facts: Mapping[str, Any]) -> list[dict[str, Any]]:
+        if not self.options.pass_tools_to_chat_template:
+            return []
+        return [one for participant in self._participants(facts, None) for one in participant.schemas]
+
+    def template_mistakes(self, codec: ChatCodec) -> Iterator[str]:
+        if self.options.tool_parser_type in OWN_TURN or not self._tools:
+            return
+        try:
+            Bridge(codec).suffix([tool_message("tool", "ANSWER")], None)
+        except CannotBridge as error:
+            yield (
+                f"--tool_parser_type {self.options.tool_parser_type}: {error}. Choose a template that can with "
+                "--chat_template_name, or --tool_parser_type legacy, whose answers stand in the model's own turn."
+            )
+
+    def task(
+        self, row: "PromptRow", row_number: int, *, prompt_id: str, version: int, seed: int, is_eval: bool
+    ) -> dict[str, Any]:
+        return {**(row.facts or {}), "ground_truth": row.ground_truth}
+
+    def rewards(self, samples: Sequence[Sample], scores: Sequence[float | None]) -> list[float | None]:
+        """A sample whose conversation goes on has the reward of the conversation's last sample."""
+        rewards = super().rewards(samples, scores)
+        for position in reversed(range(len(samples))):
+            if samples[position].goes_on:
+                rewards[position] = rewards[position + 1]
+        return rewards
+
+    def metrics(self, rollouts: Sequence[ScoredGroup], groups: Sequence[ScoredGroup]) -> dict[str, float]:
+        return conversation_metrics([rollout.result for rollout in rollouts])
+
+    def evaluation_metrics(self, rollouts: Sequence[ScoredGroup]) -> dict[str, float]:
+        return conversation_metrics([rollout.result for rollout in rollouts])
+
+    # --- in an engine -------------------------------------------------------------------------------------------------
+
+    async def run(self, request: PromptRequest, ctx: Context) -> Trajectory:
+        setting = self._setting(request, ctx)
+        async with asyncio.TaskGroup() as group:
+            talks = [
+                group.create_task(Conversation(setting, ctx, number).run())
+                for number in range(request.generation_config.n)
+            ]
+        ended: list[Ended] = [talk.result() for talk in talks]
+        return Trajectory([sample for one in ended for sample in one.samples], [asdict(one.account) for one in ended])
+
+    def _setting(self, request: PromptRequest, ctx: Context) -> Setting:
+        task = request.task
+        participants = self._participants(task, task["ground_truth"])
+        if self._bridge is None:
+            self._bridge = Bridge(ctx.codec)
+        schemas = [one for participant in participants for one in participant.schemas]
+        return Setting(
+            prompt_id=request.prompt_id,
+            prompt_ids=request.prompt,
+            messages=task["messages"],
+            participants=participants,
+            sampling=request.generation_config,
+            options=self.options,
+            parser=tool_parser(self.options.tool_parser_type, schemas, ctx.vllm_parser),
+            bridge=self._bridge,
+            max_steps=task.get("max_steps") or self.options.max_steps,
+            max_prompt_tokens=ctx.max_model_len - request.generation_config.max_tokens,
+        )
+
+    def _participants(self, facts: Mapping[str, Any], ground_truth: Any) -> list[Participant]:
+        """The tools that the row may use, and the environments that it names."""
+        of_row = {entry["env_name"]: _own_settings(entry) for entry in facts.get("environments") or ()}
+        tools = tools_of_row(self._tools, facts.get("tools"))
+        known = {name for tool in self._tools for name in (tool.spec.name, tool.spec.target)}
+        tools += [tool for tool in self._tools if _row_names(of_row, tool.spec) and tool not in tools]
+        for name in of_row:
+            if name not in known:
+                spec = EnvironmentSpec(name, name)
+                tools.append(OfferedTool.of(spec, environment_class(name).schemas({})))
+        participants = []
+        for tool in tools:
+            cls = environment_class(tool.spec.target)
+            settings = of_row.get(tool.spec.name, of_row.get(tool.spec.target))
+            task = None if cls.is_stateless else {"ground_truth": ground_truth, **(settings or {})}
+            participants.append(Participant(tool.spec, tool.schemas, tool.own_names, cls.takes_text, task))
+        return participants
+
+    def engine_tools(self) -> Mapping[str, Tool]:
+        return {ENVIRONMENT: self._serve}
+
+    async def _serve(self, request: dict[str, Any]) -> dict[str, Any]:
+        """What a conversation asks of an environment. Plain values in and out."""
+        actions = {"lease": self._lease, "step": self._step, "finish": self._finish, "release": self._release}
+        try:
+            return await actions[request["do"]](request)
+        except EnvironmentFailed as error:
+            self._num_failures += 1
+            if self._num_failures & (self._num_failures - 1) == 0:  # the 1st, 2nd, 4th, 8th …
+                logger.warning("an environment failed, the %d. failure of this engine: %s", self._num_failures, error)
+            raise
+
+    async def _lease(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        options, began = self.options, time.monotonic()
+        if self._pool is None:
+            targets = [tool.spec.target for tool in self._tools]
+            self._pool = EnvironmentPool(
+                options.pool_size or MOST_PROCESSES,
+                modules=options.environment_modules,
+                targets=targets,
+                run_programs=[target for target in targets if environment_class(target).runs_programs],
+            )
+        spec = EnvironmentSpec(**request["spec"])
+        lease = await self._pool.lease(spec, options.environment_reset_timeout_s)
+        wait_s = time.monotonic() - began
+        opening: dict[str, Any] = {"messages": []}
+        try:
+            if request["task"] is not None:
+                said = await lease.reset(request["task"], request["seed"], options.environment_reset_timeout_s)
+                opening = opening_to_json(said)
+        except ToolError as error:
+            self._pool.forget(lease)
+            raise EnvironmentFailed(f"{spec.name}: reset: {error}") from error
+        except BaseException:
+            self._pool.forget(lease)
+            raise
+        self._leases[request["key"]] = lease
+        return {"opening": opening, "wait_s": wait_s}
+
+    async def _step(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        began, turn = time.monotonic(), turn_from_json(request["turn"])
+        try:
+            observation = await self._leases[request["key"]].step(turn, request["limit_s"])
+        except ToolError as error:
+            text = as_text(str(error))
+            message = tool_message(turn.calls[0].name, text) if turn.calls else user_message(text)
+            observation = Observation([message], num_errors=1)
+        return {"observation": observation_to_json(observation), "seconds": time.monotonic() - began}
+
+    async def _finish(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        lease = self._leases.pop(request["key"])
+        assert self._pool is not None
+        try:
+            if lease.is_stateless:
+                return {"ending": {"reward": None, "metrics": {}}}
+            return {"ending": ending_to_json(await lease.finish(self.options.environment_step_timeout_s))}
+        finally:
+            await self._pool.give_back(lease)
+
+    async def _release(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """The conversation is given up, and nobody knows what state the environment is in."""
+        lease = self._leases.pop(request["key"], None)
+        if lease is not None and self._pool is not None:
+            self._pool.forget(lease)
+        return {}
+
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool.close()
+
+
+def _own_settings(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """What a row says of an environment, without what is meant for the conversation."""
+    return {key: value for key, value in entry.items() if key not in ("env_name", "is_text_env")}
+
+
+def _row_names(of_row: Mapping[str, Any], spec: EnvironmentSpec) -> bool:
+    return spec.name in of_row or spec.target in of_row
+
+
+def facts_of_row(columns: Mapping[str, Any], tools: Sequence[OfferedTool]) -> dict[str, Any]:
+    """What the columns `tools` and `env_config` of a row say, checked.
+
+    `env_config` is an object with `env_name` and arguments of its reset; a list of such objects; or `{"env_configs": […],
+    "max_steps"}`. `tools` lists names of tools; without it, the row may use all.
+
+    Raises:
+        ValueError: for the first thing that is wrong.
+    """
+    facts: dict[str, Any] = {}
+    active = columns.get("tools")
+    if isinstance(active, list) and all(isinstance(name, str) for name in active):
+        known = {name for tool in tools for name in (tool.spec.name, *tool.own_names)}
+        unknown = [name for name in active if name not in known]
+        if unknown:
+            raise ValueError(
+                f"'tools' names {unknown[0]!r:.80}, and --tools gives: {', '.join(sorted(known)) or 'none'}"
+            )
+        facts["tools"] = active
+    elif active not in (None, "", []):
+        raise ValueError(f"'tools' must be a list of names, got {active!r:.80}")
+    entries, max_steps = _entries(columns.get("env_config"))
+    if entries:
+        facts["environments"] = [_checked_entry(entry, tools) for entry in entries]
+    if max_steps is not None:
+        if type(max_steps) is not int or max_steps < 1:
+            raise ValueError(f"'max_steps' in 'env_config' must be a whole number from 1, got {max_steps!r:.80}")
+        facts["max_steps"] = max_steps
+    return facts
+
+
+def _entries(config: Any) -> tuple[list[Any], Any]:
+    """The environments of a row's `env_config`, and its `max_steps`."""
+    if config in (None, "", [], {}):
+        return [], None
+    if isinstance(config, list):
+        return config, None
+    if not isinstance(config, dict):
+        raise ValueError(f"'env_config' must be an object or a list of objects, got {config!r:.80}")
+    if "env_configs" in config:
+        return list(config["env_configs"] or []), config.get("max_steps")
+    return [{key: value for key, value in config.items() if key != "max_steps"}], config.get("max_steps")
+
+
+def _checked_entry(entry: Any, tools: Sequence[OfferedTool]) -> dict[str, Any]:
+    if not isinstance(entry, dict) or not isinstance(entry.get("env_name"), str):
+        raise ValueError(f"an environment in 'env_config' needs an 'env_name', got {entry!r:.80}")
+    name = entry["env_name"]
+    if not any(name in (tool.spec.name, tool.spec.target) for tool in tools):
+        environment_class(name)  # raises for a name that is not registered
+    return {key: value for key, value in entry.items() if value is not None}

@@ -1,0 +1,161 @@
+"""The tools that come with the project."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from open_instruct.environments.base import Environment, Observation, ToolCall, ToolError, Turn
+from open_instruct.environments.python_tool import PythonTool
+from open_instruct.environments.search import Search, SerperSearch
+from open_instruct.environments.tools import calculate
+from open_instruct.system.sandbox import missing
+
+
+@pytest.mark.parametrize(
+    ("expression", "value"),
+    [
+        ("12 + 34", "46"),
+        ("12*(3+4)^2/7 =", "84"),
+        ("1/3 + 1/6", "0.5"),
+        ("1/3", "0.333333333333"),
+        ("0.1 + 0.2", "0.3"),
+        ("-7 // 2", "-4"),
+        ("2**200", str(2**200)),
+        ("sqrt(2) * pi", "4.44288293816"),
+        ("round(2.6) + gcd(12, 18)", "9"),
+        ("1e3", "1000"),
+        ("7 × 6 − 2", "40"),
+    ],
+)
+def test_calculator(expression: str, value: str) -> None:
+    assert calculate(expression) == value
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        *(
+            "",
+            "2+",
+            "x + 1",
+            "__import__('os')",
+            "'a' * 3",
+            "(1).__class__",
+            "lambda: 1",
+            "[1, 2]",
+            "True + 1",
+            "1 if 1 else 2",
+        ),
+        *(
+            "1/0",
+            "9**9**9",
+            "10**1000000",
+            "factorial(1000000)",
+            "1" * 2000,
+            "(" * 500 + ")" * 500,
+            "sqrt(-1)",
+            "1e999",
+        ),
+    ],
+)
+def test_what_is_no_arithmetic_is_the_models_fault(expression: str) -> None:
+    with pytest.raises(ToolError):
+        calculate(expression)
+
+
+def answer(tool: Environment, *calls: dict[str, Any]) -> list[str]:
+    """What the tool says to calls with these arguments."""
+
+    async def ask() -> Observation:
+        return await tool.step(Turn("", tuple(ToolCall("tool", one) for one in calls)))
+
+    return [str(message["content"]) for message in asyncio.run(ask()).messages]
+
+
+@pytest.mark.skipif(bool(missing()), reason="this kernel has no jail")
+def test_programs_run_in_the_jail() -> None:
+    tool = PythonTool(timeout=1.0)
+    code = "import os\nos.environ\nprint(6 * 7)"
+    assert answer(tool, {"code": code}) == ["42\n"]
+    said = answer(
+        tool,
+        {"code": "print('a')\n1/0"},
+        {"code": "open('/etc/passwd')"},
+        {"code": "open('/tmp/x', 'w')"},
+        {"code": "import socket; socket.create_connection(('127.0.0.1', 1))"},
+        {"code": "import subprocess; subprocess.run(['id'])"},
+        {"code": "import os; os.kill(os.getppid(), 9)"},
+        {"code": "x = [0] * 10**9"},
+        {"code": "while True: pass"},
+        {"code": "print('x' * 10**7)"},
+        {"code": " "},
+        {"code": "def f(:"},
+        {"code": "print(input())"},
+        {"code": "import os; os._exit(1)"},
+    )
+    place = 'File "<program>", line 2, in <module>'
+    assert said[0] == f"a\nTraceback (most recent call last):\n  {place}\nZeroDivisionError: division by zero\n"
+    for refused in said[1:6]:
+        assert "Error" in refused
+    assert "MemoryError" in said[6]
+    assert said[7] == "Timeout after 1 seconds"
+    assert said[8].endswith("[the output is longer than 65536 bytes]")
+    assert said[9] == "Empty code. Please provide some code to execute."
+    assert "SyntaxError" in said[10]
+    assert "EOFError" in said[11]
+    assert said[12] == ""
+
+
+def test_search_finds_the_text_with_the_rare_words(tmp_path: Path) -> None:
+    path = tmp_path / "texts.jsonl"
+    texts = ["the cat sat on the mat", "the dog ran to the park", "quantum cats are in two states", "a mat is a rug"]
+    path.write_text("\n".join(json.dumps({"title": f"T{i}", "text": text}) for i, text in enumerate(texts)))
+    tool = Search(str(path), num_results=2)
+    assert answer(tool, {"query": "the cat"}) == ["T0\nthe cat sat on the mat\n\nT1\nthe dog ran to the park"]
+    assert answer(tool, {"query": "Quantum?"}) == ["T2\nquantum cats are in two states"]
+    assert answer(tool, {"query": "zebra"}, {"query": ""}) == [
+        "Query returned no results.",
+        "Empty query. Please provide a search query.",
+    ]
+    assert Search.problem({"index": str(tmp_path / "no")}).startswith("the index")
+    assert Search.problem({"index": str(path)}) == ""
+
+
+def test_a_service_is_asked_as_it_wants_it_and_its_failures_are_not_the_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SERPER_API_KEY", raising=False)
+    assert SerperSearch.problem({}) == "set SERPER_API_KEY in the environment"
+    monkeypatch.setenv("SERPER_API_KEY", "key")
+    asked: list[Any] = []
+
+    async def serve(request: web.Request) -> web.Response:
+        asked.append((request.headers["X-API-KEY"], await request.json()))
+        if len(asked) == 1:
+            return web.Response(status=503)  # it is asked again
+        if len(asked) == 3:
+            return web.Response(status=403)
+        found = {"answerBox": {"answer": "42"}, "organic": [{"title": "T", "snippet": "S", "link": "L"}]}
+        return web.json_response(found)
+
+    async def talk() -> None:
+        app = web.Application()
+        app.router.add_post("/search", serve)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        port = runner.addresses[0][1]
+        tool = SerperSearch(base_url=f"http://127.0.0.1:{port}/search")
+        try:
+            said = await tool.step(Turn("", (ToolCall("search", {"query": "life"}),)))
+            assert said.messages[0]["content"] == "**Direct Answer:** 42\n\n**T**\nS\nSource: L"
+            with pytest.raises(Exception, match="403"):  # not a ToolError: the key is wrong, not the model
+                await tool.call("search", {"query": "life"})
+        finally:
+            await runner.cleanup()
+
+    asyncio.run(talk())
+    assert asked[0] == ("key", {"q": "life", "num": 5})

@@ -1,0 +1,84 @@
+"""Conversations as a user starts them: the whole pipeline with tools and environments."""
+
+import json
+import textwrap
+from pathlib import Path
+
+import pytest
+from whole_runs import Process, assert_ledger_balances, command, rows
+
+TALK = '''
+    """Talks for a number of turns that the seed draws."""
+
+    import os
+    import random
+
+    from open_instruct.environments.base import ENVIRONMENTS, Ending, Environment, Observation, Opening, user_message
+
+
+    @ENVIRONMENTS.register("talk")
+    class Talk(Environment):
+        takes_text = True
+
+        async def reset(self, task, seed):
+            self.random = random.Random(seed)
+            self.num_turns = 0
+            self.last = self.random.randint(1, 12)
+            return Opening([user_message("What is 1 + 2?")] if self.random.random() < 0.5 else [])
+
+        async def step(self, turn):
+            if self.random.random() < float(os.environ.get("TALK_DIES", "0")):
+                os._exit(1)
+            self.num_turns += 1
+            text = self.random.choice(["", "<|end|>", "Stra\\u00dfe \\u65e5\\u672c", "And 12 + 34?", " "])
+            done = self.num_turns >= self.last
+            return Observation([] if done else [user_message(text)], None, done)
+
+        async def finish(self):
+            return Ending(self.num_turns / 12 + self.random.random(), {"turns": self.num_turns})
+'''
+
+
+@pytest.fixture
+def talk(tmp_path: Path) -> dict[str, object]:
+    """Options of a run whose conversations have one to twelve turns."""
+    (tmp_path / "talk.py").write_text(textwrap.dedent(TALK))
+    row = {"dataset": "passthrough", "ground_truth": "-", "env_config": {"env_name": "talk"}}
+    lines = [json.dumps({**row, "messages": [{"role": "user", "content": f"Talk {i}."}]}) for i in range(40)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(lines))
+    return {
+        "dataset_mixer_list": [tmp_path / "rows.jsonl", "1.0"],
+        "environment_modules": [tmp_path / "talk.py"],
+        "max_steps": 12,
+        "per_turn_max_tokens": 6,
+        "response_length": 200,
+        "filter_zero_std_samples": False,
+    }
+
+
+def test_engine_and_learner_agree_on_conversations_of_one_to_twelve_turns(
+    talk: dict[str, object], tmp_path: Path
+) -> None:
+    """On every sampled token, after every update: masks, positions and the tokens between turns are right."""
+    words = command(tmp_path / "out", **talk, async_steps=0, pack_length=600, save_traces=True)
+    code, output = Process(words).wait()
+    assert code == 0, output[-3000:]
+    assert_ledger_balances(tmp_path / "out")
+    metrics = [row for row in rows(tmp_path / "out" / "metrics.jsonl") if row["training_step"] > 0]
+    assert max(row["debug/vllm_vs_local_logprob_diff_max"] for row in metrics) < 1e-5
+    assert max(row["conversations/turns"] for row in metrics) > 4
+    assert all(row["conversations/restarts"] == 0 for row in metrics)
+    assert metrics[-1]["env/talk/turns"] > 1
+
+
+def test_environments_that_die_at_random_lose_nothing_and_score_nothing(
+    talk: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TALK_DIES", "0.02")
+    words = command(tmp_path / "out", **talk, environment_attempts=4, pack_length=600)
+    code, output = Process(words).wait()
+    assert code == 0, output[-3000:]
+    assert_ledger_balances(tmp_path / "out")
+    metrics = [row for row in rows(tmp_path / "out" / "metrics.jsonl") if row["training_step"] > 0]
+    assert sum(row["conversations/restarts"] for row in metrics) > 0
+    assert min(row["objective/environment_reward"] for row in metrics) > 0
