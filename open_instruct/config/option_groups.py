@@ -378,7 +378,8 @@ class SavingOptions:
     """How many of the newest checkpoints are kept. -1: all."""
     save_traces: bool = False
     """Write what each step trains on, on the controller's node: to samples/ in output_dir, in a format that dataset_mixer_list
-    can read again, and to rollouts_save_path, with rewards, advantages and log-probabilities."""
+    can read again; to rollouts_save_path, with rewards, advantages and log-probabilities; and as text to transcripts/ in
+    output_dir, which shows who wrote what and what is trained on."""
     rollouts_save_path: str | None = None
     """Directory for the rollouts of save_traces, in open-instruct's format. By default rollouts in output_dir."""
 

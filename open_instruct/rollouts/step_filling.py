@@ -23,7 +23,7 @@ from open_instruct.rollouts.prompt_requests import PromptRequests
 from open_instruct.rollouts.rollout_state import FinishedGroup
 from open_instruct.rollouts.staleness import Assignment, PromptFlow
 from open_instruct.rollouts.step_assembly import CollationOptions, StepAssembly
-from open_instruct.rollouts.step_record import write_rollouts, write_step_record
+from open_instruct.rollouts.step_record import write_rollouts, write_step_record, write_step_transcripts
 from open_instruct.scored_groups import ScoredGroup
 from open_instruct.system.work_threads import POLL_S, WorkThreads
 from open_instruct.workflows.base import Workflow
@@ -154,6 +154,7 @@ class StepFilling:
         if complete and self._args.save_traces:
             write_step_record(self._args, assembly, self._requests.train, self._tokenizer, self._collation.pad_token_id)
             write_rollouts(self._args, assembly, self._requests.train)
+            write_step_transcripts(self._args, assembly, self._requests.train, self._tokenizer)
         self._put(batch)
 
     def _metrics(self, assembly: StepAssembly) -> dict[str, Any]:

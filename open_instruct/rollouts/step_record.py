@@ -1,5 +1,7 @@
-"""What a training step trains on (`--save_traces`): as a file that can be read as data again, and as open-instruct's rollouts."""
+"""What a training step trains on (`--save_traces`): as a file that can be read as data again, as open-instruct's rollouts, and as
+text."""
 
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -7,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 from open_instruct.config.options import GRPOConfig
 from open_instruct.data.prompt_dataset import PromptDataset
 from open_instruct.data.sample_record import ItemShape, append_record, non_tensor_fields, to_proto_item
+from open_instruct.data_types import Sample, TrainingSample
 from open_instruct.report.metrics_file import write_lines
 from open_instruct.rollouts.step_assembly import StepAssembly
+from open_instruct.rollouts.transcripts import transcript, write_transcripts
 from open_instruct.scored_groups import ScoredGroup
 
 if TYPE_CHECKING:
@@ -47,6 +51,36 @@ def write_step_record(
     append_record(path, items)
 
 
+def write_step_transcripts(
+    args: GRPOConfig, assembly: StepAssembly, dataset: PromptDataset, tokenizer: "PreTrainedTokenizerBase"
+) -> None:
+    """The samples of a step as text (`transcripts.py`)."""
+
+    def decode(token_ids: list[int]) -> str:
+        return str(tokenizer.decode(token_ids, skip_special_tokens=False))
+
+    entries = []
+    for group, samples in assembly.trained:
+        dataset_name = dataset[group.result.index].dataset
+        for number, sample, reward, of_step in _trained_samples(args, group, samples):
+            headline = (
+                f"{group.result.prompt_id}, sample {number}, row {group.result.index} ({dataset_name}): reward {reward:.4g}, "
+                f"advantage {of_step.advantage:.4g}, {sample.finish_reason}"
+            )
+            entries.append((headline, transcript(sample, of_step, decode)))
+    write_transcripts(Path(args.output_dir) / "transcripts" / f"step_{assembly.training_step:06d}.txt", entries)
+
+
+def _trained_samples(
+    args: GRPOConfig, group: ScoredGroup, samples: Sequence[TrainingSample]
+) -> Iterator[tuple[int, Sample, float, TrainingSample]]:
+    """The samples of a group that are trained on: number in the group, the sample, its reward, and the step's data."""
+    trained = {id(sample.response): sample for sample in samples}
+    for number, (sample, reward) in enumerate(zip(group.samples, group.rewards(args.verification_reward), strict=True)):
+        if (of_step := trained.get(id(sample.response_ids))) is not None:
+            yield number, sample, float(reward), of_step
+
+
 def write_rollouts(args: GRPOConfig, assembly: StepAssembly, dataset: PromptDataset) -> None:
     """The samples of a step with rewards, advantages and log-probabilities, a line each. Fields and names of the files are those
     of open-instruct's `RolloutRecord`, but for a file per step, which a resumed run writes anew."""
@@ -59,10 +93,7 @@ def write_rollouts(args: GRPOConfig, assembly: StepAssembly, dataset: PromptData
     rows: list[dict[str, Any]] = []
     for prompt_idx, (group, samples) in enumerate(assembly.trained):
         row = dataset[group.result.index]
-        trained = {id(sample.response): sample for sample in samples}
-        for sample, reward in zip(group.samples, group.rewards(args.verification_reward), strict=True):
-            if (of_step := trained.get(id(sample.response_ids))) is None:
-                continue
+        for _, sample, reward, of_step in _trained_samples(args, group, samples):
             rows.append(
                 {
                     "step": assembly.training_step,
