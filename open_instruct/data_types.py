@@ -101,6 +101,9 @@ class Completion:
     version_spans: list[tuple[int, int]]
     """Pairs `(weight version, number of tokens)` in order. `[(3, 10), (4, 2)]`: version 3 sampled the first ten tokens, version 4
     the last two. The numbers add up to R."""
+    kv_age: int | None = None
+    """The version that sampled the newest token minus the oldest version whose keys and values it attended to (`kv_ages.py`).
+    None: not known."""
 
 
 @dataclass(frozen=True)
@@ -145,6 +148,8 @@ class Sample:
     goes_on: bool = False
     """Whether the sample's conversation goes on in the next sample, from a prompt that the chat template made anew. Such a sample
     has the reward, and the advantage, of the sample in which its conversation ends."""
+    kv_age: int | None = None
+    """As in `Completion`; of a conversation, that of its turn with the oldest keys and values."""
     parent: int = -1
     """Position, among the samples of the rollout, of the sample whose text stands in this sample's prompt; -1: there is none."""
 

@@ -62,7 +62,12 @@ class LLMRayActor:
             self._engine = VLLMEngine(make_engine(options, version), timeout_s=timeout_s)
         self._sleep = EngineSleep(self._engine, options.sleep)
         self._receiver = WeightReceiver(
-            self._engine, self._sleep, transport=options.weight_transport, version=version, abort_file=abort_file
+            self._engine,
+            self._sleep,
+            transport=options.weight_transport,
+            version=version,
+            abort_file=abort_file,
+            keeps_cache=options.keep_prefix_cache,
         )
         self._threads = threads = WorkThreads(f"engine {engine_id}")
         self._state = EngineState(self._sleep, self._receiver, threads.stopping)
@@ -75,6 +80,7 @@ class LLMRayActor:
             self._work,
             self._calls,
             threads.lock,
+            kv_ages=self._engine.kv_ages(keeps_cache=options.keep_prefix_cache),
             generation_timeout=options.generation_timeout,
         )
         self._queues = QueueThreads(

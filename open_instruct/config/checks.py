@@ -182,6 +182,7 @@ NEEDS: dict[str, tuple[str, Callable[[GRPOConfig], bool]]] = {
         name: ("use_peft", lambda args: args.use_peft)
         for name in ("lora_r", "lora_alpha", "lora_target_modules", "use_rslora", "save_merged_lora")
     },
+    "vllm_keep_prefix_cache": ("vllm_enable_prefix_caching", lambda args: args.vllm_enable_prefix_caching),
     "deepspeed_offload_optimizer": ("deepspeed_stage", lambda args: args.deepspeed_stage >= 2),
     "deepspeed_offload_param": ("deepspeed_stage", lambda args: args.deepspeed_stage == 3),
     "deepspeed_zpg": ("deepspeed_stage", lambda args: args.deepspeed_stage == 3),

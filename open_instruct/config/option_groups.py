@@ -333,7 +333,11 @@ class VLLMOptions:
     vllm_enforce_eager: bool = False
     """Do not compile the model and do not capture graphs: the engine starts sooner and generates more slowly."""
     vllm_enable_prefix_caching: bool = False
-    """Reuse the key-value cache of prompts that begin with the same tokens."""
+    """Reuse the key-value cache of prompts that begin with the same tokens, such as the next turn of a conversation. The cache is
+    emptied when new weights come."""
+    vllm_keep_prefix_cache: bool = False
+    """Keep the prefix cache when new weights come. Tokens then attend to keys and values of older weights, also beyond the
+    staleness bound, which is about tokens: metric kv_age says how old they are."""
     vllm_max_num_seqs: int = 256
     """Most responses that an engine generates at once."""
     engine_sleep_after_s: float | None = None

@@ -2,12 +2,14 @@
 
 import threading
 import time
+from dataclasses import replace
 from typing import Any
 
 from open_instruct.engines.control_calls import ControlCalls
 from open_instruct.engines.engine_sleep import EngineSleep
 from open_instruct.engines.engine_state import EngineState
 from open_instruct.engines.held_work import HeldRequest, HeldWork
+from open_instruct.engines.kv_ages import KvAges
 from open_instruct.engines.vllm_engine import VLLMEngine, sampling_params
 from open_instruct.workflows.runner import Answer
 
@@ -30,6 +32,7 @@ class GenerationLoop:
         calls: ControlCalls,
         lock: threading.Condition,
         *,
+        kv_ages: KvAges,
         generation_timeout: float | None,
     ) -> None:
         self._engine = engine
@@ -38,6 +41,7 @@ class GenerationLoop:
         self._work = work
         self._calls = calls
         self._lock = lock
+        self._kv_ages = kv_ages
         self._generation_timeout = generation_timeout
         self._last_step_at = time.monotonic()
         self.num_generated_tokens = 0
@@ -82,7 +86,9 @@ class GenerationLoop:
     def _finish(self, output: Any) -> None:
         held = self._work.get(output.request_id)
         if held is not None:  # else it was broken off
-            self._hand_over(held, held.answer(output))
+            answer = held.answer(output)
+            aged = self._kv_ages.aged(held.prompt, output.num_cached_tokens, answer.completions)
+            self._hand_over(held, replace(answer, completions=aged))
 
     def _hand_over(self, held: HeldRequest, answer: Answer) -> None:
         self.num_generated_tokens += answer.statistics.num_response_tokens

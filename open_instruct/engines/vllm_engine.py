@@ -30,6 +30,7 @@ from open_instruct.chat_templates import AS_IT_IS, TokenizerSetup
 from open_instruct.cluster.network_interface import OF_NCCL, network_interface
 from open_instruct.data_types import Completion, SamplingConfig
 from open_instruct.engines.engine_sleep import SleepOptions
+from open_instruct.engines.kv_ages import CacheUse, KvAges
 from open_instruct.weight_transports import NCCL
 from open_instruct.workflows.base import SINGLE_TURN, WorkflowSpec
 
@@ -37,6 +38,8 @@ POLL_S = 0.2
 """How often somebody who waits for the engine core looks whether its process is still there."""
 WORKER_EXTENSION = "open_instruct.engines.vllm_weight_transfer.WeightUpdateExtension"
 """Methods that vLLM adds to its workers for us. They are called by name, because a core in its own process takes no functions."""
+MOST_BLOCKS = 2**20
+"""Blocks of a key-value cache whose size the engine does not say."""
 SCHEDULING = "scheduling"
 """What vLLM calls the part of an engine that a pause puts to sleep."""
 
@@ -61,6 +64,8 @@ class EngineOptions:
     seed: int = 0
     enforce_eager: bool = False
     enable_prefix_caching: bool = False
+    keep_prefix_cache: bool = False
+    """Do not empty the prefix cache when new weights come."""
     inflight_updates: bool = True
     """Take new weights between two tokens of a response. If False, responses that were begun are finished first."""
     generation_timeout: float | None = None
@@ -136,6 +141,12 @@ class VLLMEngine:
     @property
     def has_prefix_cache(self) -> bool:
         return bool(self._engine.vllm_config.cache_config.enable_prefix_caching)
+
+    def kv_ages(self, *, keeps_cache: bool) -> KvAges:
+        """The account of what the cache holds. With `keeps_cache` new weights do not empty the prefix cache."""
+        cache = self._engine.vllm_config.cache_config
+        use: CacheUse = "off" if not self.has_prefix_cache else "kept" if keeps_cache else "emptied"
+        return KvAges(use, block_size=cache.block_size, num_blocks=cache.num_gpu_blocks or MOST_BLOCKS)
 
     def shutdown(self) -> None:
         """End the core and the worker processes that it may have, and remove their files."""

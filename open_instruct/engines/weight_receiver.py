@@ -34,9 +34,17 @@ class WeightReceiver:
     """Brings weights into one engine, whole or not at all. Only the thread that owns the engine uses it, except for `abort`."""
 
     def __init__(
-        self, engine: VLLMEngine, sleep: EngineSleep, *, transport: str, version: int, abort_file: Path
+        self,
+        engine: VLLMEngine,
+        sleep: EngineSleep,
+        *,
+        transport: str,
+        version: int,
+        abort_file: Path,
+        keeps_cache: bool = False,
     ) -> None:
         self._engine = engine
+        self._empties_cache = engine.has_prefix_cache and not keeps_cache
         self._sleep = sleep
         self._changes_as_it_comes = transport != RAY_OBJECT
         self._abort_file = abort_file
@@ -78,7 +86,7 @@ class WeightReceiver:
         started = time.perf_counter()
         self._pause()
         self._engine.collective_rpc("finish_weight_update")
-        if self._engine.has_prefix_cache:  # so that nothing is used again that the old weights computed
+        if self._empties_cache:  # so that nothing is used again that the old weights computed
             self._engine.reset_prefix_cache(reset_running_requests=True)
         self._engine.set_weight_version(version)
         self.version = version

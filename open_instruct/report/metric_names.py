@@ -123,6 +123,10 @@ SECTIONS: dict[str, list[Metric]] = {
     ],
     "Age of the data": [
         Metric("model_step_<min|mean|max>", "oldest, mean and newest version that sampled what is trained on"),
+        Metric(
+            "kv_age/<mean|max>",
+            "of responses: the version that sampled the newest token minus the oldest whose keys and values it attended to",
+        ),
         Metric("num_steps_off_policy", "mean age of the groups in steps; 0 is on policy"),
         Metric("num_steps_off_policy_max", "age of the oldest group: never above `--async_steps` (the hard bound)"),
         Metric("<avg|min|max>_sample_age", "age of a sample's oldest trained token in steps"),

@@ -1,5 +1,6 @@
 """From scored groups to training samples, and the numbers that describe them. Pure: arrays in, arrays and floats out."""
 
+import itertools
 import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -7,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from open_instruct.data_types import GenerationResult, MiniBatch, TrainingSample
+from open_instruct.data_types import GenerationResult, MiniBatch, Sample, TrainingSample
 from open_instruct.report.histogram import histogram
 from open_instruct.rollouts.staleness import sample_age
 from open_instruct.scored_groups import ScoredGroup
@@ -259,6 +260,7 @@ def freshness_metrics(
     return {
         **freshness,
         **{f"freshness/{name}": value for name, value in freshness.items()},
+        **_kv_metrics(groups),
         "freshness/avg_token_age": float(np.average(training_step - 1 - versions, weights=num_tokens)),
         "freshness/avg_sample_latency": float(latencies.mean()),
         "freshness/max_sample_latency": float(latencies.max()),
@@ -270,12 +272,18 @@ def freshness_metrics(
     }
 
 
+def _kv_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
+    """Ages of the key-value cache that responses were sampled with (`Sample.kv_age`); nothing where no engine said."""
+    ages = [sample.kv_age for group in groups for sample in group.samples if sample.kv_age is not None]
+    return {"kv_age/mean": float(np.mean(ages)), "kv_age/max": max(ages)} if ages else {}
+
+
 def _trained_spans(
     result: GenerationResult, oldest_trained_version: int, *, mask_truncated_completions: bool
 ) -> list[list[tuple[int, int]]]:
     """Per response that is trained on, `(weight version, number of tokens)` of its trained tokens."""
     fresh = [
-        [(version, num) for version, num in sample.version_spans if version >= oldest_trained_version and num]
+        [(version, num) for version, num in _sampled_spans(sample) if version >= oldest_trained_version and num]
         for sample in result.samples
     ]
     return [
@@ -283,6 +291,15 @@ def _trained_spans(
         for spans, sample in zip(fresh, result.samples, strict=True)
         if spans and (sample.finish_reason == "stop" or not mask_truncated_completions)
     ]
+
+
+def _sampled_spans(sample: Sample) -> list[tuple[int, int]]:
+    """`(weight version, number of tokens)` of the tokens that the policy sampled."""
+    if sample.loss_mask is None:
+        return sample.version_spans
+    ends = np.cumsum([0, *(num for _, num in sample.version_spans)])
+    counts = [int(sample.loss_mask[begin:end].sum()) for begin, end in itertools.pairwise(ends)]
+    return [(version, count) for (version, _), count in zip(sample.version_spans, counts, strict=True)]
 
 
 def straggler_metrics(groups: Sequence[ScoredGroup]) -> dict[str, Any]:

@@ -174,6 +174,7 @@ def engine_options(args: GRPOConfig, device: Device, *, seed: int, max_model_len
         seed=seed,
         enforce_eager=args.vllm_enforce_eager,
         enable_prefix_caching=args.vllm_enable_prefix_caching,
+        keep_prefix_cache=args.vllm_keep_prefix_cache,
         inflight_updates=args.inflight_updates,
         generation_timeout=args.generation_timeout,
         workflow=args.workflow,

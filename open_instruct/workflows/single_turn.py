@@ -21,6 +21,7 @@ class SingleTurn(Workflow):
                     completion.logprobs,
                     completion.finish_reason,
                     completion.version_spans,
+                    kv_age=completion.kv_age,
                 )
                 for completion in completions
             ]

@@ -69,6 +69,25 @@ def test_engine_and_learner_agree_on_conversations_of_one_to_twelve_turns(
     assert max(row["conversations/turns"] for row in metrics) > 4
     assert all(row["conversations/restarts"] == 0 for row in metrics)
     assert metrics[-1]["env/talk/turns"] > 1
+    written = (tmp_path / "out" / "transcripts" / "step_000001.txt").read_text()
+    assert "given       │" in written
+    assert "trained v0  │" in written
+    assert "1 + 2" in written
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("keeps", [False, True])
+def test_keys_and_values_of_earlier_turns_are_not_used_by_new_weights_unless_asked_for(
+    talk: dict[str, object], tmp_path: Path, keeps: bool
+) -> None:
+    """Three steps ahead, so that weights change between the turns of a conversation and within them."""
+    options = {**talk, "async_steps": 3, "vllm_enable_prefix_caching": True, "vllm_keep_prefix_cache": keeps}
+    words = command(tmp_path / "out", **options, pack_length=600, total_episodes=16 * 10)
+    code, output = Process(words).wait()
+    assert code == 0, output[-3000:]
+    metrics = [row for row in rows(tmp_path / "out" / "metrics.jsonl") if row["training_step"] > 0]
+    assert (max(row["kv_age/max"] for row in metrics) > 0) == keeps
+    assert max(row["num_steps_off_policy_max"] for row in metrics) <= 3
 
 
 def test_environments_that_die_at_random_lose_nothing_and_score_nothing(

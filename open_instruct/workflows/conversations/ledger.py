@@ -39,6 +39,7 @@ class Ledger:
         self.prompt_ids = np.asarray(prompt_ids, np.int32)  # (Q,)
         self.spans: list[Span] = []
         self._version = 0
+        self._kv_ages: list[int] = []
 
     def sampled(self, completion: Completion) -> None:
         """The policy has spoken."""
@@ -46,6 +47,8 @@ class Ledger:
         if len(completion.token_ids):
             self.spans.append(Span("policy", completion.token_ids, completion.logprobs, spans))
             self._version = spans[-1][0]
+            if completion.kv_age is not None:
+                self._kv_ages.append(completion.kv_age)
 
     def inserted(self, token_ids: Sequence[int], writer: Writer = "tool") -> None:
         """Somebody else has spoken. Inserted tokens are never trained on, and follow a token of the policy."""
@@ -88,6 +91,7 @@ class Ledger:
             is_judged=not goes_on,
             goes_on=goes_on,
             environment_reward=environment_reward,
+            kv_age=max(self._kv_ages, default=None),
         )
 
 

@@ -1,0 +1,65 @@
+"""How old keys and values are. Blocks have four tokens."""
+
+import numpy as np
+import pytest
+
+from open_instruct.data_types import Completion
+from open_instruct.engines.kv_ages import CacheUse, KvAges
+
+
+def completion(*spans: tuple[int, int], token: int = 9) -> Completion:
+    number = sum(length for _, length in spans)
+    return Completion(np.full(number, token, np.int32), np.zeros(number, np.float32), "stop", list(spans))
+
+
+def ids(number: int, token: int = 1) -> np.ndarray:
+    return np.full(number, token, np.int32)
+
+
+def ages(use: CacheUse, num_blocks: int = 100) -> KvAges:
+    return KvAges(use, block_size=4, num_blocks=num_blocks)
+
+
+def age(account: KvAges, prompt: np.ndarray, num_cached: int, *spans: tuple[int, int]) -> int | None:
+    (aged,) = account.aged(prompt, num_cached, [completion(*spans)])
+    return aged.kv_age
+
+
+def test_without_a_prefix_cache_the_age_is_what_happened_during_the_request() -> None:
+    assert age(ages("off"), ids(8), 0, (3, 5)) == 0
+    assert age(ages("off"), ids(8), 0, (3, 5), (4, 1), (6, 2)) == 3
+
+
+def test_with_an_emptied_cache_nothing_is_older_than_the_newest_token() -> None:
+    assert age(ages("emptied"), ids(8), 4, (3, 5), (6, 2)) == 0
+
+
+def test_a_kept_cache_is_as_old_as_its_oldest_block() -> None:
+    account = ages("kept")
+    assert age(account, ids(8), 0, (2, 4)) == 0  # computes two blocks of the prompt and one of the response
+    conversation = np.concatenate([ids(8), ids(4, token=9), ids(4, token=5)])
+    assert age(account, conversation[:12], 12, (4, 4)) == 2
+    assert age(account, conversation, 12, (5, 4)) == 3
+    longer = np.concatenate([conversation, ids(4, token=9)])
+    assert age(account, longer, 0, (6, 1)) == 0  # nothing was in the cache, so all of it is computed anew …
+    assert age(account, longer, 20, (7, 1)) == 1  # … and is younger from then on
+
+
+def test_a_kept_block_is_known_by_all_tokens_before_it() -> None:
+    account = ages("kept")
+    age(account, np.concatenate([ids(4, token=1), ids(4, token=2)]), 0, (1, 1))
+    age(account, np.concatenate([ids(4, token=3), ids(4, token=2)]), 0, (5, 1))
+    assert age(account, np.concatenate([ids(4, token=3), ids(4, token=2)]), 8, (6, 1)) == 1
+
+
+def test_only_the_blocks_that_the_cache_can_hold_are_remembered() -> None:
+    account = ages("kept", num_blocks=2)
+    age(account, ids(8, token=1), 0, (1, 1))
+    age(account, ids(8, token=2), 0, (2, 1))
+    assert len(account._versions) == 2
+    assert age(account, ids(8, token=2), 8, (5, 1)) == 3
+
+
+@pytest.mark.parametrize("use", ["off", "emptied", "kept"])
+def test_the_age_of_nothing_is_not_known(use: CacheUse) -> None:
+    assert age(ages(use), ids(8), 0) is None
