@@ -131,6 +131,15 @@ class Environment(ABC):
         """Called once, after the last step."""
         return Ending()
 
+    def dump(self) -> Any:
+        """The state of the episode as JSON values, from which `load` goes on in a fresh process. Asked for after the reset and
+        after every step. None: the episode cannot be restored, and if the environment fails, the conversation begins again."""
+        return None
+
+    def load(self, state: Any) -> None:
+        """Go on from a `dump`, in place of a reset. Must be overridden if `dump` is."""
+        raise NotImplementedError
+
     async def close(self) -> None:  # noqa: B027
         """Release what the environment holds. The process may be killed instead."""
 

@@ -4,6 +4,7 @@ The nursery loads the code of environments once. It never sees what a model wrot
 makes the environment and does what comes over its socket:
 
     {"do": "make", "spec": …} {"do": "reset", "task": …, "seed": …} {"do": "step", "turn": …} {"do": "finish"} {"do": "close"}
+    {"do": "load", "state": …} in place of a reset
 
 `processes.py` is the engine's side of both.
 """
@@ -158,13 +159,17 @@ class _Service:
 
     async def _answer(self, message: Mapping[str, Any]) -> dict[str, Any]:
         try:
-            return {"answer": await self._do(message)}
+            return {"answer": await self._do(message), **self._state_after(message["do"])}
         except ToolError as error:
             return {"error": as_text(str(error)), "fault": MODEL}
         except BaseException as error:  # whatever an environment raises, `sys.exit` included
             where = traceback.extract_tb(error.__traceback__)[-1:]
             place = f" ({os.path.basename(where[0].filename)}:{where[0].lineno})" if where else ""
             return {"error": as_text(f"{type(error).__name__}: {error}{place}"[:LONGEST_ERROR]), "fault": ENVIRONMENT}
+
+    def _state_after(self, action: str) -> dict[str, Any]:
+        state = self._environment.dump() if self._environment is not None and action in ("reset", "step") else None
+        return {} if state is None else {"state": state}
 
     async def _do(self, message: Mapping[str, Any]) -> Any:
         action = message["do"]
@@ -178,6 +183,8 @@ class _Service:
             return opening_to_json(await environment.reset(message["task"], message["seed"]))
         if action == "step":
             return observation_to_json(await environment.step(turn_from_json(message["turn"])))
+        if action == "load":
+            return environment.load(message["state"])
         if action == "finish":
             return ending_to_json(await environment.finish())
         assert action == "close", action

@@ -59,6 +59,8 @@ class Lease:
         self.num_uses = 0
         self.is_alive = True
         self.is_stateless = False
+        self.state: Any = None
+        """The last `Environment.dump` of the episode; None if there is none."""
         self._connection = connection
         self._process = process
         """File descriptor (pidfd) of the process. Unlike a process id, it never comes to mean another process."""
@@ -74,6 +76,11 @@ class Lease:
     async def step(self, turn: Turn, deadline_s: float) -> Observation:
         """Raises `ToolError` where the model is at fault."""
         return observation_from_json(await self._ask({"do": "step", "turn": turn_to_json(turn)}, deadline_s))
+
+    async def load(self, state: Any, deadline_s: float) -> None:
+        """Go on from another process's `state`."""
+        await self._ask({"do": "load", "state": state}, deadline_s)
+        self.state = state
 
     async def finish(self, deadline_s: float) -> Ending:
         return ending_from_json(await self._ask({"do": "finish"}, deadline_s))
@@ -117,6 +124,7 @@ class Lease:
             self.kill()
             raise
         if "error" not in reply:
+            self.state = reply.get("state", self.state)
             answer = reply.get("answer")
             return answer if isinstance(answer, dict) else {}
         if reply.get("fault") == MODEL:

@@ -275,6 +275,7 @@ SECTIONS: dict[str, list[Metric]] = {
             "conversations/branch_rate", "share of conversations that the chat template made go on as another sample"
         ),
         Metric("conversations/restarts", "conversations of the step that began again because an environment failed"),
+        Metric("conversations/restores", "environments that failed and went on from their last state in a fresh process"),
         Metric("conversations/shortened_answers", "answers of the step whose middle was left out"),
         Metric("conversations/wait_s", "seconds in which a conversation waited for environments to begin, mean"),
         Metric(

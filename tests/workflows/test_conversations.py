@@ -196,9 +196,9 @@ BAD_TOOLS = '''
 
     def count(name):
         """Calls so far, over all processes."""
-        path = Path(__file__).with_name(name)
-        path.write_text(path.read_text() + "x" if path.exists() else "x")
-        return len(path.read_text())
+        with Path(__file__).with_name(name).open("a") as file:  # appending is whole, also beside other processes
+            file.write("x")
+            return file.tell()
 
     def hangs(x: str) -> str:
         """Hangs.
@@ -346,6 +346,58 @@ def test_after_a_failure_the_conversation_begins_again_and_says_the_same(
         assert sample.logprobs.tolist() == other.logprobs.tolist()
     seeds = {sampling.seed for sampling in stage.policy.samplings}
     assert len(seeds) == len(stage.policy.samplings)  # each turn of each conversation has its own
+
+
+RESTORABLE = """
+    import os
+    from pathlib import Path
+
+    from open_instruct.environments.base import Ending, Environment, Observation, Opening, user_message
+
+
+    class Tally(Environment):
+        takes_text = True
+
+        async def reset(self, task, seed):
+            self.said = [f"begins {seed % 10}"]
+            return Opening()
+
+        async def step(self, turn):
+            died = Path(__file__).with_name("died")
+            if len(self.said) == 3 and not died.exists():
+                died.touch()
+                os._exit(1)
+            self.said.append(turn.text)
+            return Observation([user_message(f"{len(self.said)} so far")], None, len(self.said) == 5)
+
+        async def finish(self):
+            return Ending(len(self.said) / 10, {"said": len(self.said)})
+"""
+RESTORES = """
+        def dump(self):
+            return {"said": self.said}
+
+        def load(self, state):
+            self.said = state["said"]
+"""
+
+
+@pytest.mark.parametrize("can_restore", [True, False])
+def test_an_environment_that_can_be_restored_goes_on_where_its_process_died(
+    talk: MakeTalk, tmp_path: Path, can_restore: bool
+) -> None:
+    path = tmp_path / "tally.py"
+    path.write_text(textwrap.dedent(RESTORABLE + (RESTORES if can_restore else "")))
+
+    def result() -> GenerationResult:
+        stage = talk(lambda _, number: f"turn {number}", tools=[f"{path}:Tally"], max_steps=9)
+        return stage.roll_out(n=1)
+
+    broken, whole = result(), result()
+    (account,), (sample,), (other,) = broken.notes, broken.samples, whole.samples
+    assert (account["num_restores"], account["num_restarts"]) == ((1, 0) if can_restore else (0, 1))
+    assert sample.response_ids.tolist() == other.response_ids.tolist()
+    assert sample.environment_reward == other.environment_reward == 0.5
 
 
 @pytest.mark.parametrize(

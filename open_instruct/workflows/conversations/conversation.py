@@ -86,6 +86,8 @@ class Account:
     num_steps: int = 0
     num_branches: int = 0
     num_restarts: int = 0
+    num_restores: int = 0
+    """Environments that failed and went on from their last state in a fresh process."""
     num_truncated: int = 0
     """Answers of tools whose middle was left out."""
     num_policy_tokens: int = 0
@@ -322,10 +324,13 @@ class Conversation:
         return Observation([tool_message(call.name, f"Error: there is no tool {call.name!r:.80}; there are: {names}")])
 
     async def _step(self, participant: Participant, turn: Turn) -> Observation:
-        limit = min(self._setting.options.environment_step_timeout_s, self._left_s())
+        options = self._setting.options
+        limit = min(options.environment_step_timeout_s, self._left_s())
         request = {"do": "step", "turn": turn_to_json(turn), "limit_s": limit}
-        answer = await self._ask(participant, request, limit + SLACK_S)
+        # a restored environment is made, loaded and asked again
+        answer = await self._ask(participant, request, 2 * (limit + options.environment_reset_timeout_s) + SLACK_S)
         observation = observation_from_json(answer["observation"])
+        self._account.num_restores += answer["was_restored"]
         self._account.called(
             participant.spec.name,
             num_calls=max(1, len(turn.calls)),

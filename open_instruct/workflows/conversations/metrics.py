@@ -23,6 +23,7 @@ def _turns(accounts: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         "conversations/steps": sum(account["num_steps"] for account in accounts) / number,
         "conversations/branch_rate": sum(account["num_branches"] > 0 for account in accounts) / number,
         "conversations/restarts": float(sum(account["num_restarts"] for account in accounts)),
+        "conversations/restores": float(sum(account["num_restores"] for account in accounts)),
         "conversations/shortened_answers": float(sum(account["num_truncated"] for account in accounts)),
         "conversations/wait_s": sum(account["wait_s"] for account in accounts) / number,
     }

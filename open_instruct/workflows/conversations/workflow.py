@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from open_instruct.chat_codec import ChatCodec
 from open_instruct.data_types import PromptRequest, Sample
 from open_instruct.environments.adapters import environment_class
-from open_instruct.environments.base import EnvironmentSpec, Observation, ToolError, tool_message, user_message
+from open_instruct.environments.base import EnvironmentSpec, Observation, ToolError, Turn, tool_message, user_message
 from open_instruct.environments.processes import EnvironmentFailed, EnvironmentPool, Lease
 from open_instruct.environments.wire import (
     as_text,
@@ -212,14 +212,31 @@ class Conversations(Workflow):
         return {"opening": opening, "wait_s": wait_s}
 
     async def _step(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        began, turn = time.monotonic(), turn_from_json(request["turn"])
+        began, turn, was_restored = time.monotonic(), turn_from_json(request["turn"]), False
         try:
-            observation = await self._leases[request["key"]].step(turn, request["limit_s"])
+            try:
+                observation = await self._leases[request["key"]].step(turn, request["limit_s"])
+            except EnvironmentFailed as error:
+                observation, was_restored = await self._step_after_restoring(request, turn, error), True
         except ToolError as error:
             text = as_text(str(error))
             message = tool_message(turn.calls[0].name, text) if turn.calls else user_message(text)
             observation = Observation([message], num_errors=1)
-        return {"observation": observation_to_json(observation), "seconds": time.monotonic() - began}
+        seconds = time.monotonic() - began
+        return {"observation": observation_to_json(observation), "seconds": seconds, "was_restored": was_restored}
+
+    async def _step_after_restoring(
+        self, request: Mapping[str, Any], turn: Turn, error: EnvironmentFailed
+    ) -> Observation:
+        """The answer to a turn from a fresh process that goes on from the state before it; raises `error` if there is none."""
+        failed = self._leases[request["key"]]
+        if failed.state is None or self._pool is None:
+            raise error
+        limit_s = self.options.environment_reset_timeout_s
+        self._pool.forget(failed)
+        lease = self._leases[request["key"]] = await self._pool.lease(failed.spec, limit_s)
+        await lease.load(failed.state, limit_s)
+        return await lease.step(turn, request["limit_s"])
 
     async def _finish(self, request: Mapping[str, Any]) -> dict[str, Any]:
         lease = self._leases.pop(request["key"])
