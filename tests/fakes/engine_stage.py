@@ -98,7 +98,7 @@ class PlayedVLLM:
         completion = SimpleNamespace(
             index=0, token_ids=token_ids, logprobs=logprobs, finish_reason=self.finish_reason, weight_versions=spans
         )
-        return SimpleNamespace(request_id=request_id, finished=True, outputs=[completion])
+        return SimpleNamespace(request_id=request_id, finished=True, outputs=[completion], num_cached_tokens=0)
 
     def set_weight_version(self, version: str) -> None:
         self.version = int(version)

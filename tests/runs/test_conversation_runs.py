@@ -1,12 +1,18 @@
 """Conversations as a user starts them: the whole pipeline with tools and environments."""
 
 import json
+import os
+import random
+import signal
 import textwrap
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from whole_runs import Process, assert_ledger_balances, command, rows
 
+KILLING_S = 300
 TALK = '''
     """Talks for a number of turns that the seed draws."""
 
@@ -88,6 +94,30 @@ def test_keys_and_values_of_earlier_turns_are_not_used_by_new_weights_unless_ask
     metrics = [row for row in rows(tmp_path / "out" / "metrics.jsonl") if row["training_step"] > 0]
     assert (max(row["kv_age/max"] for row in metrics) > 0) == keeps
     assert max(row["num_steps_off_policy_max"] for row in metrics) <= 3
+
+
+@pytest.mark.slow
+def test_five_minutes_of_killed_environments_lose_and_double_nothing(talk: dict[str, object], tmp_path: Path) -> None:
+    """Every half second one of the environments' processes is killed, and every tenth time the process that starts them."""
+    options = {**talk, "environment_attempts": 8, "async_steps": 2, "total_episodes": 16 * 400, "pack_length": 600}
+    run = Process(command(tmp_path / "out", **options))
+    run.wait_for_rows(tmp_path / "out" / "metrics.jsonl", 1)
+    draw, num_killed, ends_at = random.Random(0), 0, time.monotonic() + KILLING_S
+    while run.popen.poll() is None and time.monotonic() < ends_at:
+        time.sleep(0.5)
+        found = sorted(pid for pid, title in run.processes() if "environments.nursery" in title)
+        if found:
+            num_killed += 1
+            with suppress(ProcessLookupError):  # a conversation has just ended
+                os.kill(found[0] if num_killed % 10 == 0 else draw.choice(found), signal.SIGKILL)
+    code, output = run.wait(1200.0)
+    assert code == 0, output[-3000:]
+    assert not run.left_behind()
+    assert num_killed > KILLING_S
+    assert assert_ledger_balances(tmp_path / "out")["dropped"].get("failed", 0) == 0
+    metrics = [row for row in rows(tmp_path / "out" / "metrics.jsonl") if row["training_step"] > 0]
+    assert [row["training_step"] for row in metrics] == list(range(1, 401))
+    assert sum(row["conversations/restarts"] for row in metrics) > 50
 
 
 def test_environments_that_die_at_random_lose_nothing_and_score_nothing(
