@@ -4,6 +4,7 @@
     class with public methods and reset                     TRL's `environment_factory`; `get_reward` gives the reward
     class with init(prompt) and step(text)                  skyrl-gym
     class with async reset(**kwargs) and step(call)         open-instruct's `RLEnvironment` and `TextRLEnvironment`
+    class with reset(seed) and step(action), five values    Gymnasium; `gymnasium_like.py` says how text becomes an action
 
 `environment_class` finds the class for a target: a registered name, or `file.py:name` or `module:name`.
 """
@@ -31,6 +32,7 @@ from open_instruct.environments.base import (
     tool_message,
     user_message,
 )
+from open_instruct.environments.gymnasium_like import GymnasiumEnvironment, is_gymnasium_like
 from open_instruct.environments.wire import as_text
 from open_instruct.registry import UnknownName
 from open_instruct.user_modules import UserModuleError, import_user_module
@@ -73,6 +75,8 @@ def adapted(value: Any, name: str) -> type[Environment]:
             return _bound(OpenInstructTextEnvironment, value, name)
         if hasattr(value, "get_tool_definitions"):
             return _bound(OpenInstructEnvironment, value, name)
+        if is_gymnasium_like(value):
+            return _bound(GymnasiumEnvironment, value, name)
         if methods_of(value):
             return _bound(MethodsEnvironment, value, name)
     elif callable(value):
@@ -160,7 +164,8 @@ class MethodsEnvironment(ToolEnvironment):
         return as_text(await called(getattr(self._own, name), arguments))
 
     async def finish(self) -> Ending:
-        reward = self._own.get_reward() if hasattr(self._own, "get_reward") else None
+        """The reward is what `get_reward` says, or without it the attribute `reward`, which reward functions for TRL read."""
+        reward = self._own.get_reward() if hasattr(self._own, "get_reward") else getattr(self._own, "reward", None)
         return Ending(await reward if inspect.isawaitable(reward) else reward)
 
     async def close(self) -> None:

@@ -55,8 +55,9 @@ class MCPTools(ToolEnvironment):
     @classmethod
     def schemas(cls, config: Mapping[str, Any]) -> list[Schema]:
         """Asks the server. Raises `OSError` or `ValueError` if it does not answer."""
-        found: list[Schema] = json.loads(_discover(json.dumps(config, sort_keys=True)))
         only = config.get("tool_name")
+        server = {key: value for key, value in config.items() if key != "tool_name"}
+        found: list[Schema] = json.loads(_discover(json.dumps(server, sort_keys=True)))
         chosen = [described for described in found if only in (None, described["function"]["name"])]
         if not chosen:
             names = ", ".join(described["function"]["name"] for described in found)

@@ -1,9 +1,13 @@
 """Environments on OpenEnv servers, through their WebSocket: no package of theirs is needed here.
 
 The protocol is that of OpenEnv 0.10: `{"type": "reset" | "step" | "state" | "close", "data": …}` is answered by
-`{"type": "observation", "data": {"observation", "reward", "done"}}` or `{"type": "error", "data": {"message"}}`.
+`{"type": "observation", "data": {"observation", "reward", "done"}}` or `{"type": "error", "data": {"message", "code"}}`.
+
+A server has room for a number of sessions, by default for one. While it is full, `reset` asks again: its deadline is the pool's.
 """
 
+import asyncio
+import contextlib
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -21,6 +25,13 @@ from open_instruct.environments.wire import MOST_BYTES, as_text
 
 TEXT_FIELDS = ("message", "text", "prompt", "content", "result", "output", "echoed_message", "observation")
 """Where servers say their text; of an observation without any of these, all of it is shown as JSON."""
+FULL, NOT_VALID = "CAPACITY_REACHED", "VALIDATION_ERROR"
+"""Codes of a server's errors."""
+ASK_AGAIN_S = 0.25
+
+
+class ServerIsFull(RuntimeError):
+    """The server has no room for a further session."""
 
 
 @ENVIRONMENTS.register("openenv")
@@ -41,29 +52,47 @@ class OpenEnv(Environment):
         self._socket: Any = None
 
     async def reset(self, task: Mapping[str, Any], seed: int) -> Opening:
+        own = {key: value for key, value in task.items() if key not in ("messages", "ground_truth")}
+        while True:
+            await self._connect()
+            try:
+                observation, _, _ = await self._ask("reset", {"seed": seed % 2**31, **own})
+                break
+            except ServerIsFull:
+                await self.close()
+                await asyncio.sleep(ASK_AGAIN_S)
+        text = text_of(observation)
+        return Opening([user_message(text)] if text else [])
+
+    async def _connect(self) -> None:
         import aiohttp
 
         self._session = aiohttp.ClientSession()
         self._socket = await self._session.ws_connect(
             self._url, max_msg_size=MOST_BYTES, timeout=aiohttp.ClientWSTimeout(ws_close=2.0)
         )
-        own = {key: value for key, value in task.items() if key not in ("messages", "ground_truth")}
-        observation, _, _ = await self._ask("reset", {"seed": seed % 2**31, **own})
-        text = text_of(observation)
-        return Opening([user_message(text)] if text else [])
 
     async def step(self, turn: Turn) -> Observation:
         observation, reward, done = await self._ask("step", {self._action: turn.text})
         return Observation([user_message(text_of(observation))], reward, done)
 
     async def _ask(self, kind: str, data: Mapping[str, Any]) -> tuple[Any, float | None, bool]:
-        await self._socket.send_str(json.dumps({"type": kind, "data": data}))
-        said = json.loads(await self._socket.receive_str(timeout=self._timeout_s))
+        import aiohttp
+
+        with contextlib.suppress(ConnectionError):  # a server that is full says so, hangs up, and can still be read
+            await self._socket.send_str(json.dumps({"type": kind, "data": data}))
+        received = await self._socket.receive(timeout=self._timeout_s)
+        if received.type is not aiohttp.WSMsgType.TEXT:
+            raise RuntimeError(f"the server ended the session: {received.extra or received.type.name}")
+        said = json.loads(received.data)
         content = said.get("data") or {}
         if said.get("type") == "error":
-            if content.get("code") == "VALIDATION_ERROR":
-                raise ToolError(f"Error: {content.get('message', 'the action is not valid')}")
-            raise RuntimeError(f"the server says: {content.get('message', said)}")
+            told = content.get("message", said)
+            if content.get("code") == FULL:
+                raise ServerIsFull(told)
+            if content.get("code") == NOT_VALID:
+                raise ToolError(f"Error: {told}{_fields_of(content.get('errors'))}")
+            raise RuntimeError(f"the server says: {told}")
         return content.get("observation"), content.get("reward"), bool(content.get("done"))
 
     async def close(self) -> None:
@@ -81,6 +110,14 @@ def socket_url(url: str) -> str:
         if url.startswith(web):
             url = sockets + url.removeprefix(web)
     return url if url.rstrip("/").endswith("/ws") else f"{url.rstrip('/')}/ws"
+
+
+def _fields_of(errors: Any) -> str:
+    """What is wrong with which field of an action, as the server says it."""
+    if not isinstance(errors, list):
+        return ""
+    told = [error for error in errors if isinstance(error, dict) and "msg" in error]
+    return "".join(f"; {'.'.join(map(str, error.get('loc', ())))}: {error['msg']}" for error in told)
 
 
 def text_of(observation: Any) -> str:
