@@ -277,6 +277,9 @@ SECTIONS: dict[str, list[Metric]] = {
         Metric("conversations/restarts", "conversations of the step that began again because an environment failed"),
         Metric("conversations/restores", "environments that failed and went on from their last state in a fresh process"),
         Metric("conversations/shortened_answers", "answers of the step whose middle was left out"),
+        Metric("conversations/tool_s", "seconds in which tools and environments computed for a conversation, mean"),
+        Metric("conversations/tool_ms_per_policy_token", "the same in milliseconds for each token that was sampled"),
+        Metric("conversations/slowest_environment", "name of the tool or environment whose calls took longest"),
         Metric("conversations/wait_s", "seconds in which a conversation waited for environments to begin, mean"),
         Metric(
             "conversations/ended_by_<answer|environment|steps|length>",

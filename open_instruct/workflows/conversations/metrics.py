@@ -7,7 +7,7 @@ from typing import Any
 from open_instruct.data_types import GenerationResult
 
 
-def conversation_metrics(results: Sequence[GenerationResult]) -> dict[str, float]:
+def conversation_metrics(results: Sequence[GenerationResult]) -> dict[str, Any]:
     """Means over all conversations. `tools/…` and `env/…` are under open-instruct's names."""
     accounts: list[Mapping[str, Any]] = [account for result in results for account in result.notes or ()]
     if not accounts:
@@ -37,7 +37,7 @@ def _turns(accounts: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 def _tokens(accounts: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     number = len(accounts)
-    of_policy = sum(account["num_policy_tokens"] for account in accounts)
+    of_policy = _num_policy_tokens(accounts)
     read = sum(account["num_prompt_tokens"] for account in accounts)
     return {
         "conversations/policy_tokens": of_policy / number,
@@ -47,7 +47,7 @@ def _tokens(accounts: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     }
 
 
-def _tools(accounts: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+def _tools(accounts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     totals: defaultdict[str, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
     slowest: defaultdict[str, float] = defaultdict(float)
     for account in accounts:
@@ -55,14 +55,23 @@ def _tools(accounts: Sequence[Mapping[str, Any]]) -> dict[str, float]:
             for key in (name, "aggregate"):
                 totals[key] = [one + more for one, more in zip(totals[key], (calls, errors, seconds), strict=True)]
             slowest[name] = max(slowest[name], seconds / calls)
-    metrics = {}
+    metrics: dict[str, Any] = {}
     for name, (calls, errors, seconds) in totals.items():
         metrics[f"tools/{name}/avg_calls_per_rollout"] = calls / len(accounts)
         metrics[f"tools/{name}/failure_rate"] = errors / calls
         metrics[f"tools/{name}/avg_runtime"] = seconds / calls
     for name, seconds in slowest.items():
         metrics[f"tools/{name}/max_runtime"] = seconds
+    if slowest:
+        tool_s = totals["aggregate"][2]
+        metrics["conversations/tool_s"] = tool_s / len(accounts)
+        metrics["conversations/tool_ms_per_policy_token"] = 1000 * tool_s / max(1, _num_policy_tokens(accounts))
+        metrics["conversations/slowest_environment"] = max(slowest, key=lambda name: slowest[name])
     return metrics
+
+
+def _num_policy_tokens(accounts: Sequence[Mapping[str, Any]]) -> int:
+    return sum(account["num_policy_tokens"] for account in accounts)
 
 
 def _environments(accounts: Sequence[Mapping[str, Any]]) -> dict[str, float]:
