@@ -100,7 +100,7 @@ def main() -> None:
     try:
         model = make_untrained(arguments.model, str(directory / "model"))
         (directory / "sleeper.py").write_text(textwrap.dedent(SLEEPER))
-        rows = [
+        rows: list[dict[str, Any]] = [
             {"round": number, "work": work, **measure(arguments, model, directory, work)}
             for number in range(arguments.rounds)
             for work in ("single turns", "conversations")
