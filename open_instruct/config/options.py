@@ -30,6 +30,7 @@ from open_instruct.data_types import SamplingConfig
 from open_instruct.device import Device, Kind, current_device
 from open_instruct.registry import NO_FLAG, options_of
 from open_instruct.user_modules import import_user_module
+from open_instruct.workflows.agents.options import AgentOptions
 from open_instruct.workflows.base import WORKFLOWS, Lengths, WorkflowSpec
 from open_instruct.workflows.conversations.options import ConversationOptions
 from open_instruct.workflows.rc.options import ReasoningCacheOptions
@@ -44,6 +45,7 @@ class GRPOConfig(
     RolloutOptions,
     ReasoningCacheOptions,
     ConversationOptions,
+    AgentOptions,
     AsyncOptions,
     AlgorithmOptions,
     DistillationOptions,

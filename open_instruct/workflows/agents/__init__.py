@@ -1,0 +1,1 @@
+"""Programs of the user's that act through an endpoint of the engine, with exact token ids."""

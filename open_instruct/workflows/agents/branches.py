@@ -1,0 +1,112 @@
+"""The samples of one rollout while they grow. A request goes on where an earlier one ended, or begins a further sample."""
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from open_instruct.data_types import Completion, Sample
+from open_instruct.workflows.conversations.ledger import Ledger
+
+
+@dataclass(frozen=True)
+class Talk:
+    """What a sample is as messages, where it came about through messages."""
+
+    messages: list[dict[str, Any]]
+    """The last is the model's."""
+    tools: list[dict[str, Any]]
+    raw: str
+    """The model's last turn, with control tokens but for the one that ended it."""
+    last_id: int | None
+    """That control token; None if none did."""
+
+
+@dataclass(eq=False)
+class Branch:
+    """A sample that may still grow."""
+
+    ledger: Ledger
+    talk: Talk | None = None
+    finish_reason: str = "stop"
+    is_busy: bool = False
+    """Whether a request that goes on here is under way."""
+    last_request: int = -1
+
+
+@dataclass(frozen=True)
+class Grown:
+    """What a completion has changed, so that it can be taken back."""
+
+    branch: Branch
+    before: Branch | None
+    """None: the branch is new."""
+
+
+@dataclass
+class Branches:
+    """All samples of a rollout."""
+
+    all: list[Branch] = field(default_factory=list)
+
+    @property
+    def idle(self) -> list[Branch]:
+        """Samples on which a request may go on."""
+        return [branch for branch in self.all if not branch.is_busy]
+
+    @property
+    def num_response_tokens(self) -> int:
+        return sum(branch.ledger.num_response_tokens for branch in self.all)
+
+    def begun_by(self, token_ids: Sequence[int]) -> Branch | None:
+        """The longest sample with whose tokens `token_ids` begin; None if there is none."""
+        ids = np.asarray(token_ids, np.int32)
+        found, longest = None, 0
+        for branch in self.idle:
+            known = branch.ledger.token_ids
+            if longest < len(known) <= len(ids) and np.array_equal(known, ids[: len(known)]):
+                found, longest = branch, len(known)
+        return found
+
+    def grow(
+        self, branch: Branch | None, token_ids: Sequence[int], said: Completion, *, number: int, talk: Talk | None
+    ) -> Grown:
+        """Add what the policy said to the prompt `token_ids`, which begins with the tokens of `branch` if there is one."""
+        before = None if branch is None else copy.copy(branch)
+        if branch is None:
+            branch = Branch(Ledger(token_ids))
+            self.all.append(branch)
+        ledger = copy.copy(branch.ledger)
+        ledger.spans = list(ledger.spans)
+        if before is not None:
+            ledger.inserted(list(token_ids)[len(ledger.token_ids) :])
+        ledger.sampled(said)
+        branch.ledger, branch.talk, branch.finish_reason, branch.last_request = ledger, talk, said.finish_reason, number
+        return Grown(branch, before)
+
+    def take_back(self, grown: Grown, number: int) -> None:
+        """The program never heard the answer to request `number`, so nothing that it does follows from it."""
+        if grown.branch.is_busy or grown.branch.last_request != number:
+            return
+        if grown.before is None:
+            self.all.remove(grown.branch)
+        else:
+            vars(grown.branch).update(vars(grown.before), is_busy=False)
+
+    def samples(self, *, finish_reason: str | None, reward: float | None) -> list[Sample]:
+        """All samples; that of the last request is the last, and the one that is judged.
+
+        Args:
+            finish_reason: of the last sample; None: how its last turn ended.
+        """
+        grown = sorted((one for one in self.all if one.ledger.spans), key=lambda branch: branch.last_request)
+        return [
+            branch.ledger.sample(
+                finish_reason=finish_reason or branch.finish_reason if branch is grown[-1] else "stop",
+                goes_on=branch is not grown[-1],
+                environment_reward=reward,
+            )
+            for branch in grown
+        ]

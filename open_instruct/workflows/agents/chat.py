@@ -1,0 +1,162 @@
+"""From messages to token ids and back, for `/v1/chat/completions`. What the model has said is never tokenized again where the
+conversation only grows."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from open_instruct.chat_codec import END_THINK, ChatCodec
+from open_instruct.data_types import Completion
+from open_instruct.workflows.agents.branches import Branch, Talk
+from open_instruct.workflows.agents.protocol import ChatRequest, Refused
+from open_instruct.workflows.conversations.bridge import Bridge, CannotBridge
+from open_instruct.workflows.conversations.parsers import ToolParser, VllmParsers, tool_parser
+
+Message = dict[str, Any]
+
+
+class Chat:
+    """The messages of one rollout.
+
+    Args:
+        parser_type: how the model writes calls (`--agent_tool_parser_type`).
+        of_vllm: makes vLLM's parsers.
+    """
+
+    def __init__(self, codec: ChatCodec, bridge: Bridge, parser_type: str, of_vllm: VllmParsers) -> None:
+        self._codec = codec
+        self._bridge = bridge
+        self._parser_type = parser_type
+        self._of_vllm = of_vllm
+        self._parsers: dict[str, ToolParser] = {}
+        self._said: dict[str, str] = {}
+        """By the message as the program got it: the model's turn with control tokens."""
+
+    def prompt(self, request: ChatRequest, branches: Sequence[Branch]) -> tuple[Branch | None, list[int]]:
+        """The token ids of a request, and the sample in which it goes on. None: the messages are rendered anew.
+
+        Raises:
+            Refused: the chat template refuses the messages.
+        """
+        if (branch := self._going_on(request, branches)) is not None:
+            assert branch.talk is not None
+            following = request.messages[len(branch.talk.messages) :]
+            suffix = self._suffix(branch.talk, following, request)
+            if suffix is not None:
+                return branch, [*branch.ledger.token_ids.tolist(), *suffix]
+        return None, self._rendered(request)
+
+    def stop(self, request: ChatRequest) -> Sequence[str]:
+        """Texts behind which the model waits for the answer to a call."""
+        return self._parser(request.tools).stop if self._parses(request) else ()
+
+    def answered(self, request: ChatRequest, said: Completion, number: int) -> tuple[Message, Talk]:
+        """What the model said as a message for the program, and the conversation with it."""
+        token_ids, last_id = said.token_ids.tolist(), None
+        if token_ids and self._codec.control_token(token_ids[-1]):
+            last_id = token_ids.pop()
+        raw = self._codec.decode_all(token_ids)
+        message: Message = {"role": "assistant", "content": self._codec.decode(token_ids)}
+        calls = self._parser(request.tools).calls(raw) if self._parses(request) else []
+        if calls:
+            message["tool_calls"] = [
+                {
+                    "id": f"call_{number}_{position}",
+                    "type": "function",
+                    "function": {"name": call.name, "arguments": json.dumps(call.arguments, ensure_ascii=False)},
+                }
+                for position, call in enumerate(calls)
+            ]
+        self._said[_key(message)] = raw
+        return message, Talk([*request.messages, message], request.tools, raw, last_id)
+
+    def spellings(self, said: Completion) -> list[str]:
+        return [self._codec.decode_all([token_id]) for token_id in said.token_ids.tolist()]
+
+    def _going_on(self, request: ChatRequest, branches: Sequence[Branch]) -> Branch | None:
+        """The sample whose messages the request begins with, and the longest of them."""
+        asked = [_key(message) for message in request.messages]
+        found: Branch | None = None
+        longest = 0
+        for branch in branches:
+            if branch.talk is None or branch.talk.tools != request.tools:
+                continue
+            known = branch.talk.messages
+            if longest < len(known) < len(asked) and list(map(_key, known)) == asked[: len(known)]:
+                found, longest = branch, len(known)
+        return found
+
+    def _suffix(self, talk: Talk, following: Sequence[Message], request: ChatRequest) -> list[int] | None:
+        """Token ids between what the model said and its next turn; None if the template cannot say them."""
+        roles = {message["role"] for message in following}
+        if "assistant" in roles:
+            return None
+        messages = self._named(request.messages)[-len(following) :]
+        if roles == {"tool"} and talk.last_id is None and self._parses(request):
+            parser = self._parser(request.tools)
+            if parser.in_own_turn:
+                text = parser.answer_text(messages)
+                return self._codec.encode_continued(self._codec.hidden({"content": text})["content"])
+        if END_THINK in talk.raw and any(map(self._bridge.changes_earlier_turns, roles)):
+            return None
+        try:
+            return self._bridge.suffix(messages, talk.last_id)
+        except CannotBridge:
+            return None
+
+    def _rendered(self, request: ChatRequest) -> list[int]:
+        """What the model said may hold control tokens, and nobody else's words."""
+        shown = []
+        for original, message in zip(request.messages, self._named(request.messages), strict=True):
+            raw = self._said.get(_key(original))
+            is_ours = original["role"] == "assistant" and raw is not None
+            shown.append({"role": "assistant", "content": raw} if is_ours else self._codec.hidden(message))
+        try:
+            text = self._codec.render(shown, begins_turn=True, tools=request.tools)
+        except Exception as error:  # a template is a program and may raise anything
+            raise Refused(f"the chat template refuses the messages: {error}") from error
+        return self._codec.encode_hidden(text)
+
+    def _named(self, messages: Sequence[Message]) -> list[Message]:
+        """Messages as templates want them: answers of tools with the tool's name, and arguments of calls as objects."""
+        names: dict[str, str] = {}
+        named = []
+        for message in messages:
+            calls = message.get("tool_calls") or []
+            names |= {call["id"]: call["function"]["name"] for call in calls}
+            if message["role"] == "tool":
+                name = message.get("name") or names.get(message.get("tool_call_id", ""), "tool")
+                named.append({"role": "tool", "name": name, "content": message["content"]})
+            elif calls:
+                named.append({**message, "tool_calls": [_with_object(call) for call in calls]})
+            else:
+                named.append(message)
+        return named
+
+    def _parses(self, request: ChatRequest) -> bool:
+        return bool(request.tools) and request.may_call
+
+    def _parser(self, tools: Sequence[Mapping[str, Any]]) -> ToolParser:
+        key = json.dumps(tools, sort_keys=True)
+        if key not in self._parsers:
+            self._parsers[key] = tool_parser(self._parser_type, [dict(tool) for tool in tools], self._of_vllm)
+        return self._parsers[key]
+
+
+def _key(message: Message) -> str:
+    """The same for messages that say the same. Clients write the arguments of calls with other spaces than they were given."""
+    calls = [[call["id"], call["function"]["name"], _arguments(call)] for call in message.get("tool_calls") or ()]
+    further = {name: message.get(name) for name in ("name", "tool_call_id") if message["role"] != "assistant"}
+    return json.dumps([message["role"], message["content"], calls, further], sort_keys=True)
+
+
+def _arguments(call: Mapping[str, Any]) -> Any:
+    arguments = call["function"]["arguments"]
+    try:
+        return json.loads(arguments) if isinstance(arguments, str) else arguments
+    except (ValueError, RecursionError):
+        return arguments
+
+
+def _with_object(call: Mapping[str, Any]) -> dict[str, Any]:
+    return {**call, "function": {**call["function"], "arguments": _arguments(call)}}

@@ -1,0 +1,139 @@
+"""The engine's side of one program of the user's: starts it, reads what it says, ends it with all that it has started."""
+
+import asyncio
+import logging
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from open_instruct.environments.wire import as_text
+
+logger = logging.getLogger(__name__)
+
+KEEPER = str(Path(__file__).with_name("keeper.py"))
+KEPT_OUTPUT = 2**16
+"""Bytes at the end of a program's output that are kept; the last line must be within them."""
+KEPT_ERRORS = 2**11
+END_S = 15.0
+"""Longest wait for the end of a program that was killed."""
+
+
+@dataclass(frozen=True)
+class ProgramEnd:
+    """How a program ended."""
+
+    code: int
+    is_late: bool
+    """Whether it was killed because its time was over."""
+    last_line: str
+    """The last line of its output that is not empty."""
+    errors: str
+    """The end of its standard error."""
+
+
+class Program:
+    """A program in a session of its own, under a keeper (`keeper.py`)."""
+
+    def __init__(self, process: asyncio.subprocess.Process, control: int, text: str, timeout_s: float) -> None:
+        self._process = process
+        self._input = asyncio.create_task(self._write(text.encode()))
+        self._control = control
+        """Our end of the keeper's pipe; -1 once it is closed."""
+        self._deadline = time.monotonic() + timeout_s
+        self._is_late = False
+        self._output, self._errors = bytearray(), bytearray()
+
+    @classmethod
+    async def start(
+        cls, words: Sequence[str], *, variables: Mapping[str, str], directory: str, text: str, timeout_s: float
+    ) -> "Program":
+        """Start a program with `text` on its standard input.
+
+        Raises:
+            OSError: no process can be started, or the directory is not there.
+        """
+        theirs, ours = os.pipe()
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *[sys.executable, "-I", "-S", KEEPER, str(theirs), *words],
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                env=dict(variables),
+                cwd=directory or None,
+                pass_fds=[theirs],
+                start_new_session=True,  # Ctrl-C reaches the whole group; the engine decides when programs end
+            )
+        except BaseException:
+            os.close(ours)
+            raise
+        finally:
+            os.close(theirs)
+        return cls(process, ours, text, timeout_s)
+
+    async def wait(self) -> ProgramEnd:
+        """Wait for the program's end. At its deadline it is killed."""
+        reading = [
+            asyncio.create_task(_keep_end(self._process.stdout, self._output, KEPT_OUTPUT)),
+            asyncio.create_task(_keep_end(self._process.stderr, self._errors, KEPT_ERRORS)),
+        ]
+        try:
+            code = await self._wait_for_code()
+            await asyncio.wait(reading, timeout=END_S)
+        finally:
+            self.kill()
+            for task in [*reading, self._input]:
+                task.cancel()
+        lines = [line for line in bytes(self._output).split(b"\n") if line.strip()]
+        last_line = as_text(lines[-1] if lines else b"")
+        return ProgramEnd(code, self._is_late, last_line, as_text(bytes(self._errors)).strip())
+
+    async def _wait_for_code(self) -> int:
+        try:
+            async with asyncio.timeout(max(0.0, self._deadline - time.monotonic())):
+                return await self._process.wait()
+        except TimeoutError:
+            self._is_late = True
+            self.kill()
+        try:
+            async with asyncio.timeout(END_S):
+                return await self._process.wait()
+        except TimeoutError:
+            logger.warning("process %d does not end although it was killed", self._process.pid)
+            return -1
+
+    def hurry(self, seconds: float) -> None:
+        """From now on the program has at most so much time."""
+        asyncio.get_running_loop().call_later(seconds, self.kill)
+
+    def kill(self) -> None:
+        """Have the keeper kill the program and all that it has started. May be called twice, and from any thread."""
+        control, self._control = self._control, -1
+        if control >= 0:
+            os.close(control)
+
+    async def gone(self) -> None:
+        """Wait, not for ever, until a program that was killed is gone."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(END_S):
+                await self._process.wait()
+
+    async def _write(self, content: bytes) -> None:
+        stdin = self._process.stdin
+        assert stdin is not None
+        with suppress(ConnectionError):  # a program need not read
+            stdin.write(content)
+            await stdin.drain()
+            stdin.close()
+
+
+async def _keep_end(stream: asyncio.StreamReader | None, kept: bytearray, size: int) -> None:
+    """Read to the end; only the last `size` bytes stay."""
+    assert stream is not None
+    while part := await stream.read(2**16):
+        kept += part
+        del kept[:-size]

@@ -1,0 +1,347 @@
+"""What programs may ask of the endpoint, and what they are answered. Pure.
+
+    POST /inference/v1/generate     token ids in, token ids and log-probs out, in vLLM's format
+    POST /v1/chat/completions       messages in, a message out, in OpenAI's format
+    GET  /v1/models
+
+Every sampled token may be trained on, so it has to be sampled as the run says. A field that would change that is refused in words
+and never ignored.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from open_instruct.data_types import Completion, SamplingConfig
+
+LIMIT_REACHED = "limit_reached"
+"""Code of an error that says that the rollout may not have more tokens or samples."""
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "n": (1,),
+    "best_of": (1,),
+    "top_k": (-1, 0),
+    "min_p": (0,),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "repetition_penalty": (1,),
+    "length_penalty": (1,),
+    "min_tokens": (0,),
+    "ignore_eos": (False,),
+    "logit_bias": ({},),
+    "bad_words": ([],),
+    "top_logprobs": (0,),
+    "stream": (False,),
+    "tool_choice": ("auto", "none"),
+    "parallel_tool_calls": (True,),
+    "response_format": ({"type": "text"},),
+    "chat_template_kwargs": ({},),
+    "add_generation_prompt": (True,),
+    "continue_final_message": (False,),
+    "output_mode": ("tokens",),
+    "features": ({},),
+    "content_parts": ([],),
+}
+"""Fields that are taken with these values alone, or as null."""
+_NO_EFFECT = {
+    *("skip_special_tokens", "spaces_between_special_tokens", "detokenize", "include_stop_str_in_output"),
+    *("routed_experts_prompt_start", "output_kind", "flat_logprobs"),
+    *("cache_salt", "priority", "request_id", "user", "metadata", "store", "safety_identifier", "prompt_cache_key"),
+    *("stream_options", "service_tier", "session_id"),
+}
+"""Fields that change nothing about tokens or the form of the reply here."""
+
+
+class Refused(Exception):
+    """A request is answered with an error. `str` is the message."""
+
+    def __init__(self, message: str, *, status: int = 400, code: str = "invalid_request") -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+
+
+class OutOfRoom(Refused):
+    """The rollout has reached a limit. That is no fault of the program, but the rollout ends with what it has."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, code=LIMIT_REACHED)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """How a completion is asked for."""
+
+    max_tokens: int | None = None
+    """None: as many as there may be."""
+    stop: tuple[str, ...] = ()
+    stop_token_ids: frozenset[int] = frozenset()
+    seed: int | None = None
+
+
+@dataclass(frozen=True)
+class GenerateRequest:
+    token_ids: list[int]
+    asked: Asked
+    returns_token_ids: bool = False
+
+
+@dataclass(frozen=True)
+class ChatRequest:
+    messages: list[dict[str, Any]]
+    asked: Asked
+    tools: list[dict[str, Any]] = field(default_factory=list)
+    may_call: bool = True
+    returns_token_ids: bool = False
+    returns_logprobs: bool = False
+
+
+# --- requests ---------------------------------------------------------------------------------------------------------
+
+
+def generate_request(body: Any, sampling: SamplingConfig, *, model: str, vocab_size: int) -> GenerateRequest:
+    """Read a request for token ids.
+
+    Raises:
+        Refused: it asks for something that cannot be; the text says what.
+    """
+    values = _object(body, "the body")
+    _check_model(values, model)
+    token_ids = values.get("token_ids")
+    if not isinstance(token_ids, list) or not token_ids or not all(type(one) is int for one in token_ids):
+        raise Refused("token_ids must be a list of whole numbers that is not empty")
+    if wrong := [one for one in token_ids if not 0 <= one < vocab_size]:
+        raise Refused(f"token_ids holds {wrong[0]}, and the model's tokens are numbered from 0 to {vocab_size - 1}")
+    wishes = _object(values.get("sampling_params") or {}, "sampling_params")
+    _refuse_unknown(values, {"model", "token_ids", "sampling_params", "return_token_ids"})
+    _refuse_unknown(wishes, {*_WISHES, "logprobs", "prompt_logprobs"}, "sampling_params.")
+    if wishes.get("logprobs") not in (None, 0, 1, True):
+        raise Refused(
+            f"logprobs {wishes['logprobs']!r:.40}: only the log-prob of the sampled token is given. Ask for 1."
+        )
+    if wishes.get("prompt_logprobs") is not None:
+        raise Refused("prompt_logprobs: log-probs of prompts are not computed. Leave it out.")
+    return GenerateRequest(token_ids, _asked(wishes, sampling), bool(values.get("return_token_ids")))
+
+
+def chat_request(body: Any, sampling: SamplingConfig, *, model: str) -> ChatRequest:
+    """Read a request for a message. Messages come out with those of their fields that say something.
+
+    Raises:
+        Refused: as for `generate_request`.
+    """
+    values = _object(body, "the body")
+    _check_model(values, model)
+    own = {"model", "messages", "tools", "max_completion_tokens", "logprobs", "return_token_ids"}
+    _refuse_unknown(values, {*own, *_WISHES})
+    messages = values.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise Refused("messages must be a list that is not empty")
+    tools = values.get("tools") or []
+    if not isinstance(tools, list) or not all(_is_tool(tool) for tool in tools):
+        raise Refused('tools must be a list of {"type": "function", "function": {"name": …}}')
+    if values.get("max_completion_tokens") is not None:
+        values = {**values, "max_tokens": values["max_completion_tokens"]}
+    return ChatRequest(
+        [_message(one) for one in messages],
+        _asked(values, sampling),
+        tools,
+        values.get("tool_choice") != "none",
+        bool(values.get("return_token_ids")),
+        bool(values.get("logprobs")),
+    )
+
+
+_WISHES = {"max_tokens", "stop", "stop_token_ids", "seed", "temperature", "top_p"}
+
+
+def _asked(values: Mapping[str, Any], sampling: SamplingConfig) -> Asked:
+    for name, ours in (("temperature", sampling.temperature), ("top_p", sampling.top_p)):
+        given = values.get(name)
+        if given is not None and (not _is_number(given) or not math.isclose(given, ours)):
+            raise Refused(
+                f"{name} {given!r:.40}: what is sampled is trained on, and this run samples with {name} {ours:g}. Leave it out."
+            )
+    max_tokens, seed, stop = values.get("max_tokens"), values.get("seed"), values.get("stop") or []
+    if max_tokens is not None and (type(max_tokens) is not int or max_tokens < 1):
+        raise Refused(f"max_tokens {max_tokens!r:.40}: it must be a whole number from 1")
+    if seed is not None and type(seed) is not int:
+        raise Refused(f"seed {seed!r:.40}: it must be a whole number")
+    stop = [stop] if isinstance(stop, str) else stop
+    if not isinstance(stop, list) or not all(isinstance(one, str) and one for one in stop):
+        raise Refused("stop must be a text, or a list of texts, none of them empty")
+    ids = values.get("stop_token_ids") or []
+    if not isinstance(ids, list) or not all(type(one) is int for one in ids):
+        raise Refused("stop_token_ids must be a list of whole numbers")
+    return Asked(max_tokens, tuple(stop), frozenset(ids), seed)
+
+
+def _refuse_unknown(values: Mapping[str, Any], own: set[str], where: str = "") -> None:
+    for name, value in values.items():
+        if name in own or name in _NO_EFFECT or value is None:
+            continue
+        neutral = _NEUTRAL.get(name)
+        if neutral is None:
+            raise Refused(f"{where}{name}: this endpoint has no such field. Leave it out.")
+        if value not in neutral:
+            taken = " or ".join(repr(one) for one in neutral)
+            raise Refused(f"{where}{name} {value!r:.80}: this endpoint can do only {taken}. Leave it out.")
+
+
+def _message(message: Any) -> dict[str, Any]:
+    """A message with those of its fields that are not empty; parts of text become one text."""
+    values = _object(message, "a message")
+    if not isinstance(values.get("role"), str):
+        raise Refused("a message needs a role")
+    known = {"role", "content", "name", "tool_calls", "tool_call_id"}
+    if unknown := [name for name, value in values.items() if value and name not in known]:
+        raise Refused(f"messages: a message with {unknown[0]!r:.40}, which this endpoint does not read. Leave it out.")
+    read = {name: values[name] for name in known if values.get(name)}
+    read["content"] = _text(values.get("content"))
+    if "tool_calls" in read:
+        read["tool_calls"] = [_call(call) for call in read["tool_calls"]]
+    return read
+
+
+def _text(content: Any) -> str:
+    if content is None or isinstance(content, str):
+        return _valid(content or "")
+    is_text = isinstance(content, list) and all(
+        isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str) for part in content
+    )
+    if not is_text:
+        raise Refused("messages: a content that is neither a text nor a list of parts of text")
+    return _valid("".join(part["text"] for part in content))
+
+
+def _valid(text: str) -> str:
+    """Without halves of surrogate pairs, which JSON may spell and no tokenizer takes."""
+    return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def _call(call: Any) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise Refused("messages: tool_calls must be a list of calls of functions")
+    arguments = function.get("arguments") or "{}"
+    return {
+        "id": str(call.get("id") or ""),
+        "type": "function",
+        "function": {"name": function["name"], "arguments": arguments},
+    }
+
+
+def _is_tool(tool: Any) -> bool:
+    function = tool.get("function") if isinstance(tool, dict) and tool.get("type") == "function" else None
+    return isinstance(function, dict) and isinstance(function.get("name"), str)
+
+
+def _check_model(values: Mapping[str, Any], model: str) -> None:
+    if values.get("model") not in (None, model):
+        message = f"there is no model {values['model']!r:.80}; the model is {model} ($OPEN_INSTRUCT_MODEL)"
+        raise Refused(message, status=404, code="model_not_found")
+
+
+def _object(value: Any, what: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise Refused(f"{what} must be a JSON object, got {value!r:.40}")
+    return value
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+# --- replies ----------------------------------------------------------------------------------------------------------
+
+
+def error_body(message: str, code: str) -> dict[str, Any]:
+    return {"error": {"message": message, "type": "invalid_request_error", "param": None, "code": code}}
+
+
+def models_body(model: str, max_model_len: int, created: int) -> dict[str, Any]:
+    card = {"id": model, "object": "model", "created": created, "owned_by": "open_instruct"}
+    return {"object": "list", "data": [{**card, "root": model, "parent": None, "max_model_len": max_model_len}]}
+
+
+def generate_body(
+    said: Completion, request: GenerateRequest, *, request_id: str, model: str, created: int
+) -> dict[str, Any]:
+    """vLLM's reply. Each log-prob names its token as `token_id:N` and, as newer versions of vLLM do, as a number."""
+    pairs = zip(said.token_ids.tolist(), _logprobs(said), strict=True)
+    content = [
+        {"token": f"token_id:{one}", "token_id": one, "logprob": logprob, "bytes": None, "top_logprobs": []}
+        for one, logprob in pairs
+    ]
+    choice = {
+        "index": 0,
+        "token_ids": said.token_ids.tolist(),
+        "finish_reason": said.finish_reason,
+        "stop_reason": None,
+        "logprobs": {"content": content},
+        "version_spans": [list(span) for span in said.version_spans],
+    }
+    return {
+        "request_id": request_id,
+        "created": created,
+        "model": model,
+        "choices": [choice],
+        "usage": _usage(len(request.token_ids), said),
+        "prompt_logprobs": None,
+        "prompt_token_ids": request.token_ids if request.returns_token_ids else None,
+        "kv_transfer_params": None,
+    }
+
+
+def chat_body(
+    said: Completion,
+    request: ChatRequest,
+    message: Mapping[str, Any],
+    prompt_ids: Sequence[int],
+    spellings: Sequence[str],
+    *,
+    request_id: str,
+    model: str,
+    created: int,
+) -> dict[str, Any]:
+    """OpenAI's reply, with vLLM's `token_ids` and `prompt_token_ids` if they were asked for.
+
+    Args:
+        spellings: of each token, for its log-prob.
+    """
+    reason = "tool_calls" if message.get("tool_calls") and said.finish_reason == "stop" else said.finish_reason
+    choice: dict[str, Any] = {"index": 0, "message": dict(message), "finish_reason": reason, "logprobs": None}
+    if request.returns_logprobs:
+        pairs = zip(spellings, _logprobs(said), strict=True)
+        choice["logprobs"] = {
+            "content": [
+                {"token": text, "logprob": logprob, "bytes": list(text.encode()), "top_logprobs": []}
+                for text, logprob in pairs
+            ]
+        }
+    choice["version_spans"] = [list(span) for span in said.version_spans]
+    body: dict[str, Any] = {
+        "id": request_id,
+        "object": "chat.completion",
+        "created": created,
+        "model": model,
+        "choices": [choice],
+        "usage": _usage(len(prompt_ids), said),
+    }
+    if request.returns_token_ids:
+        choice["token_ids"] = said.token_ids.tolist()
+        body["prompt_token_ids"] = list(prompt_ids)
+    return body
+
+
+def _logprobs(said: Completion) -> list[float]:
+    return [float(one) for one in said.logprobs]
+
+
+def _usage(num_prompt_tokens: int, said: Completion) -> dict[str, int]:
+    number = len(said.token_ids)
+    return {
+        "prompt_tokens": num_prompt_tokens,
+        "completion_tokens": number,
+        "total_tokens": num_prompt_tokens + number,
+    }

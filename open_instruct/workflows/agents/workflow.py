@@ -1,0 +1,139 @@
+"""The workflow `agent_program`: every prompt starts a program of the user's G times, and what the programs have the model say
+becomes the samples."""
+
+import asyncio
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from open_instruct.data_types import PromptRequest, Sample
+from open_instruct.scored_groups import ScoredGroup, take
+from open_instruct.workflows.agents.metrics import agent_metrics
+from open_instruct.workflows.agents.options import AGENT_PROGRAM, AgentOptions, mistakes
+from open_instruct.workflows.agents.rollout import AGENT, AgentRollout, Setting
+from open_instruct.workflows.agents.server import AgentHost
+from open_instruct.workflows.base import WORKFLOWS, Context, Lengths, Tool, Trajectory, Workflow
+from open_instruct.workflows.conversations.bridge import Bridge
+
+if TYPE_CHECKING:
+    from open_instruct.config.options import GRPOConfig
+    from open_instruct.data.prompt_dataset import PromptRow
+
+
+@WORKFLOWS.register(AGENT_PROGRAM, options=AgentOptions)
+class AgentPrograms(Workflow):
+    """G programs about each prompt, side by side."""
+
+    prompts_are_of_the_data = False
+    identity_options = (
+        "agent_command",
+        "agent_max_samples",
+        "agent_prints_reward",
+        "agent_gets_ground_truth",
+        "agent_tool_parser_type",
+    )
+
+    def __init__(self, options: AgentOptions) -> None:
+        super().__init__(options)
+        self._host: AgentHost | None = None
+        self._bridge: Bridge | None = None
+
+    # --- in the driver ------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def mistakes(cls, args: "GRPOConfig") -> Iterator[str]:
+        yield from mistakes(args)
+
+    @classmethod
+    def prepared(cls, options: AgentOptions) -> AgentOptions:
+        return replace(options, agent_directory=options.agent_directory or os.getcwd())
+
+    @classmethod
+    def lengths(cls, args: "GRPOConfig") -> Lengths:
+        """A program writes its prompts itself. Each sample may be as long as the engine's context."""
+        lengths = super().lengths(args)
+        num_samples = args.num_samples_per_prompt_rollout * args.agent_max_samples
+        return replace(lengths, prompt=lengths.sequence, trained=lengths.sequence, samples=num_samples)
+
+    # --- in the controller --------------------------------------------------------------------------------------------
+
+    def row_facts(self, columns: Mapping[str, Any]) -> dict[str, Any]:
+        """The columns `env_config` and `tools`, which mean what the program makes of them."""
+        facts = {name: columns[name] for name in ("env_config", "tools") if columns.get(name) not in (None, "", [], {})}
+        try:
+            json.dumps(facts, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"'env_config' and 'tools' must be JSON, because a program reads them: {error}") from error
+        return facts
+
+    def task(
+        self, row: "PromptRow", row_number: int, *, prompt_id: str, version: int, seed: int, is_eval: bool
+    ) -> dict[str, Any]:
+        truth = {"ground_truth": row.ground_truth} if self.options.agent_gets_ground_truth else {}
+        return {**(row.facts or {}), **truth}
+
+    def rewards(self, samples: Sequence[Sample], scores: Sequence[float | None]) -> list[float | None]:
+        """All samples of a rollout have the reward of its last, which the verifier judges."""
+        rewards = super().rewards(samples, scores)
+        for position in reversed(range(len(samples))):
+            if samples[position].goes_on:
+                rewards[position] = rewards[position + 1]
+        return rewards
+
+    def metrics(self, rollouts: Sequence[ScoredGroup], groups: Sequence[ScoredGroup]) -> dict[str, float]:
+        return agent_metrics([rollout.result for rollout in rollouts])
+
+    def evaluated(self, rollouts: Sequence[ScoredGroup]) -> Sequence[ScoredGroup]:
+        """Of each rollout the last sample."""
+        return [
+            take(rollout, [position for position, sample in enumerate(rollout.samples) if not sample.goes_on])
+            for rollout in rollouts
+        ]
+
+    def evaluation_metrics(self, rollouts: Sequence[ScoredGroup]) -> dict[str, float]:
+        return agent_metrics([rollout.result for rollout in rollouts])
+
+    # --- in an engine -------------------------------------------------------------------------------------------------
+
+    async def run(self, request: PromptRequest, ctx: Context) -> Trajectory:
+        setting = self._setting(request, ctx)
+        async with asyncio.TaskGroup() as group:
+            rollouts = [
+                group.create_task(AgentRollout(setting, ctx, number).run())
+                for number in range(request.generation_config.n)
+            ]
+        ended = [rollout.result() for rollout in rollouts]
+        return Trajectory([sample for one in ended for sample in one.samples], [asdict(one.account) for one in ended])
+
+    def _setting(self, request: PromptRequest, ctx: Context) -> Setting:
+        if self._bridge is None:
+            self._bridge = Bridge(ctx.codec)
+        tokenizer = ctx.codec.tokenizer
+        row = {
+            "prompt_id": request.prompt_id,
+            "prompt_token_ids": np.asarray(request.prompt).tolist(),
+            "seed": ctx.seed,
+            "is_eval": request.is_eval,
+            **request.task,
+        }
+        return Setting(
+            prompt_id=request.prompt_id,
+            row=row,
+            sampling=request.generation_config,
+            options=self.options,
+            bridge=self._bridge,
+            model=str(tokenizer.name_or_path),
+            vocab_size=len(tokenizer),
+        )
+
+    def engine_tools(self) -> Mapping[str, Tool]:
+        self._host = self._host or AgentHost(self.options)
+        return {AGENT: self._host.serve}
+
+    def close(self) -> None:
+        if self._host is not None:
+            self._host.close()

@@ -1,0 +1,141 @@
+"""Rollouts of agent programs with a model that is played: runner, server and programs are real."""
+
+import sys
+import textwrap
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from played_policy import TIMEOUT_S, PlayedPolicy, Say, vllm_parser
+from rc_fakes import codec
+
+from open_instruct.chat_codec import ChatCodec
+from open_instruct.data_types import GenerationResult, PromptRequest, SamplingConfig
+from open_instruct.workflows.agents.options import AgentOptions
+from open_instruct.workflows.agents.workflow import AgentPrograms
+from open_instruct.workflows.runner import Answer, EngineFacts, RolloutRunner
+
+PREAMBLE = """
+import json, os, subprocess, sys, time, urllib.error, urllib.request
+
+ROW = json.loads(sys.stdin.readline())
+BASE = os.environ["OPENAI_BASE_URL"]
+MODEL = os.environ["OPEN_INSTRUCT_MODEL"]
+
+def post(url, body, headers=None, data=None):
+    data = json.dumps(body).encode() if data is None else data
+    request = urllib.request.Request(url, data, {"Content-Type": "application/json", **(headers or {})})
+    try:
+        with urllib.request.urlopen(request, timeout=60) as reply:
+            return reply.status, json.loads(reply.read())
+    except urllib.error.HTTPError as error:
+        return error.code, json.loads(error.read())
+
+def generate(token_ids, **sampling):
+    body = {"model": MODEL, "token_ids": token_ids, "sampling_params": sampling}
+    return post(os.environ["OPEN_INSTRUCT_GENERATE_URL"], body)
+
+def chat(messages, **fields):
+    return post(BASE + "/chat/completions", {"model": MODEL, "messages": messages, **fields})
+
+def said(reply):
+    status, body = reply
+    assert status == 200, body
+    return body["choices"][0]
+
+def note(**values):
+    with open(os.environ["NOTES"], "a") as file:
+        file.write(json.dumps(values) + chr(10))
+"""
+"""What programs of tests begin with. They use no packages, because starting them takes long."""
+
+
+class GatheringPolicy(PlayedPolicy):
+    """Answers once `num` requests are there."""
+
+    num = 2
+
+    def __init__(self, say: Say, chat: ChatCodec) -> None:
+        super().__init__(say, chat)
+        self._held: list[tuple[Future[Answer], Future[Answer]]] = []
+
+    def submit(self, request_id: str, prompt_ids: np.ndarray, sampling: SamplingConfig) -> "Future[Answer]":
+        answer = super().submit(request_id, prompt_ids, sampling)
+        late: Future[Answer] = Future()
+        self._held.append((late, answer))
+        if len(self._held) >= self.num:
+            for waiting, known in self._held:
+                waiting.set_result(known.result())
+            self._held.clear()
+        return late
+
+
+class AgentStage:
+    """One runner with agent programs.
+
+    Args:
+        program: Python code, which `PREAMBLE` precedes.
+        options: of the workflow, without their prefix `agent_`.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        program: str,
+        say: Say,
+        *,
+        policy: Callable[[Say, ChatCodec], PlayedPolicy] = PlayedPolicy,
+        chat: ChatCodec | None = None,
+        max_model_len: int = 2048,
+        **options: Any,
+    ) -> None:
+        self.chat = chat or codec()
+        self.path = directory / f"agent_{id(self)}.py"
+        self.path.write_text(PREAMBLE + textwrap.dedent(program))
+        settings = {"timeout_s": 30.0, "attempts": 1, "directory": str(directory), **options}
+        chosen = AgentOptions(
+            agent_command=f"{sys.executable} -S {self.path}",
+            **{f"agent_{name}": value for name, value in settings.items()},
+        )
+        self.workflow = AgentPrograms(chosen)
+        self.policy = policy(say, self.chat)
+        self.results: list[GenerationResult] = []
+        self.errors: list[BaseException] = []
+        self._arrived = threading.Condition()
+        facts = EngineFacts(0, max_model_len, lambda: self.chat, vllm_parser)
+        self.runner = RolloutRunner(self.workflow, facts, self.policy.submit, self._finish, self._fail)
+
+    def _finish(self, result: GenerationResult) -> None:
+        with self._arrived:
+            self.results.append(result)
+            self._arrived.notify_all()
+
+    def _fail(self, error: BaseException) -> None:
+        with self._arrived:
+            self.errors.append(error)
+            self._arrived.notify_all()
+
+    def request(self, *, n: int = 1, max_tokens: int = 512, number: int = 0, **facts: Any) -> PromptRequest:
+        messages = facts.pop("messages", [{"role": "user", "content": "12 + 34 ="}])
+        truth = {"ground_truth": "46"} if self.workflow.options.agent_gets_ground_truth else {}
+        task = {**self.workflow.row_facts(facts), "messages": messages, **truth}
+        prompt = self.chat.encode(self.chat.render(messages, begins_turn=True))
+        config = SamplingConfig(max_tokens=max_tokens, n=n, seed=7)
+        return PromptRequest(np.array(prompt, np.int32), config, number, f"train-{number}", 0, task=task)
+
+    def roll_out(self, **settings: Any) -> GenerationResult:
+        """The result of one prompt."""
+        number = len(self.results)
+        self.runner.start(self.request(**settings))
+        with self._arrived:
+            enough = self._arrived.wait_for(lambda: len(self.results) > number or self.errors, TIMEOUT_S)
+        if self.errors:
+            raise self.errors[0]
+        assert enough, "no result"
+        return self.results[number]
+
+    def close(self) -> None:
+        self.runner.close()
