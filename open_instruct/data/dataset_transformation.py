@@ -195,6 +195,9 @@ class _Source:
             except RowError as err:
                 self.mistakes.add(f"{self.name} {row.place}: {err}")
                 continue
+            if checked.names_unused_tools:
+                self.report.num_with_unused_tools += 1
+                self.report.first_with_unused_tools = self.report.first_with_unused_tools or row.place
             checked = self._hide_special_tokens(checked)
             num_characters = sum(len(message["content"]) for message in checked.messages) + len(checked.rendered or "")
             if num_characters > CHARACTERS_OF_A_TOKEN * self.rules.max_prompt_token_length:

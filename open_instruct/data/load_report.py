@@ -18,6 +18,9 @@ class SourceReport:
     """Rows, kept or not, whose messages spell out a special token. It stays text."""
     first_with_special_tokens: str = ""
     """Place of the first such row."""
+    num_with_unused_tools: int = 0
+    """Rows whose column `tools` names tools, in a run without conversations."""
+    first_with_unused_tools: str = ""
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,8 @@ class LoadReport:
     @property
     def why_nothing_is_left(self) -> str:
         """For a message, where no row was kept."""
+        if not self.sources:
+            return "it names no data: give names and amounts, such as allenai/rlvr 1.0"
         cure = "name more data, or raise --max_prompt_token_length"
         if self.num_excluded:
             cure += ", or train on the prompts of the evaluation too (--hold_out_eval_prompts False)"
@@ -52,7 +57,13 @@ class LoadReport:
 
     def warnings(self) -> list[str]:
         """Warnings about the data for the user."""
-        return [
+        unused = [
+            f"{source.name}: {source.num_with_unused_tools} of {source.num_rows} rows name tools in a column 'tools' (the first: "
+            f"{source.first_with_unused_tools}), and this run has none: --tools names them"
+            for source in self.sources
+            if source.num_with_unused_tools
+        ]
+        return unused + [
             f"{source.name}: {source.num_with_special_tokens} of {source.num_rows} rows spell out special tokens of the "
             f"tokenizer, which stay text in the prompt (the first: {source.first_with_special_tokens})"
             for source in self.sources

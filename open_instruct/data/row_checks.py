@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from open_instruct.chat_codec import ChatCodec
-from open_instruct.data.sample_record import has_proto_columns, prompt_fields
+from open_instruct.data.sample_record import NON_TENSOR_BATCH, has_proto_columns, prompt_fields
 from open_instruct.data.sources import Columns, RawRow
 from open_instruct.verifiers.reasoning_gym_data import check_verifier_name
 from open_instruct.verifiers.row_verifiers import SEPARATOR, checks_of_row, names_of_verifiers
+from open_instruct.verifiers.text_verifiers import PASSTHROUGH
 from open_instruct.verifiers.verifiers import check_label as check_label_of_verifier
 from open_instruct.verifiers.verifiers import verifier_name, verifier_weight
 from open_instruct.workflows.base import OwnPrompt, Workflow
@@ -26,6 +27,8 @@ ENVIRONMENT_KEY = "environment"
 CONFIG_KEY, TOOLS_KEY = "env_config", "tools"
 FACTS_KEYS = (CONFIG_KEY, ENVIRONMENT_KEY, TOOLS_KEY)
 """Columns that a workflow may read beside prompt and ground truth."""
+EMPTY = (None, "", [], {})
+"""Values of a column that say nothing."""
 
 
 @dataclass(frozen=True)
@@ -69,8 +72,9 @@ class RowRules:
     def columns(self) -> Columns:
         """Where messages, ground truth and verifier stand."""
         verifier = (DATASET_KEY, "") if self.default_verifier else (DATASET_KEY,)
-        facts = [(key, "") for key in (FACTS_KEYS if self.reader.facts else (CONFIG_KEY,))]
-        return (self.messages_key, PROMPT_KEY), (self.ground_truths_key,), verifier, *facts
+        truth = (self.ground_truths_key, "") if _needs_no_label(self.default_verifier) else (self.ground_truths_key,)
+        facts = [(key, "") for key in (FACTS_KEYS if self.reader.facts else (CONFIG_KEY, TOOLS_KEY))]
+        return (self.messages_key, PROMPT_KEY), truth, verifier, *facts
 
 
 @dataclass(frozen=True)
@@ -89,6 +93,8 @@ class CheckedRow:
     """What the workflow has read from the row; None: it reads nothing."""
     schemas: tuple[dict[str, Any], ...] = ()
     """The tools that the chat template describes in the prompt."""
+    names_unused_tools: bool = False
+    """Its column `tools` names some, and the workflow reads no such column."""
 
 
 class RowError(ValueError):
@@ -114,54 +120,79 @@ def check_row(row: RawRow, rules: RowRules) -> CheckedRow:
         PROMPT_KEY if rules.messages_key not in row.values and PROMPT_KEY in row.values else rules.messages_key
     )
     verifier = row.values.get(DATASET_KEY) or rules.default_verifier
-    for column, value in {
-        rules.ground_truths_key: row.values.get(rules.ground_truths_key),
-        DATASET_KEY: verifier,
-    }.items():
-        if value in (None, "", []):
-            raise RowError(_missing(column, row, rules))
+    ground_truth = row.values.get(rules.ground_truths_key)
+    if ground_truth in EMPTY:
+        if not _needs_no_label(verifier):
+            raise RowError(_missing(rules.ground_truths_key, row, rules))
+        ground_truth = ""
+    if verifier in EMPTY:
+        raise RowError(_missing(DATASET_KEY, row, rules))
     if messages_key not in row.values:
         raise RowError(_missing(messages_key, row, rules))
     dataset = _check_dataset(verifier, rules)
-    prompt, ground_truth = row.values[messages_key], row.values[rules.ground_truths_key]
+    prompt = row.values[messages_key]
     if messages_key == PROMPT_KEY and isinstance(prompt, str):
-        if rules.reader.facts is not None:
-            raise RowError(
-                "has its prompt as finished text, and a conversation needs messages: give a list of {role, content}"
-            )
         _check_ground_truths(dataset, ground_truth, rules)
         return _with_finished_text(row, prompt, ground_truth, dataset, rules, PROMPT_KEY)
-    messages = _check_messages(prompt)
+    return _with_messages(row, row.values, prompt, ground_truth, dataset, rules)
+
+
+def _with_messages(
+    row: RawRow, columns: Mapping[str, Any], messages: object, ground_truth: object, dataset: str, rules: RowRules
+) -> CheckedRow:
+    """A row whose prompt is made of messages; the workflow may read its other `columns`."""
+    checked = _check_messages(messages)
     _check_ground_truths(dataset, ground_truth, rules)
-    messages = _prompt_messages(messages, rules.system_prompt_override)
-    facts, schemas = _facts(row, messages, rules)
-    return CheckedRow(row.place, messages, ground_truth, dataset, facts=facts, schemas=schemas)
-
-
-def _facts(
-    row: RawRow, messages: list[dict[str, str]], rules: RowRules
-) -> tuple[dict[str, Any] | None, tuple[dict[str, Any], ...]]:
-    """What the workflow reads from a row, and the tools that the prompt describes."""
-    columns = {key: row.values.get(key) for key in FACTS_KEYS}
-    if rules.reader.facts is None or rules.reader.schemas is None:
-        if columns[CONFIG_KEY]:
+    checked = _prompt_messages(checked, rules.system_prompt_override)
+    if rules.reader.facts is None:
+        if _names_environment(columns.get(CONFIG_KEY)):
             raise RowError(
                 f"{CONFIG_KEY!r} names an environment, and only conversations have any: use --rollout_workflow conversation"
             )
-        return None, ()
-    if columns[ENVIRONMENT_KEY] and not columns[CONFIG_KEY]:
-        columns[CONFIG_KEY] = {"env_name": columns[ENVIRONMENT_KEY]}
+        return CheckedRow(
+            row.place, checked, ground_truth, dataset, names_unused_tools=columns.get(TOOLS_KEY) not in EMPTY
+        )
+    facts, schemas = _facts(columns, checked, rules.reader)
+    return CheckedRow(row.place, checked, ground_truth, dataset, facts=facts, schemas=schemas)
+
+
+def _names_environment(config: object) -> bool:
+    """Whether a row's `env_config`, in any of its forms, names one. In a file of columns all rows have the same keys, and some
+    rows nothing in them."""
+    if isinstance(config, Mapping):
+        entries = (config.get("env_configs") or []) if "env_configs" in config else [config]
+        return not isinstance(entries, list) or any(
+            not isinstance(entry, Mapping) or any(value is not None for value in entry.values()) for entry in entries
+        )
+    return config not in EMPTY
+
+
+def _facts(
+    columns: Mapping[str, Any], messages: list[dict[str, str]], reader: RowReader
+) -> tuple[dict[str, Any], tuple[dict[str, Any], ...]]:
+    """What the workflow reads from a row's columns, and the tools that the prompt describes."""
+    assert reader.facts is not None
+    read = {key: columns.get(key) for key in FACTS_KEYS}
+    if read[ENVIRONMENT_KEY] and not read[CONFIG_KEY]:
+        read[CONFIG_KEY] = {"env_name": read[ENVIRONMENT_KEY]}
+    elif not _names_environment(read[CONFIG_KEY]) and "env_configs" not in (read[CONFIG_KEY] or ()):
+        read[CONFIG_KEY] = None
     try:
-        facts = rules.reader.facts(columns)
-        return {**facts, "messages": messages}, tuple(rules.reader.schemas(facts))
+        facts = reader.facts(read)
+        schemas = reader.schemas(facts) if reader.schemas else ()
     except ValueError as err:
         raise RowError(str(err)) from err
+    return {**facts, "messages": messages}, tuple(schemas)
 
 
 def _with_finished_text(
     row: RawRow, text: str, ground_truth: object, dataset: str, rules: RowRules, column: str
 ) -> CheckedRow:
     """A row whose prompt is a text, to which no chat template is applied."""
+    if rules.reader.facts is not None:
+        raise RowError(
+            f"has its prompt in {column!r} as finished text, and a conversation needs messages: give a list of {{role, content}}"
+        )
     if rules.system_prompt_override is not None:
         raise RowError(
             "has its prompt only as finished text, into which a system prompt cannot be put: leave out "
@@ -180,10 +211,11 @@ def _check_proto_row(row: RawRow, rules: RowRules) -> CheckedRow:
     except ValueError as err:
         raise RowError(str(err)) from err
     dataset = _check_dataset(_without_publisher(fields.data_source, rules), rules, column="data_source")
-    _check_ground_truths(dataset, fields.ground_truth, rules)
     if fields.rendered_prompt is None:
-        messages = _prompt_messages(_check_messages(fields.messages), rules.system_prompt_override)
-        return CheckedRow(row.place, messages, fields.ground_truth, dataset)
+        columns = row.values.get(NON_TENSOR_BATCH, row.values)
+        assert isinstance(columns, Mapping)
+        return _with_messages(row, columns, fields.messages, fields.ground_truth, dataset, rules)
+    _check_ground_truths(dataset, fields.ground_truth, rules)
     return _with_finished_text(row, fields.rendered_prompt, fields.ground_truth, dataset, rules, "full_prompts")
 
 
@@ -236,8 +268,17 @@ def _missing(column: str, row: RawRow, rules: RowRules) -> str:
         rules.ground_truths_key: "--ground_truths_key names the column",
         DATASET_KEY: "--default_verifier names the verifier of such rows",
     }
-    there = ", ".join(row.values) or "nothing"
-    return f"no {column!r}; it has: {there}" + (f" ({hints[column]})" if column in hints else "")
+    what = (
+        f"{column!r} is empty"
+        if column in row.values
+        else f"no {column!r}; it has: {', '.join(row.values) or 'nothing'}"
+    )
+    return what + (f" ({hints[column]})" if column in hints else "")
+
+
+def _needs_no_label(verifier: object) -> bool:
+    """Whether rewards come from the workflow alone, so that a row may do without a ground truth."""
+    return isinstance(verifier, str) and verifier.lower() == PASSTHROUGH
 
 
 def _check_dataset(value: object, rules: RowRules, *, column: str = DATASET_KEY) -> str:
@@ -250,13 +291,19 @@ def _check_dataset(value: object, rules: RowRules, *, column: str = DATASET_KEY)
 def _check_verifier(value: str, rules: RowRules, column: str) -> str:
     """The verifier's name, after `--remap_verifier`."""
     _check_text(value, f"'{column}'")
-    value = rules.remap.get(value.lower(), value)
-    if verifier_name(value, rules.known_verifiers) is None:
+    name = rules.remap.get(value.lower(), value)
+    if verifier_name(name, rules.known_verifiers) is None:
         known = sorted(rules.known_verifiers)
-        near = difflib.get_close_matches(value.lower()[:100], known, n=1)  # 100: the time is quadratic
+        near = difflib.get_close_matches(name.lower()[:100], known, n=1)  # 100: the time is quadratic
         hint = f"nearest: {near[0]}" if near else f"there are: {', '.join(known)}"
-        raise RowError(f"unknown verifier {value!r:.80} in '{column}'; {hint}")
-    return value
+        if name != value:
+            raise RowError(
+                f"unknown verifier {name!r:.80}, which --remap_verifier puts in place of {value!r:.80}; {hint}"
+            )
+        raise RowError(
+            f"unknown verifier {value!r:.80} in '{column}'; {hint} (--remap_verifier '{value:.80}'=NAME has it scored by NAME)"
+        )
+    return name
 
 
 def _check_messages(value: object) -> list[dict[str, str]]:

@@ -18,6 +18,8 @@ import numpy as np
 NON_TENSOR_BATCH = "non_tensor_batch"
 COLUMNS = (NON_TENSOR_BATCH, "data_source", "reward_model", "extra_info", "prompt", "raw_prompt", "full_prompts")
 """Columns that are read; a file has some of them."""
+RULE = "rule"
+"""Style of a reward that a verifier gives. Some data name the rule behind it, as in `rule-lighteval/MATH_v2`."""
 
 
 @dataclass(frozen=True)
@@ -163,10 +165,9 @@ def prompt_fields(row: Mapping[str, Any]) -> PromptFields:
 def _ground_truth(reward_model: object) -> object:
     if not isinstance(reward_model, Mapping):
         raise ValueError(f"'reward_model' must be {{ground_truth, style}}, got {reward_model!r:.80}")
-    if reward_model.get("style") not in (None, "rule"):
-        raise ValueError(
-            f"'reward_model.style' {reward_model['style']!r}: only 'rule' is supported, which means a verifier"
-        )
+    style = reward_model.get("style")
+    if style is not None and str(style).partition("-")[0] != RULE:
+        raise ValueError(f"'reward_model.style' {style!r:.80}: only 'rule' is supported, which means a verifier")
     if reward_model.get("ground_truth") in (None, "", []):
         raise ValueError("no 'reward_model.ground_truth'")
     return reward_model["ground_truth"]

@@ -214,7 +214,8 @@ def _columns_to_read(there: Sequence[str], columns: Columns | None) -> list[str]
     found = [next((name for name in names if name in there or not name), None) for names in columns]
     missing = [names[0] for names, name in zip(columns, found, strict=True) if name is None]
     if missing and has_proto_columns(there):
-        return [column for column in there if column in COLUMNS]
+        optional = [name for names in columns if not names[-1] for name in names if name]
+        return [column for column in there if column in (*COLUMNS, *optional)]
     if missing:
         raise SourceError(
             f"has no column {', '.join(missing)}; it has: {', '.join(there)} "

@@ -13,6 +13,8 @@ from open_instruct.verifiers.answer_reading import normalize_answer
 from open_instruct.verifiers.base import VerificationResult, VerifierFunction, single_label
 
 FLAN_MARK = "The answer is: "
+PASSTHROUGH = "passthrough"
+"""The name of the verifier that leaves rewards to the workflow."""
 FINISH, END_FINISH = "<finish>", "</finish>"
 ALMOST = 0.1
 """Of `re_search_f1`: the score of an answer in the right form without a right word."""
@@ -113,7 +115,7 @@ class UpToMaxLengthVerifier(MaxLengthVerifier):
 class PassthroughVerifier(VerifierFunction):
     """0 for each response: the reward is that of a workflow's environment alone."""
 
-    name = "passthrough"
+    name = PASSTHROUGH
 
     def __call__(
         self, tokenized_prediction: list[int], prediction: str, label: object, query: str | None = None

@@ -124,7 +124,7 @@ def test_one_split_for_each_name_or_for_all() -> None:
 
 def test_a_bad_mixer_list_is_a_dataset_error() -> None:
     assert "an amount is" in mistakes_of("a", "0")[0]
-    assert "nothing is left of 0 rows" in mistakes_of()[0]
+    assert mistakes_of()[0].startswith("--dataset_mixer_list: it names no data: give names and amounts")
     assert "--mix_splits needs one split" in mistakes_of("a", "1.0", splits=("x", "y"), flag="--mix")[0]
 
 
@@ -330,11 +330,16 @@ def test_prompts(tmp_path: Path, messages: object, system_prompt: str | None, pr
     ("changes", "problem"),
     [
         ({"ground_truth": ...}, "no 'ground_truth'; it has: messages, dataset (--ground_truths_key names the column)"),
-        ({"ground_truth": None}, "no 'ground_truth'"),
-        ({"ground_truth": ""}, "no 'ground_truth'"),
+        ({"ground_truth": None}, "'ground_truth' is empty (--ground_truths_key names the column)"),
+        ({"ground_truth": ""}, "'ground_truth' is empty"),
+        ({"ground_truth": []}, "'ground_truth' is empty"),
+        ({"dataset": []}, "'dataset' is empty (--default_verifier names the verifier of such rows)"),
         ({"messages": ...}, "no 'messages'; it has: ground_truth, dataset (--sft_messages_key names the column)"),
         ({"dataset": ...}, "no 'dataset'; it has: messages, ground_truth"),
-        ({"dataset": "gsm9k"}, "unknown verifier 'gsm9k' in 'dataset'; nearest: gsm8k"),
+        (
+            {"dataset": "gsm9k"},
+            "unknown verifier 'gsm9k' in 'dataset'; nearest: gsm8k (--remap_verifier 'gsm9k'=NAME has it scored by NAME)",
+        ),
         ({"dataset": "zzz"}, "unknown verifier 'zzz' in 'dataset'; there are: "),
         ({"dataset": ["gsm8k", "math"]}, "2 verifiers need a list of 2 ground truths, got '2'"),
         ({"dataset": 3}, "'dataset' must be the name of a verifier, or a list of names, got 3"),
@@ -361,6 +366,22 @@ def test_bad_rows_are_named_by_line(tmp_path: Path, changes: Row, problem: str) 
     name = write_lines(tmp_path / "d.jsonl", [make_row(), make_row(**changes), make_row()])
     (mistake,) = mistakes_of(name, "1.0")
     assert mistake.startswith(f"{name} line 2: {problem}")
+
+
+def test_a_remapped_verifier_that_is_not_there_is_told_as_such(tmp_path: Path) -> None:
+    name = write_lines(tmp_path / "d.jsonl", [make_row(dataset="Math_DAPO")])
+    (mistake,) = mistakes_of(name, "1.0", remap={"math_dapo": "mathh"})
+    told = "unknown verifier 'mathh', which --remap_verifier puts in place of 'Math_DAPO'; nearest: math"
+    assert mistake == f"{name} line 1: {told}"
+
+
+@pytest.mark.parametrize(("write", "file"), [(write_lines, "d.jsonl"), (write_parquet, "d.parquet")])
+def test_where_the_environment_rewards_a_row_needs_no_ground_truth(tmp_path: Path, write: Any, file: str) -> None:
+    rows = [make_row(dataset="passthrough", ground_truth=""), make_row(dataset="passthrough", ground_truth=None)]
+    assert [row.ground_truth for row in load(write(tmp_path / file, rows), "1.0")] == ["", ""]
+    rows = [{"prompt": chat(("user", "Play."))}]
+    (row,) = load(write(tmp_path / file, rows), "1.0", default_verifier="passthrough")
+    assert (row.dataset, row.ground_truth) == ("passthrough", "")
 
 
 def test_rows_of_files_without_lines_are_numbered(tmp_path: Path) -> None:
@@ -452,6 +473,13 @@ def test_rows_in_the_documents_format(tmp_path: Path, file: str, write: Any) -> 
     assert [(row.dataset, row.ground_truth) for row in data] == [("gsm8k", "35"), ("string_matcher", "35")]
     (row,) = load(write(tmp_path / file, [make_proto_row()]), "1.0", system_prompt_override="be brief")
     assert row.raw_query == "system:be brief\nuser:5 * 7?\nassistant:"
+
+
+@pytest.mark.parametrize("style", ["rule", "rule-lighteval/MATH_v2", None])
+def test_the_style_of_a_rule_may_name_it(tmp_path: Path, style: str | None) -> None:
+    row = make_proto_row(data_source="math_dapo", reward_model={"ground_truth": "35", "style": style})
+    (read,) = load(write_lines(tmp_path / "d.jsonl", [row]), "1.0", remap={"math_dapo": "math"})
+    assert (read.dataset, read.ground_truth) == ("math", "35")
 
 
 def test_whole_samples_are_read_by_what_is_not_a_tensor(tmp_path: Path) -> None:

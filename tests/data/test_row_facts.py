@@ -4,12 +4,15 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from conftest import TINY_MODEL
 from transformers import AutoTokenizer
 
 from open_instruct.chat_codec import ChatCodec
 from open_instruct.data.dataset_transformation import load_prompts
+from open_instruct.data.load_report import LoadReport
 from open_instruct.data.mixer import DatasetError
 from open_instruct.data.prompt_dataset import PromptDataset
 from open_instruct.data.row_checks import RowReader
@@ -22,9 +25,14 @@ SHOWS_TOOLS = (
 )
 
 
-def load(path: Path, rows: list[dict[str, Any]], *, conversations: bool = True, **options: Any) -> PromptDataset:
-    file = path / "rows.jsonl"
-    file.write_text("\n".join(map(json.dumps, rows)))
+def load_and_report(
+    path: Path, rows: list[dict[str, Any]], *, conversations: bool = True, suffix: str = ".jsonl", **options: Any
+) -> tuple[PromptDataset, LoadReport]:
+    file = path / f"rows{suffix}"
+    if suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist(rows), file)
+    else:
+        file.write_text("\n".join(map(json.dumps, rows)))
     chosen = ConversationOptions(**options)
     chosen.tool_schemas = own_schemas(chosen)
     tokenizer = AutoTokenizer.from_pretrained(TINY_MODEL)
@@ -39,7 +47,11 @@ def load(path: Path, rows: list[dict[str, Any]], *, conversations: bool = True, 
         ground_truths_key="ground_truth",
         known_verifiers={"passthrough", "math"},
         reader=RowReader.of(Conversations(chosen)) if conversations else None,
-    )[0]
+    )
+
+
+def load(path: Path, rows: list[dict[str, Any]], **options: Any) -> PromptDataset:
+    return load_and_report(path, rows, **options)[0]
 
 
 def row(**columns: Any) -> dict[str, Any]:
@@ -95,6 +107,29 @@ def test_trls_column_names_an_environment(tmp_path: Path) -> None:
     assert one.facts["environments"] == [{"env_name": "counter"}]
 
 
+VERL = {
+    "data_source": "math",
+    "prompt": [{"role": "user", "content": "Hi"}],
+    "reward_model": {"ground_truth": "4", "style": "rule"},
+}
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+def test_rows_of_verl_have_conversations_too(tmp_path: Path, suffix: str) -> None:
+    rows: list[dict[str, Any]] = [{**VERL, "tools": ["python"]}, {**VERL, "tools": None}]
+    data = load(tmp_path, rows, suffix=suffix, **BOTH)
+    assert [one.raw_query.partition("<|user|>")[0] for one in data] == ["TOOLS python ", "TOOLS calculator python "]
+    messages = [{"role": "user", "content": "Hi"}]
+    assert [one.facts for one in data] == [{"tools": ["python"], "messages": messages}, {"messages": messages}]
+
+
+def test_a_conversation_needs_messages(tmp_path: Path) -> None:
+    finished = {"data_source": "math", "reward_model": VERL["reward_model"], "full_prompts": "Hi"}
+    for one in ({"prompt": "Hi", "ground_truth": "4", "dataset": "math"}, finished):
+        with pytest.raises(DatasetError, match="as finished text, and a conversation needs messages"):
+            load(tmp_path, [one])
+
+
 @pytest.mark.parametrize(
     ("columns", "told"),
     [
@@ -117,7 +152,26 @@ def test_wrong_rows_are_named_before_a_run(tmp_path: Path, columns: dict[str, An
 def test_an_environment_is_not_passed_over_in_silence(tmp_path: Path) -> None:
     with pytest.raises(DatasetError, match="only conversations have any: use --rollout_workflow conversation"):
         load(tmp_path, [row(env_config={"env_name": "counter"})], conversations=False)
-    assert len(load(tmp_path, [row(tools=["x"], env_config=None)], conversations=False)) == 1
+
+
+@pytest.mark.parametrize(
+    "config", [None, {}, [], {"env_configs": [], "max_steps": 4}, {"env_name": None, "target": None}]
+)
+def test_a_config_that_names_no_environment_is_for_any_workflow(tmp_path: Path, config: Any) -> None:
+    assert len(load(tmp_path, [row(env_config=config)], conversations=False)) == 1
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+def test_tools_that_no_conversation_uses_are_told(tmp_path: Path, suffix: str) -> None:
+    rows = [row(tools=None), row(tools=["python"]), row(tools=[])]
+    data, report = load_and_report(tmp_path, rows, conversations=False, suffix=suffix)
+    assert len(data) == 3
+    [warning] = report.warnings()
+    assert warning == (
+        f"{tmp_path}/rows{suffix}: 1 of 3 rows name tools in a column 'tools' (the first: "
+        f"{'line' if suffix == '.jsonl' else 'row'} 2), and this run has none: --tools names them"
+    )
+    assert load_and_report(tmp_path, rows, suffix=suffix, **BOTH)[1].warnings() == []
 
 
 def test_a_template_without_a_place_for_answers_is_told(tmp_path: Path) -> None:
