@@ -1,5 +1,6 @@
 """Rollouts of agent programs with a model that is played: runner, server and programs are real."""
 
+import re
 import sys
 import textwrap
 import threading
@@ -51,6 +52,13 @@ def note(**values):
         file.write(json.dumps(values) + chr(10))
 """
 """What programs of tests begin with. They use no packages, because starting them takes long."""
+
+
+def program_in_documents(name: str) -> str:
+    """The program of docs/agents.md whose first line names it."""
+    page = (Path(__file__).parents[2] / "docs" / "agents.md").read_text()
+    [found] = [block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if block.startswith(f"# {name}")]
+    return found
 
 
 class GatheringPolicy(PlayedPolicy):
@@ -126,12 +134,12 @@ class AgentStage:
         config = SamplingConfig(max_tokens=max_tokens, n=n, seed=7)
         return PromptRequest(np.array(prompt, np.int32), config, number, f"train-{number}", 0, task=task)
 
-    def roll_out(self, **settings: Any) -> GenerationResult:
+    def roll_out(self, *, limit_s: float = TIMEOUT_S, **settings: Any) -> GenerationResult:
         """The result of one prompt."""
         number = len(self.results)
         self.runner.start(self.request(**settings))
         with self._arrived:
-            enough = self._arrived.wait_for(lambda: len(self.results) > number or self.errors, TIMEOUT_S)
+            enough = self._arrived.wait_for(lambda: len(self.results) > number or self.errors, limit_s)
         if self.errors:
             raise self.errors[0]
         assert enough, "no result"

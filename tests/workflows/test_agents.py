@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-from played_agents import AgentStage, GatheringPolicy
+from played_agents import AgentStage, GatheringPolicy, program_in_documents
 from played_policy import Say
 from rc_fakes import codec
 
@@ -540,7 +540,7 @@ def test_nothing_is_left_when_the_engine_ends(stage: MakeStage, tmp_path: Path) 
 
 
 def test_what_a_program_leaves_behind_ends_with_it(stage: MakeStage) -> None:
-    one = stage(FORKS.replace("time.sleep(1000)\n", "", 1).rpartition("time.sleep")[0] + "os._exit(0)")
+    one = stage(FORKS.rpartition("time.sleep")[0] + "os._exit(0)")
     result = one.roll_out()
     assert not result.error
     wait_until(lambda: not processes_with(str(one.path)))
@@ -653,3 +653,21 @@ def test_metrics_are_listed(stage: MakeStage) -> None:
     metrics = one.workflow.metrics([group], [])
     assert (metrics["agents/requests"], metrics["agents/samples"], metrics["env/agent/turns"]) == (4.0, 3.0, 4.0)
     assert all(find(name) is not None for name in metrics)
+
+
+def test_the_program_of_the_documents_runs(stage: MakeStage) -> None:
+    """With the `openai` package, as a user has it."""
+
+    def say(text: str, _: int) -> str:
+        return "<answer>46</answer><end>" if "<output>" in text else "<calculator>12 + 34</calculator>"
+
+    one = stage("", say, timeout_s=120.0, prints_reward=True)
+    one.path.write_text(program_in_documents("my_agent.py"))
+    one.workflow.options.agent_command = f"python {one.path}"
+    result = one.roll_out(limit_s=120.0)
+    assert not result.error
+    [sample] = result.samples
+    assert text_of(sample) == ("<calculator>12 + 34</calculator><output>\n46\n</output>\n<answer>46</answer><|end|>")
+    assert sample.environment_reward == 0.5
+    assert result.notes[0]["metrics"] == {"calls": 1.0}
+    assert_samples_are_what_the_engine_said(result, one)
