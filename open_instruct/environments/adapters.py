@@ -204,8 +204,8 @@ class SkyRLEnvironment(Environment):
 
     async def reset(self, task: Mapping[str, Any], seed: int) -> Opening:
         messages = list(task.get("messages") or [])
-        truth = task.get("ground_truth")
-        extras = {**task, "reward_spec": {"method": "rule", "ground_truth": truth}}
+        truth = {"method": "rule", "ground_truth": task.get("ground_truth")}
+        extras = {"reward_spec": truth, "reward_model": truth, **task}  # their environments read the one or the other
         self._own = self.adapts(**_fitting(self.adapts, {"env_config": _Settings(self._config), "extras": extras}))
         prompt, _ = await asyncio.to_thread(self._own.init, messages)
         return Opening(prompt[len(messages) :])

@@ -5,6 +5,7 @@ import importlib.util
 import random
 import re
 from collections.abc import Mapping
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from open_instruct.environments.base import (
     tool_message,
     user_message,
 )
+from open_instruct.environments.wire import as_text
 
 
 @ENVIRONMENTS.register("counter")
@@ -263,14 +265,17 @@ class TextArena(Environment):
             raise ValueError("textarena needs the name of a 'game', such as GuessTheNumber-v0")
         random.seed(seed)  # some games draw from Python's own generator
         self._own = textarena.make(f"{game}-raw", **self._options)  # raw: what is new alone, not all that was said
-        self._own.reset(num_players=1, seed=seed % 2**32)
+        try:
+            self._own.reset(num_players=1, seed=seed % 2**32)
+        except AssertionError as error:
+            raise ValueError(f"textarena: {game} is no game for one player: {error}") from error
         self._num_turns, self._reward = 0, 0.0
         return Opening([user_message(self._news())])
 
     def _news(self) -> str:
         """What the game has said since the player looked last, without the player's own words."""
         player, said = self._own.get_observation()
-        return "\n".join(message for sender, message, *_ in said if sender != player)
+        return "\n".join(as_text(message) for sender, message, *_ in said if sender != player)  # some games say numbers
 
     async def step(self, turn: Turn) -> Observation:
         if self._own is None:
@@ -280,7 +285,10 @@ class TextArena(Environment):
         if not done:
             return Observation([user_message(self._news())])
         rewards, _ = self._own.close()
-        self._reward = float(rewards.get(0, 0.0))
+        reward = (rewards or {}).get(0)
+        if not isinstance(reward, Real):  # in 0.7.4 Countdown, Cryptarithm and Slitherlink say it so after a wrong move
+            raise ValueError(f"textarena: {self._own.env_id} ends with {reward!r:.80}, which is no reward")
+        self._reward = float(reward)
         return Observation([], self._reward, done=True)
 
     async def finish(self) -> Ending:
