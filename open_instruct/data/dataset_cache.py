@@ -1,7 +1,7 @@
 """Keeps checked and tokenized datasets on disk, under a hash of everything that they are made from.
 
 A dataset is found again only if nothing has changed: the rows of its sources, tokenizer and chat template, options, verifiers
-from a user's files, and the code that reads rows. So a cache is never out of date, and removing it is always safe.
+workflow and files of the user's, and the code that reads rows. So a cache is never out of date, and removing it is always safe.
 """
 
 import functools
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 WORTH_KEEPING_S = 5.0
 """Datasets that take less time to make are not kept."""
-CODE = "data", "verifiers", "chat_codec.py", "chat_templates.py"
+CODE = "data", "verifiers", "workflows", "environments", "chat_codec.py", "chat_templates.py"
 """What decides how rows become prompts."""
 
 
@@ -90,7 +90,7 @@ def cache_key(sources: Sequence[tuple[str, Any, str]], facts: Mapping[str, Any],
     Args:
         sources: name, amount and split of each. Datasets of the hub are loaded for their content.
         facts: tokenizer and options, as JSON values.
-        modules: files with verifiers.
+        modules: files of the user's that take part.
     """
     contents = [_content(name, split) for name, _, split in sources]
     code = [_hash_of_file(Path(module)) if os.path.isfile(module) else None for module in modules]

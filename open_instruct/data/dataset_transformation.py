@@ -204,7 +204,8 @@ class _Source:
                 self.report.num_overlong += 1
                 self.longest = max(self.longest, (num_characters // CHARACTERS_OF_A_TOKEN, row.place, " or more"))
             else:
-                yield replace(checked, number=self.report.num_rows - 1)
+                checked.number = self.report.num_rows - 1
+                yield checked
 
     def _hide_special_tokens(self, row: CheckedRow) -> CheckedRow:
         """The row, with special tokens in its messages hidden from the tokenizer, so that they stay text. Only the template may

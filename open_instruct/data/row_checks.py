@@ -67,6 +67,8 @@ class RowRules:
     reader: RowReader = RowReader()
     default_verifier: str | None = None
     """Of rows without a column `dataset`."""
+    datasets: dict[str, str] = field(default_factory=dict)
+    """Values of the column `dataset` that have been checked, and what became of each."""
 
     @property
     def columns(self) -> Columns:
@@ -77,7 +79,7 @@ class RowRules:
         return (self.messages_key, PROMPT_KEY), truth, verifier, *facts
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)  # not frozen: that takes four times as long, and there may be millions
 class CheckedRow:
     """A row that can be trained on, if its prompt is not too long."""
 
@@ -250,7 +252,8 @@ def check_ground_truth(
     Raises:
         RowError: the verifier does not exist or cannot use the ground truth.
     """
-    _check_text(json.dumps(ground_truth, ensure_ascii=False, default=str), "the ground truth")
+    text = ground_truth if isinstance(ground_truth, str) else json.dumps(ground_truth, ensure_ascii=False, default=str)
+    _check_text(text, "the ground truth")
     if check_label is None:
         return
     try:
@@ -282,10 +285,15 @@ def _needs_no_label(verifier: object) -> bool:
 
 
 def _check_dataset(value: object, rules: RowRules, *, column: str = DATASET_KEY) -> str:
+    if isinstance(value, str) and value in rules.datasets:
+        return rules.datasets[value]
     values = value if isinstance(value, list) else names_of_verifiers(value) if isinstance(value, str) else []
     if not values or not all(isinstance(one, str) for one in values):
         raise RowError(f"'{column}' must be the name of a verifier, or a list of names, got {value!r:.80}")
-    return SEPARATOR.join(_check_verifier(one, rules, column) for one in values)
+    checked = SEPARATOR.join(_check_verifier(one, rules, column) for one in values)
+    if isinstance(value, str):
+        rules.datasets[value] = checked
+    return checked
 
 
 def _check_verifier(value: str, rules: RowRules, column: str) -> str:
@@ -323,6 +331,8 @@ def _check_messages(value: object) -> list[dict[str, str]]:
 
 
 def _check_text(text: str, what: str) -> None:
+    if text.isascii():
+        return
     try:
         text.encode()
     except UnicodeEncodeError as err:  # half a surrogate pair: JSON can contain it, and no tokenizer accepts it

@@ -1,6 +1,8 @@
 """Tokenizer and data of a run, checked before anything starts."""
 
+import os
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -90,11 +92,7 @@ def _load(
     except (OSError, UnicodeDecodeError, UserModuleError):
         return None, []  # this mistake has been reported already
     cache = _cache(args)
-    key = (
-        None
-        if workflow.has_own_prompts or workflow.reads_rows
-        else _cache_key(args, tokenizer, flag, system_prompt, exclude)
-    )
+    key = _cache_key(args, tokenizer, flag, system_prompt, exclude)
     if key is not None and (found := cache.find(key)) is not None:
         return found[0], [found[1]]
     started = time.monotonic()
@@ -133,6 +131,7 @@ def _cache_key(
     args: GRPOConfig, tokenizer: Any, flag: str, system_prompt: str | None, exclude: PromptDataset | None
 ) -> str | None:
     """None if a source cannot be read."""
+    workflow = args.workflow
     try:
         pairs = parse_mixer_list(getattr(args, flag))
         splits = splits_of_names(getattr(args, f"{flag}_splits"), len(pairs))
@@ -143,8 +142,17 @@ def _cache_key(
         "exclude": exclude and exclude.fingerprint(),
         "system_prompt": system_prompt,
         "verifier_config": asdict(args.verifier_config),
+        "workflow": asdict(workflow),
         **{name: getattr(args, name) for name in ("max_prompt_token_length", "overlong_prompts", "sft_messages_key")},
         **{name: getattr(args, name) for name in ("ground_truths_key", "remap_verifier", "default_verifier")},
     }
     sources = [(name, amount, split) for (name, amount), split in zip(pairs, splits, strict=True)]
-    return cache_key(sources, facts, args.verifier_modules)
+    return cache_key(sources, facts, [*args.verifier_modules, *workflow.modules, *_files_in(workflow.options)])
+
+
+def _files_in(options: Mapping[str, Any]) -> list[str]:
+    """The files that options of a workflow name: `my_tools.py:lookup`, a template, a list of words. Modules too, as files or not."""
+    modules = [module for name, value in options.items() if name.endswith("_modules") for module in value]
+    texts = [text for value in options.values() for text in (value if isinstance(value, list) else [value])]
+    names = [text.partition(":")[0] for text in texts if isinstance(text, str)]
+    return [*modules, *(name for name in names if os.path.isfile(name))]

@@ -18,6 +18,11 @@ from open_instruct.verifiers.base import VerificationResult, VerifierFunction, s
 PLAIN_DIGITS = 18
 
 
+def _is_plain(text: str) -> bool:
+    """Whether a label is a whole number in digits, as most are."""
+    return text.isascii() and text.isdecimal() and len(text) <= PLAIN_DIGITS
+
+
 class GSM8KVerifier(VerifierFunction):
     """1 if the last number in the response equals the label: `$1,234.50.` is 1234.5, `7` equals `7.0`."""
 
@@ -33,7 +38,7 @@ class GSM8KVerifier(VerifierFunction):
 
     def _wanted(self, label: object) -> Fraction:
         text = single_label(label).rpartition("####")[2]
-        if text.isascii() and text.isdecimal() and len(text) <= PLAIN_DIGITS:
+        if _is_plain(text):
             return Fraction(int(text))  # as `last_number` reads it, in a tenth of the time
         wanted = last_number(text)
         if wanted is None or count_numbers(text) > 1:
@@ -73,9 +78,7 @@ class MathVerifier(VerifierFunction):
     def __call__(
         self, tokenized_prediction: list[int], prediction: str, label: object, query: str | None = None
     ) -> VerificationResult:
-        wanted, unit = math_value(single_label(label))
-        if wanted == "":
-            raise ValueError(f"a math ground truth must hold a number or LaTeX, got {label!r:.80}")
+        wanted, unit = self._wanted(label)
         answer = self.find_answer(prediction)
         if answer is None:
             return VerificationResult(0.0, reasoning="no answer found")
@@ -87,6 +90,18 @@ class MathVerifier(VerifierFunction):
 
     def find_answer(self, prediction: str) -> str | None:
         return math_answer(prediction)
+
+    def check_label(self, label: object) -> None:
+        self._wanted(label)
+
+    def _wanted(self, label: object) -> tuple[Fraction | str, str]:
+        text = single_label(label)
+        if _is_plain(text):
+            return Fraction(int(text)), ""  # as `math_value` reads it, in a tenth of the time
+        wanted, unit = math_value(text)
+        if wanted == "":
+            raise ValueError(f"a math ground truth must hold a number or LaTeX, got {label!r:.80}")
+        return wanted, unit
 
     def prepare(self, dataset: str) -> None:
         math_equivalence.prepare()

@@ -1,5 +1,6 @@
 """What a verifier is, and what it says of a response."""
 
+import asyncio
 import inspect
 import math
 from dataclasses import dataclass
@@ -66,13 +67,20 @@ class VerifierFunction:
         """What `__call__` does, for a verifier that asks a server or starts a process. It is awaited in the controller's process,
         outside the jail, beside hundreds of others, and must not compute for long: nothing else is scored meanwhile.
 
+        As with open-instruct, `super().async_call` is `__call__` in a thread.
+
         Raises:
             NotScored: nothing is known of this response, for the reason that the text gives.
         """
-        raise NotImplementedError(f"{type(self).__name__} scores in the jail: call it")
+        return await asyncio.to_thread(self, tokenized_prediction, prediction, label, query)
 
     async def close(self) -> None:
         """Ends what `async_call` has opened, on the same event loop, when nothing is scored any more."""
+
+    @classmethod
+    def get_config_class(cls) -> type[VerifierConfig]:
+        """The class of `verifier_config`: `VerifierConfig`, or a dataclass made from it, with further fields that have defaults."""
+        return VerifierConfig
 
     @classmethod
     def is_outside(cls) -> bool:
@@ -96,13 +104,20 @@ class VerifierFunction:
         takes long or costs money.
         """
         if not self.is_outside():
-            self([], "", label, "")
+            is_a_result(self([], "", label, ""))
 
     def prepare(self, dataset: str) -> None:
         """Loads whatever is slow to load and needed to score rows with this value of the `dataset` column."""
 
     def prepare_label(self, label: object) -> None:
         """Loads whatever is slow to load and needed to score against this label."""
+
+
+def is_a_result(said: object) -> VerificationResult:
+    """What a verifier has said. Raises `TypeError` if it is no result, such as a bare number."""
+    if not isinstance(said, VerificationResult):
+        raise TypeError(f"a verifier must give VerificationResult(score), got {said!r:.80}")
+    return said
 
 
 def single_label(label: object) -> str:

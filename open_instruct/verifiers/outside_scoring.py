@@ -4,7 +4,7 @@ import asyncio
 from concurrent.futures import Future
 
 from open_instruct.system.event_loop_thread import EventLoopThread
-from open_instruct.verifiers.base import NotScored, VerifierFunction
+from open_instruct.verifiers.base import NotScored, VerifierFunction, is_a_result
 from open_instruct.verifiers.keeper import MAX_FAILURE
 from open_instruct.verifiers.scoring_processes import Scored, ScoringJob
 
@@ -42,9 +42,8 @@ class OutsideScoring:
         timeout_s = verifier.outside_timeout_s or self._timeout_s
         try:
             async with asyncio.timeout(timeout_s):
-                result = await verifier.async_call(
-                    job.token_ids[number], job.texts[number], job.ground_truth, job.query
-                )
+                said = await verifier.async_call(job.token_ids[number], job.texts[number], job.ground_truth, job.query)
+                result = is_a_result(said)
         except TimeoutError:
             return Scored(None, "timeout")
         except NotScored as error:

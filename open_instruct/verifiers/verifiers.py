@@ -10,6 +10,7 @@ import functools
 import inspect
 import math
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import fields
 
 from open_instruct.config.verifier_options import VerifierConfig
 from open_instruct.user_modules import UserModuleError, import_user_module
@@ -21,7 +22,7 @@ from open_instruct.verifiers import (  # noqa: F401 - known then
     rubric_verifier,
     text_verifiers,
 )
-from open_instruct.verifiers.base import VerificationResult, VerifierFunction
+from open_instruct.verifiers.base import VerificationResult, VerifierFunction, is_a_result
 from open_instruct.verifiers.instructions import ifeval, ifeval_old  # noqa: F401 - known then
 
 
@@ -71,7 +72,7 @@ def build_all_verifiers(config: VerifierConfig | None = None) -> dict[str, Verif
         where = f"the verifier {cls.__name__} of {inspect.getsourcefile(cls) or cls.__module__}"
         try:
             takes_config = "verifier_config" in inspect.signature(cls).parameters
-            verifier = cls(verifier_config=config or VerifierConfig()) if takes_config else cls()
+            verifier = cls(verifier_config=_config_for(cls, config or VerifierConfig())) if takes_config else cls()
         except Exception as error:  # whatever a user's class raises
             raise VerifierModuleError(f"{where} cannot be made without further arguments: {error}") from error
         name = verifier.name
@@ -84,6 +85,14 @@ def build_all_verifiers(config: VerifierConfig | None = None) -> dict[str, Verif
             raise VerifierModuleError(f"{where} has the name {name!r} of {other.__name__}: set another name")
         verifiers[name.lower()] = verifier
     return verifiers
+
+
+def _config_for(cls: type[VerifierFunction], config: VerifierConfig) -> VerifierConfig:
+    """The options as an instance of the class that the verifier asks for. Fields that only this class has need defaults."""
+    wanted = cls.get_config_class()
+    if wanted is VerifierConfig:
+        return config
+    return wanted(**{one.name: getattr(config, one.name) for one in fields(wanted) if hasattr(config, one.name)})
 
 
 def verifier_names() -> list[str]:
@@ -136,7 +145,7 @@ def score_response(
     dataset: str, ground_truth: object, token_ids: list[int], text: str, query: str | None = None
 ) -> VerificationResult:
     """Scores one response to the prompt `query` with the row's verifier. An error in the verifier is not caught."""
-    return find_verifier(dataset, _verifiers())(token_ids, text, ground_truth, query)
+    return is_a_result(find_verifier(dataset, _verifiers())(token_ids, text, ground_truth, query))
 
 
 def outside_verifier(dataset: str) -> VerifierFunction | None:

@@ -91,6 +91,33 @@ def test_whatever_else_is_asked_for_is_made_anew(
     assert len(reads) == (3 if "dataset_skip_cache" in options else 2)
 
 
+def test_data_of_conversations_are_kept_too(
+    tmp_path: Path, data: Path, reads: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They depend on the tools: on their names and options, and on what a user's file says of them."""
+    monkeypatch.chdir(tmp_path)
+    function = 'def {name}(x: str) -> str:\n    """{what}.\n\n    Args:\n        x: A text.\n    """\n    return x\n'
+    Path("tools_of_mine.py").write_text(function.format(name="echo", what="Says it again"))
+    options: dict[str, Any] = {"rollout_workflow": "conversation", "tools": ["tools_of_mine.py:echo"]}
+    first = loaded(tmp_path, data, **options)
+    again = loaded(tmp_path, data, **options)
+    assert len(reads) == 1
+    assert again.train_dataset[2].facts == {"messages": ROWS[2]["messages"]}
+    assert again.train_dataset.fingerprint() == first.train_dataset.fingerprint()
+    loaded(tmp_path, data, **options, pass_tools_to_chat_template=False)
+    loaded(tmp_path, data)
+    assert len(reads) == 3
+    Path("tools_of_mine.py").write_text(function.format(name="echo", what="Says it once more"))
+    loaded(tmp_path, data, **options)
+    assert len(reads) == 4
+    Path("theirs").mkdir()
+    Path("theirs/games.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    for _ in range(2):  # nobody knows of which files a module consists
+        loaded(tmp_path, data, **options, environment_modules=["theirs.games"])
+    assert len(reads) == 6
+
+
 def test_rows_that_change_are_read_again(tmp_path: Path, data: Path, reads: list[str]) -> None:
     loaded(tmp_path, data)
     data.write_text(data.read_text().replace("3 + 1", "5 - 1"))

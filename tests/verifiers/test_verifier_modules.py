@@ -137,6 +137,89 @@ def test_the_jail_scores_by_a_users_file_with_the_prompt_at_hand(rewards: str) -
         assert pool.score_group("longer", "1", [[1], [1, 2]], texts) == [Scored(0.0), Scored(1.0)]
 
 
+AS_IN_OPEN_INSTRUCT = """
+from dataclasses import dataclass
+from open_instruct.ground_truth_utils import (
+    GSM8KVerifier, VerificationResult, VerifierConfig, VerifierFunction, normalize_answer, remove_thinking_section,
+)
+
+@dataclass
+class WordsConfig(VerifierConfig):
+    max_length_verifier_max_length: int = 3
+    most_words: int = 2
+
+class Words(VerifierFunction):
+    def __init__(self, verifier_config: WordsConfig | None = None) -> None:
+        super().__init__("words", weight=1.0, verifier_config=verifier_config)
+
+    @classmethod
+    def get_config_class(cls) -> type:
+        return WordsConfig
+
+    def __call__(self, tokenized_prediction, prediction, label, query=None, rollout_state=None):
+        words = normalize_answer(remove_thinking_section(prediction)).split()
+        assert type(self.verifier_config) is WordsConfig
+        fits = len(words) <= self.verifier_config.most_words
+        return VerificationResult(score=float(fits and self.verifier_config.max_length_verifier_max_length == 7))
+
+class Signed(GSM8KVerifier):
+    name = "signed"
+
+class Later(VerifierFunction):
+    name = "later"
+
+    def __call__(self, tokenized_prediction, prediction, label, query=None):
+        return VerificationResult(1.0)
+
+    async def async_call(self, tokenized_prediction, prediction, label, query=None):
+        return await super().async_call(tokenized_prediction, prediction, label, query)
+
+class Bare(VerifierFunction):
+    name = "bare"
+
+    async def async_call(self, tokenized_prediction, prediction, label, query=None):
+        return 1.0
+"""
+
+
+def test_verifiers_of_open_instruct_work_as_they_are_written(tmp_path: Path) -> None:
+    """With its helpers, a class of options, verifiers made from others, and `super().async_call`."""
+    (tmp_path / "theirs.py").write_text(AS_IN_OPEN_INSTRUCT)
+    code = """
+from open_instruct.config.verifier_options import VerifierConfig
+from open_instruct.verifiers.pool import VerifierPool
+utils.import_verifiers(["theirs.py"], VerifierConfig(max_length_verifier_max_length=7))
+texts = ["a b c</think>The <answer>red fox</answer>", "one two three"]
+print([utils.score_response("words", "", [], text).score for text in texts], utils.score_response("signed", 4, [], "4").score)
+config = VerifierConfig(max_length_verifier_max_length=7)
+with VerifierPool(1, 20.0, ready=["words"], modules=["theirs.py"], config=config) as pool:
+    print([one.score for one in pool.score_group("words", "", [[1]] * 2, texts)])
+    print([one.score for one in pool.score_group("later", "", [[1]] * 2, texts)])
+    print([one.failure for one in pool.score_group("bare", "", [[1]], ["x"])])
+"""
+    assert in_a_process_of_its_own(code, tmp_path).splitlines() == [
+        "[1.0, 0.0] 1.0",
+        "[1.0, 0.0]",
+        "[1.0, 1.0]",
+        "['error: TypeError: a verifier must give VerificationResult(score), got 1.0']",
+    ]
+
+
+def test_a_verifier_that_gives_no_result_is_refused_before_a_run(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        f"{BASE}class A(VerifierFunction):\n    name = 'a'\n    def __call__(self, *_): return 1.0"
+    )
+    code = """
+utils.import_verifiers(["mine.py"])
+try:
+    utils.check_label("a", "4")
+except TypeError as error:
+    print(error)
+"""
+    said = in_a_process_of_its_own(code, tmp_path)
+    assert said == "a verifier must give VerificationResult(score), got 1.0"
+
+
 @pytest.mark.slow
 def test_a_run_trains_on_the_rewards_of_a_users_file(rewards: str, tmp_path: Path) -> None:
     """Rewards are score x weight x verification_reward, and the bill is in the metrics."""
