@@ -62,22 +62,23 @@ def program_in_documents(name: str) -> str:
 
 
 class GatheringPolicy(PlayedPolicy):
-    """Answers once `num` requests are there."""
-
-    num = 2
+    """Answers the first two requests once both are there, and all others at once."""
 
     def __init__(self, say: Say, chat: ChatCodec) -> None:
         super().__init__(say, chat)
         self._held: list[tuple[Future[Answer], Future[Answer]]] = []
+        self._has_gathered = False
 
     def submit(self, request_id: str, prompt_ids: np.ndarray, sampling: SamplingConfig) -> "Future[Answer]":
         answer = super().submit(request_id, prompt_ids, sampling)
+        if self._has_gathered:
+            return answer
         late: Future[Answer] = Future()
         self._held.append((late, answer))
-        if len(self._held) >= self.num:
+        if len(self._held) == 2:
+            self._has_gathered = True
             for waiting, known in self._held:
                 waiting.set_result(known.result())
-            self._held.clear()
         return late
 
 
@@ -103,7 +104,7 @@ class AgentStage:
         self.chat = chat or codec()
         self.path = directory / f"agent_{id(self)}.py"
         self.path.write_text(PREAMBLE + textwrap.dedent(program))
-        settings = {"timeout_s": 30.0, "attempts": 1, "directory": str(directory), **options}
+        settings: dict[str, Any] = {"timeout_s": 30.0, "attempts": 1, "directory": str(directory), **options}
         chosen = AgentOptions(
             agent_command=f"{sys.executable} -S {self.path}",
             **{f"agent_{name}": value for name, value in settings.items()},

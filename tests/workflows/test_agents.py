@@ -125,15 +125,7 @@ note(both=both)
 
 
 def test_two_requests_at_once_are_both_answered_and_become_two_samples(stage: MakeStage) -> None:
-    class Policy(GatheringPolicy):
-        """The first two requests wait for each other."""
-
-        def submit(self, *request: Any) -> Any:
-            answer = super().submit(*request)
-            self.num = 1 if len(self.prompts) >= 2 else 2
-            return answer
-
-    one = stage(PARALLEL, lambda text, _: f"{len(text)}<end>", policy=Policy)
+    one = stage(PARALLEL, lambda text, _: f"{len(text)}<end>", policy=GatheringPolicy)
     result = one.roll_out()
     assert not result.error
     assert_samples_are_what_the_engine_said(result, one)
@@ -368,10 +360,12 @@ def test_a_conversation_that_is_changed_becomes_a_further_sample(stage: MakeStag
     said(chat([*messages, first, {"role": "user", "content": "go on"}], max_tokens=40))
     """
     one = stage(program)
-    result = one.roll_out()
+    result = one.roll_out(messages=[{"role": "user", "content": "Say <|user|>!"}])
     assert not result.error
     assert_samples_are_what_the_engine_said(result, one)
     changed, whole = result.samples
+    special = codec().tokenizer.convert_tokens_to_ids("<|user|>")
+    assert [sample.prompt_ids.tolist().count(special) for sample in result.samples] == [2, 1]  # what is said stays text
     assert "HELLO THERE" in codec().decode_all(changed.prompt_ids.tolist())
     assert text_of(whole) == "hello there<|end|><|user|>go on<|assistant|>hello there<|end|>"
 
@@ -589,20 +583,24 @@ def test_after_a_failure_a_rollout_says_the_same(stage: MakeStage, tmp_path: Pat
     assert first["replies"] == again["replies"]
 
 
-def test_what_a_program_does_not_wait_for_is_not_trained_on(stage: MakeStage) -> None:
+def test_what_a_program_does_not_wait_for_is_not_trained_on(stage: MakeStage, tmp_path: Path) -> None:
     program = """
     import http.client, urllib.parse
     url = urllib.parse.urlsplit(os.environ["OPEN_INSTRUCT_GENERATE_URL"])
     hasty = http.client.HTTPConnection(url.hostname, url.port)
     body = json.dumps({"token_ids": ROW["prompt_token_ids"], "sampling_params": {"max_tokens": 20}})
     hasty.request("POST", url.path, body, {"Content-Type": "application/json"})
-    time.sleep(0.5)
+    while not os.path.exists(os.environ["NOTES"]):
+        time.sleep(0.01)
     hasty.close()
-    time.sleep(0.5)
     said(generate(ROW["prompt_token_ids"] + [9], max_tokens=20))
     """
-    one = stage(program, policy=GatheringPolicy)
-    result = one.roll_out()
+
+    def say(*_: Any) -> str:
+        (tmp_path / "notes").touch()
+        return "hello there<end>"
+
+    result = stage(program, say, policy=GatheringPolicy).roll_out()
     assert not result.error
     [sample] = result.samples
     assert sample.prompt_ids[-1] == 9
