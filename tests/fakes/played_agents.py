@@ -62,16 +62,21 @@ def program_in_documents(name: str) -> str:
 
 
 class GatheringPolicy(PlayedPolicy):
-    """Answers the first two requests once both are there, and all others at once."""
+    """Answers two requests once both are there, and all others at once.
 
-    def __init__(self, say: Say, chat: ChatCodec) -> None:
+    Args:
+        after: requests before these two.
+    """
+
+    def __init__(self, say: Say, chat: ChatCodec, *, after: int = 0) -> None:
         super().__init__(say, chat)
+        self._after = after
         self._held: list[tuple[Future[Answer], Future[Answer]]] = []
         self._has_gathered = False
 
     def submit(self, request_id: str, prompt_ids: np.ndarray, sampling: SamplingConfig) -> "Future[Answer]":
         answer = super().submit(request_id, prompt_ids, sampling)
-        if self._has_gathered:
+        if self._has_gathered or len(self.prompts) <= self._after:
             return answer
         late: Future[Answer] = Future()
         self._held.append((late, answer))

@@ -1,8 +1,10 @@
 """Agent programs with a played model, a real server and real processes."""
 
 import json
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ import numpy as np
 import psutil
 import pytest
 from played_agents import AgentStage, GatheringPolicy, program_in_documents
-from played_policy import Say
+from played_policy import PlayedPolicy, Say
 from rc_fakes import codec
 
 from open_instruct.chat_codec import ChatCodec
@@ -19,6 +21,7 @@ from open_instruct.rollouts.batch_building import training_samples
 from open_instruct.scored_groups import ScoredGroup
 from open_instruct.workflows.agents.protocol import Refused, chat_request, generate_request
 from open_instruct.workflows.agents.rollout import cut_behind, verdict_of
+from open_instruct.workflows.runner import Answer
 
 MakeStage = Callable[..., AgentStage]
 
@@ -138,16 +141,42 @@ def test_two_requests_at_once_are_both_answered_and_become_two_samples(stage: Ma
     assert len(seeds) == 3
 
 
+def test_of_two_requests_at_once_that_go_on_at_one_place_the_second_begins_a_further_sample(stage: MakeStage) -> None:
+    program = """
+    from concurrent.futures import ThreadPoolExecutor
+    ids = ROW["prompt_token_ids"]
+    ids = ids + said(generate(ids, max_tokens=30))["token_ids"]
+    with ThreadPoolExecutor(2) as threads:
+        both = list(threads.map(lambda last: said(generate(ids + [last], max_tokens=30)), [20, 21]))
+    """
+    one = stage(program, policy=lambda say, chat: GatheringPolicy(say, chat, after=1))
+    result = one.roll_out()
+    assert not result.error
+    assert_samples_are_what_the_engine_said(result, one)
+    assert sorted(len(sample.prompt_ids) - len(one.policy.prompts[0]) for sample in result.samples) == [
+        0,
+        len(one.policy.completions[0].token_ids) + 1,
+    ]
+
+
 def test_a_request_that_needs_what_another_may_take_waits_for_it(stage: MakeStage) -> None:
-    """Both may have all that is left, 12 tokens; the first takes 6, so the second gets 6."""
+    """Both may have all that is left, 12 tokens; the first takes some, so the second gets the others."""
+
+    class Slow(PlayedPolicy):
+        """Long enough that the second request is there before the first is answered."""
+
+        def submit(self, request_id: str, prompt_ids: np.ndarray, sampling: SamplingConfig) -> "Future[Answer]":
+            answer, late = super().submit(request_id, prompt_ids, sampling), Future[Answer]()
+            threading.Timer(1.0, lambda: late.set_result(answer.result())).start()
+            return late
+
     program = PARALLEL.replace(", max_tokens=30", "").partition("third")[0]
-    one = stage(program, lambda *_: "abcde<end>")
+    one = stage(program, lambda *_: "abcde<end>", policy=Slow)
     result = one.roll_out(max_tokens=12)
     assert not result.error
-    assert [sampling.max_tokens for sampling in one.policy.samplings] == [
-        12,
-        12 - len(one.policy.completions[0].token_ids),
-    ]
+    num_first = len(one.policy.completions[0].token_ids)
+    assert 0 < num_first < 12
+    assert [sampling.max_tokens for sampling in one.policy.samplings] == [12, 12 - num_first]
     assert sum(len(sample.response_ids) for sample in result.samples) <= 12
 
 
