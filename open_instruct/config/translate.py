@@ -2,8 +2,9 @@
 
     python -m open_instruct.config.translate < scripts/train/my_run.sh
 
-Variables of the shell stay as they are written. What has no effect here is left out, what has another name gets it, and what asks
-for something that is not here is named. Exit code 0, or 2 if the text holds no call of grpo_fast.py.
+Variables and arithmetic of the shell stay as they are written, with or without quotation marks. What has no effect here is left
+out, what has another name gets it, and what asks for something that is not here is named, and so is what the launcher was told
+of the environment. Exit code 0, or 2 if the text holds no call of grpo_fast.py.
 """
 
 import re
@@ -14,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from open_instruct.config.foreign_options import OTHER_VALUES, REFUSED, RENAMED, WITHOUT_EFFECT, asks_for_nothing
 from open_instruct.config.options import GRPOConfig
 from open_instruct.registry import option_kinds
+from open_instruct.workflows.conversations.options import SERVICES
 
 PROGRAM = "grpo_fast.py"
 DIFFERENT: dict[str, str] = {
@@ -30,6 +32,8 @@ DIFFERENT: dict[str, str] = {
     "mask_truncated_completions": "such responses count in the baseline of their group; there they are removed first",
     "num_mini_batches": "divides samples, each is trained on once; there packed rows are divided and the rest is dropped",
     "output_dir": "files lie in it as it is; there <exp>__<seed>__<time> is appended",
+    "pool_size": "processes of environments on an engine, begun when needed; there actors of each tool, ready from the start; "
+    "a tool's own, in tool_configs, has no effect",
     "rho_mask_sequence_level": "per response; --rho_as_in_open_instruct takes a packed row, as there",
     "rho_mask_tv_divergence": "half the mean of |rho - 1| over a response; --rho_as_in_open_instruct is as there",
     "run_name": "kept; there it is overwritten",
@@ -43,32 +47,87 @@ DIFFERENT: dict[str, str] = {
 """Options of both projects that do not mean the same in both, and how they differ."""
 DEFAULTS = ("async_steps", "gradient_checkpointing", "use_rho_correction")
 """Those whose default differs: they are told even where a script does not name them."""
-_END = ("&&", "||", ";", "|", "&", ">", "2>&1", "\\&\\&")
+_END = ("&&", "||", ";", "|", "&", ">", "2>&1")
+_PIECE = re.compile(
+    r"(?P<space>\s+)|'(?P<single>[^']*)'|\"(?P<double>(?:\\.|[^\"\\])*)\""
+    r"|(?P<shell>\$\(\(.*?\)\)|\$\((?:[^()]|\([^()]*\))*\)|\$\{[^}]*\})"
+    r"|\\(?P<escaped>.)|(?P<plain>[^\s'\"\\$]+|\$)|(?P<unpaired>['\"\\])",
+    re.DOTALL,
+)
+"""A part of a shell's command."""
+_VARIABLE = re.compile(r"\$\{?([A-Za-z_][A-Za-z0-9_]*)")
 
 
-def arguments_of(script: str) -> list[str] | None:
-    """The words after `grpo_fast.py` in a shell script; None if it calls no such program."""
+class Word(str):
+    """A word of a script: its value, and in `written` how it stands there."""
+
+    written: str
+
+    def __new__(cls, value: str, written: str | None = None) -> "Word":
+        word = super().__new__(cls, value)
+        word.written = shlex.quote(value) if written is None else written
+        return word
+
+
+def shell_words(text: str) -> list[Word]:
+    """The words of a command, up to a comment. A quotation mark without a partner, whose other half stands before the text, is
+    left out."""
+    words: list[Word] = []
+    value = written = ""
+    for piece in _PIECE.finditer(text):
+        if piece["space"]:
+            words += [Word(value, written)] if written else []
+            value = written = ""
+        elif piece["plain"] and piece["plain"].startswith("#") and not written:
+            break
+        elif not piece["unpaired"]:
+            written += piece[0]
+            quoted = piece["double"] and re.sub(r'\\([\\"$`])', r"\1", piece["double"])
+            value += quoted or piece["single"] or piece["shell"] or piece["escaped"] or piece["plain"] or ""
+    return [*words, Word(value, written)] if written else words
+
+
+def call_of(script: str) -> tuple[str, str] | None:
+    """What stands before `grpo_fast.py` and behind it in the line of a script that calls it; None if there is no call."""
     text = re.sub(
         r"\\[ \t]*\n", " ", "\n".join(line for line in script.splitlines() if not line.lstrip().startswith("#"))
     )
-    calls = [line.partition(PROGRAM)[2] for line in text.splitlines() if PROGRAM in line]
+    calls = [line.partition(PROGRAM) for line in text.splitlines() if PROGRAM in line]
     if not calls:
         return None
-    call = max(calls, key=len).rstrip().rstrip("\\")
-    try:
-        words = shlex.split(call, comments=True)
-    except ValueError:  # the end of a quotation that began before the program's name
-        words = shlex.split(call.rstrip().rstrip("'\""), comments=True)
-    return _up_to_end(words)
+    before, _, behind = max(calls, key=lambda call: len(call[2]))
+    return before, behind.rstrip().rstrip("\\")
 
 
-def _up_to_end(words: Sequence[str]) -> list[str]:
-    kept = []
-    for word in words:
+def arguments_of(script: str) -> list[Word] | None:
+    """The words after `grpo_fast.py` in a shell script; None if it calls no such program."""
+    call = call_of(script)
+    if call is None:
+        return None
+    kept: list[Word] = []
+    for word in shell_words(call[1]):
         if word in _END:
             break
-        kept.append(word.removesuffix(";"))
-    return [word for word in kept if word not in ('"$@"', "$@", "${@}")]
+        kept.append(Word(word.removesuffix(";"), word.written.removesuffix(";")))
+    return [word for word in kept if word not in ("$@", "${@}")]
+
+
+def surroundings(script: str) -> list[str]:
+    """What the launcher was told beside the command: environment and nodes; and the script's variables that the command needs."""
+    call = call_of(script)
+    if call is None:
+        return []
+    notes = []
+    for name, values in options_in(shell_words(call[0])):
+        value = values[0] if values else ""
+        if name == "env":
+            notes.append(f"in the environment: {value}")
+        elif name == "secret":
+            notes.append(f"in the environment: {value.partition('=')[0]}")
+        elif name == "num_nodes" and value not in ("", "1"):
+            notes.append(f"on {value} nodes: docs/multi_node.md says how")
+    variables = dict.fromkeys(name for word in arguments_of(script) or () for name in _VARIABLE.findall(word.written))
+    return [*notes, *([f"variables of the script: {', '.join(variables)}"] if variables else [])]
 
 
 def options_in(words: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
@@ -79,7 +138,8 @@ def options_in(words: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
             if name:
                 yield name, values
             name, equals, value = word[2:].partition("=")
-            name, values = name.replace("-", "_"), [value] if equals else []
+            written = word.written.partition("=")[2] if isinstance(word, Word) else None
+            name, values = name.replace("-", "_"), [Word(value, written)] if equals else []
         elif name:
             values.append(word)
     if name:
@@ -114,17 +174,17 @@ def translated(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
             result += [f"--{name}", *values]
             if name in DIFFERENT:
                 notes[written] = DIFFERENT[name]
+            if name == "tools" and (absent := [value for value in values if value in SERVICES]):
+                notes[written] = "; ".join(f"NOT HERE: {value}: {SERVICES[value]}" for value in absent)
     return result, notes
 
 
 def _quoted(word: str) -> str:
-    """For a shell, with variables left alive."""
-    if "$" in word:
-        return '"' + word.replace('"', '\\"') + '"'
-    return shlex.quote(word)
+    """For a shell, with variables left alive: `${DATA}` may be several words."""
+    return word.written if isinstance(word, Word) and "$" in word.written else shlex.quote(word)
 
 
-def as_text(words: Sequence[str], notes: dict[str, str]) -> str:
+def as_text(words: Sequence[str], notes: dict[str, str], around: Sequence[str] = ()) -> str:
     """The command, an option on each line, and the notes as comments of the shell."""
     lines = ["python open_instruct/grpo_fast.py"]
     for word in words:
@@ -135,15 +195,17 @@ def as_text(words: Sequence[str], notes: dict[str, str]) -> str:
     told = [f"# --{name}: {note}" for name, note in notes.items()]
     named = {line.split()[0][2:] for line in lines[1:]}
     told += [f"# --{name}, which is not named: {DIFFERENT[name]}" for name in DEFAULTS if name not in named]
+    told = [f"# {note}" for note in around] + told
     return " \\\n".join(lines) + "\n\n" + "\n".join(told) + "\n"
 
 
 def main() -> int:
-    words = arguments_of(sys.stdin.read())
+    script = sys.stdin.read()
+    words = arguments_of(script)
     if words is None:
         print(f"no call of {PROGRAM} in this text. Give a launch script: translate < script.sh", file=sys.stderr)
         return 2
-    print(as_text(*translated(words)), end="")
+    print(as_text(*translated(words), surroundings(script)), end="")
     return 0
 
 

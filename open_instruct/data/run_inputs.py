@@ -151,7 +151,7 @@ def _cache_key(
 
 
 def _files_in(options: Mapping[str, Any]) -> list[str]:
-    """The files that options of a workflow name: `my_tools.py:lookup`, a template, a list of words. Modules too, as files or not."""
+    """The files that options of a workflow name: `my_tools.py:lookup`, a template, a list of words; and modules."""
     modules = [module for name, value in options.items() if name.endswith("_modules") for module in value]
     texts = [text for value in options.values() for text in (value if isinstance(value, list) else [value])]
     names = [text.partition(":")[0] for text in texts if isinstance(text, str)]

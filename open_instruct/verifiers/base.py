@@ -79,7 +79,7 @@ class VerifierFunction:
 
     @classmethod
     def get_config_class(cls) -> type[VerifierConfig]:
-        """The class of `verifier_config`: `VerifierConfig`, or a dataclass made from it, with further fields that have defaults."""
+        """The class of `verifier_config`: `VerifierConfig`, or a dataclass made from it; its further fields have defaults."""
         return VerifierConfig
 
     @classmethod

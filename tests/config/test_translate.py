@@ -9,7 +9,7 @@ import pytest
 
 from open_instruct.config.cli import parse_args
 from open_instruct.config.options import GRPOConfig
-from open_instruct.config.translate import DIFFERENT, arguments_of, as_text, translated
+from open_instruct.config.translate import DIFFERENT, arguments_of, as_text, surroundings, translated
 from open_instruct.registry import option_kinds
 
 ROOT = Path(__file__).parents[2]
@@ -51,6 +51,52 @@ def test_a_script_becomes_a_line_and_what_differs() -> None:
     text = as_text(line, notes)
     assert text.startswith('python open_instruct/grpo_fast.py \\\n    --model_name_or_path "$MODEL" \\\n')
     assert "# --gradient_checkpointing, which is not named: off unless asked for; there it is always on" in text
+
+
+WITH_VARIABLES = r"""
+DATA="rows.jsonl 1.0 more.jsonl 0.5"
+STEPS=4
+NAME='my run'
+python mason.py --env A=1 --env B=$STEPS --secret KEY=mine --num_nodes 2 -- PROGRAM grpo_fast.py \
+    --dataset_mixer_list ${DATA} --exp-name "${NAME} é" --total_episodes $((5 * 32 * $STEPS)) \
+    --tool_configs '{"cost": "$5"}' "{\"a\": $(echo 1)}" {} --output_dir=/out/"$NAME"/x\ y # a comment
+"""
+
+
+def test_the_shell_makes_the_same_words_of_a_translated_line() -> None:
+    """A variable without quotation marks is several words, and arithmetic is one."""
+    words = arguments_of(WITH_VARIABLES)
+    assert words is not None
+    program = as_text(*translated(words)).replace("python open_instruct/grpo_fast.py", "printf '%s\\n'")
+    there, here = (
+        subprocess.run(["bash", "-c", text], capture_output=True, text=True, timeout=60, check=True).stdout.splitlines()
+        for text in (
+            WITH_VARIABLES.replace("python mason.py", "#").replace("PROGRAM grpo_fast.py", "\nprintf '%s\\n'"),
+            WITH_VARIABLES.partition("python")[0] + program,
+        )
+    )
+    assert there[there.index("--output_dir=/out/my run/x y")] == "--output_dir=/out/my run/x y"
+    there[-1:] = ["--output_dir", "/out/my run/x y"]
+    assert here == ["--exp_name" if word == "--exp-name" else word for word in there]
+    assert here[1:5] == ["rows.jsonl", "1.0", "more.jsonl", "0.5"]
+    assert here[here.index("--total_episodes") + 1] == "640"
+
+
+def test_what_the_launcher_was_told_is_named() -> None:
+    assert surroundings(WITH_VARIABLES) == [
+        "in the environment: A=1",
+        "in the environment: B=$STEPS",
+        "in the environment: KEY",
+        "on 2 nodes: docs/multi_node.md says how",
+        "variables of the script: DATA, NAME, STEPS",
+    ]
+
+
+def test_a_tool_that_is_not_here_is_named() -> None:
+    _, notes = translated(["--tools", "python", "generic_sandbox", "dr_agent_mcp"])
+    assert notes["tools"].startswith("NOT HERE: generic_sandbox: it needs Docker")
+    assert "NOT HERE: dr_agent_mcp: it is Ai2's package" in notes["tools"]
+    assert translated(["--tools", "python"])[1] == {}
 
 
 @pytest.mark.parametrize("script", LINES)
