@@ -56,6 +56,7 @@ def test_engine_and_learner_agree_on_what_an_agent_program_does(tmp_path: Path) 
             response_length=120,
             pack_length=600,
             async_steps=0,
+            save_traces=True,
             filter_zero_std_samples=False,
         )
     )

@@ -19,8 +19,10 @@ from open_instruct.chat_codec import ChatCodec
 from open_instruct.data_types import Completion, GenerationResult, Sample, SamplingConfig
 from open_instruct.rollouts.batch_building import training_samples
 from open_instruct.scored_groups import ScoredGroup
+from open_instruct.workflows.agents.options import AgentOptions
 from open_instruct.workflows.agents.protocol import Refused, chat_request, generate_request
 from open_instruct.workflows.agents.rollout import cut_behind, verdict_of
+from open_instruct.workflows.agents.workflow import AgentPrograms
 from open_instruct.workflows.runner import Answer
 
 MakeStage = Callable[..., AgentStage]
@@ -103,8 +105,10 @@ def test_each_token_has_the_version_that_sampled_it(stage: MakeStage, tmp_path: 
 
 def test_the_program_finds_the_row_and_no_ground_truth_unless_asked(stage: MakeStage, tmp_path: Path) -> None:
     program = TWO_REQUESTS + "note(key=os.environ['OPENAI_API_KEY'], base=BASE)\n"
-    result = stage(program).roll_out(n=2, env_config={"level": 3})
+    one = stage(program)
+    result = one.roll_out(n=2, env_config={"level": 3})
     assert not result.error
+    assert len({sampling.seed for sampling in one.policy.samplings}) == 4
     rows = sorted((note["row"] for note in notes(tmp_path) if "row" in note), key=lambda row: row["rollout"])
     assert [row["rollout"] for row in rows] == [0, 1]
     for row in rows:
@@ -422,14 +426,15 @@ print(json.dumps({"reward": 1.0}))
 
 def test_tool_calls_are_parsed_and_answers_follow_in_the_same_sample(stage: MakeStage, tmp_path: Path) -> None:
     def say(text: str, _: int) -> str:
-        return "It is 46.<end>" if "<|tool|>" in text else 'CALL add {"a": 12, "b": 34}<end>'
+        return "It is 46.<end>" if "<|tool|>" in text else '<|user|>\nCALL add {"a": 12, "b": 34}<end>'
 
     one = stage(TOOLS, say, tool_parser_type="vllm_played")
     result = one.roll_out()
     assert not result.error
     [sample] = result.samples
     assert_samples_are_what_the_engine_said(result, one)
-    assert text_of(sample) == 'CALL add {"a": 12, "b": 34}<|end|><|tool|>46<|assistant|>It is 46.<|end|>'
+    # the control token that the model said is not in the message, which would therefore not give the same tokens again
+    assert text_of(sample) == '<|user|>\nCALL add {"a": 12, "b": 34}<|end|><|tool|>46<|assistant|>It is 46.<|end|>'
     first, last = (note["choice"] for note in notes(tmp_path))
     assert (first["finish_reason"], last["finish_reason"]) == ("tool_calls", "stop")
     assert json.loads(first["message"]["tool_calls"][0]["function"]["arguments"]) == {"a": 12, "b": 34}
@@ -669,6 +674,52 @@ def test_a_last_line_is_read_only_as_an_object_with_a_reward() -> None:
     verdict = verdict_of('{"reward": null, "metrics": {"a": 1, "b": true}}')
     assert verdict is not None
     assert (verdict.reward, verdict.metrics) == (None, {"a": 1.0})
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({}, "there is no program to start"),
+        ({"agent_command": "no_such_program x"}, "there is no program no_such_program. Give one that can be run here"),
+        ({"agent_command": "python 'x"}, "it is no command line"),
+        ({"agent_command": "python x", "agent_tool_parser_type": "hermes"}, "it must be legacy, dr_tulu or vllm_"),
+        ({"agent_command": "python x", "agent_max_samples": 0}, "out of range"),
+    ],
+)
+def test_wrong_options_are_told(options: dict[str, Any], told: str) -> None:
+    from open_instruct.config.limits import numbers_are_within_limits
+    from open_instruct.config.options import GRPOConfig
+
+    args = GRPOConfig(model_name_or_path="m", rollout_workflow="agent_program", **options)
+    [mistake] = [*AgentPrograms.mistakes(args), *numbers_are_within_limits(args)]
+    assert told in mistake
+    assert "--agent_" in mistake
+
+
+def test_lengths_hold_whatever_a_program_asks() -> None:
+    from open_instruct.config.options import GRPOConfig
+
+    args = GRPOConfig(
+        model_name_or_path="m",
+        rollout_workflow="agent_program",
+        agent_command="python x",
+        max_prompt_token_length=50,
+        response_length=100,
+        eval_response_length=300,
+        num_samples_per_prompt_rollout=4,
+        agent_max_samples=3,
+    )
+    lengths = args.lengths
+    assert (lengths.sequence, lengths.trained, lengths.response, lengths.samples) == (350, 350, 100, 12)
+
+
+def test_rows_tell_programs_what_they_say() -> None:
+    workflow = AgentPrograms(AgentOptions(agent_command="python x"))
+    assert workflow.row_facts({"env_config": {"a": [1]}, "tools": [], "environment": None}) == {
+        "env_config": {"a": [1]}
+    }
+    with pytest.raises(ValueError, match="must be JSON"):
+        workflow.row_facts({"env_config": {"a": float("nan")}})
 
 
 def test_metrics_are_listed(stage: MakeStage) -> None:
