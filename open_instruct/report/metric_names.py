@@ -275,7 +275,9 @@ SECTIONS: dict[str, list[Metric]] = {
             "conversations/branch_rate", "share of conversations that the chat template made go on as another sample"
         ),
         Metric("conversations/restarts", "conversations of the step that began again because an environment failed"),
-        Metric("conversations/restores", "environments that failed and went on from their last state in a fresh process"),
+        Metric(
+            "conversations/restores", "environments that failed and went on from their last state in a fresh process"
+        ),
         Metric("conversations/shortened_answers", "answers of the step whose middle was left out"),
         Metric("conversations/tool_s", "seconds in which tools and environments computed for a conversation, mean"),
         Metric("conversations/tool_ms_per_policy_token", "the same in milliseconds for each token that was sampled"),
@@ -301,6 +303,27 @@ SECTIONS: dict[str, list[Metric]] = {
     ],
     "Of workflows": [
         Metric("rc/<metric>", "reasoning cache: states, turns and summaries"),
+    ],
+    "Agent programs": [
+        Metric("agents/requests", "requests of a program for tokens or messages, mean over the rollouts"),
+        Metric("agents/samples", "samples that a rollout became, mean"),
+        Metric(
+            "agents/<policy|inserted>_tokens",
+            "tokens of a rollout that the model sampled, and that programs added, mean",
+        ),
+        Metric(
+            "agents/prompt_tokens_per_policy_token",
+            "tokens that engines were given, over all requests, for each token that they sampled",
+        ),
+        Metric("agents/program_s", "seconds in which a program ran without a request under way, mean"),
+        Metric("agents/wait_s", "seconds in which a rollout waited for a place to run its program, mean"),
+        Metric("agents/reward_rate", "share of rollouts whose program printed a reward"),
+        Metric("agents/limit_rate", "share of rollouts that reached a limit of tokens or samples"),
+        Metric("agents/refused", "requests of the step that were answered with an error"),
+        Metric(
+            "agents/lost", "completions of the step that the program was not there to hear; they are not trained on"
+        ),
+        Metric("agents/restarts", "rollouts of the step that began again because their program failed"),
     ],
 }
 
