@@ -1,6 +1,8 @@
 """Agent programs with a played model, a real server and real processes."""
 
 import json
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -565,6 +567,28 @@ def test_nothing_is_left_when_the_engine_ends(stage: MakeStage, tmp_path: Path) 
     assert len(processes_with(str(one.path))) >= 14  # of each: keeper, program, three children, three of theirs
     one.close()
     wait_until(lambda: not processes_with(str(one.path)))
+
+
+def test_nothing_is_left_when_the_engine_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NOTES", str(tmp_path / "notes"))
+    paths = [path for path in sys.path if path]
+    engine = f"""
+import sys, time
+sys.path[:0] = {paths!r}
+from pathlib import Path
+from played_agents import AgentStage
+one = AgentStage(Path({str(tmp_path)!r}), {FORKS!r}, lambda *_: "hello<end>")
+one.runner.start(one.request())
+time.sleep(1000)
+"""
+    process = subprocess.Popen([sys.executable, "-c", engine])
+    try:
+        wait_until(lambda: notes(tmp_path), 60.0)
+        assert len(processes_with(str(tmp_path / "agent_"))) >= 7
+    finally:
+        process.kill()
+        process.wait(20)
+    wait_until(lambda: not processes_with(str(tmp_path / "agent_")))
 
 
 def test_what_a_program_leaves_behind_ends_with_it(stage: MakeStage) -> None:
