@@ -12,6 +12,9 @@ from whole_runs import Process, assert_ledger_balances, command, rows, shared_me
 ROOT = Path(__file__).parents[2]
 TOOLS_MODEL = ROOT / "assets" / "tiny_tools_model"
 
+ROUNDING = 5e-5
+"""Of this model either side is up to 8e-6 from what double precision gives; a token that is not in its place makes 1e-2 and more."""
+
 AGENT = '''
 """Two turns about the row, a question beside them, and one more with exact ids."""
 
@@ -56,7 +59,6 @@ def test_engine_and_learner_agree_on_what_an_agent_program_does(tmp_path: Path) 
             response_length=120,
             pack_length=600,
             async_steps=0,
-            save_traces=True,
             filter_zero_std_samples=False,
         )
     )
@@ -65,7 +67,7 @@ def test_engine_and_learner_agree_on_what_an_agent_program_does(tmp_path: Path) 
     assert_ledger_balances(tmp_path / "out")
     metrics = [row for row in rows(tmp_path / "out" / "metrics.jsonl") if row["training_step"] > 0]
     assert len(metrics) == 4
-    assert max(row["debug/vllm_vs_local_logprob_diff_max"] for row in metrics) < 1e-5
+    assert max(row["debug/vllm_vs_local_logprob_diff_max"] for row in metrics) < ROUNDING
     for row in metrics:
         assert (row["agents/requests"], row["agents/samples"], row["env/agent/turns"]) == (4.0, 2.0, 4.0)
         assert (row["agents/restarts"], row["agents/refused"], row["agents/reward_rate"]) == (0.0, 0.0, 1.0)
