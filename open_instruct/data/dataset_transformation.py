@@ -7,6 +7,7 @@ the next batch is read, checked and rendered.
 """
 
 import itertools
+from array import array
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import suppress
@@ -128,10 +129,11 @@ class _Source:
 
     def __post_init__(self) -> None:
         self.report = SourceReport(self.name)
-        self._may_repeat = isinstance(self.amount, int) or self.amount > 1
-        self._places: dict[int, int] = {}
+        self._kept = array("q")  # the numbers of the rows that are in the dataset, one behind the other from `_first`
+        self._first = 0
 
     def load_into(self, builder: PromptDatasetBuilder, tokenizer: "PreTrainedTokenizerBase") -> None:
+        self._first = len(builder)
         make_prompts = self._templated if self.rules.reader.own_prompt is None else self._own
         waiting: Iterator[Prompt] = iter(())  # prompts of the batch before, which may still be tokenized
         try:
@@ -175,11 +177,11 @@ class _Source:
         if wanted <= num_rows or not num_rows:
             return
         repeats, drawn = rows_of_amount(num_rows, wanted)
-        again = [*range(num_rows)] * (repeats - 1) + drawn.tolist()
-        for place in (self._places.get(number) for number in again):
-            if place is not None:
-                builder.add_again(place)
-                self.report.num_repeated += 1
+        kept = np.frombuffer(self._kept, np.int64)
+        places = np.searchsorted(kept, drawn[np.isin(drawn, kept)])
+        for place in itertools.chain(*[range(len(kept))] * (repeats - 1), places.tolist()):
+            builder.add_again(self._first + place)
+            self.report.num_repeated += 1
 
     def _check_count(self) -> None:
         if not self.report.num_rows:
@@ -235,8 +237,7 @@ class _Source:
             elif self.rules.held_out and prompt_key(token_ids) in self.rules.held_out:
                 self.report.num_excluded += 1
             else:
-                if self._may_repeat:
-                    self._places[row.number] = len(builder)
+                self._kept.append(row.number)
                 self.report.num_kept += 1
                 builder.add(
                     token_ids=token_ids,

@@ -5,6 +5,7 @@ import socket
 import subprocess
 import sys
 import time
+import tracemalloc
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -753,6 +754,24 @@ def test_special_tokens_in_messages_stay_text(tmp_path: Path) -> None:
     assert control(data[0]) == control(data[1]) == control(plain) != []
     assert tokenizer.decode(data[0].prompt.tolist()) == data[0].raw_query == plain.raw_query.replace("2 + 2", attack)
     assert data[1].prompt.tolist() == plain.prompt.tolist()
+
+
+@pytest.mark.parametrize("amount", ["1.0", "1.5"])
+def test_memory_grows_with_the_prompts_alone(tmp_path: Path, amount: str) -> None:
+    """Five times as many batches need no more than their finished prompts do: no row stays as Python objects."""
+
+    def beyond_the_prompts(num_rows: int) -> float:
+        name = write_lines(tmp_path / f"{num_rows}.jsonl", [make_row(f"{number} + 1") for number in range(num_rows)])
+        tracemalloc.start()
+        data = load(name, amount)
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        return peak - 1.2 * sum(
+            array.nbytes for array in data.arrays().values()
+        )  # a buffer that grows has room to spare
+
+    few, many = beyond_the_prompts(4_000), beyond_the_prompts(20_000)
+    assert (many - few) / 16_000 < 16  # bytes a row; a row as a dict has over 1,000
 
 
 @pytest.mark.slow
