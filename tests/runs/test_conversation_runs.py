@@ -9,8 +9,15 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 from whole_runs import Process, assert_ledger_balances, command, rows
+
+from open_instruct.data_types import TrainingSample
+from open_instruct.learners.logprobs import LogProbModel
+from open_instruct.rollouts.collation import collate_packed
 
 KILLING_S = 300
 TALK = '''
@@ -28,20 +35,21 @@ TALK = '''
 
         async def reset(self, task, seed):
             self.random = random.Random(seed)
-            self.num_turns = 0
+            self.num_turns = self.num_letters = 0
             self.last = self.random.randint(1, 12)
             return Opening([user_message("What is 1 + 2?")] if self.random.random() < 0.5 else [])
 
         async def step(self, turn):
-            if self.random.random() < float(os.environ.get("TALK_DIES", "0")):
+            if random.SystemRandom().random() < float(os.environ.get("TALK_DIES", "0")):  # not again in the next attempt
                 os._exit(1)
             self.num_turns += 1
+            self.num_letters += len(turn.text)
             text = self.random.choice(["", "<|end|>", "Stra\\u00dfe \\u65e5\\u672c", "And 12 + 34?", " "])
             done = self.num_turns >= self.last
             return Observation([] if done else [user_message(text)], None, done)
 
         async def finish(self):
-            return Ending(self.num_turns / 12 + self.random.random(), {"turns": self.num_turns})
+            return Ending(self.num_letters % 7 / 7, {"turns": self.num_turns})
 '''
 
 
@@ -63,22 +71,56 @@ def talk(tmp_path: Path) -> dict[str, object]:
 
 
 def test_engine_and_learner_agree_on_conversations_of_one_to_twelve_turns(
-    talk: dict[str, object], tmp_path: Path
+    talk: dict[str, object], tmp_path: Path, untied_model: str
 ) -> None:
-    """On every sampled token, after every update: masks, positions and the tokens between turns are right."""
-    words = command(tmp_path / "out", **talk, async_steps=0, pack_length=600, save_traces=True)
-    code, output = Process(words).wait()
+    """On every sampled token, after every update, in padded and in packed rows: masks, positions and the tokens between turns are
+    right. The model is a random one: the logits of a trained one are larger, and so is what rounding does to them."""
+    options = {**talk, "model_name_or_path": untied_model, "async_steps": 0, "save_traces": True, "save_freq": 1}
+    out = tmp_path / "out"
+    code, output = Process(command(out, **options, pack_length=600)).wait()
     assert code == 0, output[-3000:]
-    assert_ledger_balances(tmp_path / "out")
-    metrics = [row for row in rows(tmp_path / "out" / "metrics.jsonl") if row["training_step"] > 0]
+    assert_ledger_balances(out)
+    metrics = [row for row in rows(out / "metrics.jsonl") if row["training_step"] > 0]
     assert max(row["debug/vllm_vs_local_logprob_diff_max"] for row in metrics) < 1e-5
+    assert min(row["optim/grad_norm"] for row in metrics) > 0
     assert max(row["conversations/turns"] for row in metrics) > 4
     assert all(row["conversations/restarts"] == 0 for row in metrics)
     assert metrics[-1]["env/talk/turns"] > 1
-    written = (tmp_path / "out" / "transcripts" / "step_000001.txt").read_text()
+    for step in range(1, 5):
+        before = Path(untied_model) if step == 1 else out / f"step_{step - 1:06d}"
+        assert packed_difference(before, samples_of(out, step)) < 1e-5
+    written = (out / "transcripts" / "step_000001.txt").read_text()
     assert "given       │" in written
     assert "trained v0  │" in written
     assert "1 + 2" in written
+
+
+def samples_of(out: Path, step: int) -> list[TrainingSample]:
+    """What a step trained on, as `save_traces` has written it."""
+    (path,) = out.glob(f"rollouts/*_rollouts_{step:06d}.jsonl")
+    masks = [np.array(row["batch"]["response_mask"], bool) for row in rows(out / "samples" / f"step_{step:06d}.jsonl")]
+    return [
+        TrainingSample(
+            np.array(row["prompt_tokens"], np.int32),
+            np.array(row["response_tokens"], np.int32),
+            mask[: len(row["response_tokens"])],
+            np.array(row["logprobs"], np.float32),
+            row["advantage"],
+        )
+        for row, mask in zip(rows(path), masks, strict=True)
+    ]
+
+
+def packed_difference(model: Path, samples: list[TrainingSample]) -> float:
+    """The largest difference, on trained tokens, between the engine's log-probs and the model's in one packed row."""
+    batch = collate_packed(samples, 0)
+    assert 0 < batch.num_tokens < sum(len(sample.response) for sample in samples)
+    weights = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    inputs = [torch.from_numpy(array).long() for array in (batch.query_responses, batch.position_ids)]
+    with torch.no_grad():
+        logprobs, _, _ = LogProbModel(weights)(*inputs, 1.0)
+    wanted = batch.response_masks[:, 1:]
+    return float(np.abs(logprobs.numpy() - batch.vllm_logprobs[:, 1:])[wanted].max())
 
 
 @pytest.mark.slow
@@ -123,7 +165,7 @@ def test_five_minutes_of_killed_environments_lose_and_double_nothing(talk: dict[
 def test_environments_that_die_at_random_lose_nothing_and_score_nothing(
     talk: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("TALK_DIES", "0.02")
+    monkeypatch.setenv("TALK_DIES", "0.05")
     words = command(tmp_path / "out", **talk, environment_attempts=4, pack_length=600)
     code, output = Process(words).wait()
     assert code == 0, output[-3000:]
