@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 TOOLS_MODEL = ROOT / "assets" / "tiny_tools_model"
 
 ROUNDING = 5e-5
-"""Of this model either side is up to 8e-6 from what double precision gives; a token that is not in its place makes 1e-2 and more."""
+"""With this model single precision is up to 8e-6 from double precision on either side; a token out of place makes far more."""
 
 AGENT = '''
 """Two turns about the row, a question beside them, and one more with exact ids."""

@@ -126,6 +126,8 @@ class AgentRollout:
         self._chat = Chat(ctx.codec, setting.bridge, parser_type, ctx.vllm_parser)
         self._reserved = 0
         """Tokens that requests under way may still add."""
+        self._computing: dict[int, asyncio.Task[None]] = {}
+        """Requests that have no reply yet, by number."""
         self._num_begun = 0
         """Samples that requests under way are about to begin."""
         self._room = asyncio.Condition()
@@ -159,10 +161,9 @@ class AgentRollout:
             )
             self._account.wait_s = started["wait_s"]
             async with asyncio.TaskGroup() as group:
-                answers = []
                 while (event := await self._ask({"do": "next"}, timeout_s + SLACK_S))["kind"] == "request":
-                    answers.append(group.create_task(self._answer(event)))
-                for answer in answers:
+                    self._computing[event["number"]] = group.create_task(self._answer(event))
+                for answer in list(self._computing.values()):  # nobody waits for these any more
                     answer.cancel()
         except BaseExceptionGroup as errors:
             raise first_of(errors) from errors
@@ -188,6 +189,8 @@ class AgentRollout:
             status, body = error.status, error_body(str(error), error.code)
             if isinstance(error, OutOfRoom):
                 self._account.at_limit, hurry_s = True, AFTER_LIMIT_S
+        finally:
+            self._computing.pop(number, None)
         request = {"do": "reply", "number": number, "status": status, "body": body, "hurry_s": hurry_s}
         answer = await self._ask(request, SLACK_S, f"{number}-reply")
         if grown is not None and not answer["is_delivered"]:
