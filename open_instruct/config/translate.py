@@ -132,14 +132,17 @@ def surroundings(script: str) -> list[str]:
 
 def options_in(words: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
     """Each option with its values. Dashes in names become underscores."""
-    name, values = "", []
+    name = ""
+    values: list[str] = []
     for word in words:
         if word.startswith("--"):
             if name:
                 yield name, values
             name, equals, value = word[2:].partition("=")
             written = word.written.partition("=")[2] if isinstance(word, Word) else None
-            name, values = name.replace("-", "_"), [Word(value, written)] if equals else []
+            name, values = name.replace("-", "_"), []
+            if equals:
+                values.append(Word(value, written))
         elif name:
             values.append(word)
     if name:

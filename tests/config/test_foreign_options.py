@@ -91,7 +91,7 @@ def test_how_many_run() -> None:
     assert all(tool in LINES[script].split() for script, tool in NOT_HERE.items())
 
 
-ONE_WORD = {"true": True, "false": False, "True": True, "False": False}
+ONE_WORD: dict[Any, bool] = {"true": True, "false": False, "True": True, "False": False}
 
 
 @pytest.mark.parametrize("script", LINES)
@@ -104,18 +104,17 @@ def test_every_option_of_a_line_has_the_value_that_it_says(script: str) -> None:
         if written in WITHOUT_EFFECT:
             assert foreign.notes[written] == WITHOUT_EFFECT[written]
             continue
-        said: list[Any] = [ONE_WORD.get(value, value) for value in values] or [True]
+        said: list[Any] = [*values]
         name = RENAMED.get(written, written)
         if name not in names and name.startswith("no_"):
-            name, said = name.removeprefix("no_"), [False]
+            name, said = name.removeprefix("no_"), ["False"]
         [name] = [name] if name in names else [one for one in names if one.startswith(name)]  # an abbreviation
-        said = [OTHER_VALUES.get(name, {}).get(value, value) for value in said]
+        said = [ONE_WORD.get(value, OTHER_VALUES.get(name, {}).get(value, value)) for value in said] or [True]
         got = getattr(args, name)
         if got == [] and not values:
             continue  # a variable of the script that held nothing when the lines were written down
-        assert [as_number(one) for one in (got if isinstance(got, list) else [got])] == list(map(as_number, said)), (
-            written
-        )
+        found = [as_number(one) for one in (got if isinstance(got, list) else [got])]
+        assert found == list(map(as_number, said)), written
 
 
 def as_number(value: Any) -> Any:
