@@ -38,6 +38,7 @@ from open_instruct.environments.base import (
     user_message,
 )
 from open_instruct.environments.processes import EnvironmentFailed, EnvironmentPool
+from open_instruct.registry import options_of
 from open_instruct.scored_groups import ScoredGroup
 from open_instruct.workflows.base import WORKFLOWS, Context, Lengths, RolloutFailed, Tool, Trajectory, Workflow
 from open_instruct.workflows.conversations.bridge import Bridge, CannotBridge
@@ -213,7 +214,7 @@ class Seat:
         if self.ledger is None or not self.num_turns:
             return []
         last = self.ledger.sample(finish_reason=self.finish_reason)
-        shared = {"is_judged": False, "reward": reward, "group": self.number}
+        shared = {"reward": reward, "group": self.number}
         return [replace(sample, **shared) for sample in (*self.samples, last)]
 
 
@@ -235,19 +236,20 @@ class KuhnPoker(Workflow):
 
     @classmethod
     def mistakes(cls, args: Any) -> Iterator[str]:
-        given = {name: getattr(args, name) for name in ("kuhn_rounds", "kuhn_turn_tokens", "kuhn_game_timeout_s")}
-        for name, value in given.items():
-            if value <= 0:
-                yield f"--{name} {value}: it must be above 0."
-        if not 0 <= args.kuhn_invalid_penalty <= 1:
-            yield f"--kuhn_invalid_penalty {args.kuhn_invalid_penalty}: it must lie between 0 and 1."
+        options = options_of(args, KuhnPokerOptions)
+        for name in ("kuhn_rounds", "kuhn_turn_tokens", "kuhn_game_timeout_s"):
+            if getattr(options, name) <= 0:
+                yield f"--{name} {getattr(options, name)}: it must be above 0."
+        if not 0 <= options.kuhn_invalid_penalty <= 1:
+            yield f"--kuhn_invalid_penalty {options.kuhn_invalid_penalty}: it must lie between 0 and 1."
 
     @classmethod
     def lengths(cls, args: Any) -> Lengths:
         """A seat moves at most twice in a round. Each move may follow one that was forgiven, and may be a sample of its own where
         the chat template changes earlier turns."""
         lengths = super().lengths(args)
-        num_samples = len(SEATS) * 4 * args.kuhn_rounds * args.num_samples_per_prompt_rollout
+        rounds = options_of(args, KuhnPokerOptions).kuhn_rounds
+        num_samples = len(SEATS) * 4 * rounds * args.num_samples_per_prompt_rollout
         return replace(lengths, prompt=lengths.trained, samples=num_samples)
 
     # --- in the controller --------------------------------------------------------------------------------------------
@@ -260,6 +262,10 @@ class KuhnPoker(Workflow):
         self, row: "PromptRow", row_number: int, *, prompt_id: str, version: int, seed: int, is_eval: bool
     ) -> dict[str, Any]:
         return dict(row.facts or {})
+
+    def rewards(self, samples: Sequence[Sample], scores: Sequence[float | None]) -> list[float | None]:
+        """What the game says. The rows' verifier, `passthrough`, says nothing."""
+        return [sample.reward for sample in samples]
 
     def metrics(self, rollouts: Sequence[ScoredGroup], groups: Sequence[ScoredGroup]) -> dict[str, float]:
         return metrics_of_games(_games(rollouts), "kuhn")

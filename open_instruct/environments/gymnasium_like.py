@@ -13,6 +13,7 @@ An environment without `action_space` whose `step` asks for an `int` gets a whol
 space contains is answered with what is expected, and is no step of the environment.
 """
 
+import importlib
 import inspect
 import json
 import re
@@ -124,16 +125,17 @@ class RegisteredGymnasium(GymnasiumEnvironment):
     @classmethod
     def problem(cls, config: Mapping[str, Any]) -> str:
         try:
-            import gymnasium
+            known = importlib.import_module("gymnasium").registry
         except ImportError:
             return "install gymnasium, which this project does not bring: pip install gymnasium"
-        return "" if config.get("id") in gymnasium.registry else f"gymnasium has no environment {config.get('id')!r}"
+        return "" if config.get("id") in known else f"gymnasium has no environment {config.get('id')!r}"
 
-    @staticmethod
-    def adapts(**config: Any) -> Any:
-        import gymnasium
 
-        return gymnasium.make(**config)
+def _made(**config: Any) -> Any:
+    return importlib.import_module("gymnasium").make(**config)
+
+
+RegisteredGymnasium.adapts = staticmethod(_made)
 
 
 def read_action(text: str, environment: Any) -> Any:

@@ -37,7 +37,7 @@ KUHN: Any = import_user_module(str(ROOT / "examples" / "kuhn_poker.py"))
 ROUNDS = 1
 PROMPT = "Deal {:04d}."
 NUM_TRAIN, NUM_EVAL = 512, 128
-HABITS = {"at random": 0.55, "by the card": 0.1, "illegal": 0.15, "no move": 0.2}
+HABITS = {"at random": 0.4, "by the card": 0.25, "illegal": 0.15, "no move": 0.2}
 """Shares of the demonstrated turns."""
 BY_CARD = {"J": ("check", "fold"), "Q": ("check", "call"), "K": ("bet", "call")}
 MOVES = ("check", "bet", "fold", "call")

@@ -3,17 +3,15 @@
 import asyncio
 import json
 import os
-import socket
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from environment_stage import EnvironmentStage, call
+from environment_stage import EnvironmentStage, call, free_port, wait_for_port
 
 from open_instruct.environments.adapters import UnknownEnvironment, environment_class
 from open_instruct.environments.base import Turn
@@ -457,24 +455,6 @@ def mcp_server(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("mcp") / "shop.py"
     path.write_text(textwrap.dedent(MCP_SERVER))
     return path
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def wait_for_port(port: int, process: "subprocess.Popen[bytes]", limit_s: float = 60.0) -> None:
-    deadline = time.monotonic() + limit_s
-    while True:
-        assert process.poll() is None, "the server has ended"
-        try:
-            socket.create_connection(("127.0.0.1", port), 1.0).close()
-            return
-        except OSError:
-            assert time.monotonic() < deadline, "the server does not listen"
-            time.sleep(0.05)
 
 
 def check_shop(stage: EnvironmentStage, config: dict[str, Any]) -> None:

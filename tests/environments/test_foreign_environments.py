@@ -12,8 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from environment_stage import EnvironmentStage, call
-from test_adapters import free_port, wait_for_port
+from environment_stage import EnvironmentStage, call, free_port, wait_for_port
 
 from open_instruct.environments.adapters import environment_class
 from open_instruct.environments.base import Message, Turn

@@ -1,6 +1,9 @@
 """Environments in their real processes, without a conversation."""
 
 import asyncio
+import socket
+import subprocess
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -104,3 +107,23 @@ class EnvironmentStage:
 
 def call(name: str, **arguments: Any) -> Turn:
     return Turn("", (ToolCall(name, arguments),))
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def wait_for_port(port: int, process: "subprocess.Popen[bytes]", limit_s: float = 60.0) -> None:
+    """Until the process listens on the port."""
+    deadline = time.monotonic() + limit_s
+    while True:
+        assert process.poll() is None, "the server has ended"
+        try:
+            socket.create_connection(("127.0.0.1", port), 1.0).close()
+            return
+        except OSError:
+            assert time.monotonic() < deadline, "the server does not listen"
+            time.sleep(0.05)

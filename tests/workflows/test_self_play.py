@@ -15,7 +15,7 @@ from transformers import AutoTokenizer
 from open_instruct.chat_codec import ChatCodec
 from open_instruct.config.checks import options_have_their_entry, workflow_can_use_the_options
 from open_instruct.config.cli import UsageError, parse_args, read_lists
-from open_instruct.config.extensions import MODULE_OPTIONS, config_class_with
+from open_instruct.config.extensions import MODULE_OPTIONS, config_class_with, plain_config
 from open_instruct.data_types import EVAL, GenerationResult, PromptRequest, Sample, SamplingConfig
 from open_instruct.environments.base import ENVIRONMENTS
 from open_instruct.scored_groups import ScoredGroup, split
@@ -202,7 +202,9 @@ def test_each_seat_is_a_conversation_of_its_own_and_a_group_of_its_own(seat: Mak
         said = codec.decode_all(sample.response_ids[sample.loss_mask].tolist())
         assert said == ("I have it [bet]<|end|>" if sample.group == 0 else "[check]<|end|>[call]<|end|>")
         assert ("I have it" in text) == (sample.group == 0)  # the other seat hears the move, not the thought
-        assert not sample.is_judged
+        assert text.count("<|end|>") == (
+            1 if sample.group == 0 else 2
+        )  # what the policy ended, the template does not end again
     rewards = [sample.reward for sample in result.samples]
     assert rewards in ([0.0] * 3 + [1.0] * 3, [1.0] * 3 + [0.0] * 3)
     groups = split(ScoredGroup(result, "passthrough", np.array(rewards, np.float32)))
@@ -243,7 +245,7 @@ def test_a_seat_that_loses_by_invalid_moves_has_0_and_the_other_is_not_scored(se
     table = seat(says(open="[bet]", bet="no idea"))
     result = table.play(n=2)
     assert [sample.reward for sample in result.samples] == [0.0, 0.0, None, None]
-    assert table.workflow.rewards(result.samples, [None] * 4) == [0.0, 0.0, None, None]
+    assert table.workflow.rewards(result.samples, [0.0] * 4) == [0.0, 0.0, None, None]
     assert [game["lost_by"] for game in result.notes] == [0, 0]
     assert [game["invalid"] for game in result.notes] == [[2, 0]] * 2
 
@@ -338,7 +340,7 @@ def test_where_the_template_drops_thoughts_a_seat_goes_on_in_a_second_sample(sea
 
 
 def test_metrics_of_games_are_of_the_policys_seats(kuhn: Any) -> None:
-    game = {"drawing": None, "turns": [2, 2], "invalid": [1, 0], "lost_by": None, "chips": [2, -2]}
+    game: dict[str, Any] = {"drawing": None, "turns": [2, 2], "invalid": [1, 0], "lost_by": None, "chips": [2, -2]}
     game["moves"] = [[1, "Q", "", "bet"], [0, "K", "bet", "call"]]
     lost = {**game, "invalid": [0, 2], "lost_by": 1, "chips": [0, 0], "moves": []}
     metrics = kuhn.metrics_of_games([game, lost], "kuhn")
@@ -362,7 +364,8 @@ def test_the_options_of_the_example_are_flags(kuhn: Any) -> None:
         config_cls, mistakes = config_class_with(read_lists(words, MODULE_OPTIONS))
         assert not mistakes
         rules = [options_have_their_entry, workflow_can_use_the_options]
-        return parse_args(words, config_cls, validators=[lambda args: [one for rule in rules for one in rule(args)]])
+        told = parse_args(words, config_cls, validators=[lambda args: [one for rule in rules for one in rule(args)]])
+        return plain_config(told)  # as controller and engines get it
 
     args = read("--kuhn_rounds", "2", "--num_samples_per_prompt_rollout", "4")
     assert args.workflow.make().options.kuhn_rounds == 2
