@@ -1,26 +1,27 @@
 #!/usr/bin/env bash
 # Sets up and runs the tests; arguments go to pytest.
 #
-#   bash scripts/test.sh                      the core suite (TEST_LANES=2: two files at a time)
+#   bash scripts/test.sh                      the core suite, in two lanes side by side (TEST_LANES=1: in one)
+#   bash scripts/test.sh -m extended          faults, places and doors on real parts: what CI runs after the core
 #   bash scripts/test.sh -m slow              kill tests and learning checks, minutes each
 #   bash scripts/test.sh tests/test_x.py -x   one file
 #
-# Without a -m of the caller's, tests marked slow or gpu are left out.
+# Without a -m of the caller's, tests marked extended, slow or gpu are left out.
 set -euo pipefail
 
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 bash "$ROOT/scripts/setup_cpu.sh"
 
-marks=(-m "not slow and not gpu")
-# Two lanes, each a file at a time with a /dev/shm of its own (root is needed for that). They save a sixth of the time on two
-# cores, which are busy then: limits of tests that wait for others are easier to miss.
+# Two lanes, each with a /dev/shm of its own, for which root is needed. One lane has Ray and the engines that tests share.
+[ "$(id -u)" = 0 ] && [ "$(nproc)" -gt 1 ] && most=2 || most=1
+TEST_LANES="${TEST_LANES:-$most}"
+marks=(-m "not extended and not slow and not gpu")
 lanes=()
-TEST_LANES="${TEST_LANES:-1}"
-[ "$TEST_LANES" = 1 ] || lanes=(-n "$TEST_LANES" --dist loadfile --no-loadscope-reorder)
+[ "$TEST_LANES" = 1 ] || lanes=(-n "$TEST_LANES" --dist loadgroup --no-loadscope-reorder)
 for argument in "$@"; do
     case "$argument" in
-        -m | -m?* | --markexpr | --markexpr=*) marks=() lanes=() ;;
-        *.py | *.py::*) lanes=() ;;
+        -m | -m?* | --markexpr | --markexpr=*) marks=() ;;
+        *slow* | *gpu* | *.py | *.py::* | -k | -k?*) lanes=() ;;
     esac
 done
 

@@ -19,6 +19,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 CLONE_NEWNS, MS_REC, MS_PRIVATE = 0x20000, 0x4000, 0x40000  # of linux/sched.h and linux/mount.h
 TINY_MODEL = Path(__file__).parents[1] / "assets" / "tiny_model"
+_SHARED, _LONG = "shared Ray", {"runs", "scenarios", "project"}
 MAX_MODEL_LEN = 128
 TIMEOUT_S = 120.0
 
@@ -38,6 +39,16 @@ def pytest_configure(config: pytest.Config) -> None:
     succeed(libc.unshare(CLONE_NEWNS))
     succeed(libc.mount(b"none", b"/", None, MS_REC | MS_PRIVATE, None))
     succeed(libc.mount(b"tmpfs", b"/dev/shm", b"tmpfs", 0, None))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What a lane of pytest-xdist runs as a whole: all tests that share Ray in this process, or the others of a file. What takes
+    longest comes first, so that the lanes end at about the same time."""
+    groups = {item: _SHARED if "ray_session" in getattr(item, "fixturenames", ()) else str(item.path) for item in items}
+    for item, group in groups.items():
+        item.add_marker(pytest.mark.xdist_group(group))
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        items.sort(key=lambda item: (groups[item] != _SHARED, not _LONG & set(item.path.parts)))
 
 
 def make_args(**options: Any) -> Any:
