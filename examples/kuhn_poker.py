@@ -166,9 +166,10 @@ class Seat:
 
     async def speak(self, news: str, request: PromptRequest, ctx: Context, bridge: Bridge, most: int) -> str | None:
         """The policy's turn of at most `most` tokens, after what the game has said; None if there is no room for it."""
-        self._hear([user_message(news)], ctx, bridge)
+        sampling = request.generation_config
+        self._hear([user_message(news)], ctx, bridge, sampling.max_tokens)
         assert self.ledger is not None, "heard first"
-        sampling, ids = request.generation_config, self.ledger.token_ids
+        ids = self.ledger.token_ids
         room = min(sampling.max_tokens - self.num_tokens, ctx.max_model_len - len(ids), most)
         if room < 1:
             self.finish_reason = "length"
@@ -185,16 +186,20 @@ class Seat:
         self.messages.append({"role": "assistant", "content": text})
         return text.rpartition(END_THINK)[2]
 
-    def _hear(self, messages: list[Message], ctx: Context, bridge: Bridge) -> None:
-        """Put what the game has said behind the policy's last turn."""
+    def _hear(self, messages: list[Message], ctx: Context, bridge: Bridge, most: int) -> None:
+        """Put what the game has said behind the policy's last turn, as far as the seat's `most` tokens allow."""
+        if self.ledger is None or self._branches(bridge):
+            if self.ledger is not None:
+                self.samples.append(self.ledger.sample(finish_reason="stop", goes_on=True))
+            self.messages += messages
+            self.ledger = Ledger(self._render(ctx))
+            if not self.samples and len(self.ledger.prompt_ids) + most > ctx.max_model_len:
+                raise RolloutFailed(
+                    f"the game begins with {len(self.ledger.prompt_ids)} tokens: more --max_prompt_token_length"
+                )
+            return
         try:
-            if self.ledger is None or self._branches(bridge):
-                if self.ledger is not None:
-                    self.samples.append(self.ledger.sample(finish_reason="stop", goes_on=True))
-                self.messages += messages
-                self.ledger = Ledger(self._render(ctx))
-                return
-            inserted = bridge.suffix(messages, self._last_id)
+            inserted = bridge.suffix(messages, self._last_id)[: max(0, most - self.num_tokens)]
         except CannotBridge as error:
             raise RolloutFailed(str(error)) from error
         self.messages += messages
@@ -213,9 +218,12 @@ class Seat:
         """The seat's samples, all of which have the game's reward. None: what happened says nothing about this seat."""
         if self.ledger is None or not self.num_turns:
             return []
-        last = self.ledger.sample(finish_reason=self.finish_reason)
-        shared = {"reward": reward, "group": self.number}
-        return [replace(sample, **shared) for sample in (*self.samples, last)]
+        samples = list(self.samples)
+        if self.ledger.num_sampled_tokens:
+            samples.append(self.ledger.sample(finish_reason=self.finish_reason))
+        else:  # a prompt made anew left no room for a turn, so the sample before is the last
+            samples[-1] = replace(samples[-1], finish_reason=self.finish_reason, goes_on=False, is_judged=True)
+        return [replace(sample, reward=reward, group=self.number) for sample in samples]
 
 
 # --- the workflow -----------------------------------------------------------------------------------------------------

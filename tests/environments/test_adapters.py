@@ -10,12 +10,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from environment_stage import EnvironmentStage, call, free_port, wait_for_port
 
 from open_instruct.environments.adapters import UnknownEnvironment, environment_class
 from open_instruct.environments.base import Turn
-from open_instruct.environments.gymnasium_like import without_escapes
+from open_instruct.environments.gymnasium_like import UnreadableAction, is_gymnasium_like, read_action, without_escapes
 from open_instruct.environments.mcp_tools import MCPTools
 from open_instruct.environments.processes import EnvironmentFailed
 
@@ -415,6 +416,66 @@ def test_a_gymnasium_environment_may_ask_for_an_int_by_its_type_hint(stage: Envi
 def test_a_gymnasium_environment_of_four_values_is_refused_and_not_scored(stage: EnvironmentStage, files: Path) -> None:
     with pytest.raises(EnvironmentFailed, match=r"step must return five values, as Gymnasium has it since 0\.26"):
         stage.play(target(files, "gymnasium", "Old"), Turn("[1]"))
+
+
+class Square:
+    """Stands for a space of arrays."""
+
+    shape, dtype = (2, 2), np.float32
+
+    def contains(self, action: np.ndarray) -> bool:
+        return action.shape == self.shape and bool((abs(action) <= 1).all())
+
+
+class Board:
+    action_space = Square()
+
+    def step(self, action: object) -> None:
+        """Never called."""
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [
+        ("I take [[0, 1], [0.5, -1]] now", ""),
+        ("[0, 1]", "no action was found"),
+        ("[[0, 1]]", "is no action"),
+        ("[[0, 1], [2, 0]]", "is no action"),
+        ("[[0, a], [1, 1]]", "is no list of numbers"),
+        ("[[0], [1, 1]]", "is no list of numbers"),
+    ],
+)
+def test_an_action_of_several_numbers_is_a_list(text: str, wrong: str) -> None:
+    if not wrong:
+        assert read_action(text, Board()).tolist() == [[0, 1], [0.5, -1]]
+        return
+    with pytest.raises(UnreadableAction, match=wrong) as told:
+        read_action(text, Board())
+    assert "a list of numbers in the shape [2, 2], such as [[0, 0], [0, 0]]" in str(told.value)
+
+
+def test_a_class_of_tools_with_a_step_is_not_taken_for_gymnasium() -> None:
+    class Tools:
+        def reset(self, **kwargs: object) -> str:
+            """Of TRL."""
+            return ""
+
+        def step(self, action: str) -> str:
+            """A tool."""
+            return action
+
+    class Scored:
+        def reset(self, seed: int = 0, **kwargs: object) -> str:
+            return ""
+
+        def step(self, action: str) -> str:
+            return action
+
+        def get_reward(self) -> float:
+            return 1.0
+
+    assert not is_gymnasium_like(Tools)
+    assert not is_gymnasium_like(Scored)
 
 
 def test_colours_of_a_picture_become_brackets() -> None:

@@ -266,7 +266,12 @@ def test_a_turn_that_is_too_long_is_cut_off_and_no_room_loses(seat: MakeTable) -
     result = seat(says(open="hm", bet="[call]")).play(max_tokens=6)
     [sample] = result.samples  # the other seat has not spoken
     assert (sample.finish_reason, sample.reward, sample.group) == ("length", 0.0, 1)
-    assert len(sample.response_ids) >= 2
+    assert 2 <= len(sample.response_ids) <= 6  # what the game answers is cut off, too
+
+
+def test_a_game_whose_first_words_do_not_fit_gives_the_prompt_up(seat: MakeTable) -> None:
+    result = seat(BETS_AND_CALLS).play(max_tokens=1000)
+    assert re.fullmatch(r"the game begins with \d+ tokens: more --max_prompt_token_length", result.error)
 
 
 def test_a_game_that_takes_too_long_gives_the_prompt_up_by_name(seat: MakeTable) -> None:
@@ -337,6 +342,13 @@ def test_where_the_template_drops_thoughts_a_seat_goes_on_in_a_second_sample(sea
     assert "[bet] or" not in shown  # and the game has not read it either: the move is [check]
     assert "[check]<|end|>" in shown
     assert result.notes[0]["moves"][0][3] == "check"
+    first_turn = len(result.samples[1].response_ids)
+    brief = says(open="<think>[bet] or</think>[check]", check="[bet]", bet="[call]")
+    table = seat(brief, chat=ChatCodec(tokenizer), kuhn_turn_tokens=64)
+    without_room = table.play(max_tokens=first_turn)
+    assert [sample.goes_on for sample in without_room.samples] == [False, False]
+    assert [len(sample.response_ids) > 0 for sample in without_room.samples] == [True, True]
+    assert (without_room.samples[1].reward, without_room.notes[0]["lost_by"]) == (0.0, 1)
 
 
 def test_metrics_of_games_are_of_the_policys_seats(kuhn: Any) -> None:
