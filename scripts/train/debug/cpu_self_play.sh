@@ -23,7 +23,7 @@ exec "$ROOT/.venv/bin/python" "$ROOT/open_instruct/grpo_fast.py" \
     --num_unique_prompts_rollout 16 \
     --num_samples_per_prompt_rollout 16 \
     --total_episodes 15360 \
-    --learning_rate 5e-4 \
+    --learning_rate 2e-4 \
     --beta 0.0 \
     --load_ref_policy False \
     --vllm_enforce_eager \
