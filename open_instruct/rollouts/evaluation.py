@@ -12,7 +12,7 @@ two evaluations would differ by more than their weights.
 
 import logging
 from collections import Counter, deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from open_instruct.config.options import GRPOConfig
@@ -158,6 +158,11 @@ def _check_versions(result: GenerationResult, version: int) -> None:
     assert seen <= {version}, f"{result.prompt_id} was to measure version {version} but was sampled by {sorted(seen)}"
 
 
+def under_eval(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """The metrics with `eval/` in front of each name, so that none replaces that of training in the same row."""
+    return {f"eval/{name.removeprefix('eval/')}": value for name, value in metrics.items()}
+
+
 class Evaluations:
     """At most one evaluation at a time. `num_rows` is the size of the evaluation data, 0 where there are none."""
 
@@ -202,7 +207,7 @@ class Evaluations:
     def _metrics(self, groups: Sequence[ScoredGroup]) -> dict[str, Any]:
         self.answers = answers = self._workflow.evaluated(groups)
         metrics = batch_building.evaluation_metrics(answers, verification_reward=self._args.verification_reward)
-        return metrics | self._workflow.evaluation_metrics(groups)
+        return metrics | under_eval(self._workflow.evaluation_metrics(groups))
 
     def give_up(self) -> None:
         """Forget the evaluation under way."""

@@ -315,7 +315,7 @@ class Workflow(ABC):
         return rollouts
 
     def evaluation_metrics(self, rollouts: "Sequence[ScoredGroup]") -> dict[str, float]:
-        """Further metrics of an evaluation."""
+        """Further metrics of an evaluation. Their names begin with `eval/`, also where that is left out here."""
         del rollouts
         return {}
 

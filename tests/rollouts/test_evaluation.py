@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from open_instruct.data_types import EVAL, GenerationResult, TokenStatistics
-from open_instruct.rollouts.evaluation import Evaluation
+from open_instruct.rollouts.evaluation import Evaluation, under_eval
 from open_instruct.scored_groups import ScoredGroup
 
 TIMEOUT = "generation_timeout: over 1 s"
@@ -45,6 +45,13 @@ def issue_all(evaluation: Evaluation) -> list[int]:
 def come_back(evaluation: Evaluation, row: int) -> None:
     if evaluation.begin_scoring(result(row)):
         evaluation.add(group(row))
+
+
+def test_metrics_of_an_evaluation_never_have_the_name_of_training() -> None:
+    assert under_eval({"conversations/turns": 2.0, "eval/rc/accuracy": 0.5}) == {
+        "eval/conversations/turns": 2.0,
+        "eval/rc/accuracy": 0.5,
+    }
 
 
 def test_evaluation_is_complete_when_every_row_came_back_and_gives_them_in_order() -> None:
