@@ -176,7 +176,7 @@ def engine(
     arguments: argparse.Namespace, model: str, directory: Path, work: str
 ) -> Iterator[tuple[Any, LocalQueue, LocalQueue]]:
     """An engine actor that serves queues of this process."""
-    from open_instruct.config.options import GRPOConfig
+    from open_instruct.config.grpo_config import GRPOConfig
     from open_instruct.device import current_device
     from open_instruct.run.rollout_manager import engine_options
     from open_instruct.vllm_utils3 import LLMRayActor

@@ -14,7 +14,7 @@ import numpy as np
 import ray
 from ray.util.queue import Empty, Queue
 
-from open_instruct.config.options import GRPOConfig
+from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.data_types import (
     GenerationResult,
     PromptRequest,

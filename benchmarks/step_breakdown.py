@@ -85,7 +85,7 @@ def measure_bare(options: list[str]) -> list[dict[str, float]]:
 def bare_steps(options: list[str]) -> list[dict[str, float]]:
     """Sample each step's prompts with vLLM's engine alone, then train on them with torch alone."""
     from open_instruct.config.cli import parse_args
-    from open_instruct.config.options import GRPOConfig
+    from open_instruct.config.grpo_config import GRPOConfig
     from open_instruct.data.prompt_dataset import PromptOrder
     from open_instruct.grpo_fast import load_inputs
 

@@ -26,8 +26,8 @@ from open_instruct.config.checks import collect_mistakes
 from open_instruct.config.cli import UsageError, fail_with, parse_args, read_lists
 from open_instruct.config.extensions import MODULE_OPTIONS, config_class_with, plain_config
 from open_instruct.config.foreign_options import ForeignOptions
+from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.config.model_support import problem_with_weights
-from open_instruct.config.options import GRPOConfig
 from open_instruct.data.run_inputs import RunInputs, load_inputs
 from open_instruct.learners.step_sums import NonfiniteSteps
 from open_instruct.option_text import shown

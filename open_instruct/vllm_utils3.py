@@ -29,8 +29,8 @@ from open_instruct.engines.engine_state import EngineState
 from open_instruct.engines.generation_loop import GenerationLoop
 from open_instruct.engines.held_work import HeldWork
 from open_instruct.engines.queue_threads import QueueThreads
-from open_instruct.engines.tool_parsers import VllmParsers
 from open_instruct.engines.vllm_engine import EngineOptions, VLLMEngine, make_engine
+from open_instruct.engines.vllm_tool_parsers import VllmParsers
 from open_instruct.engines.weight_receiver import WeightReceiver, new_abort_file
 from open_instruct.engines.worker_memory import cleaned_up_when_this_process_ends
 from open_instruct.system.work_threads import POLL_S, WorkThreads

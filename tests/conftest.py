@@ -53,7 +53,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def make_args(**options: Any) -> Any:
     """Options of a small run."""
-    from open_instruct.config.options import GRPOConfig
+    from open_instruct.config.grpo_config import GRPOConfig
 
     small: dict[str, Any] = {
         "model_name_or_path": str(TINY_MODEL),

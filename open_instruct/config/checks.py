@@ -15,6 +15,7 @@ from typing import Literal, get_args, get_origin
 from open_instruct.algorithms import denominators
 from open_instruct.algorithms.distillation import DISTILLATION_LOSSES
 from open_instruct.algorithms.losses import LOSSES
+from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.config.limits import POSITIVE, numbers_are_within_limits
 from open_instruct.config.model_checks import (
     adapters_have_layers,
@@ -24,8 +25,7 @@ from open_instruct.config.model_checks import (
     rows_can_be_divided,
     teacher_fits_the_model,
 )
-from open_instruct.config.option_groups import NEVER, DistillationOptions
-from open_instruct.config.options import GRPOConfig
+from open_instruct.config.options import NEVER, DistillationOptions
 from open_instruct.config.reward_checks import (
     evolving_rubrics_have_a_model,
     judgements_have_a_price,

@@ -1,4 +1,4 @@
-"""Options of model, tokenizer and data; see `option_groups.py`."""
+"""Options of model, tokenizer and data; see `options.py`."""
 
 from dataclasses import dataclass, field
 from typing import Literal

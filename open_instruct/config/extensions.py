@@ -7,7 +7,7 @@
 import dataclasses
 from collections.abc import Iterable, Mapping
 
-from open_instruct.config.options import GRPOConfig
+from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.registry import option_groups
 from open_instruct.user_modules import UserModuleError, import_user_module
 

@@ -4,8 +4,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from open_instruct.config.option_groups import NEVER
-from open_instruct.config.options import GRPOConfig
+from open_instruct.config.grpo_config import GRPOConfig
+from open_instruct.config.options import NEVER
 from open_instruct.option_text import shown
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from open_instruct.chat_templates import UnknownTemplate
+from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.config.model_support import attends_fully, can_be_divided, linear_cost, why_refused
-from open_instruct.config.options import GRPOConfig
 from open_instruct.option_text import shown
 from open_instruct.workflows.base import WORKFLOWS
 

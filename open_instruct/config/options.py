@@ -1,247 +1,444 @@
-"""All options of a run in one flat object, and the values that follow from them. `option_groups.py` declares the options."""
+"""Every option of a run: its name, its default, its help. One class per subject; `GRPOConfig` inherits from all of them.
+
+The string under a field is the option's help, on the command line and for the YAML files too. `config/checks.py` says which
+values are mistakes. The options of a workflow, a loss or an advantage are declared beside that workflow, loss or advantage.
+"""
 
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from typing import Literal
 
 from open_instruct.algorithms.advantages import ADVANTAGES
-from open_instruct.algorithms.denominators import TOKEN
-from open_instruct.algorithms.losses import LOSSES
-from open_instruct.algorithms.reward_shaping import RewardShaping
-from open_instruct.chat_templates import TokenizerSetup, chat_template
-from open_instruct.config.data_options import DataOptions, ModelOptions, TokenizerOptions
-from open_instruct.config.option_groups import (
-    AlgorithmOptions,
-    AsyncOptions,
-    DeadlineOptions,
-    DistillationOptions,
-    EvaluationOptions,
-    LearnerOptions,
-    LoraOptions,
-    OptimizerOptions,
-    RolloutOptions,
-    RunOptions,
-    SavingOptions,
-    TrackingOptions,
-    VLLMOptions,
-)
-from open_instruct.config.verifier_options import EvolvingRubricOptions, RewardOptions, VerifierConfig
-from open_instruct.data_types import SamplingConfig
-from open_instruct.device import Device, Kind, current_device
-from open_instruct.registry import NO_FLAG, options_of
-from open_instruct.user_modules import import_user_module
-from open_instruct.workflows.agents.options import AgentOptions
-from open_instruct.workflows.base import WORKFLOWS, Lengths, WorkflowSpec
-from open_instruct.workflows.conversations.options import ConversationOptions
-from open_instruct.workflows.rc.options import ReasoningCacheOptions
+from open_instruct.algorithms.distillation import DISTILLATION_LOSSES
+from open_instruct.algorithms.losses import LOSSES, ClipOptions, DppoTvOptions, GmpoOptions, GspoOptions, SapoOptions
+from open_instruct.registry import chosen_from
+from open_instruct.workflows import builtin as builtin_workflows  # noqa: F401 - `WORKFLOWS` knows them then
+from open_instruct.workflows.base import SINGLE_TURN, WORKFLOWS
+
+NEVER = -1
+"""Value of an interval in steps which means that the action never happens."""
 
 
 @dataclass(kw_only=True)
-class GRPOConfig(
-    RunOptions,
-    ModelOptions,
-    TokenizerOptions,
-    DataOptions,
-    RolloutOptions,
-    ReasoningCacheOptions,
-    ConversationOptions,
-    AgentOptions,
-    AsyncOptions,
-    AlgorithmOptions,
-    DistillationOptions,
-    RewardOptions,
-    VerifierConfig,
-    EvolvingRubricOptions,
-    OptimizerOptions,
-    LearnerOptions,
-    LoraOptions,
-    VLLMOptions,
-    EvaluationOptions,
-    SavingOptions,
-    DeadlineOptions,
-    TrackingOptions,
-):
-    """All options of a GRPO run."""
+class RunOptions:
+    """Run"""
 
-    own_options: dict[str, Any] = field(default_factory=dict, metadata=NO_FLAG)
-    """Values of the options that belong to the user's own losses, advantages and workflows; `registry.options_of` reads them."""
+    exp_name: str = "grpo"
+    """Name of the experiment."""
+    run_name: str | None = None
+    """Name of this run in logs and in wandb. By default exp_name and seed, such as grpo__42."""
+    seed: int = 42
+    """Seed of everything random. For the same data, the order in which prompts are issued depends on the seed alone."""
+    output_dir: str = "output/"
+    """Directory of all files that the run writes: metrics, checkpoints, the trained model, plots, logs."""
+    dry_run: bool = False
+    """Check options and data, reserve a place for every part, print steps, tokens and the memory that each part will need, and
+    end: with exit code 0, or 1 if there is not enough memory. Nothing is written."""
+    verbose: bool = False
+    """Log more on the terminal: debug messages of this program and info messages of its libraries."""
 
     @property
-    def staleness_target(self) -> int:
-        """Highest age of samples, in steps, that pacing aims at: `staleness_threshold`, or what stands in for it."""
-        if self.staleness_threshold is not None:
-            return self.staleness_threshold
-        if self.async_steps is not None:
-            return self.async_steps
-        return 0 if self.colocate else 1
+    def run_title(self) -> str:
+        """Name of the run. It does not contain the time of day, so that a resumed run has the same title."""
+        return self.run_name or f"{self.exp_name}__{self.seed}"
+
+
+@dataclass(kw_only=True)
+class RolloutOptions:
+    """Rollout"""
+
+    response_length: int = 256
+    """Longest response, in tokens."""
+    pack_length: int = 512
+    """Most tokens in one row of a training batch. The longest prompt with the longest response must fit into a row."""
+    rollout_workflow: str = chosen_from(WORKFLOWS, SINGLE_TURN)
+    """How the model responds to a prompt. single_turn: in one turn; rc: in cycles of a reasoning turn and its summary."""
+    workflow_modules: list[str] = field(default_factory=list)
+    """Files (my_workflow.py) or modules that define further workflows. See docs/workflows.md."""
+    temperature: float = 1.0
+    """Sampling temperature in training."""
+    vllm_top_p: float = 1.0
+    """Nucleus sampling in training: only the likeliest tokens that make up this share of the probability are sampled. 1: off.
+    Below 1 the engine's log-probs are those among the tokens that are left, and rho corrects for the difference."""
+    stop_strings: list[str] = field(default_factory=list)
+    """Strings that end a response, in addition to the model's own end token."""
+    num_unique_prompts_rollout: int = 16
+    """Prompts per training step."""
+    num_samples_per_prompt_rollout: int = 4
+    """Responses per prompt. They form one group, whose mean score is the baseline of their advantages."""
+    total_episodes: int = 100000
+    """Responses of the whole run. The number of steps is this number divided by the responses per step: with 16 prompts per step
+    and 4 responses per prompt, 6400 episodes are 100 steps."""
+    filter_zero_std_samples: bool = True
+    """Leave out groups whose responses all have the same score, because all their advantages are 0."""
+    active_sampling: bool = False
+    """Sample further prompts until num_unique_prompts_rollout groups of a step can be trained on, in place of those that
+    filter_zero_std_samples leaves out."""
+    no_resampling_pass_rate: float | None = None
+    """Do not sample a prompt again, in later passes over the data, once the mean score of its group was this or more. By default
+    all prompts are sampled in each pass."""
+    mask_truncated_completions: bool = False
+    """Do not train on responses that were cut off at response_length."""
 
     @property
-    def staleness_bound(self) -> int:
-        """Age, in steps, past which no sample is trained on."""
-        return self.staleness_target if self.max_staleness_allowed is None else self.max_staleness_allowed
+    def num_samples_per_step(self) -> int:
+        """Responses per training step, before any filter."""
+        return self.num_unique_prompts_rollout * self.num_samples_per_prompt_rollout
 
     @property
-    def corrects_off_policy(self) -> bool:
-        """Whether tokens are weighed by rho: as the option says; without it, if samples may be stale and rho is not always 1."""
-        if self.use_rho_correction is not None:
-            return self.use_rho_correction
-        return self.staleness_bound > 0 and not self.use_vllm_logprobs
+    def num_training_steps(self) -> int:
+        return self.total_episodes // self.num_samples_per_step
+
+
+@dataclass(kw_only=True)
+class AsyncOptions:
+    """Asynchronous training"""
+
+    async_steps: int | None = None
+    """Steps that generation may run ahead of training. 0 is strictly on-policy. By default 1; with colocate 0."""
+    staleness_threshold: int | None = None
+    """Highest age of samples, in steps, that pacing aims at: prompts are issued no faster than training can use them within that
+    age. By default async_steps."""
+    max_staleness_allowed: int | None = None
+    """Age, in steps, past which no sample is ever trained on. By default staleness_threshold."""
+    straggler_policy: Literal["wait", "drop", "truncate"] = "wait"
+    """What happens to a group that would become older than max_staleness_allowed. wait: the last step that may train the group
+    waits for it; drop: the group is thrown away and its prompt is issued again; truncate: only those tokens of the group that are
+    fresh enough are trained on."""
+    over_issued_prompts: int = 0
+    """Prompts that a step may leave to the next step, because it takes the groups that are complete first. The responses of
+    those groups are shorter than the average."""
+    streaming: bool = False
+    """Learners begin a step with its first complete groups instead of waiting for the whole batch. The gradient is the same."""
+    weight_transport: Literal["auto", "nccl", "ipc", "ray_object", "gloo", "shm"] = "auto"
+    """How new weights reach the engines. auto: `nccl` between GPUs, `ipc` if engines and learners share GPUs, `ray_object`
+    without a GPU. `ray_object` works everywhere, but every weight passes through main memory. `gloo` and `shm` do what `nccl`
+    and `ipc` do on a machine without a GPU, for trials."""
+    inflight_updates: bool = True
+    """Engines take new weights between two tokens of a response. False: engines first finish the responses they have begun."""
+    trigger_parameter_sync_step: int = 1
+    """Training steps from one update of the engines' weights to the next."""
+    max_queue_size: int | None = None
+    """Responses, ready to train on, that may wait for the learners. By default as many as the staleness bound allows to wait."""
+    min_batch_count: int = 1
+    """With --streaming: full micro-batches per learner that a partial batch holds before it goes to the learners. The last
+    partial batch of a step may hold fewer."""
+    batch_timeout: float = 30.0
+    """Seconds of waiting for a batch after which the log says what the trainer waits for."""
+    batch_generation_interval: float = 0.0
+    """Seconds to wait after sending a bundle of prompts to the engines before the next bundle is sent."""
+    generation_timeout: float | None = None
+    """Seconds that an engine may take for one group (with rc: for one turn). Then the group is aborted and its prompt is sampled
+    again with another seed. By default no limit. A limit biases training towards short responses, because long responses take
+    longer: the metrics generation_timeouts (groups aborted) and dropped_timeouts (prompts dropped for it) say how much. A lower
+    response_length limits the time without that bias."""
+    max_generation_attempts: int = 3
+    """Times that the engines may fail on a prompt before the prompt is given up: dropped as failed or, in an evaluation, counted
+    as wrong (eval/num_given_up). It is no failure when a prompt is lost with its engine, or issued again after a resume."""
+
+
+@dataclass(kw_only=True)
+class AlgorithmOptions(ClipOptions, GspoOptions, GmpoOptions, SapoOptions, DppoTvOptions):
+    """Algorithm"""
+
+    loss_fn: str = chosen_from(LOSSES, "dapo")
+    """Policy loss. dapo: the clipped ratio, with separate lower and upper bounds (clip_lower, clip_higher); grpo: the same with
+    one bound, a mean over responses; dr_grpo: grpo without a length bias; cispo: weights are clipped, no token loses its
+    gradient; gspo: one ratio per response; gmpo: the geometric mean of clipped ratios; sapo: a soft gate; dppo_tv: a trust region
+    on the shift of probability. docs/algorithms.md says when to use which."""
+    algorithm_modules: list[str] = field(default_factory=list)
+    """Files (my_loss.py) or modules that define further losses or advantages. See docs/algorithms.md."""
+    num_epochs: int = 1
+    """Passes over the data of one training step."""
+    num_mini_batches: int = 1
+    """Optimizer steps into which the data of one training step is divided, in each pass."""
+    beta: float = 0.05
+    """Weight of the KL divergence from the reference policy."""
+    load_ref_policy: bool = True
+    """Keep the initial model as the reference policy. False needs beta 0."""
+    ref_policy_update_freq: int | None = None
+    """Training steps from one update of the reference policy to the next. By default it stays the initial model."""
+    alpha: float = 0.6
+    """Share of the policy in an update of the reference policy: reference = alpha * policy + (1 - alpha) * reference."""
+    kl_denominator: float | str | None = None
+    """Divisor of the summed KL, as in loss_denominator. By default that of the loss."""
+    kl_estimator: Literal[0, 1, 2, 3, 4] = 2
+    """Estimator of the KL: 0 linear (k1), 1 quadratic (k2), 2 exponential (k3), 3 linear times the ratio, 4 exponential times the
+    ratio, whose gradient is unbiased."""
+    entropy_coef: float = 0.0
+    """Weight of an entropy bonus: this times the mean entropy per token is subtracted from the loss. A negative weight punishes
+    entropy."""
+    ce_coef: float = 0.0
+    """Weight of a cross-entropy loss on text that a workflow inserted into responses, such as the answers of tools: this times
+    the mean over its tokens is added to the loss, so that the model learns to predict it (ECHO)."""
+    loss_denominator: float | str | None = None
+    """Divisor of the summed loss. token: the number of trained tokens of the optimizer step; sequence: the mean over each
+    response, then over responses; constant: the number of responses times response_length; or a positive number. By default what
+    the loss is meant to have: token for dapo, cispo and dppo_tv, constant for dr_grpo, sequence for the others."""
+    advantage_normalization_type: str = chosen_from(ADVANTAGES, "centered")
+    """Advantage of a response. centered: its score minus the mean score of its group; standard: that difference divided by the
+    standard deviation of the group; rloo: its score minus the mean score of the others; maxrl: that of centered divided by the
+    mean; opo: minus the mean weighted by length; reinforce_plus_plus and reinforce_plus_plus_baseline: the score, or that of
+    centered, normalised over the step."""
+    use_vllm_logprobs: bool = False
+    """Use the engine's log-probs as those of the old policy. False: learners compute them before the first update of a step."""
+    use_rho_correction: bool | None = None
+    """Weigh the loss of each token by rho, the token's probability under the old policy divided by its probability in the engine,
+    truncated (importance sampling). By default only if samples may be stale."""
+    rho_clamp_lower_bound: float = 0.0
+    """A lower rho is raised to this value."""
+    rho_clamp_upper_bound: float = 2.0
+    """A higher rho is cut down to this value. 0: no upper bound."""
+    rho_mask_lower_bound: float = 0.0
+    """Tokens whose rho is below this value are not trained on. 0: no lower bound."""
+    rho_mask_upper_bound: float = 0.0
+    """Tokens whose rho is above this value are not trained on. 0: no upper bound."""
+    rho_level: Literal["token", "sequence", "geometric"] = "token"
+    """What rho is. token: the ratio of each token; sequence: the product over a response, its exact importance weight; geometric:
+    the geometric mean over a response. The bounds hold for it."""
+    rho_mask_sequence_level: bool = False
+    """Apply the rho_mask bounds to whole responses, by the geometric mean of rho over a response, not to single tokens."""
+    rho_mask_tv_divergence: bool = False
+    """Do not train on a response for which the mean of |rho - 1| / 2 over its tokens is above rho_mask_upper_bound."""
+    rho_as_in_open_instruct: bool = False
+    """rho_mask_sequence_level and rho_mask_tv_divergence as open-instruct defines them, to reproduce its runs: a packed row
+    counts as one response; rho_mask_sequence_level weighs by the geometric mean too; rho_mask_tv_divergence takes the mean of
+    |rho - 1|, and masks only tokens that the advantage would push further away."""
+    off_policy_mask_threshold: float | None = None
+    """Do not train on a response with a negative advantage whose tokens have become less likely, since they were sampled, by more
+    than this on average (nats per token). By default all responses are trained on."""
+
+
+@dataclass(kw_only=True)
+class DistillationOptions:
+    """Distillation"""
+
+    teacher_model_name_or_path: str | None = None
+    """Teacher whose distribution the model learns, on the responses that it samples itself (on-policy distillation): a local
+    directory or a name on the hub. It needs the same tokens as the model. By default there is no teacher."""
+    teacher_model_revision: str | None = None
+    """Branch, tag or commit of a teacher on the hub."""
+    distillation_loss: str = chosen_from(DISTILLATION_LOSSES, "reverse_kl")
+    """What is made smaller. reverse_kl: KL(model, teacher), exact over the teacher's distillation_top_k tokens and sampled beyond
+    them; forward_kl: KL(teacher, model) over the teacher's distillation_top_k tokens."""
+    distillation_top_k: int = 32
+    """Tokens, the likeliest first, whose probabilities the teacher tells at each place. 0: that of the sampled token alone."""
+    distillation_coef: float = 1.0
+    """Weight of the distillation loss, which is added to the policy loss."""
+    use_task_rewards: bool = True
+    """Train on rewards too. False: learn from the teacher alone; rewards are only reported."""
+    teacher_num_engines: int = 1
+    """Number of engines that run the teacher."""
+    teacher_tensor_parallel_size: int = 1
+    """GPUs (on CPU: processes) per engine of the teacher."""
+    teacher_timeout_s: float = 600.0
+    """Seconds that an engine of the teacher may go, with work, without an answer. Then the run ends."""
+
+
+@dataclass(kw_only=True)
+class OptimizerOptions:
+    """Optimizer"""
+
+    learning_rate: float = 2e-5
+    """Peak learning rate of AdamW."""
+    lr_scheduler_type: Literal[
+        "linear", "constant", "cosine", "constant_with_warmup", "cosine_with_restarts", "polynomial", "inverse_sqrt"
+    ] = "linear"
+    """Learning rate after warm-up, by the names of Transformers. linear: falls to 0 in a straight line; constant (the same as
+    constant_with_warmup); cosine: falls to 0 along half a cosine."""
+    warmup_ratio: float = 0.0
+    """Share of the training steps during which the learning rate rises from 0 to its peak. 0.1: the first tenth."""
+    weight_decay: float = 0.0
+    """Decoupled weight decay."""
+    max_grad_norm: float = 1.0
+    """A gradient with a larger norm is scaled down to this norm. 0: gradients are never scaled."""
+    max_nonfinite_steps: int = 10
+    """The run ends with exit code 1 after this many training steps in a row whose gradient is not finite (NaN or infinite).
+    Such a step does not change the weights."""
+    per_device_train_batch_size: int = 1
+    """Rows of pack_length tokens in one forward and backward pass of a learner."""
+    share_prompts: bool = True
+    """Learners compute a prompt once for several of its responses, where that is cheaper: with long prompts. The gradient is the
+    same but for rounding. Not with flash attention, nor for models with sliding windows."""
+
+
+@dataclass(kw_only=True)
+class LearnerOptions:
+    """Learners"""
+
+    num_learners_per_node: list[int] = field(default_factory=lambda: [1])
+    """Learners on each node: 4 4 is two nodes with four learners each."""
+    single_gpu_mode: bool = False
+    """Learner and engine share one GPU, and both stay in its memory. Give the engine at most half of that memory
+    (vllm_gpu_memory_utilization 0.3, for example). Without a GPU they share the machine in any case."""
+    colocate: bool = False
+    """Engines and learners use the same devices by turns: while the learners compute, the engines give their memory back, and the
+    other way round."""
+    deepspeed_stage: Literal[0, 2, 3] = 0
+    """ZeRO stage. 0: every learner holds everything; 2: optimizer states and gradients are divided among the learners; 3: weights
+    too. In bfloat16, 0 runs as 2, because only stage 2 of DeepSpeed adds up gradients in float32."""
+    deepspeed_offload_optimizer: bool = False
+    """Keep optimizer states in main memory and make the optimizer step there (deepspeed_stage 2 or 3)."""
+    deepspeed_offload_param: bool = False
+    """Keep weights in main memory while they are not needed (deepspeed_stage 3)."""
+    deepspeed_zpg: int = 1
+    """Learners that hold all weights among them, so that gathers stay within a node: a secondary partition of ZeRO++
+    (deepspeed_stage 3). It divides the number of learners. 1: no such partition."""
+    sequence_parallel_size: int = 1
+    """Learners that share every row: each holds a part of its tokens, so that long rows fit (DeepSpeed-Ulysses). It divides the
+    number of learners and the number of the model's attention heads."""
+    backend_timeout: int = 120
+    """Minutes after which a collective operation among learners fails."""
 
     @property
-    def denominator(self) -> float | str:
-        """What the summed loss is divided by: as the option says; without it, as the loss is meant."""
-        if self.loss_denominator is not None:
-            return self.loss_denominator
-        return LOSSES.fact(self.loss_fn, "denominator", TOKEN)
+    def num_learners(self) -> int:
+        """Learners on all nodes together: the world size of the training processes."""
+        return sum(self.num_learners_per_node)
 
     @property
-    def denominator_of_kl(self) -> float | str:
-        """What the summed KL is divided by."""
-        return self.denominator if self.kl_denominator is None else self.kl_denominator
-
-    @property
-    def reward_shaping(self) -> RewardShaping:
-        """What is added to rewards beside the verifier's score."""
-        form = "ignored"
-        if self.apply_r1_style_format_reward:
-            form = "rewarded" if self.additive_format_reward else "needed"
-        return RewardShaping(
-            counts_score=self.apply_verifiable_reward,
-            form=form,
-            form_reward=self.r1_style_format_reward,
-            non_stop_reward=self.non_stop_penalty_value if self.non_stop_penalty else None,
-            max_length=self.response_length,
-            overlong_buffer=self.overlong_buffer_len,
-            overlong_penalty=self.overlong_penalty_factor,
-        )
-
-    @property
-    def verifier_config(self) -> VerifierConfig:
-        """The options of the verifiers that come with the project."""
-        return options_of(self, VerifierConfig)
-
-    @property
-    def has_teacher(self) -> bool:
-        return self.teacher_model_name_or_path is not None
-
-    @property
-    def leaves_out_zero_std(self) -> bool:
-        """Whether groups whose responses all have the same reward are left out. From a teacher they learn nevertheless, and so do
-        they with an advantage that compares them with the rest of the step."""
-        return self.filter_zero_std_samples and self.compares_within_groups and not self.has_teacher
-
-    @property
-    def compares_within_groups(self) -> bool:
-        """Whether a response learns from the other responses of its group."""
-        needs_group = ADVANTAGES.fact(self.advantage_normalization_type, "needs_group", True)
-        return needs_group and self.use_task_rewards
-
-    @property
-    def shares_devices(self) -> bool:
-        """Whether engines are on the devices of the learners. On CPU `single_gpu_mode` means nothing: they share the machine."""
-        return self.colocate or (self.single_gpu_mode and self._device_kind != "cpu")
-
-    @property
-    def _device_kind(self) -> Kind:
-        return current_device(kind=None if self.device_type == "auto" else self.device_type).kind
-
-    @property
-    def num_engine_workers(self) -> int:
-        return self.vllm_num_engines * self.vllm_tensor_parallel_size
-
-    @property
-    def takes_turns(self) -> bool:
-        """Whether engines and learners of a single machine never compute at the same time."""
-        is_on_policy = self.staleness_bound == 0 and not self.streaming and not self.has_teacher
-        return is_on_policy and len(self.num_learners_per_node) == 1
-
-    @property
-    def tokenizer_name(self) -> str:
-        return self.tokenizer_name_or_path or self.model_name_or_path
-
-    @property
-    def revision_of_tokenizer(self) -> str | None:
-        """`model_revision` if the tokenizer comes from the model's repository, else None: no other repository has that commit."""
-        if self.tokenizer_revision is not None:
-            return self.tokenizer_revision
-        return self.model_revision if self.tokenizer_name == self.model_name_or_path else None
-
-    @property
-    def tokenizer_setup(self) -> TokenizerSetup:
-        """How the tokenizer is read. Raises `UnknownTemplate` for a template that is not there."""
-        template = None if self.chat_template_name is None else chat_template(self.chat_template_name)
-        return TokenizerSetup(template, self.add_bos, self.trust_remote_code)
-
-    @property
-    def train_sampling(self) -> SamplingConfig:
-        """How a training group is sampled, without the seed."""
-        return SamplingConfig(
-            temperature=self.temperature,
-            top_p=self.vllm_top_p,
-            max_tokens=self.response_length,
-            n=self.num_samples_per_prompt_rollout,
-            stop=tuple(self.stop_strings),
-        )
-
-    @property
-    def eval_sampling(self) -> SamplingConfig:
-        """How an evaluation prompt is sampled, without the seed."""
-        return SamplingConfig(
-            temperature=self.temperature if self.eval_temperature is None else self.eval_temperature,
-            top_p=1.0 if self.eval_top_p is None else self.eval_top_p,
-            max_tokens=self.response_length if self.eval_response_length is None else self.eval_response_length,
-            n=self.eval_pass_at_k,
-            stop=tuple(self.stop_strings),
-        )
-
-    @property
-    def sleep_level(self) -> int:
-        """How deeply engines sleep: as the option says; else 2 if each sleep ends with new weights (`colocate`), and 1 if not."""
-        return self.engine_sleep_level or (2 if self.colocate else 1)
-
-    @property
-    def lengths(self) -> Lengths:
-        """How long prompts, responses and sequences may become, and how many samples a prompt gives."""
-        if self.rollout_workflow not in WORKFLOWS.names:  # learners ask too, and have no rollouts of their own
-            for module in self.workflow_modules:
-                import_user_module(module)
-        return WORKFLOWS[self.rollout_workflow].value.lengths(self)
-
-    @property
-    def max_sequence_length(self) -> int:
-        """Tokens of the longest prompt together with the longest response, evaluation included."""
-        return self.lengths.sequence
-
-    @property
-    def workflow(self) -> WorkflowSpec:
-        """The workflow of the run, in a form from which every process can make it.
-
-        Raises `OSError` or `UnicodeDecodeError` for a file that cannot be read; `config/checks.py` has reported such a file.
-        """
-        options = options_of(self, WORKFLOWS[self.rollout_workflow].options)
-        return WorkflowSpec.of(self.rollout_workflow, options, self.workflow_modules)
-
-    @property
-    def state_dir(self) -> Path:
-        return Path(self.checkpoint_state_dir or Path(self.output_dir) / "checkpoint_states")
-
-    @property
-    def device(self) -> Device:
-        """The device on which the run computes, made from the options that affect it."""
-        return current_device(
-            kind=self._device_kind,
-            dtype=self.model_dtype,
-            attn_implementation=self.attn_implementation,
-            colocated=self.shares_devices,
-            weight_transport=None if self.weight_transport == "auto" else self.weight_transport,
-            workers_at_once=max(self.num_engine_workers, 1) if self.takes_turns else None,
-            learners_at_once=max(self.num_learners, 1) if self.takes_turns else None,
-        )
+    def num_data_shares(self) -> int:
+        """Shares into which a step's samples are divided: one for each group of learners that share their rows."""
+        return self.num_learners // self.sequence_parallel_size
 
 
-def config_of(args: Any) -> GRPOConfig:
-    """The options of a run, read from any namespace that holds some of them. Attributes that are no options are ignored."""
-    if isinstance(args, GRPOConfig):
-        return args
-    names = GRPOConfig.__dataclass_fields__
-    return GRPOConfig(**{name: value for name, value in vars(args).items() if name in names})
+@dataclass(kw_only=True)
+class LoraOptions:
+    """LoRA"""
+
+    use_peft: bool = False
+    """Train low-rank adapters (LoRA) beside the model's linear layers, and leave the model itself as it is. Gradients, optimizer
+    states and checkpoints are those of the adapters alone, and the reference policy takes no memory."""
+    lora_r: int = 16
+    """Rank of the adapters."""
+    lora_alpha: int = 32
+    """What an adapter adds is multiplied by lora_alpha / lora_r."""
+    lora_target_modules: list[str] = field(default_factory=lambda: ["all-linear"])
+    """Ends of the names of the layers that get an adapter, such as q_proj v_proj. all-linear: every linear layer but the head."""
+    use_rslora: bool = False
+    """Multiply by lora_alpha / sqrt(lora_r) instead, so that adapters of high rank learn as fast as those of low rank."""
+    save_merged_lora: bool = False
+    """Save whole models with the adapter merged into their weights. By default saved models are the adapter alone, in the format
+    of peft."""
+
+
+@dataclass(kw_only=True)
+class VLLMOptions:
+    """vLLM"""
+
+    vllm_num_engines: int = 1
+    """Number of engines (vLLM instances) that generate."""
+    vllm_tensor_parallel_size: int = 1
+    """GPUs (on CPU: processes) per engine."""
+    vllm_gpu_memory_utilization: float = 0.9
+    """Share of a GPU's memory that an engine takes."""
+    vllm_enforce_eager: bool = False
+    """Do not compile the model and do not capture graphs: the engine starts sooner and generates more slowly."""
+    vllm_enable_prefix_caching: bool = False
+    """Reuse the key-value cache of prompts that begin with the same tokens, such as the next turn of a conversation. The cache is
+    emptied when new weights come."""
+    vllm_keep_prefix_cache: bool = False
+    """Keep the prefix cache when new weights come. Tokens then attend to keys and values of older weights, also beyond the
+    staleness bound, which is about tokens: metric kv_age says how old they are."""
+    vllm_max_num_seqs: int = 256
+    """Most responses that an engine generates at once."""
+    engine_sleep_after_s: float | None = None
+    """Seconds without work after which an engine sleeps: it gives memory back until its next prompt. By default it never does."""
+    engine_sleep_level: Literal[1, 2] | None = None
+    """1: a sleeping engine frees its key-value cache and moves its weights to main memory. 2: it discards its weights too, and
+    needs new weights before it generates again. By default 1; with colocate 2, because each training step brings new weights."""
+
+
+@dataclass(kw_only=True)
+class EvaluationOptions:
+    """Evaluation"""
+
+    local_eval_every: int = 100
+    """Steps from one evaluation to the next. -1: never."""
+    eval_on_step_0: bool = False
+    """Evaluate before the first training step too."""
+    eval_temperature: float | None = None
+    """Sampling temperature in evaluation; 0 is greedy. By default the temperature of training."""
+    eval_top_p: float | None = None
+    """Nucleus sampling in evaluation. By default 1.0, which is off."""
+    eval_pass_at_k: int = 1
+    """Responses to each prompt of an evaluation, with pass@1, 2, 4, … up to this number."""
+    eval_completions: int = 64
+    """Prompts of an evaluation whose responses are written to completions/ in output_dir, and to the table sample_completions of
+    wandb. 0: none, -1: all."""
+    eval_response_length: int | None = None
+    """Longest response in evaluation, in tokens. By default response_length."""
+
+
+@dataclass(kw_only=True)
+class SavingOptions:
+    """Saving"""
+
+    save_freq: int = 200
+    """Steps from one saved model (a Hugging Face directory) to the next. -1: only at the end."""
+    checkpoint_state_freq: int = 200
+    """Steps from one checkpoint to the next. A run that was killed resumes from its newest checkpoint. -1: never."""
+    checkpoint_state_dir: str | None = None
+    """Directory of the checkpoints. By default checkpoint_states in output_dir."""
+    keep_last_n_checkpoints: int = 3
+    """How many of the newest checkpoints are kept. -1: all."""
+    save_traces: bool = False
+    """Write what each step trains on, on the controller's node: to samples/ in output_dir, in a format that dataset_mixer_list
+    can read again; to rollouts_save_path, with rewards, advantages and log-probabilities; and as text to transcripts/ in
+    output_dir, which shows who wrote what and what is trained on."""
+    rollouts_save_path: str | None = None
+    """Directory for the rollouts of save_traces, in open-instruct's format. By default rollouts in output_dir."""
+
+
+@dataclass(kw_only=True)
+class DeadlineOptions:
+    """Deadlines"""
+
+    placement_timeout_s: float = 50.0
+    """Seconds that the cluster has to make room for learners and engines."""
+    init_timeout_s: float = 3600.0
+    """Seconds that engines and learners have to get ready, to connect with each other, and to write or read a checkpoint: enough
+    for models of 70 B parameters on shared storage."""
+    progress_timeout_s: float = 1800.0
+    """Seconds without a batch that is ready to train on, after which the run ends and says what it waited for."""
+    weight_sync_timeout_s: float = 600.0
+    """Seconds that new weights have to reach every engine, in one attempt."""
+    max_sync_retries: int = 3
+    """Further attempts after a weight update that failed. An engine that still lacks the new weights then is restarted."""
+    sync_retry_delay: float = 1.0
+    """Seconds before each further attempt at a weight update."""
+    logprob_mismatch_limit: float | None = None
+    """Largest allowed difference between the log-probs of engine and learner for the same weights: of any single token in float32
+    (by default 0.001), on average over tokens in 16 bits (by default 0.1). A new engine is compared before it serves, and the run
+    ends if the difference is larger. Later steps are compared if all their tokens are of the version that is trained
+    (max_sample_age 0)."""
+    logprob_mismatch_action: Literal["stop", "warn"] = "stop"
+    """What happens when a later step breaks logprob_mismatch_limit. stop: the run ends; warn: the run goes on, with a warning."""
+    engine_stall_timeout_s: float = 300.0
+    """Seconds that an engine with work may go without a step before it counts as dead. Time of a weight update does not count."""
+    stopped_timeout_s: float = 12.0
+    """Seconds that a process of the run may be stopped (SIGSTOP, a debugger, a frozen container). Then a stopped engine is
+    replaced, and any other stopped process ends the run with a message that names it. A busy process is not a stopped one."""
+    max_engine_restarts: int = 3
+    """Restarts of engines that died, in one run; one more death ends the run. 0: the first death ends it."""
+    eval_timeout_s: float = 1800.0
+    """Seconds that an evaluation may take until all its results are there."""
+
+
+@dataclass(kw_only=True)
+class TrackingOptions:
+    """Tracking"""
+
+    with_tracking: bool = False
+    """Send the metrics to wandb as well; offline where there is no network or no key."""
+    wandb_project: str = "open_instruct"
+    """Project in wandb."""
+    wandb_entity: str | None = None
+    """User or team in wandb."""
+    wandb_group_name: str | None = None
+    """Group of runs in wandb."""
+    send_slack_alerts: bool = False
+    """Tell a Slack channel when the run has failed. The address is read from SLACK_WEBHOOK in the environment."""
+    alerts: list[str] = field(default_factory=list)
+    """Upper limits on metrics, such as max_sample_age=3. A step with a metric above its limit gets a warning in the log and the
+    key alerts in its row of metrics.jsonl."""
+    statistics_interval_s: float = 30.0
+    """Seconds from one report on the state of all components in the log to the next."""

@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator
 
 from open_instruct.algorithms.advantages import ADVANTAGES
-from open_instruct.config.options import GRPOConfig
+from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.option_text import shown
 
 

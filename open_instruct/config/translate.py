@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator, Sequence
 
 from open_instruct.config.foreign_options import OTHER_VALUES, REFUSED, RENAMED, WITHOUT_EFFECT, asks_for_nothing
-from open_instruct.config.options import GRPOConfig
+from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.registry import option_kinds
 from open_instruct.workflows.conversations.options import SERVICES
 

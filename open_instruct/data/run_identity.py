@@ -12,7 +12,7 @@ from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from open_instruct.config.options import GRPOConfig
+from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.registry import options_of
 from open_instruct.workflows.base import WORKFLOWS, identity_options
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from open_instruct.chat_codec import ChatCodec
+from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.config.model_checks import load_tokenizer
-from open_instruct.config.options import GRPOConfig
 from open_instruct.data.dataset_cache import WORTH_KEEPING_S, DatasetCache, cache_key, default_directory
 from open_instruct.data.dataset_transformation import load_prompts
 from open_instruct.data.load_report import LoadReport

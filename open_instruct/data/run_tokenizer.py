@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from open_instruct.chat_templates import AS_IT_IS, TokenizerSetup
 
 if TYPE_CHECKING:
-    from open_instruct.config.options import GRPOConfig
+    from open_instruct.config.grpo_config import GRPOConfig
 
 
 def read_tokenizer(name: str, revision: str | None, setup: TokenizerSetup = AS_IT_IS) -> Any:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from open_instruct.config.options import GRPOConfig
+from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.device import CPU_KV_CACHE_BYTES, WORKER_BYTES, Device
 
 BLOCK_TOKENS = 16

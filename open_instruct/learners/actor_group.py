@@ -9,7 +9,7 @@ import ray
 from open_instruct.cluster import bundles
 from open_instruct.cluster.bundles import Bundles
 from open_instruct.cluster.placement_plan import Asked
-from open_instruct.config.options import config_of
+from open_instruct.config.grpo_config import config_of
 from open_instruct.data_types import Box, RolloutBatch
 from open_instruct.device import Device, current_device
 from open_instruct.learners.train_actor import POLICY, TrainRayActor

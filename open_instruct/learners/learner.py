@@ -25,7 +25,7 @@ import torch
 from open_instruct.algorithms.denominators import Scales, loss_divisor
 from open_instruct.cluster import process_group
 from open_instruct.config.extensions import import_extensions
-from open_instruct.config.options import GRPOConfig
+from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.data_types import Box, MiniBatch, RolloutBatch
 from open_instruct.device import Device
 from open_instruct.engines.engine_client import UpdateReport

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from open_instruct.config.options import GRPOConfig
+from open_instruct.config.grpo_config import GRPOConfig
 
 ADAPTER = "default"
 """What peft calls an adapter without a name."""

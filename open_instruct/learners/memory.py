@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from open_instruct.config.options import GRPOConfig
+from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.device import Device
 from open_instruct.learners.lora import add_adapter
 

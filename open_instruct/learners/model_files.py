@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from open_instruct.config.options import GRPOConfig
+from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.data.run_tokenizer import tokenizer_of_run
 from open_instruct.learners.lora import save_adapter
 from open_instruct.learners.weight_sync import DeepSpeedWeightSource

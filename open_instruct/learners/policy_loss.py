@@ -12,7 +12,7 @@ from open_instruct.algorithms.distillation import DISTILLATION_LOSSES, TeacherIn
 from open_instruct.algorithms.losses import LOSSES, LossInputs
 from open_instruct.algorithms.mismatch import logprob_difference_sums
 from open_instruct.algorithms.objective import compute_objective, make_loss_inputs, weights_of_sequences
-from open_instruct.config.options import GRPOConfig
+from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.data_types import CollatedBatchData, MiniBatch
 from open_instruct.learners.logprobs import shared_attention_mask
 from open_instruct.registry import options_of

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from open_instruct.config.options import GRPOConfig
+from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.report import component_log
 from open_instruct.report.isolation import Isolation
 from open_instruct.report.live_line import Progress, ProgressLine

@@ -23,7 +23,7 @@ import ray
 from ray.util.queue import Queue
 
 from open_instruct.config.extensions import import_extensions
-from open_instruct.config.options import GRPOConfig
+from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.data.prompt_dataset import PromptDataset
 from open_instruct.data.run_tokenizer import read_tokenizer
 from open_instruct.data_types import Box, PromptRequest

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from ray.util.queue import Empty, Queue
 
-from open_instruct.config.options import GRPOConfig
+from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.data_types import GenerationResult
 from open_instruct.rollouts.evaluation import Evaluations
 from open_instruct.rollouts.generation_failures import GenerationFailures

@@ -15,7 +15,7 @@ from collections import Counter, deque
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from open_instruct.config.options import GRPOConfig
+from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.data_types import GenerationResult, Moment
 from open_instruct.rollouts import batch_building
 from open_instruct.scored_groups import ScoredGroup

@@ -24,7 +24,7 @@ from typing import Any
 import ray
 from ray.exceptions import GetTimeoutError
 
-from open_instruct.config.options import GRPOConfig
+from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.rollouts.packed_arrays import Packed, num_array_bytes, pack, unpack, without_tensors
 
 SMALL_BYTES = 50_000

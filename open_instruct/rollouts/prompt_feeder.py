@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from ray.util.queue import Empty, Full, Queue
 
-from open_instruct.config.options import GRPOConfig
+from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.data_types import PromptRequest
 from open_instruct.rollouts.evaluation import Evaluations
 from open_instruct.rollouts.prompt_requests import PromptRequests

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from open_instruct.config.options import GRPOConfig
+from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.data.prompt_dataset import PromptDataset, PromptOrder
 from open_instruct.data_types import EVAL, PromptRequest
 from open_instruct.rollouts.evaluation import Evaluation

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from open_instruct.algorithms.advantages import ADVANTAGES, group_advantages
-from open_instruct.config.options import GRPOConfig
+from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.data_types import MiniBatch, TrainingSample
 from open_instruct.registry import options_of
 from open_instruct.rollouts import batch_building

@@ -14,7 +14,7 @@ from typing import Any
 
 import ray
 
-from open_instruct.config.options import GRPOConfig
+from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.data_types import RolloutBatch
 from open_instruct.rollouts import batch_building
 from open_instruct.rollouts.data_preparation import DataPreparation

@@ -16,7 +16,7 @@ from open_instruct.cluster import bundles
 from open_instruct.cluster.failures import ComponentDied
 from open_instruct.cluster.node_watch import NodeWatch
 from open_instruct.cluster.process_watch import ProcessWatch
-from open_instruct.config.options import GRPOConfig
+from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.data.run_inputs import RunInputs
 from open_instruct.learners.actor_group import RayTrainGroup
 from open_instruct.rollouts.controller import RolloutController

@@ -11,7 +11,7 @@ from ray.util.placement_group import remove_placement_group
 from open_instruct.cluster import bundles
 from open_instruct.cluster.placement_plan import CannotPlace
 from open_instruct.config.cli import fail_with
-from open_instruct.config.options import GRPOConfig
+from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.option_text import shown
 from open_instruct.report.run_summary import format_table
 from open_instruct.run.placement_group import create_placement_groups

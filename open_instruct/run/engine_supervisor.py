@@ -21,7 +21,7 @@ import ray
 from open_instruct.cluster import bundles
 from open_instruct.cluster.failures import ComponentDied, root_cause
 from open_instruct.cluster.node_watch import LostNode
-from open_instruct.config.options import GRPOConfig
+from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.report.component_log import components
 from open_instruct.system.work_threads import POLL_S
 

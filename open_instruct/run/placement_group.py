@@ -12,7 +12,7 @@ from typing import Any
 from open_instruct.cluster import bundles
 from open_instruct.cluster.bundles import Bundles
 from open_instruct.cluster.placement_plan import Asked
-from open_instruct.config.options import GRPOConfig, config_of
+from open_instruct.config.grpo_config import GRPOConfig, config_of
 from open_instruct.learners.actor_group import RayTrainGroup
 from open_instruct.run.rollout_manager import COLOCATED_SHARE, RolloutManager
 

@@ -24,8 +24,8 @@ from open_instruct.cluster import bundles
 from open_instruct.cluster.bundles import Bundles
 from open_instruct.cluster.placement_plan import Asked, CannotPlace
 from open_instruct.cluster.ray_utils import Lock
+from open_instruct.config.grpo_config import GRPOConfig, config_of
 from open_instruct.config.model_checks import pairs_per_token
-from open_instruct.config.options import GRPOConfig, config_of
 from open_instruct.data.run_inputs import RunInputs, load_inputs
 from open_instruct.data_types import Box
 from open_instruct.device import Device

@@ -4,7 +4,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from open_instruct.config.options import GRPOConfig
+from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.data.run_identity import differences, run_identity
 from open_instruct.option_text import shown
 from open_instruct.report.run_log import SUMMARY_FILE

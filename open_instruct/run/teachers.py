@@ -6,8 +6,8 @@ import ray
 
 from open_instruct.cluster import bundles
 from open_instruct.cluster.placement_plan import Asked, CannotPlace, describe_nodes, plan_placement
+from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.config.model_checks import vocabulary_size
-from open_instruct.config.options import GRPOConfig
 from open_instruct.engines.engine_sleep import SleepOptions
 from open_instruct.engines.teacher_engine import CALLS_AT_ONCE, TeacherEngine
 from open_instruct.engines.vllm_engine import EngineOptions

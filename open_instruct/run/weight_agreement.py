@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from open_instruct.cluster.failures import WeightsDiffer
-from open_instruct.config.options import GRPOConfig
+from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.data_types import GenerationResult, SamplingConfig
 
 logger = logging.getLogger(__name__)

@@ -5,7 +5,7 @@ from typing import Any
 
 from open_instruct.cluster.placement_plan import CannotPlace
 from open_instruct.config.cli import fail_with
-from open_instruct.config.options import GRPOConfig
+from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.data.run_identity import run_identity
 from open_instruct.data.run_inputs import RunInputs
 from open_instruct.option_text import shown

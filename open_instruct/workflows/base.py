@@ -25,7 +25,7 @@ from open_instruct.user_modules import import_user_module
 from open_instruct.workflows.effects import allowed
 
 if TYPE_CHECKING:
-    from open_instruct.config.options import GRPOConfig
+    from open_instruct.config.grpo_config import GRPOConfig
     from open_instruct.data.prompt_dataset import PromptRow
     from open_instruct.scored_groups import ScoredGroup
 

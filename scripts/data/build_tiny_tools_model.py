@@ -43,7 +43,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 from open_instruct.chat_codec import ChatCodec
 from open_instruct.environments.base import tool_message, user_message
 from open_instruct.workflows.conversations.bridge import Bridge
-from open_instruct.workflows.conversations.parsers import LegacyParser
+from open_instruct.workflows.conversations.tool_parsers import LegacyParser
 
 LIMITS = "min_terms=4&max_terms=4&min_digits=4&max_digits=4"
 EVAL_ENTRY = f"reasoning_gym/chain_sum?{LIMITS}&size=512&seed=20240"

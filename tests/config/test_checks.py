@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from open_instruct.config import checks as config_checks
+from open_instruct.config import grpo_config as config
 from open_instruct.config import limits, model_checks
-from open_instruct.config import options as config
 from open_instruct.config.checks import collect_mistakes
+from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.config.model_checks import load_tokenizer
-from open_instruct.config.options import GRPOConfig
 from open_instruct.device import Device
 from open_instruct.workflows.rc import prompts as rc_prompts
 from open_instruct.workflows.rc.workflow import ReasoningCache

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from open_instruct.config.cli import UsageError, convert, fail_with, field_help, parse_args
-from open_instruct.config.options import GRPOConfig
+from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.registry import option_fields
 
 MODEL = ["--model_name_or_path", "org/name"]
@@ -310,7 +310,7 @@ def test_help_is_grouped_in_the_order_of_the_config() -> None:
 
 def test_the_command_line_needs_nothing_heavy() -> None:
     program = (
-        "import sys; from open_instruct.config.cli import parse_args; from open_instruct.config.options import GRPOConfig;"
+        "import sys; from open_instruct.config.cli import parse_args; from open_instruct.config.grpo_config import GRPOConfig;"
         "parse_args(['--model_name_or_path', 'x'], GRPOConfig);"
         "assert not {'torch', 'transformers', 'ray', 'vllm', 'deepspeed'} & set(sys.modules)"
     )

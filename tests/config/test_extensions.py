@@ -17,7 +17,7 @@ from open_instruct.algorithms.losses import LOSSES, ClipOptions
 from open_instruct.config.checks import options_have_their_entry
 from open_instruct.config.cli import UsageError, parse_args, read_lists
 from open_instruct.config.extensions import MODULE_OPTIONS, config_class_with, plain_config
-from open_instruct.config.options import GRPOConfig
+from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.registry import NoOptions, Registry, UnknownName, options_of
 
 LOSS = '''

@@ -14,7 +14,7 @@ import pytest
 from open_instruct.config import checks
 from open_instruct.config.cli import UsageError, parse_args
 from open_instruct.config.foreign_options import OTHER_VALUES, REFUSED, RENAMED, WITHOUT_EFFECT, ForeignOptions
-from open_instruct.config.options import GRPOConfig
+from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.config.translate import options_in
 from open_instruct.environments.mcp_tools import MCPTools
 from open_instruct.registry import option_kinds

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from open_instruct.config.cli import parse_args
-from open_instruct.config.options import GRPOConfig
+from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.config.translate import DIFFERENT, arguments_of, as_text, surroundings, translated
 from open_instruct.registry import option_kinds
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from conftest import make_args
 
-from open_instruct.config.options import GRPOConfig
+from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.data import dataset_cache, run_inputs
 from open_instruct.data.run_inputs import RunInputs, load_inputs
 

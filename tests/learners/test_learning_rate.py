@@ -6,7 +6,7 @@ import pytest
 import torch
 from conftest import make_args
 
-from open_instruct.config.options import GRPOConfig
+from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.learners.models import _make_scheduler
 
 NAMES = get_args(get_type_hints(GRPOConfig)["lr_scheduler_type"])

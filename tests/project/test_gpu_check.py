@@ -123,7 +123,7 @@ RUNS = [step for step in STEPS if "single_gpu.sh" in " ".join(step.command(Surro
 def test_options_of_every_run_are_accepted(run: Step, kind: str, tmp_path: Path) -> None:
     from open_instruct.config.checks import collect_mistakes
     from open_instruct.config.cli import UsageError, parse_args
-    from open_instruct.config.options import GRPOConfig
+    from open_instruct.config.grpo_config import GRPOConfig
 
     # What single_gpu.sh is told, with an interpreter that prints what it is given.
     printer = tmp_path / "python"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from open_instruct.config.cli import make_config, parse_args
-from open_instruct.config.options import GRPOConfig
+from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.fully_async_main import _flatten, compose
 
 ROOT = Path(__file__).parents[2]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from open_instruct.config.options import GRPOConfig
+from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.report import run_log
 from open_instruct.report.run_log import METRICS_FILE, PLOT_FILE, SUMMARY_FILE, RunLog
 from open_instruct.report.run_summary import PromptCounts, RunSummary

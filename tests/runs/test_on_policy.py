@@ -13,7 +13,7 @@ import torch
 from conftest import TIMEOUT_S, TINY_MODEL, make_args
 from whole_runs import EVALUATION, assert_ledger_balances, rows
 
-from open_instruct.config.options import GRPOConfig
+from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.data.prompt_dataset import PromptDataset, PromptOrder
 from open_instruct.data_types import GenerationResult
 

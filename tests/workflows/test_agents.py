@@ -711,8 +711,8 @@ def test_a_last_line_is_read_only_as_an_object_with_a_reward() -> None:
     ],
 )
 def test_wrong_options_are_told(options: dict[str, Any], told: str) -> None:
+    from open_instruct.config.grpo_config import GRPOConfig
     from open_instruct.config.limits import numbers_are_within_limits
-    from open_instruct.config.options import GRPOConfig
 
     args = GRPOConfig(model_name_or_path="m", rollout_workflow="agent_program", **options)
     [mistake] = [*AgentPrograms.mistakes(args), *numbers_are_within_limits(args)]
@@ -721,7 +721,7 @@ def test_wrong_options_are_told(options: dict[str, Any], told: str) -> None:
 
 
 def test_lengths_hold_whatever_a_program_asks() -> None:
-    from open_instruct.config.options import GRPOConfig
+    from open_instruct.config.grpo_config import GRPOConfig
 
     args = GRPOConfig(
         model_name_or_path="m",

@@ -14,7 +14,7 @@ from whole_runs import Process, assert_ledger_balances, command, rows
 from open_instruct.config.checks import options_have_their_entry, workflow_can_use_the_options
 from open_instruct.config.cli import UsageError, parse_args, read_lists
 from open_instruct.config.extensions import MODULE_OPTIONS, config_class_with, plain_config
-from open_instruct.config.options import GRPOConfig
+from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.workflows.base import WORKFLOWS, WorkflowSpec
 
 CALCULATOR = '''

@@ -10,7 +10,7 @@ from open_instruct.data_types import Completion
 from open_instruct.workflows.agents.branches import Branch, Talk
 from open_instruct.workflows.agents.protocol import ChatRequest, Refused
 from open_instruct.workflows.conversations.bridge import Bridge, CannotBridge
-from open_instruct.workflows.conversations.parsers import ToolParser, VllmParsers, tool_parser
+from open_instruct.workflows.conversations.tool_parsers import ToolParser, VllmParsers, tool_parser
 
 Message = dict[str, Any]
 

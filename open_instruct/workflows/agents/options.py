@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 from open_instruct.option_text import shown
 from open_instruct.registry import NO_FLAG
-from open_instruct.workflows.conversations.parsers import OWN_TURN, VLLM
+from open_instruct.workflows.conversations.tool_parsers import OWN_TURN, VLLM
 
 if TYPE_CHECKING:
-    from open_instruct.config.options import GRPOConfig
+    from open_instruct.config.grpo_config import GRPOConfig
 
 AGENT_PROGRAM = "agent_program"
 

@@ -20,7 +20,7 @@ from open_instruct.workflows.base import WORKFLOWS, Context, Lengths, Tool, Traj
 from open_instruct.workflows.conversations.bridge import Bridge
 
 if TYPE_CHECKING:
-    from open_instruct.config.options import GRPOConfig
+    from open_instruct.config.grpo_config import GRPOConfig
     from open_instruct.data.prompt_dataset import PromptRow
 
 

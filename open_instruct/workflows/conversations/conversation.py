@@ -33,7 +33,7 @@ from open_instruct.workflows.base import CallFailed, Context, RolloutFailed
 from open_instruct.workflows.conversations.bridge import Bridge, CannotBridge
 from open_instruct.workflows.conversations.ledger import Ledger
 from open_instruct.workflows.conversations.options import ConversationOptions
-from open_instruct.workflows.conversations.parsers import ToolParser
+from open_instruct.workflows.conversations.tool_parsers import ToolParser
 
 ENVIRONMENT = "environment"
 """The tool of the context through which all environments are reached."""

@@ -11,10 +11,10 @@ from open_instruct.environments.base import ENVIRONMENTS, EnvironmentSpec, Schem
 from open_instruct.option_text import shown
 from open_instruct.registry import NO_FLAG, options_of
 from open_instruct.user_modules import UserModuleError, import_user_module
-from open_instruct.workflows.conversations.parsers import OWN_TURN, VLLM
+from open_instruct.workflows.conversations.tool_parsers import OWN_TURN, VLLM
 
 if TYPE_CHECKING:
-    from open_instruct.config.options import GRPOConfig
+    from open_instruct.config.grpo_config import GRPOConfig
 
 CONVERSATION = "conversation"
 SERVICES = {

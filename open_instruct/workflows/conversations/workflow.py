@@ -35,10 +35,10 @@ from open_instruct.workflows.conversations.options import (
     own_schemas,
     tools_of_row,
 )
-from open_instruct.workflows.conversations.parsers import OWN_TURN, tool_parser
+from open_instruct.workflows.conversations.tool_parsers import OWN_TURN, tool_parser
 
 if TYPE_CHECKING:
-    from open_instruct.config.options import GRPOConfig
+    from open_instruct.config.grpo_config import GRPOConfig
     from open_instruct.data.prompt_dataset import PromptRow
 
 logger = logging.getLogger(__name__)

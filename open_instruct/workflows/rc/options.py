@@ -21,7 +21,7 @@ from open_instruct.workflows.rc.types import SUMMARIZATION, SummaryReward
 from open_instruct.workflows.rc.weights import parse_turn_weights
 
 if TYPE_CHECKING:
-    from open_instruct.config.options import GRPOConfig
+    from open_instruct.config.grpo_config import GRPOConfig
 
 TEMPLATES = "rc_reasoning_prompt_template", "rc_summarization_prompt_template"
 

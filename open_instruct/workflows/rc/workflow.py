@@ -37,7 +37,7 @@ from open_instruct.workflows.rc.types import (
 from open_instruct.workflows.rc.weights import parse_turn_weights
 
 if TYPE_CHECKING:
-    from open_instruct.config.options import GRPOConfig
+    from open_instruct.config.grpo_config import GRPOConfig
     from open_instruct.data.prompt_dataset import PromptRow
 
 
