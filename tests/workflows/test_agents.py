@@ -569,26 +569,33 @@ def test_nothing_is_left_when_the_engine_ends(stage: MakeStage, tmp_path: Path) 
     wait_until(lambda: not processes_with(str(one.path)))
 
 
-def test_nothing_is_left_when_the_engine_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NOTES", str(tmp_path / "notes"))
-    paths = [path for path in sys.path if path]
+def test_nothing_is_left_when_the_engine_is_killed(tmp_path: Path) -> None:
+    program = tmp_path / "agent_alone.py"
+    program.write_text(
+        "import os, pathlib, time\n"
+        + FORKS.replace('said(generate(ROW["prompt_token_ids"], max_tokens=20))\nnote(pid=os.getpid())', "{}").format(
+            f"pathlib.Path({str(tmp_path / 'begun')!r}).touch()"
+        )
+    )
+    words = [sys.executable, "-S", str(program)]
     engine = f"""
-import sys, time
-sys.path[:0] = {paths!r}
-from pathlib import Path
-from played_agents import AgentStage
-one = AgentStage(Path({str(tmp_path)!r}), {FORKS!r}, lambda *_: "hello<end>")
-one.runner.start(one.request())
-time.sleep(1000)
+import asyncio, os
+from open_instruct.workflows.agents.programs import Program
+
+async def main():
+    program = await Program.start({words!r}, variables=os.environ, directory="", text="", timeout_s=1000.0)
+    await program.wait()
+
+asyncio.run(main())
 """
-    process = subprocess.Popen([sys.executable, "-c", engine])
+    process = subprocess.Popen([sys.executable, "-c", engine], cwd=Path(__file__).parents[2])
     try:
-        wait_until(lambda: notes(tmp_path), 60.0)
-        assert len(processes_with(str(tmp_path / "agent_"))) >= 7
+        wait_until(lambda: (tmp_path / "begun").exists(), 120.0)
+        assert len(processes_with(str(program))) >= 7
     finally:
         process.kill()
         process.wait(20)
-    wait_until(lambda: not processes_with(str(tmp_path / "agent_")))
+    wait_until(lambda: not processes_with(str(program)))
 
 
 def test_what_a_program_leaves_behind_ends_with_it(stage: MakeStage) -> None:
