@@ -106,6 +106,14 @@ class ScoredGroup:
         return rewards + self.environment_rewards if self.has_environment_rewards else rewards
 
 
+def last_samples(rollouts: Sequence[ScoredGroup]) -> list[ScoredGroup]:
+    """Of each conversation the sample in which it ends."""
+    return [
+        take(rollout, [position for position, sample in enumerate(rollout.samples) if not sample.goes_on])
+        for rollout in rollouts
+    ]
+
+
 def split(rollout: ScoredGroup) -> list[ScoredGroup]:
     """The rollout divided into groups whose samples are compared with each other (`Sample.group`).
 

@@ -284,7 +284,7 @@ def test_help_tells_every_option_with_its_default(capsys: pytest.CaptureFixture[
 def test_help_is_grouped_in_the_order_of_the_config() -> None:
     titles = list(dict.fromkeys(title for title, _ in field_help(GRPOConfig).values()))
     generation = ["Run", "Model", "Tokenizer", "Data", "Rollout", "Reasoning cache", "Conversations"]
-    generation += ["Asynchronous training"]
+    generation += ["Agent programs", "Asynchronous training"]
     learning = [
         "Algorithm",
         "Distillation",

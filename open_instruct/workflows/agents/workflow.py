@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from open_instruct.data_types import PromptRequest, Sample
-from open_instruct.scored_groups import ScoredGroup, take
+from open_instruct.scored_groups import ScoredGroup, last_samples
 from open_instruct.workflows.agents.metrics import agent_metrics
 from open_instruct.workflows.agents.options import AGENT_PROGRAM, AgentOptions, mistakes
 from open_instruct.workflows.agents.rollout import AGENT, AgentRollout, Setting
@@ -88,11 +88,7 @@ class AgentPrograms(Workflow):
         return agent_metrics([rollout.result for rollout in rollouts])
 
     def evaluated(self, rollouts: Sequence[ScoredGroup]) -> Sequence[ScoredGroup]:
-        """Of each rollout the last sample."""
-        return [
-            take(rollout, [position for position, sample in enumerate(rollout.samples) if not sample.goes_on])
-            for rollout in rollouts
-        ]
+        return last_samples(rollouts)
 
     def evaluation_metrics(self, rollouts: Sequence[ScoredGroup]) -> dict[str, float]:
         return agent_metrics([rollout.result for rollout in rollouts])

@@ -20,7 +20,7 @@ from open_instruct.environments.wire import (
     opening_to_json,
     turn_from_json,
 )
-from open_instruct.scored_groups import ScoredGroup
+from open_instruct.scored_groups import ScoredGroup, last_samples
 from open_instruct.user_modules import import_user_module
 from open_instruct.workflows.base import WORKFLOWS, Context, Lengths, Tool, Trajectory, Workflow
 from open_instruct.workflows.conversations.bridge import Bridge, CannotBridge
@@ -117,6 +117,9 @@ class Conversations(Workflow):
 
     def metrics(self, rollouts: Sequence[ScoredGroup], groups: Sequence[ScoredGroup]) -> dict[str, float]:
         return conversation_metrics([rollout.result for rollout in rollouts])
+
+    def evaluated(self, rollouts: Sequence[ScoredGroup]) -> Sequence[ScoredGroup]:
+        return last_samples(rollouts)
 
     def evaluation_metrics(self, rollouts: Sequence[ScoredGroup]) -> dict[str, float]:
         return conversation_metrics([rollout.result for rollout in rollouts])

@@ -18,12 +18,13 @@ exec "$ROOT/.venv/bin/python" "$ROOT/open_instruct/grpo_fast.py" \
     --rollout_workflow conversation \
     --max_steps 10 \
     --max_prompt_token_length 256 \
-    --response_length 128 \
+    --response_length 192 \
+    --per_turn_max_tokens 8 \
     --pack_length 4096 \
     --num_unique_prompts_rollout 16 \
     --num_samples_per_prompt_rollout 8 \
     --total_episodes 7680 \
-    --learning_rate 2e-4 \
+    --learning_rate 1e-4 \
     --beta 0.0 \
     --load_ref_policy False \
     --vllm_enforce_eager \
