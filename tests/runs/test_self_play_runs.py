@@ -34,7 +34,7 @@ def test_engine_and_learner_agree_on_both_seats(tmp_path: Path) -> None:
     metrics = [row for row in rows(tmp_path / "out" / "metrics.jsonl") if row["training_step"] > 0]
     assert max(row["debug/vllm_vs_local_logprob_diff_max"] for row in metrics) < 1e-5
     assert all(0 < row["kuhn/valid_moves"] < 1 for row in metrics)
-    assert all(0 < row["verifiable_reward"] < 1 for row in metrics)
+    assert all(0 < row["scores"] < 1 for row in metrics)
 
 
 @pytest.mark.slow
