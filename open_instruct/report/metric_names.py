@@ -177,7 +177,7 @@ SECTIONS: dict[str, list[Metric]] = {
     ],
     "Evaluation": [
         Metric("eval/scores", "mean reward"),
-        Metric("eval/pass_at_1", "share of responses with a score of 1"),
+        Metric("eval/pass_at_1", "share of responses whose score, or whose environment's reward, is 1 or more"),
         Metric("eval/pass_at_<k>", "with k responses a prompt: share of prompts with a right one (`--eval_pass_at_k`)"),
         Metric("eval/pass_at_<k>_unbiased", "estimate of the same from all responses"),
         Metric("eval/objective/<metric>", "as in training"),

@@ -422,6 +422,12 @@ def _pass_at(k: int, n: int, c: int) -> float:
     return 1.0 - math.comb(n - c, k) / math.comb(n, k)
 
 
+def is_right(group: ScoredGroup) -> np.ndarray:
+    """(G,) bool: the verifier's score, or what the environment gave, is 1 or more."""
+    right = group.scores >= SOLVED
+    return right | (group.environment_rewards >= SOLVED) if group.has_environment_rewards else right
+
+
 def evaluation_metrics(groups: Sequence[ScoredGroup], *, verification_reward: float) -> dict[str, Any]:
     """`eval/*` over all prompts of one evaluation; `eval/scores` is the mean reward, `eval/pass_at_1` the share right.
 
@@ -430,7 +436,7 @@ def evaluation_metrics(groups: Sequence[ScoredGroup], *, verification_reward: fl
     """
     metrics = response_metrics(groups, verification_reward=verification_reward) | scoring_metrics(groups)
     renamed = {f"eval/{key.removeprefix('val/')}": value for key, value in metrics.items()}
-    renamed |= pass_at_k_metrics([group.scores >= SOLVED for group in groups])
+    renamed |= pass_at_k_metrics([is_right(group) for group in groups])
     answered = [group for group in groups if group.samples]
     renamed["eval/num_given_up"] = len(groups) - len(answered)
     if answered:

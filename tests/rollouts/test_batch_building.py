@@ -323,6 +323,16 @@ def test_evaluation_metrics() -> None:
     assert {key: metrics[key] for key in chosen} == chosen
 
 
+def test_evaluation_counts_what_an_environment_has_seen_solved() -> None:
+    group = make_group([0.0, 0.0, 1.0, 0.0])
+    given = zip(group.samples, [1.0, 0.9, None, 2.1], strict=True)
+    samples = [dataclasses.replace(sample, environment_reward=reward) for sample, reward in given]
+    played = dataclasses.replace(group, result=dataclasses.replace(group.result, samples=samples))
+    metrics = evaluation_metrics([played], verification_reward=1.0)
+    assert metrics["eval/pass_at_1"] == 0.75
+    assert metrics["eval/scores"] == pytest.approx((1.0 + 0.9 + 1.0 + 2.1) / 4)
+
+
 def given_up(group: ScoredGroup) -> ScoredGroup:
     nothing = dataclasses.replace(group.result, samples=[], error="generation_timeout: over 1 s")
     return dataclasses.replace(group, result=nothing, scores=np.zeros_like(group.scores))
