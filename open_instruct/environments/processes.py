@@ -15,7 +15,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
@@ -170,7 +170,9 @@ class EnvironmentPool:
     ) -> None:
         self._modules, self._targets = list(modules), list(targets)
         self._run_programs = frozenset(run_programs)
-        self._places = asyncio.Semaphore(limit)
+        self._num_free = limit
+        """Processes that may still be started."""
+        self._waiting: deque[asyncio.Future[None]] = deque()
         self._asking = asyncio.Lock()
         self._nurseries: dict[bool, _Nursery] = {}
         """One whose processes inherit all variables, and one for programs."""
@@ -181,17 +183,14 @@ class EnvironmentPool:
     async def lease(self, spec: EnvironmentSpec, deadline_s: float) -> Lease:
         """A process with this environment, made and not yet reset. Waits until there is a place; the waiting does not count
         against the deadline."""
-        key = repr(spec)
-        while self._idle[key]:
-            lease = self._idle[key].pop()
-            if lease.is_alive:
-                return lease
-            self.forget(lease)
-        await self._place()
+        while (idle := self._take_idle(repr(spec))) is None and not self._take_place():
+            await self._until_something_is_given_back()
+        if idle is not None:
+            return idle
         try:
             lease = await self._fork(spec)
         except BaseException:
-            self._places.release()
+            self._free_place()
             raise
         self._leased.add(lease)
         try:
@@ -209,6 +208,7 @@ class EnvironmentPool:
         lease.num_uses += 1
         if lease.is_alive and lease.is_stateless and lease.num_uses < MOST_USES and not self.is_closed:
             self._idle[repr(lease.spec)].append(lease)
+            self._wake_one()
             return
         try:
             await lease.close()
@@ -229,20 +229,52 @@ class EnvironmentPool:
     def num_processes(self) -> int:
         return len(self._leased)
 
-    async def _place(self) -> None:
-        """Wait for a place. If only idle processes are in the way, the oldest of them ends."""
-        if self._places.locked():
-            idle = next((leases for leases in self._idle.values() if leases), None)
-            if idle is not None:
-                self.forget(idle.pop(0))
-        await self._places.acquire()
+    def _take_idle(self, key: str) -> Lease | None:
+        """A process that waits for its next conversation."""
+        while self._idle[key]:
+            lease = self._idle[key].pop()
+            if lease.is_alive:
+                return lease
+            self.forget(lease)
+        return None
+
+    def _take_place(self) -> bool:
+        """Whether there was a place. If only idle processes of other tools are in the way, the oldest of them ends."""
+        if not self._num_free:
+            others = next((leases for leases in self._idle.values() if leases), None)
+            if others is None:
+                return False
+            self.forget(others.pop(0))
+        self._num_free -= 1
+        return True
+
+    async def _until_something_is_given_back(self) -> None:
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting.append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():  # it was this one's turn: now it is the next one's
+                self._wake_one()
+            raise
+
+    def _free_place(self) -> None:
+        self._num_free += 1
+        self._wake_one()
+
+    def _wake_one(self) -> None:
+        while self._waiting:
+            turn = self._waiting.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                return
 
     def forget(self, lease: Lease) -> None:
         """Kill the process, and give its place to another."""
         lease.kill()
         if lease in self._leased:
             self._leased.discard(lease)
-            self._places.release()
+            self._free_place()
 
     async def _fork(self, spec: EnvironmentSpec) -> Lease:
         if self.is_closed:

@@ -52,7 +52,8 @@ class ResultScoring:
         token_ids = [
             sample.response_ids[sample.answer_start :].tolist() for sample in result.samples if sample.is_judged
         ]
-        texts = self._tokenizer.batch_decode(token_ids, skip_special_tokens=True)
+        # of an empty list transformers makes one empty text
+        texts = self._tokenizer.batch_decode(token_ids, skip_special_tokens=True) if token_ids else []
         texts = [self._workflow.answer(text) for text in texts]
         started = time.perf_counter()
         checks = checks_of_row(row.dataset, row.ground_truth)

@@ -492,3 +492,18 @@ def test_where_the_template_drops_thoughts_the_conversation_branches(talk: MakeT
     assert (first.environment_reward, second.environment_reward) == (1.0, 1.0)
     assert stage.workflow.rewards(result.samples, [None, 0.25, None, 0.75]) == [0.25, 0.25, 0.75, 0.75]
     assert result.notes[0]["num_branches"] == 1
+
+
+def test_a_branch_without_room_ends_the_conversation_where_it_is(talk: MakeTalk) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(codec().tokenizer.name_or_path)
+    tokenizer.chat_template = DROPS_THOUGHTS
+    said = "<think>hm</think>\nCALL increment {}" + " 1" * 24 + "<end>"
+    stage = talk(turns(said), chat=ChatCodec(tokenizer), tool_parser_type="vllm_played", max_model_len=100)
+    result = stage.roll_out(n=1, max_tokens=78, env_config={"env_name": "counter", "target": 1})
+    assert not result.error
+    (sample,) = result.samples
+    assert text_of(sample) == said.replace("<end>", "<|end|>")
+    assert (sample.goes_on, sample.is_judged, sample.finish_reason) == (False, True, "length")
+    assert result.notes[0]["num_branches"] == 0

@@ -378,13 +378,17 @@ class Conversation:
         return shorter
 
     def _branch(self, messages: Sequence[Message]) -> bool:
-        """Go on in a new sample, whose prompt is rendered anew because the template changes what was said."""
-        self._samples.append(self._ledger.sample(finish_reason="stop", goes_on=True))
-        self._account.num_branches += 1
+        """Go on in a new sample, whose prompt is rendered anew because the template changes what was said. Without room for it the
+        conversation ends in the sample that it is in."""
         self._messages += messages
-        self._ledger = Ledger(self._render())
-        self._account.num_template_tokens += len(self._ledger.prompt_ids)
-        return len(self._ledger.prompt_ids) < self._longest
+        prompt_ids = self._render()
+        if len(prompt_ids) >= self._longest or self._num_response_tokens() >= self._setting.sampling.max_tokens:
+            return False
+        self._samples.append(self._ledger.sample(finish_reason="stop", goes_on=True))
+        self._ledger = Ledger(prompt_ids)
+        self._account.num_branches += 1
+        self._account.num_template_tokens += len(prompt_ids)
+        return True
 
     def _render(self) -> list[int]:
         """The prompt for all messages so far. What the policy said may hold control tokens, and nobody else's words."""
