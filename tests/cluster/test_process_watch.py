@@ -16,6 +16,8 @@ from conftest import TIMEOUT_S
 from open_instruct.cluster import process_watch
 from open_instruct.cluster.process_watch import RUN_MARK, ProcessWatch, Stopped, find_stopped, kill_marked, marked
 
+pytestmark = pytest.mark.extended
+
 LIMIT_S = 1.0
 
 

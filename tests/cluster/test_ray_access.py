@@ -10,6 +10,8 @@ import pytest
 
 from open_instruct.cluster import ray_access
 
+pytestmark = pytest.mark.extended
+
 START_AND_LIST_DOORS = """
 import os, sys
 import psutil, ray

@@ -16,6 +16,8 @@ sys.path.insert(0, str(ROOT / "scripts"))
 import gpu_check  # noqa: E402
 from gpu_check_steps import STEPS, TINY_MODEL, Outcome, Step, Surroundings, engine_processes, trained  # noqa: E402
 
+pytestmark = pytest.mark.extended
+
 SLEEPER = "import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(99)']); time.sleep(99)"
 
 

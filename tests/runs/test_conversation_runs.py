@@ -162,6 +162,7 @@ def test_five_minutes_of_killed_environments_lose_and_double_nothing(talk: dict[
     assert sum(row["conversations/restarts"] for row in metrics) > 50
 
 
+@pytest.mark.extended
 def test_environments_that_die_at_random_lose_nothing_and_score_nothing(
     talk: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -78,6 +78,7 @@ def turns_of(tmp_path: Path) -> list[TrainingText]:
 # --- whole runs -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.extended
 def test_two_workers_and_two_servers(tmp_path: Path, problems: Path) -> None:
     def forgetful(call: Call) -> Any:
         return web.Response(status=503) if call.number % 11 == 5 else polite(call)
@@ -152,6 +153,7 @@ def run_with_failures(tmp_path: Path, problems: Path, failing: str, *further: st
     return lines
 
 
+@pytest.mark.extended
 def test_a_run_that_is_stopped_goes_on(server: ScriptedServer, tmp_path: Path, problems: Path) -> None:
     server.delay_s = 0.05
     arguments = words(tmp_path, problems, [server], "actor.llm_max_rollouts=2")
@@ -183,6 +185,7 @@ def test_a_run_that_is_stopped_goes_on(server: ScriptedServer, tmp_path: Path, p
     assert "another num_reasoning_steps" in output
 
 
+@pytest.mark.extended
 def test_ctrl_c_ends_all_processes(server: ScriptedServer, tmp_path: Path, problems: Path) -> None:
     server.delay_s = 30
     process = start(words(tmp_path, problems, [server], "actor.rollout_workers=2"))
@@ -200,6 +203,7 @@ def test_ctrl_c_ends_all_processes(server: ScriptedServer, tmp_path: Path, probl
         time.sleep(0.05)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("number", "told"),
     [(signal.SIGKILL, "rc-worker-0 died (exit code -9)"), (signal.SIGSTOP, "rc-worker-0 (process")],
@@ -222,6 +226,7 @@ def test_a_worker_that_is_killed_or_stopped_ends_the_run_by_name(
     assert told in output
 
 
+@pytest.mark.extended
 def test_workers_end_when_the_loop_is_killed(server: ScriptedServer, tmp_path: Path, problems: Path) -> None:
     server.delay_s = 30
     process = start(words(tmp_path, problems, [server]))
@@ -237,6 +242,7 @@ def test_workers_end_when_the_loop_is_killed(server: ScriptedServer, tmp_path: P
         time.sleep(0.05)
 
 
+@pytest.mark.extended
 def test_a_server_that_stays_away_ends_the_run(server: ScriptedServer, tmp_path: Path, problems: Path) -> None:
     server.script = lambda call: server._loop.stop() if call.number == 20 else polite(call)
     code, output = run(words(tmp_path, problems, [server], "me.max_server_downtime_s=2"))
@@ -245,6 +251,7 @@ def test_a_server_that_stays_away_ends_the_run(server: ScriptedServer, tmp_path:
     assert "Traceback" not in output
 
 
+@pytest.mark.extended
 def test_a_server_that_is_restarted_costs_no_trajectory(tmp_path: Path, problems: Path) -> None:
     with ScriptedServer(delay_s=0.05) as server:
 
@@ -287,6 +294,7 @@ async def fails(turn, score):
 """
 
 
+@pytest.mark.extended
 def test_loader_and_policies_of_the_users(server: ScriptedServer, tmp_path: Path, problems: Path) -> None:
     (tmp_path / "mine_rc.py").write_text(USERS_PARTS)
     mine = ("dataset_loader=mine_rc.load_datasets", "train_dataset_names=[a, b]", "seed=5")
@@ -351,6 +359,7 @@ def test_mistakes_are_told_before_anything_starts(
     assert time.monotonic() - started < 15
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("word", "told"),
     [
@@ -372,6 +381,7 @@ def test_what_a_worker_finds_out(server: ScriptedServer, tmp_path: Path, problem
         assert summary_of(tmp_path)["dropped"] == {"prompt_too_long": 12}
 
 
+@pytest.mark.extended
 def test_an_absent_server_is_one_message_in_time(tmp_path: Path, problems: Path) -> None:
     absent = ScriptedServer(port=1)
     started = time.monotonic()
@@ -382,6 +392,7 @@ def test_an_absent_server_is_one_message_in_time(tmp_path: Path, problems: Path)
     assert time.monotonic() - started < 15
 
 
+@pytest.mark.extended
 def test_a_wrong_key_is_one_message(server: ScriptedServer, tmp_path: Path, problems: Path) -> None:
     server.api_key = "rightrightright"
     named = [*words(tmp_path, problems, [server]), f"me.api_key_urls={server.url}"]
@@ -393,6 +404,7 @@ def test_a_wrong_key_is_one_message(server: ScriptedServer, tmp_path: Path, prob
     assert {call.authorization for call in server.calls} == {"Bearer rightrightright"}
 
 
+@pytest.mark.extended
 def test_the_key_of_openai_goes_to_the_servers_named_for_it_alone(
     server: ScriptedServer, tmp_path: Path, problems: Path
 ) -> None:
@@ -402,6 +414,7 @@ def test_the_key_of_openai_goes_to_the_servers_named_for_it_alone(
     assert {call.authorization for call in server.calls} == {None}
 
 
+@pytest.mark.extended
 def test_an_entry_that_is_too_large_is_dropped(server: ScriptedServer, tmp_path: Path, problems: Path) -> None:
     """And with it the trajectory that it belongs to, not the other samples of the problem."""
     long = threading.Event()
@@ -454,6 +467,7 @@ def test_the_base_file_holds_the_documented_keys_and_defaults() -> None:
     read_options(config)
 
 
+@pytest.mark.extended
 def test_evaluation_uses_the_test_sampling_and_a_stream_of_its_own(
     server: ScriptedServer, tmp_path: Path, problems: Path
 ) -> None:
@@ -476,6 +490,7 @@ def test_evaluation_uses_the_test_sampling_and_a_stream_of_its_own(
     assert again["one_long_turns"] == 12
 
 
+@pytest.mark.extended
 def test_an_evaluation_against_one_long_turn(tmp_path: Path) -> None:
     """Cycles of 48 and summaries of 32 tokens, hence 208 for one turn; the context ends it earlier for one of the problems."""
 

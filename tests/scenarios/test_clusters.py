@@ -9,6 +9,8 @@ import pytest
 from clusters import Node, marked, ray_nodes
 from whole_runs import assert_no_shared_memory_is_left, shared_memory
 
+pytestmark = pytest.mark.extended
+
 PASS_ARRAYS_AROUND = """
 import os
 import socket

@@ -28,6 +28,8 @@ from open_instruct.run.heartbeats import Heartbeats
 from open_instruct.run.parameter_synchronizer import ParameterSynchronizer
 from open_instruct.system.interruption import Interrupted
 
+pytestmark = pytest.mark.extended
+
 
 @pytest.fixture(autouse=True)
 def played_parts_travel_as_code(ray_session: Any) -> None:

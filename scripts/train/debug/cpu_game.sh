@@ -21,17 +21,17 @@ exec "$ROOT/.venv/bin/python" "$ROOT/open_instruct/grpo_fast.py" \
     --response_length 192 \
     --per_turn_max_tokens 8 \
     --pack_length 4096 \
-    --num_unique_prompts_rollout 16 \
+    --num_unique_prompts_rollout 8 \
     --num_samples_per_prompt_rollout 8 \
-    --total_episodes 7680 \
+    --total_episodes 6400 \
     --learning_rate 1e-4 \
     --beta 0.0 \
     --load_ref_policy False \
     --vllm_enforce_eager \
     --vllm_enable_prefix_caching \
     --eval_on_step_0 \
-    --local_eval_every 20 \
-    --checkpoint_state_freq 60 \
+    --local_eval_every 25 \
+    --checkpoint_state_freq 100 \
     --seed 1 \
     --output_dir out/cpu_game \
     "$@"
