@@ -243,12 +243,17 @@ class TextArena(Environment):
     """A game of TextArena for one player, such as `GuessTheNumber-v0`. The row or the configuration says `game`.
 
     The player sees what the game says, and answers in text. The reward is the game's, at its end.
+
+    Args:
+        only_wins: a reward of 1 for a game that was won (the game's reward is 1 or more) and 0 for any other, because what games
+            give for a near miss may be easier to raise than the share of games that are won. The row may say it, too.
+        options: of the game.
     """
 
     takes_text = True
 
-    def __init__(self, game: str = "", **options: Any) -> None:
-        self._game, self._options = game, options
+    def __init__(self, game: str = "", only_wins: bool = False, **options: Any) -> None:
+        self._game, self._only_wins, self._options = game, only_wins, options
         self._own: Any = None
         self._num_turns = 0
         self._reward = 0.0
@@ -263,6 +268,7 @@ class TextArena(Environment):
         game = task.get("game", self._game)
         if not game:
             raise ValueError("textarena needs the name of a 'game', such as GuessTheNumber-v0")
+        self._only_wins = bool(task.get("only_wins", self._only_wins))
         random.seed(seed)  # some games draw from Python's own generator
         self._own = textarena.make(f"{game}-raw", **self._options)  # raw: what is new alone, not all that was said
         try:
@@ -288,7 +294,7 @@ class TextArena(Environment):
         reward = (rewards or {}).get(0)
         if not isinstance(reward, Real):  # in 0.7.4 Countdown, Cryptarithm and Slitherlink say it so after a wrong move
             raise ValueError(f"textarena: {self._own.env_id} ends with {reward!r:.80}, which is no reward")
-        self._reward = float(reward)
+        self._reward = float(reward >= 1.0) if self._only_wins else float(reward)
         return Observation([], self._reward, done=True)
 
     async def finish(self) -> Ending:

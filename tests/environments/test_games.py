@@ -123,3 +123,14 @@ def test_a_game_of_textarena_says_only_what_is_new() -> None:
     assert [one.messages[0]["content"] for one in said] == ["The target number is higher."] * 2
     with pytest.raises(ValueError, match="needs the name of a 'game'"):
         play(TextArena(), [])
+
+
+def test_a_near_miss_of_textarena_earns_nothing_where_only_wins_count() -> None:
+    turns = [Turn("[1]")] * 40  # the second time it is an invalid move, which soon ends the game
+    by_game, _ = play(TextArena(), turns, seed=3, game="GuessTheNumber-v0")
+    for environment, facts in ((TextArena(only_wins=True), {}), (TextArena(), {"only_wins": True})):
+        only_wins, numbers = play(environment, turns, seed=3, game="GuessTheNumber-v0", **facts)
+        assert [one.done for one in only_wins] == [one.done for one in by_game]
+        assert (only_wins[-1].reward, numbers["solved"]) == (0.0, 0.0)
+    assert by_game[-1].done
+    assert 0 < by_game[-1].reward < 1
