@@ -378,8 +378,8 @@ class Conversation:
         return shorter
 
     def _branch(self, messages: Sequence[Message]) -> bool:
-        """Go on in a new sample, whose prompt is rendered anew because the template changes what was said. Without room for it the
-        conversation ends in the sample that it is in."""
+        """Go on in a new sample, whose prompt is rendered anew because the template changes what was said. Without room for it
+        the conversation ends in the sample that it is in."""
         self._messages += messages
         prompt_ids = self._render()
         if len(prompt_ids) >= self._longest or self._num_response_tokens() >= self._setting.sampling.max_tokens:

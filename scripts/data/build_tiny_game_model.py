@@ -1,0 +1,126 @@
+"""Builds the tiny model in `assets/tiny_game_model/` that the demo of games trains: it guesses numbers, mostly at random.
+
+    python scripts/data/build_tiny_game_model.py --output_dir assets/tiny_game_model
+
+The make of `build_tiny_model.py`, with another upbringing: TextArena's GuessTheNumber, in which most guesses are drawn at random
+from the numbers that were not said yet, and a few lie within what the hints allow. So reinforcement learning has something to
+find: heeding the hints wins. Writes the rows of the demo, too.
+
+    at random              half of the games are won, in 7.8 guesses on average (10 if the game is lost)
+    within the hints       all, in 4.6
+
+Deterministic, and recorded in `build.json`, like the other tiny models. Takes about 5 minutes on one quiet core.
+"""
+
+import argparse
+import dataclasses
+import json
+import random
+import sys
+import time
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+from build_tiny_model import RECORD, BuildConfig, MicroBatch, make_model, sha256_of, train_tokenizer, warm_up
+from build_tiny_tools_model import GAME, HIGHEST, HINT, LOWEST, Piece, Pieces, collate
+from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
+
+PROMPT = "Game {:04d}."
+NUM_TRAIN, NUM_EVAL = 512, 128
+HEEDFUL_SHARE = 0.25
+"""Of the guesses that lie within what the hints allow on purpose."""
+MOST_GUESSES = 10
+CONFIG = BuildConfig(vocab_size=768, batch_size=64, num_micro_batches=4, arithmetic_steps=500, habit_steps=0)
+
+
+def game(pieces: Pieces, rng: random.Random) -> list[Piece]:
+    """A conversation with the game."""
+    secret = rng.randint(LOWEST, HIGHEST)
+    lowest, highest, left = LOWEST, HIGHEST, list(range(LOWEST, HIGHEST + 1))
+    said = [pieces.prompt(PROMPT.format(rng.randrange(10_000)), GAME)]
+    for number in range(1, MOST_GUESSES + 1):
+        allowed = [one for one in left if lowest <= one <= highest]
+        guess = rng.choice(allowed if rng.random() < HEEDFUL_SHARE else left)
+        left.remove(guess)
+        said.append(pieces.said(f"[{guess}]", ends=True))
+        if guess == secret or number == MOST_GUESSES:
+            break
+        lowest, highest = (max(lowest, guess + 1), highest) if guess < secret else (lowest, min(highest, guess - 1))
+        said.append(pieces.game(HINT.format("higher" if guess < secret else "lower")))
+    return said
+
+
+def batches(config: BuildConfig, pieces: Pieces, pad: int) -> Iterator[list[MicroBatch]]:
+    """The micro-batches of each step: conversations of like length together."""
+    rng = random.Random(config.seed)
+    for _ in range(config.steps):
+        rows = [game(pieces, rng) for _ in range(config.batch_size)]
+        rows.sort(key=lambda row: sum(len(ids) for ids, _ in row))
+        size = config.batch_size // config.num_micro_batches
+        yield [collate(rows[i : i + size], pad) for i in range(0, len(rows), size)]
+
+
+def tokenizer_texts(rng: random.Random) -> list[str]:
+    """What the tokenizer is trained on."""
+    texts = []
+    for _ in range(1000):
+        texts += [PROMPT.format(rng.randrange(10_000)), GAME, HINT.format("higher"), HINT.format("lower")]
+        texts.append(f"[{rng.randint(LOWEST, HIGHEST)}]")
+    return texts
+
+
+def build(config: BuildConfig) -> tuple[Qwen3ForCausalLM, PreTrainedTokenizerFast, float]:
+    """Model, tokenizer and the last loss."""
+    torch.manual_seed(config.seed)
+    tokenizer = train_tokenizer(tokenizer_texts(random.Random(config.seed)), config.vocab_size)
+    model = make_model(config, tokenizer)
+    return model, tokenizer, warm_up(model, config, batches(config, Pieces(tokenizer), tokenizer.pad_token_id))
+
+
+def write_rows(path: Path, first: int, number: int) -> None:
+    """Rows that say nothing but the number of the game: the secret comes from the prompt's seed."""
+    environment = {"env_name": "textarena", "game": "GuessTheNumber-v0", "only_wins": True}
+    rows = (
+        {
+            "messages": [{"role": "user", "content": PROMPT.format(game_number)}],
+            "ground_truth": "the game says",
+            "dataset": "passthrough",
+            "env_config": environment,
+        }
+        for game_number in range(first, first + number)
+    )
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def main(argv: list[str]) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output_dir", type=Path, default=Path("assets/tiny_game_model"))
+    parser.add_argument("--seed", type=int, default=BuildConfig.seed)
+    args = parser.parse_args(argv)
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)
+    config = dataclasses.replace(CONFIG, seed=args.seed)
+    start = time.process_time()
+    model, tokenizer, loss = build(config)
+    model.save_pretrained(args.output_dir)
+    tokenizer.save_pretrained(args.output_dir)
+    write_rows(args.output_dir.parent / "guess_the_number_train.jsonl", 0, NUM_TRAIN)
+    write_rows(args.output_dir.parent / "guess_the_number_eval.jsonl", 9000, NUM_EVAL)
+    record = {
+        "command": f"python scripts/data/build_tiny_game_model.py --seed {config.seed}",
+        "versions": {package: version(package) for package in ("torch", "transformers", "tokenizers")},
+        "config": dataclasses.asdict(config),
+        "heedful_share": HEEDFUL_SHARE,
+        "num_parameters": model.num_parameters(),
+        "final_loss": round(loss, 4),
+        "cpu_seconds": round(time.process_time() - start),
+        "sha256": sha256_of(args.output_dir),
+    }
+    (args.output_dir / RECORD).write_text(json.dumps(record, indent=2) + "\n")
+    print(json.dumps(record, indent=2))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
