@@ -294,7 +294,9 @@ class TextArena(Environment):
         reward = (rewards or {}).get(0)
         if not isinstance(reward, Real):  # in 0.7.4 Countdown, Cryptarithm and Slitherlink say it so after a wrong move
             raise ValueError(f"textarena: {self._own.env_id} ends with {reward!r:.80}, which is no reward")
-        self._reward = float(reward >= 1.0) if self._only_wins else float(reward)
+        self._reward = float(reward)
+        if self._only_wins:
+            self._reward = float(self._reward >= 1.0)
         return Observation([], self._reward, done=True)
 
     async def finish(self) -> Ending:
