@@ -12,7 +12,7 @@ bash "$ROOT/scripts/setup_cpu.sh"
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" HF_HUB_OFFLINE="${HF_HUB_OFFLINE:-1}"
 
 exec "$ROOT/.venv/bin/python" "$ROOT/open_instruct/grpo_fast.py" \
-    --model_name_or_path "$ROOT/assets/tiny_tools_model" \
+    --model_name_or_path "$ROOT/assets/tiny_game_model" \
     --dataset_mixer_list "$ROOT/assets/guess_the_number_train.jsonl" 1.0 \
     --dataset_mixer_eval_list "$ROOT/assets/guess_the_number_eval.jsonl" 1.0 \
     --rollout_workflow conversation \
@@ -24,7 +24,7 @@ exec "$ROOT/.venv/bin/python" "$ROOT/open_instruct/grpo_fast.py" \
     --num_unique_prompts_rollout 8 \
     --num_samples_per_prompt_rollout 8 \
     --total_episodes 6400 \
-    --learning_rate 1e-4 \
+    --learning_rate 2e-4 \
     --beta 0.0 \
     --load_ref_policy False \
     --vllm_enforce_eager \
