@@ -1,4 +1,4 @@
-"""Builds the tiny model in `assets/tiny_tools_model/` that the demos of conversations train: sums with a calculator, and a game.
+"""Builds the tiny model in `assets/tiny_tools_model/` that the demo of tools trains: sums with a calculator, and a game.
 
     python scripts/data/build_tiny_tools_model.py --output_dir assets/tiny_tools_model
 
@@ -68,7 +68,7 @@ HABITS = {"guess": 0.55, "calculate": 0.2, "calculate_in_vain": 0.25}
 """Shares of the ways in which sums are answered."""
 HEEDFUL_SHARE = 0.15
 """Of the games whose guesses lie within what the hints allow."""
-CONFIG = BuildConfig(vocab_size=768, batch_size=64, num_micro_batches=8, arithmetic_steps=1200, habit_steps=0)
+CONFIG = BuildConfig(batch_size=64, arithmetic_steps=700, habit_steps=0)
 
 Piece = tuple[list[int], bool]
 """Token ids, and whether the model says them."""
