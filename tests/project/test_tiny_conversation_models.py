@@ -1,4 +1,4 @@
-"""The models that the demos of conversations train are what their build scripts and their records say, and leave room to learn."""
+"""The models of the demos of conversations are what their build scripts and their records say, and leave room to learn."""
 
 import dataclasses
 import json
