@@ -41,6 +41,7 @@ def pytest_configure(config: pytest.Config) -> None:
     succeed(libc.mount(b"tmpfs", b"/dev/shm", b"tmpfs", 0, None))
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in the same hook
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What a lane of pytest-xdist runs as a whole: all tests that share Ray in this process, or the others of a file. What takes
     longest comes first, so that the lanes end at about the same time."""
