@@ -17,7 +17,7 @@ bash "$ROOT/scripts/setup_cpu.sh"
 TEST_LANES="${TEST_LANES:-$most}"
 marks=(-m "not extended and not slow and not gpu")
 lanes=()
-[ "$TEST_LANES" = 1 ] || lanes=(-n "$TEST_LANES" --dist loadgroup --no-loadscope-reorder)
+[ "$TEST_LANES" = 1 ] || lanes=(-n "$TEST_LANES" --dist loadscope --no-loadscope-reorder)
 for argument in "$@"; do
     case "$argument" in
         -m | -m?* | --markexpr | --markexpr=*) marks=() ;;

@@ -1,7 +1,9 @@
 """Real parts, started once for a whole session: Ray, engines, tiny models."""
 
 import ctypes
+import functools
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -41,15 +43,28 @@ def pytest_configure(config: pytest.Config) -> None:
     succeed(libc.mount(b"tmpfs", b"/dev/shm", b"tmpfs", 0, None))
 
 
-@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in the same hook
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """What a lane runs as a whole: all files whose tests share Ray in this process, or any other file."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Lanes(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return _SHARED if shares_ray(config.rootpath / file) else file
+
+    return Lanes(config, log)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What a lane of pytest-xdist runs as a whole: all tests that share Ray in this process, or the others of a file. What takes
-    longest comes first, so that the lanes end at about the same time."""
-    groups = {item: _SHARED if "ray_session" in getattr(item, "fixturenames", ()) else str(item.path) for item in items}
-    for item, group in groups.items():
-        item.add_marker(pytest.mark.xdist_group(group))
+    """In lanes what takes longest comes first, so that the lanes end at about the same time."""
     if "PYTEST_XDIST_WORKER" in os.environ:
-        items.sort(key=lambda item: (groups[item] != _SHARED, not _LONG & set(item.path.parts)))
+        items.sort(key=lambda item: (not shares_ray(item.path), not _LONG & set(item.path.parts)))
+
+
+@functools.cache
+def shares_ray(path: Path) -> bool:
+    """Whether a file has tests that use the session's Ray, engines or both."""
+    return bool(re.search(r"\b(ray_session|engines): (Any|SimpleNamespace)", path.read_text()))
 
 
 def make_args(**options: Any) -> Any:
