@@ -63,7 +63,8 @@ from open_instruct.system.interruption import ends_by_signals, tell
 logging.basicConfig(filename=sys.argv[1])
 with ends_by_signals():
     print("ready", flush=True)
-    time.sleep(0.5)
+    while not os.path.exists(sys.argv[1] + "-nobody-listens"):
+        time.sleep(0.05)
     for number in range(3):
         tell(f"line {number} " + "x" * 100_000)
         time.sleep(0.1)
@@ -75,6 +76,7 @@ def test_a_reader_that_goes_away_ends_nothing(tmp_path: Path) -> None:
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
     process.stdout.close()
+    (tmp_path / "log-nobody-listens").touch()
     assert process.wait(timeout=30) == 0
     assert (tmp_path / "log").read_text().count("stdout is closed") == 1
 
@@ -95,6 +97,7 @@ def test_a_terminal_that_is_closed_ends_nothing(tmp_path: Path) -> None:
     while "SIGHUP" not in (tmp_path / "log").read_text():
         assert time.monotonic() < deadline
         time.sleep(0.1)
+    (tmp_path / "log-nobody-listens").touch()
     process.wait(timeout=30)
     assert (tmp_path / "log").read_text().count("the terminal is closed") == 1
 
