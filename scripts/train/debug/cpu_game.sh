@@ -23,15 +23,14 @@ exec "$ROOT/.venv/bin/python" "$ROOT/open_instruct/grpo_fast.py" \
     --pack_length 4096 \
     --num_unique_prompts_rollout 8 \
     --num_samples_per_prompt_rollout 8 \
-    --total_episodes 6400 \
+    --total_episodes 5120 \
     --learning_rate 2e-4 \
-    --beta 0.0 \
-    --load_ref_policy False \
+    --beta 0.05 \
     --vllm_enforce_eager \
     --vllm_enable_prefix_caching \
     --eval_on_step_0 \
-    --local_eval_every 25 \
-    --checkpoint_state_freq 100 \
+    --local_eval_every 20 \
+    --checkpoint_state_freq 80 \
     --seed 1 \
     --output_dir out/cpu_game \
     "$@"
