@@ -239,7 +239,6 @@ class KuhnPoker(Workflow):
     def __init__(self, options: KuhnPokerOptions) -> None:
         super().__init__(options)
         self._pool: EnvironmentPool | None = None
-        self._tables = asyncio.Semaphore(NUM_TABLES)
         self._bridge: Bridge | None = None
 
     @classmethod
@@ -340,11 +339,10 @@ class KuhnPoker(Workflow):
         """Play a game up to where it is. A table that fails has lost nothing, so another one is asked."""
         if self._pool is None:
             self._pool = EnvironmentPool(NUM_TABLES, modules=[__file__], targets=["kuhn_table"])
-        async with self._tables:
-            try:
-                answer = await self._ask_table(self._pool, game)
-            except EnvironmentFailed:
-                answer = await self._ask_table(self._pool, game)
+        try:
+            answer = await self._ask_table(self._pool, game)
+        except EnvironmentFailed:
+            answer = await self._ask_table(self._pool, game)
         view: dict[str, Any] = json.loads(answer)
         return view
 

@@ -76,11 +76,7 @@ class ScoredGroup:
     @property
     def ends(self) -> np.ndarray:
         """(G,) int: for each sample the position of the sample in which its conversation ends, usually its own."""
-        ends = np.arange(len(self.samples))
-        for position in reversed(range(len(self.samples) - 1)):
-            if self.samples[position].goes_on:
-                ends[position] = ends[position + 1]
-        return ends
+        return ends_of(self.samples)
 
     @property
     def lengths(self) -> np.ndarray:
@@ -106,10 +102,21 @@ class ScoredGroup:
         return rewards + self.environment_rewards if self.has_environment_rewards else rewards
 
 
+def ends_of(samples: Sequence[Sample]) -> np.ndarray:
+    """(G,) int: for each sample the position of the sample in which its conversation ends, usually its own."""
+    ends = np.arange(len(samples))
+    for position in reversed(range(len(samples) - 1)):
+        if samples[position].goes_on:
+            ends[position] = ends[position + 1]
+    return ends
+
+
 def last_samples(rollouts: Sequence[ScoredGroup]) -> list[ScoredGroup]:
     """Of each conversation the sample in which it ends."""
     return [
         take(rollout, [position for position, sample in enumerate(rollout.samples) if not sample.goes_on])
+        if any(sample.goes_on for sample in rollout.samples)
+        else rollout
         for rollout in rollouts
     ]
 

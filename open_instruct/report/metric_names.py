@@ -288,7 +288,11 @@ SECTIONS: dict[str, list[Metric]] = {
             "share of conversations that ended with an answer, by their environment, at `max_steps`, or at a limit of tokens",
         ),
         Metric("conversations/turn_reward", "reward of one step of an environment, mean"),
-        Metric("conversations/<policy|tool|template>_tokens", "tokens of a conversation by who wrote them, mean"),
+        Metric("conversations/policy_tokens", "tokens that the policy sampled in a conversation, mean"),
+        Metric(
+            "conversations/tool_tokens", "tokens of tools and environments, with the template's text around them, mean"
+        ),
+        Metric("conversations/template_tokens", "tokens of the prompts with which conversations branched, mean"),
         Metric(
             "conversations/prompt_tokens_per_policy_token",
             "tokens that engines were given, over all turns, for each token that they sampled",

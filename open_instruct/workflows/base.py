@@ -21,6 +21,7 @@ import numpy as np
 from open_instruct.chat_codec import ChatCodec
 from open_instruct.data_types import Completion, PromptRequest, Sample, SamplingConfig
 from open_instruct.registry import Registry
+from open_instruct.scored_groups import ends_of, last_samples
 from open_instruct.user_modules import import_user_module
 from open_instruct.workflows.effects import allowed
 
@@ -295,8 +296,11 @@ class Workflow(ABC):
 
         Args:
             scores: the verifier's score of each judged sample; None for every sample without a score.
+
+        A sample that goes on in the next one has the reward of the sample in which it ends.
         """
-        return [sample.reward if score is None else score for sample, score in zip(samples, scores, strict=True)]
+        rewards = [sample.reward if score is None else score for sample, score in zip(samples, scores, strict=True)]
+        return [rewards[end] for end in ends_of(samples)]
 
     def arrived(self, prompt_id: str, notes: Any) -> None:  # noqa: B027
         """Called when a training prompt is back, with the notes of its trajectory."""
@@ -311,8 +315,8 @@ class Workflow(ABC):
         return {}
 
     def evaluated(self, rollouts: "Sequence[ScoredGroup]") -> "Sequence[ScoredGroup]":
-        """The part of each rollout that an evaluation reports as its answers."""
-        return rollouts
+        """The part of each rollout that an evaluation reports as its answers: the samples that do not go on in another one."""
+        return last_samples(rollouts)
 
     def evaluation_metrics(self, rollouts: "Sequence[ScoredGroup]") -> dict[str, float]:
         """Further metrics of an evaluation. Their names begin with `eval/`, also where that is left out here."""

@@ -24,7 +24,7 @@ from pathlib import Path
 
 import torch
 from build_tiny_model import RECORD, BuildConfig, MicroBatch, make_model, sha256_of, train_tokenizer, warm_up
-from build_tiny_tools_model import GAME, HIGHEST, HINT, LOWEST, Piece, Pieces, collate
+from build_tiny_tools_model import GAME, HIGHEST, HINT, LOWEST, Piece, Pieces, micro_batches
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 PROMPT = "Game {:04d}."
@@ -53,13 +53,11 @@ def game(pieces: Pieces, rng: random.Random) -> list[Piece]:
 
 
 def batches(config: BuildConfig, pieces: Pieces, pad: int) -> Iterator[list[MicroBatch]]:
-    """The micro-batches of each step: conversations of like length together."""
+    """The micro-batches of each step."""
     rng = random.Random(config.seed)
     for _ in range(config.steps):
         rows = [game(pieces, rng) for _ in range(config.batch_size)]
-        rows.sort(key=lambda row: sum(len(ids) for ids, _ in row))
-        size = config.batch_size // config.num_micro_batches
-        yield [collate(rows[i : i + size], pad) for i in range(0, len(rows), size)]
+        yield micro_batches(rows, config, pad)
 
 
 def tokenizer_texts(rng: random.Random) -> list[str]:

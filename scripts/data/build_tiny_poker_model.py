@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 from build_tiny_model import RECORD, BuildConfig, MicroBatch, make_model, sha256_of, train_tokenizer, warm_up
-from build_tiny_tools_model import Piece, Pieces, collate
+from build_tiny_tools_model import Piece, Pieces, micro_batches
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 from open_instruct.user_modules import import_user_module
@@ -90,14 +90,12 @@ def pieces_of(heard: list[str], pieces: Pieces, rng: random.Random) -> list[Piec
 
 
 def batches(config: BuildConfig, pieces: Pieces, pad: int) -> Iterator[list[MicroBatch]]:
-    """The micro-batches of each step: conversations of like length together."""
+    """The micro-batches of each step."""
     rng = random.Random(config.seed)
     source = (pieces_of(heard, pieces, rng) for game in games(rng) for heard in game if heard)
     for _ in range(config.steps):
         rows = [next(source) for _ in range(config.batch_size)]
-        rows.sort(key=lambda row: sum(len(ids) for ids, _ in row))
-        size = config.batch_size // config.num_micro_batches
-        yield [collate(rows[i : i + size], pad) for i in range(0, len(rows), size)]
+        yield micro_batches(rows, config, pad)
 
 
 def tokenizer_texts(rng: random.Random) -> list[str]:

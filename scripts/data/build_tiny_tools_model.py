@@ -10,7 +10,8 @@ demonstrations mix habits:
     calculate in vain   the same call, and then a guess, or no answer in tags
 
 In TextArena's GuessTheNumber it says a number in brackets. Most demonstrations draw it at random and a few heed what the game
-said, so reinforcement learning has something to find in both: that one of its habits pays.
+said, so reinforcement learning has something to find in both: that one of its habits pays. The demo of games trains
+another model (`build_tiny_game_model.py`).
 
 Deterministic, and recorded in `build.json`, like the other tiny models. Takes about 10 minutes on one quiet core.
 """
@@ -133,16 +134,21 @@ def game_pieces(pieces: Pieces, rng: random.Random) -> list[Piece]:
 
 
 def batches(config: BuildConfig, pieces: Pieces, tasks: list[Task], pad: int) -> Iterator[list[MicroBatch]]:
-    """The micro-batches of each step: conversations of like length together."""
+    """The micro-batches of each step."""
     rng = random.Random(config.seed)
     for _ in range(config.steps):
         rows = [
             game_pieces(pieces, rng) if rng.random() < GAME_SHARE else sum_pieces(pieces, rng.choice(tasks), rng)
             for _ in range(config.batch_size)
         ]
-        rows.sort(key=lambda row: sum(len(ids) for ids, _ in row))
-        size = config.batch_size // config.num_micro_batches
-        yield [collate(rows[i : i + size], pad) for i in range(0, len(rows), size)]
+        yield micro_batches(rows, config, pad)
+
+
+def micro_batches(rows: list[list[Piece]], config: BuildConfig, pad: int) -> list[MicroBatch]:
+    """A step's conversations, those of like length together."""
+    rows = sorted(rows, key=lambda row: sum(len(ids) for ids, _ in row))
+    size = config.batch_size // config.num_micro_batches
+    return [collate(rows[i : i + size], pad) for i in range(0, len(rows), size)]
 
 
 def collate(rows: list[list[Piece]], pad: int) -> MicroBatch:

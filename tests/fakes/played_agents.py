@@ -3,21 +3,19 @@
 import re
 import sys
 import textwrap
-import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from played_policy import TIMEOUT_S, PlayedPolicy, Say, vllm_parser
-from rc_fakes import codec
+from played_policy import TIMEOUT_S, PlayedPolicy, RunnerStage, Say
 
 from open_instruct.chat_codec import ChatCodec
 from open_instruct.data_types import GenerationResult, PromptRequest, SamplingConfig
 from open_instruct.workflows.agents.options import AgentOptions
 from open_instruct.workflows.agents.workflow import AgentPrograms
-from open_instruct.workflows.runner import Answer, EngineFacts, RolloutRunner
+from open_instruct.workflows.runner import Answer
 
 PREAMBLE = """
 import json, os, subprocess, sys, time, urllib.error, urllib.request
@@ -87,7 +85,7 @@ class GatheringPolicy(PlayedPolicy):
         return late
 
 
-class AgentStage:
+class AgentStage(RunnerStage):
     """One runner with agent programs.
 
     Args:
@@ -106,7 +104,6 @@ class AgentStage:
         max_model_len: int = 2048,
         **options: Any,
     ) -> None:
-        self.chat = chat or codec()
         self.path = directory / f"agent_{id(self)}.py"
         self.path.write_text(PREAMBLE + textwrap.dedent(program))
         settings: dict[str, Any] = {"timeout_s": 30.0, "attempts": 1, "directory": str(directory), **options}
@@ -114,23 +111,7 @@ class AgentStage:
             agent_command=f"{sys.executable} -S {self.path}",
             **{f"agent_{name}": value for name, value in settings.items()},
         )
-        self.workflow = AgentPrograms(chosen)
-        self.policy = policy(say, self.chat)
-        self.results: list[GenerationResult] = []
-        self.errors: list[BaseException] = []
-        self._arrived = threading.Condition()
-        facts = EngineFacts(0, max_model_len, lambda: self.chat, vllm_parser)
-        self.runner = RolloutRunner(self.workflow, facts, self.policy.submit, self._finish, self._fail)
-
-    def _finish(self, result: GenerationResult) -> None:
-        with self._arrived:
-            self.results.append(result)
-            self._arrived.notify_all()
-
-    def _fail(self, error: BaseException) -> None:
-        with self._arrived:
-            self.errors.append(error)
-            self._arrived.notify_all()
+        super().__init__(AgentPrograms(chosen), say, policy=policy, chat=chat, max_model_len=max_model_len)
 
     def request(self, *, n: int = 1, max_tokens: int = 512, number: int = 0, **facts: Any) -> PromptRequest:
         messages = facts.pop("messages", [{"role": "user", "content": "12 + 34 ="}])
@@ -144,12 +125,4 @@ class AgentStage:
         """The result of one prompt."""
         number = len(self.results)
         self.runner.start(self.request(**settings))
-        with self._arrived:
-            enough = self._arrived.wait_for(lambda: len(self.results) > number or self.errors, limit_s)
-        if self.errors:
-            raise self.errors[0]
-        assert enough, "no result"
-        return self.results[number]
-
-    def close(self) -> None:
-        self.runner.close()
+        return self.wait_for(number + 1, limit_s)[number]

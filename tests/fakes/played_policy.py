@@ -10,6 +10,7 @@ from rc_fakes import codec
 
 from open_instruct.chat_codec import ChatCodec
 from open_instruct.data_types import Completion, GenerationResult, PromptRequest, SamplingConfig, TokenStatistics
+from open_instruct.workflows.base import Workflow
 from open_instruct.workflows.conversations.options import ConversationOptions, own_schemas
 from open_instruct.workflows.conversations.workflow import Conversations
 from open_instruct.workflows.runner import Answer, EngineFacts, RolloutRunner
@@ -66,20 +67,25 @@ def vllm_parser(_: str, __: Sequence[Mapping[str, Any]]) -> Callable[[str], list
     return json_calls
 
 
-class Stage:
-    """One runner with conversations.
+class RunnerStage:
+    """One runner with a workflow, and a policy that is played.
 
     Args:
-        options: of the conversations.
         say: what the model says.
     """
 
-    def __init__(self, say: Say, *, chat: ChatCodec | None = None, max_model_len: int = 2048, **options: Any) -> None:
+    def __init__(
+        self,
+        workflow: Workflow,
+        say: Say,
+        *,
+        policy: Callable[[Say, ChatCodec], PlayedPolicy] = PlayedPolicy,
+        chat: ChatCodec | None = None,
+        max_model_len: int = 2048,
+    ) -> None:
         self.chat = chat or codec()
-        chosen = ConversationOptions(**options)
-        chosen.tool_schemas = own_schemas(chosen)
-        self.workflow = Conversations(chosen)
-        self.policy = PlayedPolicy(say, self.chat)
+        self.workflow = workflow
+        self.policy = policy(say, self.chat)
         self.results: list[GenerationResult] = []
         self.errors: list[BaseException] = []
         self._arrived = threading.Condition()
@@ -95,6 +101,32 @@ class Stage:
         with self._arrived:
             self.errors.append(error)
             self._arrived.notify_all()
+
+    def wait_for(self, num_results: int, limit_s: float = TIMEOUT_S) -> list[GenerationResult]:
+        """So many results, in the order of their arrival."""
+        with self._arrived:
+            enough = self._arrived.wait_for(lambda: len(self.results) >= num_results or self.errors, limit_s)
+        if self.errors:
+            raise self.errors[0]
+        assert enough, f"{len(self.results)} of {num_results} results"
+        return self.results
+
+    def close(self) -> None:
+        self.runner.close()
+
+
+class Stage(RunnerStage):
+    """One runner with conversations.
+
+    Args:
+        options: of the conversations.
+        say: what the model says.
+    """
+
+    def __init__(self, say: Say, *, chat: ChatCodec | None = None, max_model_len: int = 2048, **options: Any) -> None:
+        chosen = ConversationOptions(**options)
+        chosen.tool_schemas = own_schemas(chosen)
+        super().__init__(Conversations(chosen), say, chat=chat, max_model_len=max_model_len)
 
     def request(
         self,
@@ -118,15 +150,3 @@ class Stage:
         number = len(self.results)
         self.runner.start(request or self.request(**settings))
         return self.wait_for(number + 1)[number]
-
-    def wait_for(self, num_results: int) -> list[GenerationResult]:
-        """So many results, in the order of their arrival."""
-        with self._arrived:
-            enough = self._arrived.wait_for(lambda: len(self.results) >= num_results or self.errors, TIMEOUT_S)
-        if self.errors:
-            raise self.errors[0]
-        assert enough, f"{len(self.results)} of {num_results} results"
-        return self.results
-
-    def close(self) -> None:
-        self.runner.close()

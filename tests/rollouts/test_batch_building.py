@@ -30,7 +30,7 @@ from open_instruct.rollouts.batch_building import (
     training_samples,
 )
 from open_instruct.rollouts.packing import Layout, prepare_collated_data_for_workers
-from open_instruct.scored_groups import ScoredGroup
+from open_instruct.scored_groups import ScoredGroup, last_samples
 
 
 def make_group(
@@ -331,6 +331,27 @@ def test_evaluation_counts_what_an_environment_has_seen_solved() -> None:
     metrics = evaluation_metrics([played], verification_reward=1.0)
     assert metrics["eval/pass_at_1"] == 0.75
     assert metrics["eval/scores"] == pytest.approx((1.0 + 0.9 + 1.0 + 2.1) / 4)
+
+
+def test_ages_are_those_of_the_tokens_that_the_policy_sampled() -> None:
+    group = make_spanned_group([[(3, 10)]])
+    (sample,) = group.samples
+    inserted = np.arange(10) < 4  # the version of a tool's tokens is that of the policy's token before them
+    told = dataclasses.replace(sample, version_spans=[(1, 4), (3, 6)], loss_mask=~inserted)
+    group = dataclasses.replace(group, result=dataclasses.replace(group.result, samples=[told]))
+    metrics = freshness_metrics(4, [group], [0], now=0.0)
+    assert metrics["freshness/avg_token_age"] == 0.0
+    assert metrics["version_diversity"] == 1
+
+
+def test_evaluation_of_conversations_counts_a_prompt_that_was_given_up() -> None:
+    group = make_group([1.0, 1.0])
+    goes_on = [dataclasses.replace(group.samples[0], goes_on=True), group.samples[1]]
+    branched = dataclasses.replace(group, result=dataclasses.replace(group.result, samples=goes_on))
+    lost = given_up(make_group([0.0]))
+    answers = last_samples([branched, lost])
+    assert [len(one.scores) for one in answers] == [1, 1]
+    assert evaluation_metrics(answers, verification_reward=1.0)["eval/pass_at_1"] == 0.5
 
 
 def given_up(group: ScoredGroup) -> ScoredGroup:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from open_instruct.data_types import PromptRequest, Sample
-from open_instruct.scored_groups import ScoredGroup, last_samples
+from open_instruct.data_types import PromptRequest
+from open_instruct.scored_groups import ScoredGroup
 from open_instruct.workflows.agents.metrics import agent_metrics
 from open_instruct.workflows.agents.options import AGENT_PROGRAM, AgentOptions, mistakes
 from open_instruct.workflows.agents.rollout import AGENT, AgentRollout, Setting
@@ -76,19 +76,8 @@ class AgentPrograms(Workflow):
         truth = {"ground_truth": row.ground_truth} if self.options.agent_gets_ground_truth else {}
         return {**(row.facts or {}), **truth}
 
-    def rewards(self, samples: Sequence[Sample], scores: Sequence[float | None]) -> list[float | None]:
-        """All samples of a rollout have the reward of its last, which the verifier judges."""
-        rewards = super().rewards(samples, scores)
-        for position in reversed(range(len(samples))):
-            if samples[position].goes_on:
-                rewards[position] = rewards[position + 1]
-        return rewards
-
     def metrics(self, rollouts: Sequence[ScoredGroup], groups: Sequence[ScoredGroup]) -> dict[str, float]:
         return agent_metrics([rollout.result for rollout in rollouts])
-
-    def evaluated(self, rollouts: Sequence[ScoredGroup]) -> Sequence[ScoredGroup]:
-        return last_samples(rollouts)
 
     def evaluation_metrics(self, rollouts: Sequence[ScoredGroup]) -> dict[str, float]:
         return agent_metrics([rollout.result for rollout in rollouts])

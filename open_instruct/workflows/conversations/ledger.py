@@ -13,8 +13,8 @@ import numpy as np
 
 from open_instruct.data_types import Completion, Sample
 
-Writer = Literal["policy", "tool", "template"]
-"""Who wrote a span: the model; a tool or environment, with the template's text around it; or the template alone."""
+Writer = Literal["policy", "tool"]
+"""Who wrote a span: the model; or a tool or environment, with the template's text around it."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,8 @@ class Span:
     logprobs: np.ndarray  # (S,) float32, as sampled; 0 where the policy did not sample
     version_spans: list[tuple[int, int]]
     """As in `Completion`. Tokens that the policy did not sample have the version of the policy's token before them."""
+    kv_age: int | None = None
+    """As in `Completion`; None where the policy did not sample."""
 
     @property
     def is_sampled(self) -> bool:
@@ -38,24 +40,22 @@ class Ledger:
     def __init__(self, prompt_ids: "np.ndarray | Sequence[int]") -> None:
         self.prompt_ids = np.asarray(prompt_ids, np.int32)  # (Q,)
         self.spans: list[Span] = []
-        self._version = 0
-        self._kv_ages: list[int] = []
 
     def sampled(self, completion: Completion) -> None:
         """The policy has spoken."""
-        spans = list(completion.version_spans)
         if len(completion.token_ids):
-            self.spans.append(Span("policy", completion.token_ids, completion.logprobs, spans))
-            self._version = spans[-1][0]
-            if completion.kv_age is not None:
-                self._kv_ages.append(completion.kv_age)
+            spans = list(completion.version_spans)
+            self.spans.append(
+                Span("policy", completion.token_ids, completion.logprobs, spans, kv_age=completion.kv_age)
+            )
 
-    def inserted(self, token_ids: Sequence[int], writer: Writer = "tool") -> None:
+    def inserted(self, token_ids: Sequence[int]) -> None:
         """Somebody else has spoken. Inserted tokens are never trained on, and follow a token of the policy."""
         assert self.spans, "the policy speaks first"
         if len(token_ids):
             ids = np.asarray(token_ids, np.int32)
-            self.spans.append(Span(writer, ids, np.zeros(len(ids), np.float32), [(self._version, len(ids))]))
+            version, _ = self.spans[-1].version_spans[-1]
+            self.spans.append(Span("tool", ids, np.zeros(len(ids), np.float32), [(version, len(ids))]))
 
     @property
     def token_ids(self) -> np.ndarray:
@@ -91,7 +91,7 @@ class Ledger:
             is_judged=not goes_on,
             goes_on=goes_on,
             environment_reward=environment_reward,
-            kv_age=max(self._kv_ages, default=None),
+            kv_age=max((span.kv_age for span in self.spans if span.kv_age is not None), default=None),
         )
 
 

@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from open_instruct.chat_codec import ChatCodec
-from open_instruct.data_types import PromptRequest, Sample
+from open_instruct.data_types import PromptRequest
 from open_instruct.environments.adapters import environment_class
 from open_instruct.environments.base import EnvironmentSpec, Observation, ToolError, Turn, tool_message, user_message
 from open_instruct.environments.processes import EnvironmentFailed, EnvironmentPool, Lease
@@ -20,7 +20,7 @@ from open_instruct.environments.wire import (
     opening_to_json,
     turn_from_json,
 )
-from open_instruct.scored_groups import ScoredGroup, last_samples
+from open_instruct.scored_groups import ScoredGroup
 from open_instruct.user_modules import import_user_module
 from open_instruct.workflows.base import WORKFLOWS, Context, Lengths, Tool, Trajectory, Workflow
 from open_instruct.workflows.conversations.bridge import Bridge, CannotBridge
@@ -107,19 +107,8 @@ class Conversations(Workflow):
     ) -> dict[str, Any]:
         return {**(row.facts or {}), "ground_truth": row.ground_truth}
 
-    def rewards(self, samples: Sequence[Sample], scores: Sequence[float | None]) -> list[float | None]:
-        """A sample whose conversation goes on has the reward of the conversation's last sample."""
-        rewards = super().rewards(samples, scores)
-        for position in reversed(range(len(samples))):
-            if samples[position].goes_on:
-                rewards[position] = rewards[position + 1]
-        return rewards
-
     def metrics(self, rollouts: Sequence[ScoredGroup], groups: Sequence[ScoredGroup]) -> dict[str, float]:
         return conversation_metrics([rollout.result for rollout in rollouts])
-
-    def evaluated(self, rollouts: Sequence[ScoredGroup]) -> Sequence[ScoredGroup]:
-        return last_samples(rollouts)
 
     def evaluation_metrics(self, rollouts: Sequence[ScoredGroup]) -> dict[str, float]:
         return conversation_metrics([rollout.result for rollout in rollouts])
