@@ -1,0 +1,76 @@
+"""What verifiers are asked about a result."""
+
+from concurrent.futures import Future
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import TINY_MODEL
+from group_fakes import make_result
+from transformers import AutoTokenizer
+
+from open_instruct.data_types import GenerationResult, TokenStatistics
+from open_instruct.rollouts.result_scoring import ResultScoring
+from open_instruct.workflows.single_turn import SingleTurn
+
+TOKENIZER: Any = AutoTokenizer.from_pretrained(TINY_MODEL)
+FIELDS: dict[str, Any] = {
+    "index": 0,
+    "prompt_id": "train-0",
+    "issue_version": 1,
+    "engine_id": 0,
+    "token_statistics": TokenStatistics(0, 0, 0.0, 0.0),
+}
+ROW = SimpleNamespace(dataset="passthrough", ground_truth="-", raw_query="?")
+
+
+class Asked:
+    """Verifiers that keep what they are asked."""
+
+    def __init__(self) -> None:
+        self.texts: list[list[str]] = []
+        self.token_ids: list[list[list[int]]] = []
+
+    def submit(self, name: str, truth: object, token_ids: list[list[int]], texts: list[str], query: str) -> Future:
+        self.texts.append(texts)
+        self.token_ids.append(token_ids)
+        done: Future[list[Any]] = Future()
+        done.set_result([])
+        return done
+
+
+@pytest.fixture
+def result() -> GenerationResult:
+    responses = [np.array(TOKENIZER.encode(text), np.int32) for text in ("12 + 34", "46")]
+    spans = [[(1, len(ids))] for ids in responses]
+    logprobs = [np.zeros(len(ids), np.float32) for ids in responses]
+    return make_result(
+        responses=responses, logprobs=logprobs, finish_reasons=["stop"] * 2, version_spans=spans, **FIELDS
+    )
+
+
+def ask(result: GenerationResult, monkeypatch: pytest.MonkeyPatch) -> Asked:
+    verifiers: Any = Asked()
+    scoring = ResultScoring(SimpleNamespace(), SingleTurn(None), TOKENIZER, verifiers)  # type: ignore[arg-type]
+    monkeypatch.setattr(scoring, "_row", lambda _: ROW)
+    scoring.submit(result, lambda futures, seconds: None)
+    return verifiers
+
+
+def test_verifier_reads_judged_samples_from_where_the_answer_begins(
+    result: GenerationResult, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = result.samples
+    samples = [replace(first, answer_start=len(first.response_ids) - 1), replace(second, is_judged=False)]
+    asked = ask(replace(result, samples=samples), monkeypatch)
+    assert asked.token_ids == [[first.response_ids[-1:].tolist()]]
+    assert asked.texts == [TOKENIZER.batch_decode([first.response_ids[-1:]])]
+
+
+def test_a_result_without_a_judged_sample_has_no_text(
+    result: GenerationResult, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = ask(replace(result, samples=[replace(sample, is_judged=False) for sample in result.samples]), monkeypatch)
+    assert (asked.token_ids, asked.texts) == ([[]], [[]])
