@@ -4,6 +4,7 @@ import ctypes
 import functools
 import os
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -118,6 +119,13 @@ def ray_session() -> Iterator[Any]:
     with ray_cluster() as signals:
         signals.remove()  # pytest keeps Ctrl-C
         yield ray
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_learner_outlives_its_file() -> Iterator[None]:
+    yield
+    if "learner_group" in sys.modules:
+        sys.modules["learner_group"].end_idle_learners()
 
 
 @pytest.fixture(scope="session")

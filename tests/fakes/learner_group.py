@@ -1,5 +1,8 @@
 """A group of real learner actors, and samples for it to train on."""
 
+import gc
+import importlib
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -32,18 +35,20 @@ def make_samples(num: int, *, seed: int = 0, num_tokens: int = 60) -> list[Train
     return samples
 
 
+_IDLE: dict[tuple[int, ...], tuple[Any, Any]] = {}
+"""Groups whose test has ended, with their places, by the number of learners on each node."""
+
+
 class Learners:
-    """A group of real learner actors."""
+    """A group of real learner actors. Their processes serve one test after another, because it takes seconds to import torch."""
 
     def __init__(self, ray: Any, **options: Any) -> None:
-        from open_instruct.run.placement_group import create_actor_group, create_placement_groups
-
         # The engine's log-probs of `make_samples` are made up: by default they are not corrected for.
         options = {"use_rho_correction": False, **options}
         self.args = make_args(learning_rate=LEARNING_RATE, total_episodes=16 * 4, **options)
         self.ray = ray
-        self.placement = create_placement_groups(self.args)
-        self.group = create_actor_group(self.args, self.placement["actor"], None)
+        self._layout = tuple(self.args.num_learners_per_node)
+        self.group, self._places = _IDLE.pop(self._layout, None) or self._new_group()
         self.num_steps = 0
         started = self.group.async_init(self.args, with_ref=self.args.load_ref_policy)
         assert ray.get(started, timeout=TIMEOUT_S) == [0] * self.args.num_learners
@@ -100,9 +105,47 @@ class Learners:
         self.ray.get(self.group.async_save_model(0, directory=str(directory), with_optimizer=False), timeout=TIMEOUT_S)
         return load_file(directory / "model.safetensors")
 
+    def _new_group(self) -> tuple[Any, Any]:
+        from open_instruct.run.placement_group import create_actor_group, create_placement_groups
+
+        end_idle_learners(but=1)  # there is room for two groups beside this one
+        places = create_placement_groups(self.args)["actor"]
+        return create_actor_group(self.args, places, None), places[0]
+
     def close(self) -> None:
-        self.group.shut_down()
-        self.ray.util.remove_placement_group(self.placement["actor"][0])
+        self.ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+        started_over = [worker.__ray_call__.remote(start_over) for worker in self.group.workers]
+        self.ray.get(started_over, timeout=TIMEOUT_S)
+        if self._layout in _IDLE:
+            _end(self.group, self._places)
+        else:
+            _IDLE[self._layout] = self.group, self._places
+
+
+def start_over(learner: Any) -> None:
+    """Make a learner what it was before `init`, and its process free of what DeepSpeed keeps for all models of a process."""
+    import deepspeed
+
+    rank, world_size = learner.rank, learner.world_size
+    vars(learner).clear()
+    gc.collect()
+    torch.distributed.destroy_process_group()
+    deepspeed.comm.comm.cdb = None
+    importlib.reload(deepspeed.utils.groups)
+    learner.__init__(rank, world_size)
+
+
+def end_idle_learners(*, but: int = 0) -> None:
+    """Give back the places of the processes that no test uses, `but` for the groups that were used last."""
+    while len(_IDLE) > but:
+        _end(*_IDLE.pop(next(iter(_IDLE))))
+
+
+def _end(group: Any, places: Any) -> None:
+    import ray
+
+    group.shut_down()
+    ray.util.remove_placement_group(places)
 
 
 def plain_steps(

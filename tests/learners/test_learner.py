@@ -18,13 +18,13 @@ from open_instruct.storage.checkpoints import files_in
 @pytest.mark.parametrize(
     ("stage", "layout", "loss", "denominator"),
     [
+        (3, [2, 1], "dppo_tv", "token"),
+        (2, [1, 1], "grpo", "sequence"),
         (0, [1], "dapo", "token"),
         (2, [1], "dr_grpo", "constant"),
         (3, [1], "gspo", "sequence"),
         (0, [2], "gmpo", "sequence"),
-        (2, [1, 1], "grpo", "sequence"),
         (3, [2], "cispo", "token"),
-        (3, [2, 1], "dppo_tv", "token"),
     ],
     ids=lambda value: str(value),
 )

@@ -36,28 +36,33 @@ def test_directory_is_small_and_holds_the_recorded_files(name: str, script: Modu
 def test_script_has_the_recorded_parameters(name: str, script: ModuleType) -> None:
     record = record_of(name)
     assert record["config"] == dataclasses.asdict(script.CONFIG)
-    assert record["heedful_share"] == script.HEEDFUL_SHARE
+    assert record.get("heedful_share") == getattr(script, "HEEDFUL_SHARE", None)
     assert record.get("habits") == getattr(script, "HABITS", None)
+    assert record.get("thinks") == getattr(script, "THINKS", None)
 
 
-def test_demonstrated_games_are_those_of_textarena_and_mostly_pay_no_heed() -> None:
+def test_demonstrated_games_are_those_of_textarena_and_mostly_thoughtless() -> None:
     tokenizer = AutoTokenizer.from_pretrained(ASSETS / "tiny_game_model")
     rng, pieces = random.Random(1), Pieces(tokenizer)
-    outside = inside = 0
+    thoughts: dict[bool, list[bool]] = {True: [], False: []}
     for _ in range(200):
         lowest, highest = build_tiny_tools_model.LOWEST, build_tiny_tools_model.HIGHEST
         (_, *turns) = build_tiny_game_model.game(pieces, rng)
         assert turns[0][1]
         for (said, _), (heard, _) in zip(turns[::2], turns[1::2], strict=False):
-            guess = int(tokenizer.decode(said, skip_special_tokens=True).strip("[]"))
-            inside, outside = inside + (lowest <= guess <= highest), outside + (not lowest <= guess <= highest)
+            thought, _, guess_text = tokenizer.decode(said, skip_special_tokens=True).rpartition("[")
+            guess = int(guess_text.strip("]"))
+            assert thought in ("", f"{lowest}-{highest} ")
+            thoughts[bool(thought)].append(lowest <= guess <= highest)
             hint = tokenizer.decode(heard)
             if HINT.format("higher") in hint:
                 lowest = max(lowest, guess + 1)
             else:
                 assert HINT.format("lower") in hint
                 highest = min(highest, guess - 1)
-    assert 0.3 < inside / (inside + outside) < 0.7
+    assert all(thoughts[True])
+    assert 0.2 < sum(thoughts[False]) / len(thoughts[False]) < 0.6
+    assert 0.1 < len(thoughts[True]) / len(thoughts[False]) < 0.3
 
 
 def test_rows_of_the_game_name_their_environment() -> None:

@@ -15,13 +15,13 @@ from open_instruct.scored_groups import ScoredGroup
 from open_instruct.workflows.agents.metrics import agent_metrics
 from open_instruct.workflows.agents.options import AGENT_PROGRAM, AgentOptions, mistakes
 from open_instruct.workflows.agents.rollout import AGENT, AgentRollout, Setting
-from open_instruct.workflows.agents.server import AgentHost
 from open_instruct.workflows.base import WORKFLOWS, Context, Lengths, Tool, Trajectory, Workflow
 from open_instruct.workflows.conversations.bridge import Bridge
 
 if TYPE_CHECKING:
     from open_instruct.config.grpo_config import GRPOConfig
     from open_instruct.data.prompt_dataset import PromptRow
+    from open_instruct.workflows.agents.server import AgentHost
 
 
 @WORKFLOWS.register(AGENT_PROGRAM, options=AgentOptions)
@@ -116,6 +116,8 @@ class AgentPrograms(Workflow):
         )
 
     def engine_tools(self) -> Mapping[str, Tool]:
+        from open_instruct.workflows.agents.server import AgentHost  # with aiohttp, which the driver does not need
+
         self._host = self._host or AgentHost(self.options)
         return {AGENT: self._host.serve}
 
