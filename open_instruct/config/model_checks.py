@@ -128,7 +128,7 @@ def pairs_per_token(args: GRPOConfig) -> float | None:
     """What a token costs in the model apart from attention, in pairs of tokens that attention looks at (`share_prompts`); None if
     its attention cannot be told who sees whom. Raises `ValueError` if the model cannot be read."""
     config = _text_config(args)
-    if args.device.attn_implementation not in ("sdpa", "eager") or not attends_fully(config):
+    if args.device.attn_implementation != "sdpa" or not attends_fully(config):
         return None
     return linear_cost(config)
 

@@ -257,7 +257,7 @@ class OptimizerOptions:
     per_device_train_batch_size: int = 1
     """Rows of pack_length tokens in one forward and backward pass of a learner."""
     share_prompts: bool = True
-    """Learners compute a prompt once for several of its responses, where that is cheaper: with long prompts. The gradient is the
+    """Learners compute a prompt once for all of its responses, unless responses are much longer than prompts. The gradient is the
     same but for rounding. Not with flash attention, nor for models with sliding windows."""
 
 

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch.autograd.function import once_differentiable
 
 from open_instruct.config.model_support import logits_scale_and_cap
+from open_instruct.learners import shared_attention
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -163,6 +164,7 @@ class LogProbModel(torch.nn.Module):
                 possibly times a constant or below a cap (`logits_scale_and_cap`).
         """
         super().__init__()
+        model.set_attn_implementation(shared_attention.with_parts(model.config._attn_implementation))
         self.model = model
         self._chunk_elements = chunk_elements
         self._parts = parts
@@ -175,7 +177,8 @@ class LogProbModel(torch.nn.Module):
         temperature: float,
         other_ids: torch.Tensor | None = None,
         wanted: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
+        segments: torch.Tensor | None = None,
+        branches: torch.Tensor | None = None,
         predictors: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Log-probs of tokens 1..T-1, each given what stands before it in its sequence.
@@ -190,8 +193,7 @@ class LogProbModel(torch.nn.Module):
             other_ids: (B, T, K) further tokens that could have stood in the place of each token; None is K = 0.
             wanted: (B, T) bool: the tokens whose log-probs are computed; the head and its softmax run over these alone. None is
                 all tokens.
-            attention_mask: (B, 1, T, T) bool, as `shared_attention_mask` gives it where responses share a prompt.
-            predictors: (B, T): column of the token before each token in its sequence; None: the column before.
+            segments, branches, predictors: (B, T), those of `CollatedBatchData` where responses share a prompt; else None.
 
         Returns:
             (B, T-1) log-probs, (B, T-1) entropies and (B, T-1, K) log-probs of `other_ids`, as `chunked_log_probs` gives them;
@@ -199,11 +201,15 @@ class LogProbModel(torch.nn.Module):
             begins a sequence.
         """
         own_ids, own_columns = input_ids, range(input_ids.shape[1])
+        attention_mask, further = None, {}
+        if segments is not None and branches is not None:
+            further = {"parts": shared_attention.find_parts(segments, branches)}
+            attention_mask = segments.new_ones((1, 1, 1, 1), dtype=torch.bool)  # or Transformers would make one
         if self._parts is not None:
             sliced = self._parts.slice_inputs(input_ids, position_ids, attention_mask)
             own_ids, position_ids, attention_mask, own_columns = sliced
         hidden_BTH = self.model.base_model(
-            input_ids=own_ids, attention_mask=attention_mask, position_ids=position_ids, use_cache=False
+            input_ids=own_ids, attention_mask=attention_mask, position_ids=position_ids, use_cache=False, **further
         ).last_hidden_state
         labels_BTL = _labels(input_ids, other_ids)
         is_wanted_BT = torch.ones_like(labels_BTL[..., 0], dtype=torch.bool) if wanted is None else wanted[:, 1:]
@@ -244,16 +250,6 @@ def _wanted_in(
     predicting = columns if predictors is None else predictors[rows, columns + 1].long()
     is_own = (predicting >= own_columns.start) & (predicting < own_columns.stop)
     return rows[is_own], columns[is_own], predicting[is_own] - own_columns.start
-
-
-def shared_attention_mask(segments: torch.Tensor, branches: torch.Tensor) -> torch.Tensor:
-    """(B, 1, T, T) bool, True where the token of the row may look at that of the column: at itself and earlier tokens of its
-    segment, which are of the prompt or of its own response. `segments` and `branches` are those of `CollatedBatchData`."""
-    num_tokens = segments.shape[1]
-    is_earlier = torch.ones(num_tokens, num_tokens, dtype=torch.bool, device=segments.device).tril()
-    is_same = segments[:, :, None] == segments[:, None, :]
-    is_visible = (branches[:, None, :] == 0) | (branches[:, :, None] == branches[:, None, :])
-    return (is_earlier & is_same & is_visible)[:, None]
 
 
 # ------------------------------------------------------------------------------------------- plain formulas

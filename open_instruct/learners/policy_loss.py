@@ -14,7 +14,6 @@ from open_instruct.algorithms.mismatch import logprob_difference_sums
 from open_instruct.algorithms.objective import compute_objective, make_loss_inputs, weights_of_sequences
 from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.data_types import CollatedBatchData, MiniBatch
-from open_instruct.learners.logprobs import shared_attention_mask
 from open_instruct.registry import options_of
 
 AS_ONE = Scales()
@@ -122,16 +121,14 @@ class PolicyLoss:
         wanted = tensors["response_masks"]
         if "ce_masks" in tensors:
             wanted = wanted | tensors["ce_masks"]
-        attention_mask = None
-        if "segments" in tensors:
-            attention_mask = shared_attention_mask(tensors["segments"], tensors["branches"])
         return model(
             tensors["query_responses"],
             tensors["position_ids"],
             self._args.temperature,
             other_ids,
             wanted,
-            attention_mask,
+            tensors.get("segments"),
+            tensors.get("branches"),
             tensors.get("predictors"),
         )
 

@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch.autograd.function import once_differentiable
 
+from open_instruct.learners.shared_attention import with_parts
+
 ATTENTION = "ulysses"
 """Name under which Transformers knows the attention that exchanges tokens and heads."""
 PASSES_NO_MASK = "flash_attention_2"
@@ -46,22 +48,18 @@ class SequenceParallel:
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, range]:
         """What this rank's layers get of rows that are (B, T), and the columns that these are.
 
-        Rows are padded on the right to a length that the group can divide. The mask is that of whole rows, (B, 1, T', T').
+        Rows are padded on the right to a length that the group can divide. A mask that is given stays as it is; else it is that
+        of whole rows, (B, 1, T', T'), where attention needs one.
         """
         num_tokens = input_ids.shape[1]
         padding = -num_tokens % self._size
-        if attention_mask is None and self._takes_mask and bool((position_ids[:, 1:] == 0).any()):
-            attention_mask = _mask_of(position_ids)
+        needs_mask = attention_mask is None and self._takes_mask and bool((position_ids[:, 1:] == 0).any())
         if padding:
             input_ids = F.pad(input_ids, (0, padding))
             further = torch.arange(1, padding + 1, device=position_ids.device)
             position_ids = torch.cat([position_ids, position_ids[:, -1:] + further], dim=1)
-        if padding and attention_mask is not None:
-            attention_mask = F.pad(attention_mask, (0, padding, 0, padding))
-            # A token that sees nothing would be NaN, even where nobody looks at it.
-            attention_mask = attention_mask | torch.eye(
-                num_tokens + padding, dtype=torch.bool, device=attention_mask.device
-            )
+        if needs_mask:
+            attention_mask = _mask_of(position_ids)
         length = (num_tokens + padding) // self._size
         own = range(self._rank * length, (self._rank + 1) * length)
         columns = slice(own.start, own.stop)
@@ -85,7 +83,7 @@ class SequenceParallel:
         from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
         return UlyssesSPAttentionHF(
-            attn=ALL_ATTENTION_FUNCTIONS[self._attn_implementation],
+            attn=ALL_ATTENTION_FUNCTIONS[with_parts(self._attn_implementation)],
             batch_size=num_rows,
             attn_head_count=num_heads,
             attn_head_size=head_size,

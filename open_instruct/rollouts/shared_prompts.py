@@ -15,8 +15,8 @@ import numpy as np
 
 from open_instruct.data_types import TrainingSample
 
-LONGEST = 8192
-"""Most tokens of a row in which responses share a prompt: its attention has a mask of that size squared, 256 MiB in float32."""
+MOST_PAIRS = 2**26
+"""Most pairs of tokens that the responses of a row may look at: attention has a mask of that size, 256 MiB in float32."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,10 @@ class Shared:
     def lengths(self) -> list[int]:
         """Tokens of the prompt, then of each response."""
         return [len(self.query), *(len(sample.response) for sample in self.samples)]
+
+    def num_masked_pairs(self) -> int:
+        """Pairs of a response's token with one of the prompt or of the same response, later ones included."""
+        return sum(length * (len(self.query) + length) for length in self.lengths[1:])
 
     def positions(self) -> np.ndarray:
         """(tokens,) int32: positions in the sequence of each response."""
@@ -61,12 +65,13 @@ def share_prompts(
 ) -> list[Shared]:
     """Divide the samples into rows' worth of responses that share a prompt, as it costs least; in the given order.
 
-    With a prompt of 500 tokens and 8 responses of 50, all share one: 900 tokens in place of 4400. With a prompt of 5 tokens, none
-    do, because attention would look at 405 * 405 pairs of tokens in place of 8 * 55 * 55 / 2.
+    With a prompt of 500 tokens and 8 responses of 50, all share one: 900 tokens in place of 4400. With a prompt of 5 tokens and
+    responses of 1000, none do: attention looks at 1000 * 1005 pairs of tokens for each response, because with a mask it cannot
+    skip what is later, in place of 1005 * 1005 / 2.
 
     Args:
         pairs_per_token: what a token costs apart from attention, in pairs of tokens that attention looks at; None shares nothing.
-        most_tokens: of a row; never more than `LONGEST`.
+        most_tokens: of a row.
     """
     if pairs_per_token is None:
         return [Shared([sample]) for sample in samples]
@@ -80,13 +85,14 @@ def _divide(samples: list[TrainingSample], pairs_per_token: float, most_tokens: 
     """The cheapest division of samples with one query into runs of about the same number of samples."""
 
     def cost(part: Shared) -> float:
-        pairs = len(part) ** 2  # of which attention skips half only if no two responses share the row
-        return len(part) * pairs_per_token + (pairs if len(part.samples) > 1 else pairs / 2)
+        pairs = len(part) ** 2 / 2 if len(part.samples) == 1 else len(part.query) ** 2 / 2 + part.num_masked_pairs()
+        return len(part) * pairs_per_token + pairs
 
     best = [Shared([sample]) for sample in samples]
     for number in range(1, len(samples)):
         parts = [Shared(part) for part in _runs(samples, number)]
-        fits = all(len(part) <= min(most_tokens, LONGEST) for part in parts if len(part.samples) > 1)
+        shared = [part for part in parts if len(part.samples) > 1]
+        fits = all(len(part) <= most_tokens and part.num_masked_pairs() <= MOST_PAIRS for part in shared)
         if fits and sum(map(cost, parts)) < sum(map(cost, best)):
             best = parts
     return best

@@ -16,7 +16,6 @@ from open_instruct.learners.logprobs import (
     chunked_log_probs,
     entropy_from_logits,
     log_softmax_and_gather,
-    shared_attention_mask,
 )
 from open_instruct.rollouts.collation import collate_packed, collate_padded, pack_rows, pad_rows
 from open_instruct.rollouts.shared_prompts import Shared
@@ -294,7 +293,8 @@ def test_a_shared_prompt_gives_the_log_probs_and_gradients_of_single_sequences(f
         0.9,
         None,
         mask,
-        shared_attention_mask(torch.from_numpy(batch.segments), torch.from_numpy(batch.branches)),
+        torch.from_numpy(batch.segments),
+        torch.from_numpy(batch.branches),
         torch.from_numpy(batch.predictors),
     )
     shared = shared[mask[:, 1:]]

@@ -15,7 +15,7 @@ from ranks import Rank, started_ranks
 
 from open_instruct.config.model_support import can_be_divided
 from open_instruct.data_types import TrainingSample
-from open_instruct.learners.logprobs import LogProbModel, shared_attention_mask
+from open_instruct.learners.logprobs import LogProbModel
 from open_instruct.learners.sequence_parallel import ATTENTION, SequenceParallel
 from open_instruct.rollouts.collation import collate_packed, collate_padded, pack_rows, pad_rows
 from open_instruct.rollouts.shared_prompts import Shared
@@ -62,8 +62,7 @@ def rows_of(layout: str) -> dict[str, Any]:
         "wanted": tensors["response_masks"].bool(),
     }
     if "segments" in tensors:
-        arguments["attention_mask"] = shared_attention_mask(tensors["segments"], tensors["branches"])
-        arguments["predictors"] = tensors["predictors"]
+        arguments |= {name: tensors[name] for name in ("segments", "branches", "predictors")}
     return arguments
 
 

@@ -38,21 +38,21 @@ def test_script_has_the_recorded_parameters(name: str, script: ModuleType) -> No
     assert record["config"] == dataclasses.asdict(script.CONFIG)
     assert record.get("heedful_share") == getattr(script, "HEEDFUL_SHARE", None)
     assert record.get("habits") == getattr(script, "HABITS", None)
-    assert record.get("thinks") == getattr(script, "THINKS", None)
+    assert record.get("thoughtful_share") == getattr(script, "THOUGHTFUL_SHARE", None)
 
 
 def test_demonstrated_games_are_those_of_textarena_and_mostly_thoughtless() -> None:
     tokenizer = AutoTokenizer.from_pretrained(ASSETS / "tiny_game_model")
     rng, pieces = random.Random(1), Pieces(tokenizer)
     thoughts: dict[bool, list[bool]] = {True: [], False: []}
-    for _ in range(200):
+    for _ in range(400):
         lowest, highest = build_tiny_tools_model.LOWEST, build_tiny_tools_model.HIGHEST
         (_, *turns) = build_tiny_game_model.game(pieces, rng)
         assert turns[0][1]
         for (said, _), (heard, _) in zip(turns[::2], turns[1::2], strict=False):
             thought, _, guess_text = tokenizer.decode(said, skip_special_tokens=True).rpartition("[")
             guess = int(guess_text.strip("]"))
-            assert thought in ("", f"{lowest}-{highest} ")
+            assert thought in ("", f"{lowest - 1}-{highest + 1} ")
             thoughts[bool(thought)].append(lowest <= guess <= highest)
             hint = tokenizer.decode(heard)
             if HINT.format("higher") in hint:
@@ -62,7 +62,7 @@ def test_demonstrated_games_are_those_of_textarena_and_mostly_thoughtless() -> N
                 highest = min(highest, guess - 1)
     assert all(thoughts[True])
     assert 0.2 < sum(thoughts[False]) / len(thoughts[False]) < 0.6
-    assert 0.1 < len(thoughts[True]) / len(thoughts[False]) < 0.3
+    assert 0.05 < len(thoughts[True]) / len(thoughts[False]) < 0.2
 
 
 def test_rows_of_the_game_name_their_environment() -> None:

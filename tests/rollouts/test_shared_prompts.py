@@ -35,20 +35,22 @@ def sizes(samples: list[TrainingSample], pairs_per_token: float | None, most_tok
 
 def test_long_prompts_are_shared_and_short_ones_are_not() -> None:
     assert sizes(group(0, 500, [50] * 8), 1000.0) == [8]
-    assert sizes(group(0, 5, [50] * 8), 1000.0) == [1] * 8
+    assert sizes(group(0, 17, [64] * 8), 1000.0) == [8]
+    assert sizes(group(0, 1, [64] * 8), 1000.0) == [1] * 8
     assert sizes(group(0, 500, [50] * 8), None) == [1] * 8
-    assert sizes(group(0, 500, [50] * 8) + group(1, 5, [50] * 2) + group(2, 500, [50] * 3), 1000.0) == [8, 1, 1, 3]
+    assert sizes(group(0, 500, [50] * 8) + group(1, 1, [64] * 2) + group(2, 500, [50] * 3), 1000.0) == [8, 1, 1, 3]
 
 
 def test_a_row_holds_no_more_than_it_may() -> None:
     assert sizes(group(0, 500, [50] * 8), 1000.0, most_tokens=700) == [4, 4]
     assert sizes(group(0, 500, [50] * 7), 1000.0, most_tokens=700) == [3, 4]
     assert sizes(group(0, 500, [50] * 8), 1000.0, most_tokens=599) == [1] * 8
-    assert sizes(group(0, 900, [900] * 16), 1e9) == [8, 8]  # rows of 900 + 8 * 900 tokens
+    assert sizes(group(0, 4000, [4000] * 4), 1e9) == [2, 2]  # a mask of 4000 * 8000 pairs for each response
 
 
-def test_where_attention_is_what_costs_fewer_share_a_row() -> None:
-    assert sizes(group(0, 100, [100] * 8), 600.0) == [2, 3, 3]
+def test_where_attention_is_what_costs_none_share_a_row() -> None:
+    assert sizes(group(0, 100, [100] * 8), 600.0) == [8]
+    assert sizes(group(0, 100, [1000] * 8), 600.0) == [1] * 8
 
 
 def test_padded_rows_with_a_shared_prompt() -> None:

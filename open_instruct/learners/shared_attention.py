@@ -1,0 +1,147 @@
+"""Attention of rows in which responses share a prompt (`--share_prompts`): nobody looks at a token that it does not need.
+
+    row        prompt  response 1  response 2            queries         keys
+    parts      ───────                                   the prompt      the prompt
+                       ──────────                        response 1      the prompt, response 1
+                                   ──────────            response 2      the prompt, response 2
+
+Each part is a sequence of its own for attention, and the layers between see each token once. (A mask over whole rows would have
+every response look at all other responses, only to forget them.) A sequence that shares its prompt with no other is one part.
+Exact, but for rounding; so are the gradients: the prompt's keys and values gather those of all parts that looked at them.
+
+Shapes: B rows, T tokens of a row, N parts, Q queries and K keys of a part.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, groupby, pairwise
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+ATTENTION = "sdpa_of_shared_prompts"
+"""Name under which Transformers knows the attention below. It is torch's for rows that share nothing."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Parts of similar length, whose attention is computed together."""
+
+    rows: torch.Tensor  # (N, 1) int64: the row in which the part lies
+    queries: torch.Tensor  # (N, Q) int64: columns of the part's own tokens; the last is repeated up to Q
+    keys: torch.Tensor  # (N, K) int64: columns that it looks at, those of its prompt first, and then `queries`
+    is_query: torch.Tensor  # (N, Q) bool: False where a column is only repeated
+    mask: torch.Tensor | None  # (N, 1, Q, K) bool: which query looks at which key; None where keys are queries
+
+
+def find_parts(segments: torch.Tensor, branches: torch.Tensor) -> list[Parts]:
+    """The parts of (B, T) rows, given `segments` and `branches` of `CollatedBatchData`."""
+    by_shape: dict[tuple[bool, int], list[_Part]] = defaultdict(list)
+    for row, (segments_T, branches_T) in enumerate(zip(segments.tolist(), branches.tolist(), strict=True)):
+        for part in _parts_of_row(row, segments_T, branches_T):
+            by_shape[len(part.prompt) > 0, len(part.own).bit_length()].append(part)
+    return [_together(parts, segments.device) for parts in by_shape.values()]
+
+
+@dataclass(frozen=True)
+class _Part:
+    row: int
+    own: range
+    prompt: range
+
+
+def _parts_of_row(row: int, segments: Sequence[int], branches: Sequence[int]) -> list[_Part]:
+    parts: list[_Part] = []
+    start = 0
+    for segment, tokens in groupby(zip(segments, branches, strict=True), key=lambda kind: kind[0]):
+        ends = [start, *(start + length for length in accumulate(len(list(run)) for _, run in groupby(tokens)))]
+        start = ends[-1]
+        if not segment:  # padding
+            continue
+        prompt, *responses = (range(*edges) for edges in pairwise(ends))
+        if len(responses) <= 1:
+            parts.append(_Part(row, range(ends[0], ends[-1]), range(0)))
+        else:
+            parts += [_Part(row, prompt, range(0)), *(_Part(row, response, prompt) for response in responses)]
+    return parts
+
+
+def _together(parts: Sequence[_Part], device: torch.device) -> Parts:
+    num_queries = max(len(part.own) for part in parts)
+    num_prompt = max(len(part.prompt) for part in parts)
+    own_lengths = torch.tensor([[len(part.own)] for part in parts])
+    prompt_lengths = torch.tensor([[len(part.prompt)] for part in parts])
+    ordinals_Q, ordinals_P = torch.arange(num_queries), torch.arange(num_prompt)
+    queries = torch.tensor([[part.own.start] for part in parts]) + ordinals_Q.minimum(own_lengths - 1)
+    keys, mask = queries, None
+    if num_prompt:
+        of_prompt = torch.tensor([[part.prompt.start] for part in parts]) + ordinals_P.minimum(prompt_lengths - 1)
+        keys = torch.cat([of_prompt, queries], dim=1)
+        sees_prompt = (ordinals_P < prompt_lengths)[:, None, :].expand(-1, num_queries, -1)
+        sees_own = (ordinals_Q[:, None] >= ordinals_Q).expand(len(parts), -1, -1)
+        mask = torch.cat([sees_prompt, sees_own], dim=2)[:, None].to(device)
+    rows = torch.tensor([[part.row] for part in parts])
+    is_query = ordinals_Q < own_lengths
+    return Parts(rows.to(device), queries.to(device), keys.to(device), is_query.to(device), mask)
+
+
+def with_parts(attn_implementation: str) -> str:
+    """The name of the same attention, but for one that takes `parts`, if there is one."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import sdpa_mask
+
+    if attn_implementation != "sdpa":
+        return attn_implementation
+    AttentionInterface.register(ATTENTION, attend)
+    AttentionMaskInterface.register(ATTENTION, sdpa_mask)
+    return ATTENTION
+
+
+def attend(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    parts: Sequence[Parts] | None = None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """What Transformers calls as an attention function.
+
+    Args:
+        query, key, value: (B, heads, T, head size), with fewer heads of keys and values where several queries share them.
+        attention_mask: of rows without `parts`.
+        parts: those of `find_parts`; they reach this function with the further arguments of the model's `forward`.
+
+    Returns:
+        (B, T, heads, head size), 0 where a token belongs to no part; and None.
+    """
+    from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
+
+    if parts is None:
+        return sdpa_attention_forward(
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
+        )
+    num_rows, num_heads, num_tokens, _ = query.shape
+    groups = num_heads // key.shape[1]
+    flat_query, flat_key, flat_value = (one.transpose(1, 2).flatten(0, 1) for one in (query, key, value))
+    attended = value.new_zeros(num_rows * num_tokens, num_heads, value.shape[3])
+    for together in parts:
+        first = together.rows * num_tokens
+        of_queries, of_keys = first + together.queries, first + together.keys
+        out = F.scaled_dot_product_attention(
+            flat_query[of_queries].transpose(1, 2),
+            repeat_kv(flat_key[of_keys].transpose(1, 2), groups),
+            repeat_kv(flat_value[of_keys].transpose(1, 2), groups),
+            attn_mask=together.mask,
+            dropout_p=dropout,
+            scale=scaling,
+            is_causal=together.mask is None,
+        )
+        attended = attended.index_put((of_queries[together.is_query],), out.transpose(1, 2)[together.is_query])
+    return attended.unflatten(0, (num_rows, num_tokens)), None
