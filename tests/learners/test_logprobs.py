@@ -282,7 +282,7 @@ def test_a_shared_prompt_gives_the_log_probs_and_gradients_of_single_sequences(f
     queries = [rng.integers(3, 300, length).astype(np.int32) for length in (9, 4)]
     groups = [
         [sample(queries[0], n) for n in (5, 1, 7)],
-        [sample(queries[1], n) for n in (1, 1)],
+        [sample(queries[1], n) for n in (4, 2)],
         [sample(queries[1], 6)],
     ]
     batch = fill([Shared(group) for group in groups], 0)
