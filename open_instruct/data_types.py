@@ -153,6 +153,13 @@ class Sample:
     parent: int = -1
     """Position, among the samples of the rollout, of the sample whose text stands in this sample's prompt; -1: there is none."""
 
+    @property
+    def answer_ids(self) -> np.ndarray:
+        """What a verifier reads: from `answer_start` to the last token that the policy sampled. What a tool has said after it is
+        nobody's answer."""
+        sampled = range(len(self.response_ids)) if self.loss_mask is None else np.flatnonzero(self.loss_mask)
+        return self.response_ids[self.answer_start : sampled[-1] + 1 if len(sampled) else 0]
+
 
 @dataclass(frozen=True)
 class GenerationResult:

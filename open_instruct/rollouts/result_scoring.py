@@ -49,9 +49,7 @@ class ResultScoring:
         """Have the result verified. `done` is called in a thread of the verifiers, with what each verifier of the row said, and
         with the seconds that it took."""
         row = self._row(result)
-        token_ids = [
-            sample.response_ids[sample.answer_start :].tolist() for sample in result.samples if sample.is_judged
-        ]
+        token_ids = [sample.answer_ids.tolist() for sample in result.samples if sample.is_judged]
         # of an empty list transformers makes one empty text
         texts = self._tokenizer.batch_decode(token_ids, skip_special_tokens=True) if token_ids else []
         texts = [self._workflow.answer(text) for text in texts]

@@ -137,6 +137,10 @@ def test_a_conversation_needs_messages(tmp_path: Path) -> None:
         ({"tools": "search"}, "'tools' must be a list of names, got 'search'"),
         ({"env_config": 3}, "'env_config' must be an object or a list of objects, got 3"),
         ({"env_config": {"name": "counter"}}, "an environment in 'env_config' needs an 'env_name'"),
+        (
+            {"env_config": {"env_name": "openenv", "url": "ws://there"}},
+            "the environment 'openenv' needs url: name it in --tools, and give it in --tool_configs",
+        ),
         ({"env_config": {"env_name": "chess"}}, "there is no tool or environment called 'chess'; there are: "),
         ({"env_config": {"env_name": "counter", "max_steps": 0}}, "must be a whole number from 1, got 0"),
         ({"messages": "Hi", "prompt": "Hi"}, "messages must be a list"),

@@ -69,6 +69,19 @@ def test_verifier_reads_judged_samples_from_where_the_answer_begins(
     assert asked.texts == [TOKENIZER.batch_decode([first.response_ids[-1:]])]
 
 
+def test_verifier_does_not_read_what_a_tool_said_last(
+    result: GenerationResult, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A conversation that had no room for a further turn ends with a tool's answer, which may be the right one."""
+    first, second = result.samples
+    said = np.append(first.response_ids, second.response_ids)
+    mask = np.arange(len(said)) < len(first.response_ids)
+    asked = ask(replace(result, samples=[replace(first, response_ids=said, loss_mask=mask)]), monkeypatch)
+    assert asked.texts == [["12 + 34"]]
+    nothing = replace(first, response_ids=said, loss_mask=np.zeros(len(said), bool))
+    assert ask(replace(result, samples=[nothing]), monkeypatch).texts == [[""]]
+
+
 def test_a_result_without_a_judged_sample_has_no_text(
     result: GenerationResult, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -48,12 +48,11 @@ class ConversationOptions:
     tool_output_max_tokens: int | None = None
     """Longest answer of tools to one turn, in tokens; the middle of a longer one is left out. By default half of what is left."""
     pool_size: int | None = None
-    """Most processes of environments at once on an engine; further conversations wait. By default as many as the engine has
-    conversations."""
+    """Most processes of environments at once on an engine; further conversations wait. By default 1024."""
     pass_tools_to_chat_template: bool = True
     """Have the chat template describe the tools in the prompt."""
     only_reward_good_outputs: bool = False
-    """A reward only for conversations with a call that was answered without an error."""
+    """A reward only for conversations with calls, all of which were answered without an error."""
     reward_aggregator: Literal["last", "sum"] = "last"
     """What the rewards of an environment's steps come to. The verifier's reward is added."""
     environment_attempts: int = 2

@@ -2,6 +2,7 @@
 names."""
 
 import asyncio
+import inspect
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,7 +12,15 @@ from typing import TYPE_CHECKING, Any
 from open_instruct.chat_codec import ChatCodec
 from open_instruct.data_types import PromptRequest
 from open_instruct.environments.adapters import environment_class
-from open_instruct.environments.base import EnvironmentSpec, Observation, ToolError, Turn, tool_message, user_message
+from open_instruct.environments.base import (
+    Environment,
+    EnvironmentSpec,
+    Observation,
+    ToolError,
+    Turn,
+    tool_message,
+    user_message,
+)
 from open_instruct.environments.processes import EnvironmentFailed, EnvironmentPool, Lease
 from open_instruct.environments.wire import (
     as_text,
@@ -305,10 +314,21 @@ def _entries(config: Any) -> tuple[list[Any], Any]:
     return [{key: value for key, value in config.items() if key != "max_steps"}], config.get("max_steps")
 
 
+def _needed_settings(cls: type[Environment]) -> list[str]:
+    """Arguments without which an environment cannot be made. Those of a row come later, with its reset."""
+    taken = inspect.signature(cls).parameters.values()
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return [one.name for one in taken if one.default is one.empty and one.kind in kinds]
+
+
 def _checked_entry(entry: Any, tools: Sequence[OfferedTool]) -> dict[str, Any]:
     if not isinstance(entry, dict) or not isinstance(entry.get("env_name"), str):
         raise ValueError(f"an environment in 'env_config' needs an 'env_name', got {entry!r:.80}")
     name = entry["env_name"]
     if not any(name in (tool.spec.name, tool.spec.target) for tool in tools):
-        environment_class(name)  # raises for a name that is not registered
+        needed = _needed_settings(environment_class(name))  # raises for a name that is not registered
+        if needed:
+            raise ValueError(
+                f"the environment {name!r} needs {', '.join(needed)}: name it in --tools, and give it in --tool_configs"
+            )
     return {key: value for key, value in entry.items() if value is not None}

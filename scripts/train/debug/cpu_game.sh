@@ -18,8 +18,8 @@ exec "$ROOT/.venv/bin/python" "$ROOT/open_instruct/grpo_fast.py" \
     --rollout_workflow conversation \
     --max_steps 10 \
     --max_prompt_token_length 256 \
-    --response_length 192 \
-    --per_turn_max_tokens 8 \
+    --response_length 256 \
+    --per_turn_max_tokens 16 \
     --pack_length 4096 \
     --num_unique_prompts_rollout 8 \
     --num_samples_per_prompt_rollout 8 \
