@@ -112,10 +112,11 @@ def test_divided_rows_give_the_log_probs_and_gradients_of_whole_rows(
         assert not np.allclose(by_rank[0][1][name], whole, rtol=1e-4, atol=1e-7), "one rank did everything"
 
 
-def test_activations_that_are_computed_again_exchange_heads_again(two_ranks: SimpleNamespace) -> None:
+@pytest.mark.parametrize("layout", ["padded", "padded, shared"])
+def test_activations_that_are_computed_again_exchange_heads_again(two_ranks: SimpleNamespace, layout: str) -> None:
     config = family_config("qwen3")
-    _, gradients = outcome(config, "padded", None)
-    by_rank = two_ranks.call(lambda rank: divided(rank, config, "padded", checkpointing=True))
+    _, gradients = outcome(config, layout, None)
+    by_rank = two_ranks.call(lambda rank: divided(rank, config, layout, checkpointing=True))
     for name, whole in gradients.items():
         np.testing.assert_allclose(sum(of_rank[name] for _, of_rank in by_rank), whole, rtol=1e-4, atol=2e-5)
 

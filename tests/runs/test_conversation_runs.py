@@ -4,6 +4,7 @@ import json
 import os
 import random
 import signal
+import subprocess
 import textwrap
 import time
 from contextlib import suppress
@@ -160,6 +161,19 @@ def test_five_minutes_of_killed_environments_lose_and_double_nothing(talk: dict[
     metrics = [row for row in rows(tmp_path / "out" / "metrics.jsonl") if row["training_step"] > 0]
     assert [row["training_step"] for row in metrics] == list(range(1, 401))
     assert sum(row["conversations/restarts"] for row in metrics) > 50
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize(("demo", "times_better"), [("cpu_tools", 5.0), ("cpu_game", 4 / 3)])
+def test_the_demos_learn(tmp_path: Path, demo: str, times_better: float) -> None:
+    script = Path(__file__).parents[2] / "scripts" / "train" / "debug" / f"{demo}.sh"
+    words = ["bash", str(script), "--output_dir", str(tmp_path / "out")]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=1400, check=False)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert_ledger_balances(tmp_path / "out")
+    found = [row["eval/scores"] for row in rows(tmp_path / "out" / "metrics.jsonl") if "eval/scores" in row]
+    assert found[-1] > times_better * found[0]
 
 
 @pytest.mark.extended
