@@ -168,6 +168,7 @@ def run_ours(work: Work, way: str, num_steps: int, report: str, directory: str) 
         "1e-6",
     ]
     words += ["--beta", "0", "--load_ref_policy", "False", "--filter_zero_std_samples", "False", "--vllm_enforce_eager"]
+    words += ["--vllm_enable_prefix_caching"]
     words += ["--checkpoint_state_freq", "-1", "--save_freq", "-1"]
     if work.long_prompts:
         prompt = Path(directory).with_suffix(".txt")
