@@ -333,8 +333,8 @@ class VLLMOptions:
     vllm_enforce_eager: bool = False
     """Do not compile the model and do not capture graphs: the engine starts sooner and generates more slowly."""
     vllm_enable_prefix_caching: bool = False
-    """Reuse the key-value cache of prompts that begin with the same tokens, such as the next turn of a conversation. The cache is
-    emptied when new weights come."""
+    """Reuse the key-value cache of prompts that begin with the same tokens: a prompt is computed once for all of its samples, and
+    a conversation's turn goes on from the turn before. The cache is emptied when new weights come."""
     vllm_keep_prefix_cache: bool = False
     """Keep the prefix cache when new weights come. Tokens then attend to keys and values of older weights, also beyond the
     staleness bound, which is about tokens: metric kv_age says how old they are."""

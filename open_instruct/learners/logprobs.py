@@ -200,17 +200,7 @@ class LogProbModel(torch.nn.Module):
             entry `t` belongs to token `t + 1`. It is 0 where that token is not wanted, and means nothing where it is padding or
             begins a sequence.
         """
-        own_ids, own_columns = input_ids, range(input_ids.shape[1])
-        attention_mask, further = None, {}
-        if segments is not None and branches is not None:
-            further = {"parts": shared_attention.find_parts(segments, branches)}
-            attention_mask = segments.new_ones((1, 1, 1, 1), dtype=torch.bool)  # or Transformers would make one
-        if self._parts is not None:
-            sliced = self._parts.slice_inputs(input_ids, position_ids, attention_mask)
-            own_ids, position_ids, attention_mask, own_columns = sliced
-        hidden_BTH = self.model.base_model(
-            input_ids=own_ids, attention_mask=attention_mask, position_ids=position_ids, use_cache=False, **further
-        ).last_hidden_state
+        hidden_BTH, own_columns = self._hidden(input_ids, position_ids, segments, branches)
         labels_BTL = _labels(input_ids, other_ids)
         is_wanted_BT = torch.ones_like(labels_BTL[..., 0], dtype=torch.bool) if wanted is None else wanted[:, 1:]
         rows, columns, predicting = _wanted_in(own_columns, is_wanted_BT, predictors)
@@ -234,6 +224,26 @@ class LogProbModel(torch.nn.Module):
             together = self._parts.put_together(torch.cat([logprobs_BTL, entropy_BT[..., None]], dim=2))
             logprobs_BTL, entropy_BT = together[..., :-1], together[..., -1]
         return logprobs_BTL[..., 0], entropy_BT, logprobs_BTL[..., 1:]
+
+    def _hidden(
+        self,
+        input_ids: torch.Tensor,
+        position_ids: torch.Tensor,
+        segments: torch.Tensor | None,
+        branches: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, range]:
+        """The last hidden states of the columns that this rank computes, and which columns these are."""
+        columns, attention_mask, further = range(input_ids.shape[1]), None, {}
+        if segments is not None and branches is not None:
+            further = {"parts": shared_attention.find_parts(segments, branches)}
+            attention_mask = segments.new_ones((1, 1, 1, 1), dtype=torch.bool)  # or Transformers would make one
+        if self._parts is not None:
+            sliced = self._parts.slice_inputs(input_ids, position_ids, attention_mask)
+            input_ids, position_ids, attention_mask, columns = sliced
+        states = self.model.base_model(
+            input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, use_cache=False, **further
+        )
+        return states.last_hidden_state, columns
 
 
 def _labels(input_ids: torch.Tensor, other_ids: torch.Tensor | None) -> torch.Tensor:
