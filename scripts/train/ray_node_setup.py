@@ -106,9 +106,8 @@ def wait_for_all(settings: Settings, node: RayNode) -> str:
 def run_worker(settings: Settings, node: RayNode, signals: Signals) -> int:
     """0 once the head has gone."""
     address = f"{settings.place.head_host}:{settings.port}"
-    join(settings, node, address)
+    join(settings, node, address, signals)
     say(settings, f"joined the head at {address}")
-    signals.deliver = lambda number: _stay_for_now(settings, signals, number)
     while not head_has_gone(settings.place.head_host, settings.port):
         if not node.is_alive:
             raise RuntimeError(f"Ray ended on this node while the head is still there:\n{node.last_words()}")
@@ -122,8 +121,11 @@ def _stay_for_now(settings: Settings, signals: Signals, number: int) -> None:
     signals.deliver = _leave
 
 
-def join(settings: Settings, node: RayNode, address: str) -> None:
-    """Wait for the head, which may come up later than this node, and become part of its cluster."""
+def join(settings: Settings, node: RayNode, address: str, signals: Signals) -> None:
+    """Wait for the head, which may come up later than this node, and become part of its cluster.
+
+    From then on the head may run the command, so a signal no longer ends this node.
+    """
     deadline = time.monotonic() + settings.join_timeout_s
 
     def wait_for(condition: Callable[[], bool], what: str) -> None:
@@ -138,11 +140,14 @@ def join(settings: Settings, node: RayNode, address: str) -> None:
     def has_joined() -> bool:
         if not node.is_alive:
             raise RuntimeError(f"Ray did not start on this node:\n{node.last_words()}")
+        if signals.deliver is _leave and head_has_gone(host, port):  # a signal came, and the head has followed it
+            return True
         return settings.node_name in (ask_cluster(address, settings.environment) or {})
 
     host, port = settings.place.head_host, settings.port
     wait_for(lambda: knock(host, port) is True, "no head answered")
     wait_for(lambda: check_same_authentication(address, settings.environment), "no Ray answered")
+    signals.deliver = lambda number: _stay_for_now(settings, signals, number)
     node.start(["--address", address])
     wait_for(has_joined, "this node did not become part of the cluster")
 
