@@ -6,7 +6,8 @@
 
 Each step takes 8 prompts with 8 responses of forced lengths: 64 tokens each, or log-normal by prompt (sigma 1, mean 48, at most
 384), with a random model of 3.2 M parameters in float32. TRL generates with Transformers and trains micro-batches of 8, with a
-thread per core. This project runs strictly on-policy with an engine per core, and one step ahead with `--streaming`. The first
+thread per core. This project runs strictly on-policy with an engine per core, and one step ahead with `--streaming`; its
+engines reuse what prompts begin with in common (`--vllm_enable_prefix_caching`), here also the system prompt. The first
 steps of a run are warm-up. A step during which other programs used more than 5 % of the machine does not count.
 """
 
@@ -168,8 +169,7 @@ def run_ours(work: Work, way: str, num_steps: int, report: str, directory: str) 
         "1e-6",
     ]
     words += ["--beta", "0", "--load_ref_policy", "False", "--filter_zero_std_samples", "False", "--vllm_enforce_eager"]
-    words += ["--vllm_enable_prefix_caching"]
-    words += ["--checkpoint_state_freq", "-1", "--save_freq", "-1"]
+    words += ["--vllm_enable_prefix_caching", "--checkpoint_state_freq", "-1", "--save_freq", "-1"]
     if work.long_prompts:
         prompt = Path(directory).with_suffix(".txt")
         prompt.write_text(SYSTEM_PROMPT)

@@ -123,6 +123,7 @@ def ray_session() -> Iterator[Any]:
 
 @pytest.fixture(scope="module", autouse=True)
 def _no_learner_outlives_its_file() -> Iterator[None]:
+    """Processes of learners that serve several tests (`fakes/learner_group.py`) end with the file of these tests."""
     yield
     if "learner_group" in sys.modules:
         sys.modules["learner_group"].end_idle_learners()
