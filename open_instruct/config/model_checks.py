@@ -127,8 +127,8 @@ def vocabulary_size(args: GRPOConfig) -> int:
 def pairs_per_token(args: GRPOConfig) -> float | None:
     """What a token costs in the model apart from attention, in pairs of tokens that attention looks at (`share_prompts`).
 
-    None if the learners share no prompts: only sdpa takes the parts of a row (`learners/shared_attention.py`), and only where every
-    layer looks at all earlier tokens. Raises `ValueError` if the model cannot be read.
+    None if the learners share no prompts: only sdpa takes the parts of a row (`learners/shared_attention.py`), and only where
+    every layer looks at all earlier tokens. Raises `ValueError` if the model cannot be read.
     """
     config = _text_config(args)
     if args.device.attn_implementation != "sdpa" or not attends_fully(config):
