@@ -3,9 +3,10 @@
     python benchmarks/step_breakdown.py                        # three runs in turn, strictly on-policy
     python benchmarks/step_breakdown.py --num_runs 1 --async_steps 1
 
-The learning rate is 0: the weights stay what they are, so bare sampling with the same seeds draws the same tokens, and bare
-training computes on the same micro-batches. Both use as many threads as the engine and the learner have (one on CPU) and run in
-turns with the pipeline. The first steps of each are warm-up and left out. Times are medians over steps, in seconds.
+The learning rate is 0: the weights stay what they are, so bare sampling with the same seeds draws the same tokens. Bare training
+computes every sequence whole, in micro-batches of the pipeline's size; the pipeline computes a prompt once for its responses. Both
+use as many threads as the engine and the learner have (on CPU, strictly on-policy, one per core) and run in turns with the
+pipeline. The first steps of each are warm-up and left out. Times are medians over steps, in seconds.
 """
 
 import argparse
@@ -23,6 +24,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.report import write_json
+from open_instruct.config.cli import parse_args
+from open_instruct.config.grpo_config import GRPOConfig
 
 ROOT = Path(__file__).resolve().parents[1]
 SUMS = "reasoning_gym/chain_sum?min_terms=2&max_terms=2&min_digits=2&max_digits=2&size=8000&seed=7"
@@ -71,7 +74,7 @@ def measure_pipeline(options: list[str], output_dir: Path) -> list[dict[str, Any
 
 def measure_bare(options: list[str]) -> list[dict[str, float]]:
     """In a process of its own: seconds of sampling and of training, and tokens, per step after the warm-up."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
+    environment = {**os.environ, **parse_args(options, GRPOConfig).device.actor_env, "VLLM_LOGGING_LEVEL": "ERROR"}
     done = subprocess.run(
         [sys.executable, __file__, "--bare", *options],
         check=True,
@@ -84,8 +87,6 @@ def measure_bare(options: list[str]) -> list[dict[str, float]]:
 
 def bare_steps(options: list[str]) -> list[dict[str, float]]:
     """Sample each step's prompts with vLLM's engine alone, then train on them with torch alone."""
-    from open_instruct.config.cli import parse_args
-    from open_instruct.config.grpo_config import GRPOConfig
     from open_instruct.data.prompt_dataset import PromptOrder
     from open_instruct.grpo_fast import load_inputs
 
@@ -144,8 +145,8 @@ class BareTrainer:
         import torch
         from transformers import AutoModelForCausalLM
 
-        if args.device.threads_per_worker:
-            torch.set_num_threads(args.device.threads_per_worker)
+        if args.device.threads_per_learner:
+            torch.set_num_threads(args.device.threads_per_learner)
         self._args, self._pad = args, pad_token_id
         self._model = AutoModelForCausalLM.from_pretrained(args.model_name_or_path, dtype=args.device.torch_dtype)
         self._model.to(args.device.learner_device).train()
@@ -178,7 +179,8 @@ class BareTrainer:
         self._optimizer.zero_grad()
         num_tokens = sum(micro_batch.num_tokens for micro_batch in micro_batches)
         for micro_batch in micro_batches:
-            arrays = {name: torch.from_numpy(array.copy()) for name, array in vars(micro_batch).items()}
+            given = {name: array for name, array in vars(micro_batch).items() if array is not None}
+            arrays = {name: torch.from_numpy(array.copy()) for name, array in given.items()}
             tensors = {name: array.to(self._args.device.learner_device) for name, array in arrays.items()}
             ids = tensors["query_responses"].long()
             logits = self._model(ids, position_ids=tensors["position_ids"].long(), use_cache=False).logits[:, :-1]
@@ -239,6 +241,7 @@ def main() -> None:
                     "bare_training_s": median(one["training"] for one in bare),
                     "ratio": ratios[-1],
                     "tokens_per_step": median(row["val/num_step_response_tokens"] for row in steps),
+                    "bare_tokens_per_step": median(one["tokens"] for one in bare),
                 }
             )
     print(f"\nratio over {len(ratios)} runs: median {median(ratios):.2f}, from {min(ratios):.2f} to {max(ratios):.2f}")

@@ -26,6 +26,12 @@ from open_instruct.environments.base import (
 from open_instruct.environments.wire import as_text
 
 
+def _number_of_row(task: Mapping[str, Any], name: str, default: int) -> int:
+    """The setting `name` of a row. Rows made for earlier versions of open-instruct give it as `task_id`, in digits."""
+    task_id = str(task.get("task_id", ""))
+    return int(task.get(name, task_id if task_id.isdecimal() else default))
+
+
 @ENVIRONMENTS.register("counter")
 class Counter(ToolEnvironment):
     """Count up or down to a target, then submit. The row says `target`."""
@@ -44,7 +50,7 @@ class Counter(ToolEnvironment):
         ]
 
     async def reset(self, task: Mapping[str, Any], seed: int) -> Opening:
-        self._target = int(task.get("target", self._target))
+        self._target = _number_of_row(task, "target", self._target)
         self._value = self._num_steps = 0
         return Opening()
 
@@ -81,7 +87,7 @@ class GuessNumber(ToolEnvironment):
 
     async def reset(self, task: Mapping[str, Any], seed: int) -> Opening:
         drawn = random.Random(seed).randint(self._lowest, self._highest)
-        self._secret = int(task.get("number", drawn))
+        self._secret = _number_of_row(task, "number", drawn)
         self._num_guesses, self._has_won = 0, False
         return Opening()
 

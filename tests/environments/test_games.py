@@ -38,6 +38,15 @@ def test_counter() -> None:
     assert (said[0].reward, said[0].messages[0]["content"]) == (-0.5, "Wrong! Counter is 0, target was 1.")
 
 
+@pytest.mark.parametrize(("task_id", "target"), [("3", 3), (2, 2), ("train-3", 5)])
+def test_rows_of_earlier_versions_give_the_number_as_task_id(task_id: object, target: int) -> None:
+    counted = [*calls("increment", *[{}] * target), *calls("submit", {})]
+    assert play(Counter(), counted, task_id=task_id)[1]["reached_target"] == 1.0
+    assert play(Counter(), calls("increment", {}), task_id=task_id, target=1)[1]["reached_target"] == 1.0
+    guessed = play(GuessNumber(1, 1000), calls("guess", {"number": target}), task_id=task_id)[1]["solved"]
+    assert guessed == float(target != 5)
+
+
 def test_guess_number() -> None:
     guesses = calls("guess", {"number": 50}, {"number": "70"}, {"number": "x"}, {"number": 60})
     said, numbers = play(GuessNumber(), guesses, number=60)
