@@ -4,8 +4,8 @@
     python benchmarks/step_breakdown.py --num_runs 1 --async_steps 1
 
 The learning rate is 0: the weights stay what they are, so bare sampling with the same seeds draws the same tokens. Bare training
-computes every sequence whole, in micro-batches of the pipeline's size; the pipeline computes a prompt once for its responses. Both
-use as many threads as the engine and the learner have (on CPU, strictly on-policy, one per core) and run in turns with the
+computes every sequence whole, in micro-batches of the pipeline's size; the pipeline computes a prompt once for its responses.
+Both use as many threads as the engine and the learner have (on CPU, strictly on-policy, one per core) and run in turns with the
 pipeline. The first steps of each are warm-up and left out. Times are medians over steps, in seconds.
 """
 
