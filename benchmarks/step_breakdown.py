@@ -30,6 +30,8 @@ from open_instruct.config.grpo_config import GRPOConfig
 ROOT = Path(__file__).resolve().parents[1]
 SUMS = "reasoning_gym/chain_sum?min_terms=2&max_terms=2&min_digits=2&max_digits=2&size=8000&seed=7"
 NUM_WARM_UP = 5
+ARRAYS = ("query_responses", "position_ids", "response_masks", "advantages")
+"""What bare training needs of a micro-batch."""
 PHASES = {
     "generation": "time/generation",
     "verification (beyond generation)": "time/verification",
@@ -179,8 +181,7 @@ class BareTrainer:
         self._optimizer.zero_grad()
         num_tokens = sum(micro_batch.num_tokens for micro_batch in micro_batches)
         for micro_batch in micro_batches:
-            given = {name: array for name, array in vars(micro_batch).items() if array is not None}
-            arrays = {name: torch.from_numpy(array.copy()) for name, array in given.items()}
+            arrays = {name: torch.from_numpy(getattr(micro_batch, name).copy()) for name in ARRAYS}
             tensors = {name: array.to(self._args.device.learner_device) for name, array in arrays.items()}
             ids = tensors["query_responses"].long()
             logits = self._model(ids, position_ids=tensors["position_ids"].long(), use_cache=False).logits[:, :-1]

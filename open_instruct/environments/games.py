@@ -27,7 +27,8 @@ from open_instruct.environments.wire import as_text
 
 
 def _number_of_row(task: Mapping[str, Any], name: str, default: int) -> int:
-    """The setting `name` of a row. Rows made for earlier versions of open-instruct give it as `task_id`, in digits."""
+    """The setting `name` of a row, or its `task_id` where that is a number: rows made for earlier versions of open-instruct say
+    `"task_id": "7"` where today's say `"target": 7`."""
     task_id = str(task.get("task_id", ""))
     return int(task.get(name, task_id if task_id.isdecimal() else default))
 
