@@ -15,7 +15,7 @@ import signal
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -186,7 +186,7 @@ class RayWatch(threading.Thread):
         )
         for handler in logging.getLogger().handlers:
             handler.flush()
-        _kill_family()
+        kill_processes(psutil.Process().children(recursive=True))
         kill_marked(self._mark)
         os._exit(1)
 
@@ -228,17 +228,22 @@ def nothing_is_left(mark: str) -> Iterator[None]:
     Ray itself leaves its agents running for a minute, because they try to tell the GCS, which is gone, of the raylet's end.
     """
     stands_by = StandBy(f"{RUN_MARK}={mark}")
-    stands_by.tell(process.pid for pid in ray_processes_here().values() for process in _family(pid))
+    stands_by.tell(process.pid for process in family_of_ray_here())
     try:
         yield
     finally:
         stands_by.dismiss()
 
 
-def _kill_family() -> None:
-    """Kill all descendants of this process. The mark is not enough, because Ray's agents write their title over the environment
-    that holds the mark."""
-    for process in psutil.Process().children(recursive=True):
+def family_of_ray_here() -> list[psutil.Process]:
+    """Our Ray's processes on this machine, and all that these have started."""
+    return [process for pid in ray_processes_here().values() for process in _family(pid)]
+
+
+def kill_processes(processes: Iterable[psutil.Process]) -> None:
+    """Kill those that still run, but for processes that clean up after an engine. For Ray's processes the mark is not enough,
+    because Ray's agents write their title over the environment that holds the mark."""
+    for process in processes:
         with suppress(psutil.Error):
             if not any(ENGINE_MARK in word for word in process.cmdline()):
                 process.kill()

@@ -10,13 +10,22 @@ from contextlib import contextmanager, nullcontext
 import ray
 
 from open_instruct.cluster import ray_access
-from open_instruct.cluster.process_watch import RayWatch, kill_marked, marked, nothing_is_left, ray_processes_here
+from open_instruct.cluster.process_watch import (
+    RayWatch,
+    family_of_ray_here,
+    kill_marked,
+    kill_processes,
+    marked,
+    nothing_is_left,
+    ray_processes_here,
+)
 from open_instruct.system.signals import Signals
 
 logger = logging.getLogger(__name__)
 
-RAY_SHUTDOWN_S = 3.0
-"""How long Ray may take to end its processes before they are killed."""
+RAY_SHUTDOWN_S = 0.5
+"""How long Ray may take to end its processes before they are killed. By then what the run has started has ended; Ray's raylet
+would take several seconds more, for nothing that anybody waits for."""
 
 
 @contextmanager
@@ -46,7 +55,7 @@ def ray_cluster(stopped_timeout_s: float = 12.0) -> Iterator[Signals]:
             yield signals
         finally:
             ray_watch.stop()
-            _leave_ray(mark)
+            _leave_ray(mark, is_own=is_own)
             signals.remove()
 
 
@@ -71,11 +80,13 @@ def _enter_ray(mark: str, *, is_own: bool) -> None:
             kill_marked(mark)
 
 
-def _leave_ray(mark: str) -> None:
+def _leave_ray(mark: str, *, is_own: bool) -> None:
     """Shut Ray down, by force if necessary, because a process that is stopped (SIGSTOP) does not end when asked."""
+    family = family_of_ray_here() if is_own else []
     force = threading.Timer(RAY_SHUTDOWN_S, kill_marked, [mark])
     force.daemon = True
     force.start()
     ray.shutdown()
     force.cancel()
     kill_marked(mark)
+    kill_processes(family)
