@@ -22,7 +22,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 CLONE_NEWNS, MS_REC, MS_PRIVATE = 0x20000, 0x4000, 0x40000  # of linux/sched.h and linux/mount.h
 TINY_MODEL = Path(__file__).parents[1] / "assets" / "tiny_model"
-_SHARED, _LONG = "shared engines", {"runs", "scenarios", "project"}
+_ENGINES, _LEARNERS, _LONG = "shared engines", "shared learners", {"runs", "scenarios", "project"}
 MAX_MODEL_LEN = 128
 TIMEOUT_S = 120.0
 
@@ -46,13 +46,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)  # other Pythons run some tests without pytest-xdist
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """What a lane runs as a whole: all files whose tests share the engines, or any other file."""
+    """What a lane runs as a whole: all files whose tests share the engines, or processes of learners, or any other file."""
     from xdist.scheduler import LoadScopeScheduling
 
     class Lanes(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = nodeid.partition("::")[0]
-            return _SHARED if shares_engines(config.rootpath / file) else file
+            return shared_by(config.rootpath / file) or file
 
     return Lanes(config, log)
 
@@ -60,13 +60,17 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """In lanes what takes longest comes first, so that the lanes end at about the same time."""
     if "PYTEST_XDIST_WORKER" in os.environ:
-        items.sort(key=lambda item: (not shares_engines(item.path), not _LONG & set(item.path.parts)))
+        order = [_ENGINES, _LEARNERS, ""]
+        items.sort(key=lambda item: (order.index(shared_by(item.path)), not _LONG & set(item.path.parts)))
 
 
 @functools.cache
-def shares_engines(path: Path) -> bool:
-    """Whether a file has tests that use the session's engines."""
-    return bool(re.search(r"\bengines: SimpleNamespace", path.read_text()))
+def shared_by(path: Path) -> str:
+    """What the tests of a file share with those of other files: the session's engines, processes of learners, or nothing."""
+    text = path.read_text()
+    if re.search(r"\bengines: SimpleNamespace", text):
+        return _ENGINES
+    return _LEARNERS if re.search(r"^from learner_group import .*\bLearners\b", text, re.MULTILINE) else ""
 
 
 def make_args(**options: Any) -> Any:
@@ -122,10 +126,9 @@ def ray_session() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _no_learner_outlives_its_file() -> Iterator[None]:
-    """Processes of learners that serve several tests (`fakes/learner_group.py`) end with the file of these tests."""
-    yield
-    if "learner_group" in sys.modules:
+def _no_learner_idles_beside_other_files(request: pytest.FixtureRequest) -> None:
+    """Processes of learners that serve several tests (`fakes/learner_group.py`) end before a file that has no use for them."""
+    if "learner_group" in sys.modules and shared_by(request.path) != _LEARNERS:
         sys.modules["learner_group"].end_idle_learners()
 
 
