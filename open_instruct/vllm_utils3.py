@@ -33,6 +33,7 @@ from open_instruct.engines.vllm_engine import EngineOptions, VLLMEngine, make_en
 from open_instruct.engines.vllm_tool_parsers import VllmParsers
 from open_instruct.engines.weight_receiver import WeightReceiver, new_abort_file
 from open_instruct.engines.worker_memory import cleaned_up_when_this_process_ends
+from open_instruct.system.passing_threads import in_passing_thread
 from open_instruct.system.work_threads import POLL_S, WorkThreads
 from open_instruct.workflows import builtin as builtin_workflows  # noqa: F401 - a `WorkflowSpec` names them
 from open_instruct.workflows.runner import EngineFacts, RolloutRunner
@@ -59,7 +60,8 @@ class LLMRayActor:
         self._inflight_updates = options.inflight_updates
         abort_file = new_abort_file()
         with cleaned_up_when_this_process_ends(abort_file):
-            self._engine = VLLMEngine(make_engine(options, version), timeout_s=timeout_s)
+            engine = in_passing_thread(lambda: make_engine(options, version))
+            self._engine = VLLMEngine(engine, timeout_s=timeout_s)
         self._sleep = EngineSleep(self._engine, options.sleep)
         self._receiver = WeightReceiver(
             self._engine,
@@ -127,10 +129,14 @@ class LLMRayActor:
         ids = [f"direct-{time.monotonic_ns()}-{number}" for number in range(len(prompts))]
         replies = [self._work.submit(*request, generation_config) for request in zip(ids, prompts, strict=True)]
         deadline = time.monotonic() + (timeout_s or self._timeout_s)
-        while not self._calls.is_served and not all(reply.done() for reply in replies):
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"engine {self.engine_id}: {len(prompts)} prompts not done in time")
-            self._loop.tick()
+
+        def generate() -> None:
+            while not self._calls.is_served and not all(reply.done() for reply in replies):
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"engine {self.engine_id}: {len(prompts)} prompts not done in time")
+                self._loop.tick()
+
+        in_passing_thread(generate)
         answers = [reply.result(timeout=max(0.0, deadline - time.monotonic())) for reply in replies]
         return [
             GenerationResult(

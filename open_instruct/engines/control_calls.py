@@ -7,6 +7,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from open_instruct.engines.vllm_engine import EngineCoreLost
+from open_instruct.system.passing_threads import in_passing_thread
 
 
 class ControlCalls:
@@ -21,7 +22,7 @@ class ControlCalls:
 
     def __init__(self, engine_id: int, lock: threading.Condition, *, timeout_s: float) -> None:
         self.is_served = False
-        """Whether a thread runs the commands. If none does, the caller runs its command itself."""
+        """Whether a thread runs the commands. If none does, each command gets a thread of its own."""
         self._engine_id = engine_id
         self._lock = lock
         self._timeout_s = timeout_s
@@ -43,7 +44,7 @@ class ControlCalls:
                 self._waiting.append((command, done))
                 self._lock.notify_all()
         if not is_served:
-            return command()
+            return in_passing_thread(command)
         try:
             return done.result(timeout=self._timeout_s)
         except TimeoutError as error:

@@ -29,9 +29,10 @@ def test_command_runs_in_the_serving_thread() -> None:
     assert serve_while(served_calls(), threading.get_ident) == threading.get_ident()
 
 
-def test_caller_runs_its_command_itself_while_nobody_serves() -> None:
-    calls = ControlCalls(3, threading.Condition(), timeout_s=0.0)
-    assert calls.run(lambda: 7) == 7
+def test_command_has_a_thread_of_its_own_while_nobody_serves() -> None:
+    thread = ControlCalls(3, threading.Condition(), timeout_s=0.0).run(threading.current_thread)
+    assert thread is not threading.current_thread()
+    assert not thread.is_alive()
 
 
 def test_error_of_a_command_is_its_callers_even_if_it_is_a_timeout() -> None:
