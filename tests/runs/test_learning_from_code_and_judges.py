@@ -1,11 +1,12 @@
-"""Runs whose rewards come from programs in the jail, and from a judge over HTTP: the reward rises in both.
+"""Runs whose rewards come from programs in the jail, and from judges over HTTP: the reward rises in all.
 
-The verifiers, the jail, the judge's protocol and the runs are real. The judge's opinion is a rule: whether the response is the
-sum and nothing else.
+The verifiers, the jail, the judges' protocol and the runs are real. The opinion of one judge is a rule: whether the response is
+the sum and nothing else. The other judge is a model that vLLM serves.
 """
 
 import json
 import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -97,3 +98,25 @@ def test_a_judge_over_http(tmp_path: Path) -> None:
         server.close()
     assert_learned(table, "judge")
     assert table[-1]["objective/verifier_cost"] == pytest.approx(32 * 8 * 0.002)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1000)
+def test_a_model_as_judge(tmp_path: Path) -> None:
+    """The demo: the grades of held-out answers rise, and so does the share of those that are as the judge likes them best."""
+    script = Path(__file__).parents[2] / "scripts" / "train" / "debug" / "cpu_judge.sh"
+    words = ["bash", str(script), "--output_dir", str(tmp_path / "out")]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=900, check=False)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    table = rows(tmp_path / "out" / "metrics.jsonl")
+    assert sum(row.get("objective/not_scored", 0) for row in table) == 0
+    before, *_, after = [row for row in table if "eval/scores" in row]
+    assert after["eval/scores"] > before["eval/scores"] + 0.2
+    assert share_of_bare_sums(tmp_path / "out", 0) + 0.3 < share_of_bare_sums(tmp_path / "out", after["training_step"])
+
+
+def share_of_bare_sums(output_dir: Path, step: int) -> float:
+    """Of the answers of an evaluation: those that give the right sum in tags, and nothing else."""
+    answers = rows(output_dir / "completions" / f"step_{step:06d}.jsonl")
+    bare = [f"<answer>{one['ground_truth']}</answer>" == one["response"].removesuffix("<|end|>") for one in answers]
+    return float(np.mean(bare))
