@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Awaitable, Coroutine, Generator, Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -105,12 +106,15 @@ class _Watched(Awaitable[Result]):
 
     def _step(self, error: BaseException | None) -> Any:
         drawn = _numpy_position()
+        refused: list[EffectOutsideContext] = []
         profile = sys.getprofile()
-        sys.setprofile(_refuse_effects)
+        sys.setprofile(partial(_refuse_effects, refused))
         try:
             return self._coroutine.send(None) if error is None else self._coroutine.throw(error)
         finally:
             sys.setprofile(profile)
+            if refused:  # again, because code on the way that handles every error may have handled this one
+                raise refused[0]
             if drawn != _numpy_position():  # numpy's generators are no builtins, so their calls are not seen
                 raise EffectOutsideContext(f"{self._coroutine.__qualname__} draws from numpy.random; {CURE}")
 
@@ -122,7 +126,7 @@ def _numpy_position() -> int:
     return np.random.get_state(legacy=False)["state"]["pos"]  # type: ignore[call-overload,index]
 
 
-def _refuse_effects(frame: FrameType, event: str, called: Any) -> None:
+def _refuse_effects(refused: list[EffectOutsideContext], frame: FrameType, event: str, called: Any) -> None:
     if event != "c_call" or not _is_effect(called):
         return
     caller: FrameType | None = frame
@@ -132,7 +136,8 @@ def _refuse_effects(frame: FrameType, event: str, called: Any) -> None:
             return
         caller = caller.f_back
     where = f"{frame.f_code.co_filename}:{frame.f_lineno}"
-    raise EffectOutsideContext(f"{where} calls {called.__qualname__}; {CURE}")
+    refused.append(EffectOutsideContext(f"{where} calls {called.__qualname__}; {CURE}"))
+    raise refused[-1]
 
 
 def _is_effect(called: Any) -> bool:

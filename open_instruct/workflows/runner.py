@@ -107,7 +107,13 @@ class EngineContext(Context):
         if self._facts.vllm_parser is None:
             raise RolloutFailed("this engine has no parsers of vLLM")
         with allowed():
-            return self._facts.vllm_parser(name, schemas)
+            parse = self._facts.vllm_parser(name, schemas)
+
+        def calls(text: str) -> list[tuple[str, str]]:
+            with allowed():  # parsers draw an id for each call
+                return parse(text)
+
+        return calls
 
     def _generate(
         self, effect: Effect, prompt_ids: np.ndarray, sampling: SamplingConfig

@@ -78,7 +78,7 @@ def answer(tool: Environment, *calls: dict[str, Any]) -> list[str]:
 
 @pytest.mark.skipif(bool(missing()), reason="this kernel has no jail")
 def test_programs_run_in_the_jail() -> None:
-    tool = PythonTool(timeout=1.0)
+    tool = PythonTool(timeout=1.0, memory_mb=2048)  # of which this process, which it is forked from, has a part
     code = "import os\nos.environ\nprint(6 * 7)"
     assert answer(tool, {"code": code}) == ["42\n"]
     said = answer(

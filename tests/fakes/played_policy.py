@@ -1,6 +1,7 @@
 """Rollouts of conversations with a model that is played: the runner, the pool and the environments' processes are real."""
 
 import threading
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
@@ -58,6 +59,7 @@ class PlayedPolicy:
 
 def json_calls(text: str, _: Any = None) -> list[tuple[str, str]]:
     """The calls in a text like `CALL name {"argument": 1}`."""
+    uuid.uuid4()  # vLLM's parsers draw an id for each call
     words = (line.removeprefix("CALL ") for line in text.splitlines() if line.startswith("CALL "))
     return [(name, arguments) for name, _, arguments in (word.partition(" ") for word in words)]
 

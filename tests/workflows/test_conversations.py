@@ -134,6 +134,20 @@ def test_rewards_of_steps_are_added_if_the_option_says_so(talk: MakeTalk) -> Non
     assert summed.notes[0]["metrics"]["counter"] == {"step_count": 4, "final_value": 3, "reached_target": 1.0}
 
 
+@pytest.mark.parametrize(
+    ("options", "call", "is_known"),
+    [({}, "guess", True), ({}, "guess_number", False)]
+    + [({"tools": ["guess_number"], "tool_call_names": ["pick"]}, call, call == "pick") for call in ("pick", "guess")],
+)
+def test_a_function_has_its_own_name_unless_its_tool_was_given_another(
+    talk: MakeTalk, options: dict[str, Any], call: str, is_known: bool
+) -> None:
+    stage = talk(turns(f'CALL {call} {{"number": 60}}<end>', "well<end>"), tool_parser_type="vllm_played", **options)
+    result = stage.roll_out(env_config={"env_name": "guess_number", "number": 60})
+    [metrics] = result.notes[0]["metrics"].values()
+    assert metrics["solved"] == is_known
+
+
 def test_the_limit_on_steps_holds_and_the_row_may_set_it(talk: MakeTalk) -> None:
     result = talk(turns("<calculator>1+1</calculator>"), max_steps=3, **CALCULATOR).roll_out()
     assert result.notes[0]["num_steps"] == 3

@@ -175,6 +175,12 @@ IMPURE = """
         await ctx.generate([1], request.generation_config)
         time.time()
 
+    def swallowed():
+        try:
+            time.time()
+        except Exception:
+            pass
+
     @WORKFLOWS.register("toy_impure")
     class Impure(Workflow):
         tools = {{"clock": lambda _: time.time()}}
@@ -202,6 +208,7 @@ IMPURE = """
         ("np.random.default_rng()", "calls "),
         ("socket.create_connection(('127.0.0.1', 9), 0.1)", "calls socket.connect"),
         ("await in_a_task(ctx)", "calls time"),
+        ("swallowed()", "calls time"),
     ],
 )
 def test_effects_outside_the_context_are_caught(

@@ -96,13 +96,15 @@ class OfferedTool:
 
     spec: EnvironmentSpec
     schemas: list[Schema]
-    """Its functions, under the names by which the model calls them. A function that is alone has the tool's name."""
+    """Its functions, under the names by which the model calls them: their own, but for a function that is alone and whose tool
+    was given a name (`--tool_call_names`), which is the function's then."""
     own_names: dict[str, str]
     """By those names: the functions' own."""
 
     @classmethod
     def of(cls, spec: EnvironmentSpec, schemas: list[Schema]) -> "OfferedTool":
-        names = [spec.name] if len(schemas) == 1 else [schema_name(one) for one in schemas]
+        was_named = len(schemas) == 1 and spec.name != default_name(spec.target)
+        names = [spec.name] if was_named else [schema_name(one) for one in schemas]
         renamed = [
             {**one, "function": {**one["function"], "name": name}} for one, name in zip(schemas, names, strict=True)
         ]
