@@ -67,7 +67,7 @@ WORK = {
 }
 WAYS = {
     "trl": [],
-    "on_policy": ["--async_steps", "0", "--vllm_num_engines", "2"],
+    "on_policy": ["--async_steps", "0"],
     "one_ahead": ["--async_steps", "1", "--streaming"],
 }
 SYSTEM_PROMPT = " ".join(["Rule: add."] * 55)

@@ -23,6 +23,10 @@ CPU_BATCHED_TOKENS = 8192
 """Most tokens of one engine step on CPU."""
 CPU_KV_CACHE_BYTES = 2**30
 """Key-value cache of one engine on CPU."""
+CPU_KERNELS = "open_instruct_cpu"
+"""The name in vLLM of the implementations in `engines/cpu_kernels.py`."""
+CPU_NORMS = "rms_norm", "fused_add_rms_norm"
+"""Operations of vLLM that are there."""
 ONE_PROCESS = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 """Executor on CPU that has the model in the process of the engine core. By default (vLLM 0.32) the model has a process of its
 own, and the two processes wait for each other by spinning, which takes several times the CPU time on two cores."""
@@ -161,11 +165,14 @@ class Device:
         # Ray would set OMP_NUM_THREADS to the CPUs that an actor asks for, which is 1, so loading and copies would use one core.
         return env | _unless_set_by_user({"OMP_NUM_THREADS": str(max(_num_cores() // max(self.num_places, 1), 1))})
 
-    def engine_kwargs(self, *, max_model_len: int, gpu_memory_utilization: float) -> dict[str, Any]:
+    def engine_kwargs(
+        self, *, max_model_len: int, gpu_memory_utilization: float, enforce_eager: bool
+    ) -> dict[str, Any]:
         """Engine arguments of vLLM that depend on the device."""
         if self.kind == "cuda":
             return {"gpu_memory_utilization": gpu_memory_utilization}
-        return {
+        kernels = {"ir_op_priority": {key: [CPU_KERNELS, "native"] for key in CPU_NORMS}} if enforce_eager else {}
+        return kernels | {
             # Prompts in one piece, because a sampler with a seed cannot take back what it drew for a piece (vLLM 0.32 on CPU).
             "enable_chunked_prefill": False,
             "max_num_batched_tokens": max(CPU_BATCHED_TOKENS, max_model_len),

@@ -175,7 +175,10 @@ def test_engine_environment_of_the_user_wins(monkeypatch: pytest.MonkeyPatch, cp
 
 
 def test_engine_arguments(cpu: Device, gpu: Device) -> None:
-    on_cpu, on_gpu = (d.engine_kwargs(max_model_len=10**6, gpu_memory_utilization=0.5) for d in (cpu, gpu))
+    lengths: dict[str, Any] = {"max_model_len": 10**6, "gpu_memory_utilization": 0.5}
+    on_cpu, on_gpu = (d.engine_kwargs(**lengths, enforce_eager=True) for d in (cpu, gpu))
+    assert on_cpu["ir_op_priority"]["rms_norm"][0] == "open_instruct_cpu"
+    assert "ir_op_priority" not in cpu.engine_kwargs(**lengths, enforce_eager=False), "torch.compile fuses norms itself"
     assert on_cpu["max_num_batched_tokens"] == 10**6, "the longest prompt goes in in one piece"
     assert "gpu_memory_utilization" not in on_cpu
     assert on_gpu == {"gpu_memory_utilization": 0.5}

@@ -235,9 +235,10 @@ def make_engine(options: EngineOptions, version: int) -> Any:
         os.environ.update(network_interface(OF_NCCL))
     from vllm import LLMEngine
 
-    from open_instruct.engines.vllm_plugin import register_weight_transfer
+    from open_instruct.engines.vllm_plugin import register_cpu_kernels, register_weight_transfer
 
     register_weight_transfer()
+    register_cpu_kernels()
     with _files_of_its_own():
         engine = LLMEngine.from_engine_args(_engine_args(options))
     engine.set_weight_version(str(version))

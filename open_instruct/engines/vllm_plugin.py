@@ -1,4 +1,4 @@
-"""Makes the weight transports known to vLLM. It imports little, because every process of every engine imports it."""
+"""Makes our weight transports and CPU kernels known to vLLM. Every process of every engine imports it, so it imports little."""
 
 from open_instruct.weight_transports import GLOO, IPC, NCCL, RAY_OBJECT, SHM
 
@@ -23,3 +23,11 @@ def register_weight_transfer() -> None:
     for transport, (module, name) in _ENGINE_CLASSES.items():
         if engine_backend(transport) not in WeightTransferEngineFactory._registry:
             WeightTransferEngineFactory.register_engine(engine_backend(transport), module, name)
+
+
+def register_cpu_kernels() -> None:
+    """Register the kernels for CPU with vLLM in this process. Our other `vllm.general_plugins` entry point."""
+    from vllm.platforms import current_platform
+
+    if current_platform.is_cpu():
+        import open_instruct.engines.cpu_kernels  # noqa: F401 - registers them

@@ -68,7 +68,11 @@ def teacher_options(args: GRPOConfig) -> EngineOptions:
         seed=args.seed,
         enforce_eager=True,  # it only reads, and graphs are for writing
         sleep=SleepOptions(),
-        extra=device.engine_kwargs(max_model_len=max_model_len, gpu_memory_utilization=args.vllm_gpu_memory_utilization)
+        extra=device.engine_kwargs(
+            max_model_len=max_model_len,
+            gpu_memory_utilization=args.vllm_gpu_memory_utilization,
+            enforce_eager=True,
+        )
         | {"max_logprobs": max(args.distillation_top_k, 1)},
         env=device.engine_env(enforce_eager=True, ready_timeout_s=args.init_timeout_s),
     )
