@@ -85,7 +85,7 @@ def test_a_run_whose_engines_get_other_weights_ends_before_it_trains(
     """The package is copied and broken as it was broken before: weights arrive wrong, and nothing else complains."""
     build_model("qwen3_moe", tmp_path / "model")
     package = Path(shutil.copytree(SCRIPT.parent, tmp_path / "open_instruct"))
-    module, (right, wrong) = package / "checkpoint_format.py", BREAKS[broken]
+    module, (right, wrong) = package / "learners" / "checkpoint_format.py", BREAKS[broken]
     assert right in module.read_text()
     module.write_text(module.read_text().replace(right, wrong))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
