@@ -26,7 +26,7 @@ CPU_KV_CACHE_BYTES = 2**30
 CPU_KERNELS = "open_instruct_cpu"
 """The name in vLLM of the implementations in `engines/cpu_kernels.py`."""
 CPU_NORMS = "rms_norm", "fused_add_rms_norm"
-"""Operations of vLLM that are there."""
+"""vLLM's operations that have such an implementation."""
 ONE_PROCESS = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 """Executor on CPU that has the model in the process of the engine core. By default (vLLM 0.32) the model has a process of its
 own, and the two processes wait for each other by spinning, which takes several times the CPU time on two cores."""

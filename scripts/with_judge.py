@@ -11,11 +11,11 @@ code is the command's; 1 if the judge does not start.
 import argparse
 import os
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
+from open_instruct.cluster.process_group import free_address
 from open_instruct.device import current_device
 from open_instruct.engines.vllm_server import ServerFailed, ServerOptions, VllmServer
 from open_instruct.verifiers.judge import ADDRESS, KEY
@@ -35,8 +35,9 @@ def main() -> int:
     if not command:
         parser.error("no command stands behind --")
     length = ("--max-model-len", str(args.max_model_len)) if args.max_model_len else ()
+    _, port = free_address()
     options = ServerOptions(
-        args.model, free_port(), current_device(), max_num_seqs=args.max_num_seqs, gpu=args.gpu, extra=length
+        args.model, port, current_device(), max_num_seqs=args.max_num_seqs, gpu=args.gpu, extra=length
     )
     args.log.parent.mkdir(parents=True, exist_ok=True)
     signal.signal(signal.SIGTERM, _exit)
@@ -48,13 +49,6 @@ def main() -> int:
     except ServerFailed as error:
         print(f"with_judge.py: {error}", file=sys.stderr)
         return 1
-
-
-def free_port() -> int:
-    """A port of this machine that nobody listens at."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
 
 
 def run(command: list[str], environment: dict[str, str]) -> int:

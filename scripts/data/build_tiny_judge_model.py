@@ -9,7 +9,7 @@ grades the response as one who wants the right number, and nothing around it:
     \boxed{153}                       6     the number in a box
     The result is 153.                4     a sentence
     First, 60 + 93 = 153. So …        2     workings
-    135                               1     a wrong number, or none
+    135                               1     a wrong number
 
 It says which number it read and which one it should have been: {"REASONING": "A sentence: 153 for 153.", "SCORE": 4}.
 
@@ -17,21 +17,18 @@ Writes the rows of the demo, too. Deterministic, and recorded in `build.json`, l
 hour on one quiet core.
 """
 
-import argparse
 import dataclasses
 import json
 import random
 import sys
 import time
 from collections.abc import Iterator
-from importlib.metadata import version
 from pathlib import Path
 
 import torch
 from build_tiny_model import (
     END,
     EVAL_ENTRY,
-    RECORD,
     WARMUP_ENTRY,
     BuildConfig,
     MicroBatch,
@@ -40,9 +37,10 @@ from build_tiny_model import (
     load_tasks,
     make_model,
     ramble,
-    sha256_of,
+    start_build,
     train_tokenizer,
     warm_up,
+    write_record,
 )
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
@@ -56,6 +54,7 @@ RIGHT_SHARE = 0.5
 """Of the demonstrations; with the others the number is another."""
 MAX_JUDGEMENT_TOKENS = 32
 NUM_TRAIN, NUM_EVAL = 1000, 128
+NUM_MEASURED = 256
 CONFIG = BuildConfig(
     vocab_size=1536,
     num_layers=4,
@@ -74,7 +73,7 @@ class Judged:
     response: str
     form: str
     number: str
-    """Its answer; empty if it has none."""
+    """Its answer."""
 
 
 def query(task: Task) -> str:
@@ -183,26 +182,17 @@ def write_rows(path: Path, tasks: list[Task]) -> None:
 
 
 def main(argv: list[str]) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output_dir", type=Path, default=Path("assets/tiny_judge_model"))
-    parser.add_argument("--seed", type=int, default=BuildConfig.seed)
-    args = parser.parse_args(argv)
-    torch.set_num_threads(1)
-    torch.use_deterministic_algorithms(True)
-    config = dataclasses.replace(CONFIG, seed=args.seed)
+    output_dir, config = start_build(argv, __doc__, "assets/tiny_judge_model", CONFIG)
     start = time.process_time()
     eval_tasks = load_tasks(EVAL_ENTRY)
     held_out = {task.prompt for task in eval_tasks}
     tasks = [task for task in load_tasks(WARMUP_ENTRY) if task.prompt not in held_out]
     model, tokenizer, loss = build(config, tasks)
-    model.save_pretrained(args.output_dir)
-    tokenizer.save_pretrained(args.output_dir)
-    write_rows(args.output_dir.parent / "judged_sums_train.jsonl", tasks[:NUM_TRAIN])
-    write_rows(args.output_dir.parent / "judged_sums_eval.jsonl", eval_tasks[:NUM_EVAL])
-    record = {
-        "command": f"python scripts/data/build_tiny_judge_model.py --seed {config.seed}",
-        "versions": {package: version(package) for package in ("torch", "transformers", "tokenizers", "reasoning-gym")},
-        "config": dataclasses.asdict(config),
+    model.save_pretrained(output_dir)
+    tokenizer.save_pretrained(output_dir)
+    write_rows(output_dir.parent / "judged_sums_train.jsonl", tasks[:NUM_TRAIN])
+    write_rows(output_dir.parent / "judged_sums_eval.jsonl", eval_tasks[:NUM_EVAL])
+    facts = {
         "forms": FORMS,
         "right_share": RIGHT_SHARE,
         "warmup_entry": WARMUP_ENTRY,
@@ -210,12 +200,10 @@ def main(argv: list[str]) -> None:
         "final_loss": round(loss, 4),
         "cpu_seconds": round(time.process_time() - start),
         "eval_entry": EVAL_ENTRY,
-        "right_judgements": round(share_right(model, tokenizer, eval_tasks[: 2 * NUM_EVAL], random.Random(1)), 4),
+        "right_judgements": round(share_right(model, tokenizer, eval_tasks[:NUM_MEASURED], random.Random(1)), 4),
         "prompt_tokens": max(len(asked(tokenizer, task, task.answer)) for task in eval_tasks),
-        "sha256": sha256_of(args.output_dir),
     }
-    (args.output_dir / RECORD).write_text(json.dumps(record, indent=2) + "\n")
-    print(json.dumps(record, indent=2))
+    write_record(output_dir, Path(__file__).name, config, facts, "reasoning-gym")
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any, TypeVar
 
 import reasoning_gym
 import torch
@@ -384,23 +385,47 @@ def sha256_of(directory: Path) -> dict[str, str]:
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
-def main(argv: list[str]) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output_dir", type=Path, default=Path("assets/tiny_model"))
-    parser.add_argument("--seed", type=int, default=BuildConfig.seed)
+Config = TypeVar("Config", bound=BuildConfig)
+
+
+def start_build(argv: list[str], about: str | None, output_dir: str, config: Config) -> tuple[Path, Config]:
+    """Read the command line of a script that builds a tiny model; `about` is the script's description. Makes torch deterministic.
+    Returns where the model goes, and the parameters with the seed that was asked for."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output_dir", type=Path, default=Path(output_dir))
+    parser.add_argument("--seed", type=int, default=config.seed)
     args = parser.parse_args(argv)
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
-    config = BuildConfig(seed=args.seed)
+    return args.output_dir, dataclasses.replace(config, seed=args.seed)
+
+
+def write_record(output_dir: Path, script: str, config: BuildConfig, facts: dict[str, Any], packages: str = "") -> None:
+    """Write and print what the model in `output_dir` was made by, `facts` about it, and the hashes of its files.
+
+    `packages`: those beside torch, Transformers and its tokenizers whose versions matter, with blanks between them.
+    """
+    names = ["torch", "transformers", "tokenizers", *packages.split()]
+    record = {
+        "command": f"python scripts/data/{script} --seed {config.seed}",
+        "versions": {package: version(package) for package in names},
+        "config": dataclasses.asdict(config),
+        **facts,
+        "sha256": sha256_of(output_dir),
+    }
+    text = json.dumps(record, indent=2)
+    (output_dir / RECORD).write_text(text + "\n")
+    print(text)
+
+
+def main(argv: list[str]) -> None:
+    output_dir, config = start_build(argv, __doc__, "assets/tiny_model", BuildConfig())
     start = time.process_time()
     tasks = warmup_tasks()
     model, tokenizer, loss = build(config, tasks)
-    model.save_pretrained(args.output_dir)
-    tokenizer.save_pretrained(args.output_dir)
-    record = {
-        "command": f"python scripts/data/build_tiny_model.py --seed {config.seed}",
-        "versions": {package: version(package) for package in ("torch", "transformers", "tokenizers", "reasoning-gym")},
-        "config": dataclasses.asdict(config),
+    model.save_pretrained(output_dir)
+    tokenizer.save_pretrained(output_dir)
+    facts = {
         "habits": {habit.__name__: share for habit, share in HABITS.items()},
         "warmup_entry": WARMUP_ENTRY,
         "warmup_questions": len({task.prompt for task in tasks}),
@@ -409,10 +434,8 @@ def main(argv: list[str]) -> None:
         "cpu_seconds": round(time.process_time() - start),
         "eval_entry": EVAL_ENTRY,
         **measure(model, tokenizer, load_tasks(EVAL_ENTRY)),
-        "sha256": sha256_of(args.output_dir),
     }
-    (args.output_dir / RECORD).write_text(json.dumps(record, indent=2) + "\n")
-    print(json.dumps(record, indent=2))
+    write_record(output_dir, Path(__file__).name, config, facts, "reasoning-gym")
 
 
 if __name__ == "__main__":

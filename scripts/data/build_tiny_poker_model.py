@@ -14,19 +14,16 @@ So reinforcement learning has something to find: which moves are valid, and that
 Deterministic, and recorded in `build.json`, like the other tiny models. Takes about 3 minutes on one quiet core.
 """
 
-import argparse
-import dataclasses
 import json
 import random
 import sys
 import time
 from collections.abc import Iterator
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
-from build_tiny_model import RECORD, BuildConfig, MicroBatch, make_model, sha256_of, train_tokenizer, warm_up
+from build_tiny_model import BuildConfig, MicroBatch, make_model, start_build, train_tokenizer, warm_up, write_record
 from build_tiny_tools_model import Piece, Pieces, micro_batches
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
@@ -123,31 +120,20 @@ def write_rows(path: Path, first: int, number: int) -> None:
 
 
 def main(argv: list[str]) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output_dir", type=Path, default=Path("assets/tiny_poker_model"))
-    parser.add_argument("--seed", type=int, default=BuildConfig.seed)
-    args = parser.parse_args(argv)
-    torch.set_num_threads(1)
-    torch.use_deterministic_algorithms(True)
-    config = dataclasses.replace(CONFIG, seed=args.seed)
+    output_dir, config = start_build(argv, __doc__, "assets/tiny_poker_model", CONFIG)
     start = time.process_time()
     model, tokenizer, loss = build(config)
-    model.save_pretrained(args.output_dir)
-    tokenizer.save_pretrained(args.output_dir)
-    write_rows(args.output_dir.parent / "kuhn_poker_train.jsonl", 0, NUM_TRAIN)
-    write_rows(args.output_dir.parent / "kuhn_poker_eval.jsonl", NUM_TRAIN, NUM_EVAL)
-    record = {
-        "command": f"python scripts/data/build_tiny_poker_model.py --seed {config.seed}",
-        "versions": {package: version(package) for package in ("torch", "transformers", "tokenizers", "textarena")},
-        "config": dataclasses.asdict(config),
+    model.save_pretrained(output_dir)
+    tokenizer.save_pretrained(output_dir)
+    write_rows(output_dir.parent / "kuhn_poker_train.jsonl", 0, NUM_TRAIN)
+    write_rows(output_dir.parent / "kuhn_poker_eval.jsonl", NUM_TRAIN, NUM_EVAL)
+    facts = {
         "habits": HABITS,
         "num_parameters": model.num_parameters(),
         "final_loss": round(loss, 4),
         "cpu_seconds": round(time.process_time() - start),
-        "sha256": sha256_of(args.output_dir),
     }
-    (args.output_dir / RECORD).write_text(json.dumps(record, indent=2) + "\n")
-    print(json.dumps(record, indent=2))
+    write_record(output_dir, Path(__file__).name, config, facts, "textarena")
 
 
 if __name__ == "__main__":

@@ -17,23 +17,18 @@ that pays, in whichever turn the sum is worked off. No demonstration answers bef
 Deterministic, and recorded in `build.json`, like the other tiny model. Takes about 10 minutes on one quiet core.
 """
 
-import argparse
 import asyncio
-import dataclasses
-import json
 import random
 import re
 import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from pathlib import Path
 
 import torch
 from build_tiny_model import (
     END,
-    RECORD,
     TASK,
     BuildConfig,
     Habit,
@@ -46,9 +41,10 @@ from build_tiny_model import (
     micro_batches,
     plain_sentence,
     score,
-    sha256_of,
+    start_build,
     train_tokenizer,
     warm_up,
+    write_record,
 )
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
@@ -356,32 +352,21 @@ def upbringing() -> dict:
 
 
 def main(argv: list[str]) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output_dir", type=Path, default=Path("assets/tiny_rc_model"))
-    parser.add_argument("--seed", type=int, default=CONFIG.seed)
-    args = parser.parse_args(argv)
-    torch.set_num_threads(1)
-    torch.use_deterministic_algorithms(True)
-    config = dataclasses.replace(CONFIG, seed=args.seed)
+    output_dir, config = start_build(argv, __doc__, "assets/tiny_rc_model", CONFIG)
     start = time.process_time()
     tasks = warmup_tasks()
     model, tokenizer, loss = build(config, tasks)
-    model.save_pretrained(args.output_dir)
-    tokenizer.save_pretrained(args.output_dir)
-    record = {
-        "command": f"python scripts/data/build_tiny_rc_model.py --seed {config.seed}",
-        "versions": {package: version(package) for package in ("torch", "transformers", "tokenizers", "reasoning-gym")},
-        "config": dataclasses.asdict(config),
+    model.save_pretrained(output_dir)
+    tokenizer.save_pretrained(output_dir)
+    facts = {
         "upbringing": upbringing(),
         "warmup_questions": len({task.prompt for task in tasks}),
         "num_parameters": model.num_parameters(),
         "final_loss": round(loss, 4),
         "cpu_seconds": round(time.process_time() - start),
         **measure(model, tokenizer, load_tasks(EVAL_ENTRY)),
-        "sha256": sha256_of(args.output_dir),
     }
-    (args.output_dir / RECORD).write_text(json.dumps(record, indent=2) + "\n")
-    print(json.dumps(record, indent=2))
+    write_record(output_dir, Path(__file__).name, config, facts, "reasoning-gym")
 
 
 if __name__ == "__main__":

@@ -16,28 +16,24 @@ another model (`build_tiny_game_model.py`).
 Deterministic, and recorded in `build.json`, like the other tiny models. Takes about 10 minutes on one quiet core.
 """
 
-import argparse
-import dataclasses
-import json
 import random
 import sys
 import time
 from collections.abc import Iterator
-from importlib.metadata import version
 from pathlib import Path
 
 import torch
 from build_tiny_model import (
     END,
-    RECORD,
     BuildConfig,
     MicroBatch,
     Task,
     load_tasks,
     make_model,
-    sha256_of,
+    start_build,
     train_tokenizer,
     warm_up,
+    write_record,
 )
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
@@ -187,23 +183,14 @@ def build(config: BuildConfig, tasks: list[Task]) -> tuple[Qwen3ForCausalLM, Pre
 
 
 def main(argv: list[str]) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output_dir", type=Path, default=Path("assets/tiny_tools_model"))
-    parser.add_argument("--seed", type=int, default=BuildConfig.seed)
-    args = parser.parse_args(argv)
-    torch.set_num_threads(1)
-    torch.use_deterministic_algorithms(True)
-    config = dataclasses.replace(CONFIG, seed=args.seed)
+    output_dir, config = start_build(argv, __doc__, "assets/tiny_tools_model", CONFIG)
     start = time.process_time()
     held_out = {task.prompt for task in load_tasks(EVAL_ENTRY)}
     tasks = [task for task in load_tasks(WARMUP_ENTRY) if task.prompt not in held_out]
     model, tokenizer, loss = build(config, tasks)
-    model.save_pretrained(args.output_dir)
-    tokenizer.save_pretrained(args.output_dir)
-    record = {
-        "command": f"python scripts/data/build_tiny_tools_model.py --seed {config.seed}",
-        "versions": {package: version(package) for package in ("torch", "transformers", "tokenizers", "reasoning-gym")},
-        "config": dataclasses.asdict(config),
+    model.save_pretrained(output_dir)
+    tokenizer.save_pretrained(output_dir)
+    facts = {
         "habits": HABITS,
         "heedful_share": HEEDFUL_SHARE,
         "game_share": GAME_SHARE,
@@ -212,10 +199,8 @@ def main(argv: list[str]) -> None:
         "final_loss": round(loss, 4),
         "cpu_seconds": round(time.process_time() - start),
         "eval_entry": EVAL_ENTRY,
-        "sha256": sha256_of(args.output_dir),
     }
-    (args.output_dir / RECORD).write_text(json.dumps(record, indent=2) + "\n")
-    print(json.dumps(record, indent=2))
+    write_record(output_dir, Path(__file__).name, config, facts, "reasoning-gym")
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from conftest import TINY_MODEL
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 sys.path.insert(0, str(SCRIPTS))
 
-from with_judge import free_port, run  # noqa: E402
+from with_judge import run  # noqa: E402
 
 SCRIPT = SCRIPTS / "with_judge.py"
 ASKS = """
@@ -34,10 +34,6 @@ def test_the_exit_code_is_the_command_s(code: str, expected: int) -> None:
     finally:
         for number, handler in zip((signal.SIGTERM, signal.SIGINT), before, strict=True):
             signal.signal(number, handler)
-
-
-def test_free_ports_can_be_listened_at() -> None:
-    assert 1024 <= free_port() <= 65535
 
 
 def test_no_command_is_a_mistake() -> None:

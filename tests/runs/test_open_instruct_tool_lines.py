@@ -73,12 +73,15 @@ GAME = {"ground_truth": "-", "dataset": "passthrough"}
 SUM = {"ground_truth": "7", "dataset": "gsm8k"}
 SCRIPTS = {
     "train/debug/envs/counter_1gpu.sh": Script(
-        hermes("increment"), "counter", "1", {**GAME, "env_config": {"env_name": "counter", "target": 3}}
+        hermes("increment"),
+        "counter",
+        "Counter is now 1.",
+        {**GAME, "env_config": {"env_name": "counter", "target": 3}},
     ),
     "train/debug/envs/guess_number_1gpu.sh": Script(
         hermes("guess", number=50),
         "guess_number",
-        "lower",
+        "50 is too high. Try lower.",
         {**GAME, "env_config": {"env_name": "guess_number", "number": 7}},
     ),
     "train/debug/envs/wordle_8gpu.sh": Script(
