@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_leaves
 
 from open_instruct.config.model_support import attends_fully, logits_scale_and_cap
 from open_instruct.data_types import CollatedBatchData, TrainingSample
+from open_instruct.learners import shared_attention
 from open_instruct.learners.logprobs import (
     LogProbModel,
     chunked_log_probs,
@@ -266,10 +267,13 @@ def test_most_families_can_share_prompts() -> None:
 
 
 @pytest.mark.parametrize("fill", [pad_rows, pack_rows])
-@pytest.mark.parametrize("family", SHARING)
-def test_a_shared_prompt_gives_the_log_probs_and_gradients_of_single_sequences(fill: Any, family: str) -> None:
+@pytest.mark.parametrize(("family", "short"), [*((family, 64) for family in SHARING), ("qwen3", 0), ("llama", 0)])
+def test_a_shared_prompt_gives_the_log_probs_and_gradients_of_single_sequences(
+    monkeypatch: pytest.MonkeyPatch, fill: Any, family: str, short: int
+) -> None:
     from transformers import AutoModelForCausalLM
 
+    monkeypatch.setattr(shared_attention, "SHORT_QUERIES", short)  # 0: torch's fused attention
     torch.manual_seed(0)
     model = LogProbModel(AutoModelForCausalLM.from_config(family_config(family)).eval())
     rng = np.random.default_rng(0)

@@ -1,0 +1,56 @@
+"""Linear layers in float32 through oneDNN, for learners on CPU.
+
+For float32 torch 2.13 calls MKL, which gives AMD's processors kernels for AVX2 alone. On one with AVX-512 oneDNN's products are
+1.4 to 2.4 times as fast (two cores, 1,800 tokens, 256 x 768 weights), and sums are as exact. Torch reaches them for float32 only
+through the operator of its own compiler's that is called here. (`torch.backends.mkldnn.matmul.fp32_precision = "bf16"` would too,
+but it makes torch's attention of short sequences three times slower, and rounds to bfloat16 on processors with AMX.)
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+
+def pays_off(dtype: torch.dtype) -> bool:
+    """Whether this processor computes products in `dtype` faster with oneDNN."""
+    return dtype == torch.float32 and torch.backends.cpu.get_cpu_capability() == "AVX512"
+
+
+def use_onednn(model: torch.nn.Module) -> None:
+    """Have the plain linear layers of `model` compute with oneDNN. Their weights stay as they are."""
+    for module in model.modules():
+        if type(module) is torch.nn.Linear and pays_off(module.weight.dtype):
+            module.__class__ = OneDnnLinear
+
+
+class OneDnnLinear(torch.nn.Linear):
+    def forward(self, input: Tensor) -> Tensor:
+        return _Linear.apply(input, self.weight, self.bias)
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(input, weight)
+        return _product(input.flatten(0, -2), weight, bias).view(*input.shape[:-1], -1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(  # pyrefly: ignore[bad-override]  # the decorator hides the name of `ctx`
+        ctx: Any, grad: Tensor
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        input, weight = ctx.saved_tensors
+        wants_input, wants_weight, wants_bias = ctx.needs_input_grad
+        grad_NO = grad.flatten(0, -2)
+        return (
+            _product(grad_NO, weight.t()).view(input.shape) if wants_input else None,
+            _product(grad_NO.t(), input.flatten(0, -2).t()) if wants_weight else None,
+            grad_NO.sum(0) if wants_bias else None,
+        )
+
+
+def _product(left_NK: Tensor, right_OK: Tensor, bias_O: Tensor | None = None) -> Tensor:
+    """(N, O): left @ right.T, plus the bias."""
+    return torch.ops.mkldnn._linear_pointwise(left_NK, right_OK, bias_O, "none", [], "")
