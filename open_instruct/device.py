@@ -82,6 +82,11 @@ class Device:
         return _without_expandable_segments() if self.weight_transport == "ipc" else {}
 
     @property
+    def computes_with_onednn(self) -> bool:
+        """Whether a learner's linear layers may take oneDNN's kernels (`learners/cpu_linear.py`)."""
+        return self.kind == "cpu"
+
+    @property
     def deepspeed_compiles_collectives(self) -> bool:
         """Whether DeepSpeed compiles an operator for collectives when it starts (0.19: for its CPU accelerator)."""
         return self.kind == "cpu"

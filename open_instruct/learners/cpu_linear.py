@@ -1,9 +1,10 @@
 """Linear layers in float32 through oneDNN, for learners on CPU.
 
 For float32 torch 2.13 calls MKL, which gives AMD's processors kernels for AVX2 alone. On one with AVX-512 oneDNN's products are
-1.4 to 2.4 times as fast (two cores, 1,800 tokens, 256 x 768 weights), and sums are as exact. Torch reaches them for float32 only
-through the operator of its own compiler's that is called here. (`torch.backends.mkldnn.matmul.fp32_precision = "bf16"` would too,
-but it makes torch's attention of short sequences three times slower, and rounds to bfloat16 on processors with AMX.)
+1.4 to 2.4 times as fast (two cores, 1,800 tokens, 256 x 768 weights), and sums are as exact. For float32
+torch offers oneDNN's product as an operator for its compiler, `mkldnn._linear_pointwise`, which is called here. (The setting
+`torch.backends.mkldnn.matmul.fp32_precision = "bf16"` would select oneDNN too, but with it torch's attention of short sequences
+takes three times as long, and processors with AMX would round to bfloat16.)
 """
 
 from typing import Any

@@ -87,9 +87,8 @@ def _load_model(
     )
     del zero3
     _own_memory(model)
-    if (
-        device.kind == "cpu" and args.deepspeed_stage != 3
-    ):  # at stage 3 weights come and go between forward and backward
+    # At stage 3 weights come and go between forward and backward, which our own backward pass does not reckon with.
+    if device.computes_with_onednn and args.deepspeed_stage != 3:
         use_onednn(model)
     if args.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})

@@ -24,7 +24,9 @@ import torch.nn.functional as F
 ATTENTION = "sdpa_of_shared_prompts"
 """Name under which Transformers knows the attention below. It is torch's for rows that share nothing."""
 SHORT_QUERIES, SHORT_KEYS = 64, 256
-"""Up to so many queries and keys, attention by plain matrix products is the fastest on CPU. Its weights stay in memory."""
+"""Up to so many queries and keys, attention by plain matrix products is the fastest on CPU.
+
+It keeps the softmax of every query and key for the backward pass; torch's fused attention, which takes the rest, keeps none."""
 
 
 @dataclass(frozen=True)
