@@ -137,17 +137,12 @@ class Device:
         On CPU 1, because an engine and a learner with a thread per core each are several times slower than with one thread each.
         Where they take turns, those that compute share the cores.
         """
-        return self._share_of_cores(self.workers_at_once)
+        return None if self.kind == "cuda" else _share_of_cores(self.workers_at_once)
 
     @property
     def threads_per_learner(self) -> int | None:
         """Threads of a learner, for `torch.set_num_threads`; None leaves torch's choice."""
-        return self._share_of_cores(self.learners_at_once)
-
-    def _share_of_cores(self, at_once: int | None) -> int | None:
-        if self.kind != "cpu":
-            return None
-        return 1 if at_once is None else max(_num_cores() // at_once, 1)
+        return None if self.kind == "cuda" else _share_of_cores(self.learners_at_once)
 
     @property
     def place_resources(self) -> dict[str, float]:
@@ -324,6 +319,11 @@ def _sees_a_gpu() -> bool:
     import torch
 
     return torch.cuda.is_available()
+
+
+def _share_of_cores(at_once: int | None) -> int:
+    """Threads for each of those that compute at once; 1 where nobody takes turns."""
+    return 1 if at_once is None else max(_num_cores() // at_once, 1)
 
 
 def _num_cores() -> int:
