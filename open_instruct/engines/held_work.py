@@ -154,6 +154,11 @@ class HeldWork:
         return sum(held.num_tokens for held in self._requests.values())
 
     @property
+    def has_rollouts(self) -> bool:
+        """Whether a rollout is under way that has not been handed over."""
+        return bool(self._rollouts)
+
+    @property
     def has_requests(self) -> bool:
         return bool(self._requests)
 

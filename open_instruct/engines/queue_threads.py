@@ -12,6 +12,10 @@ from open_instruct.data_types import GenerationResult, PromptRequest, ShutdownSe
 from open_instruct.engines.held_work import HeldWork
 from open_instruct.system.work_threads import POLL_S, WorkThreads
 
+GATHER_S = 0.05
+"""Longest wait of a finished group for others that are under way. Each handover takes time from the engine: its thread shares
+the interpreter with the pusher, and on CPU its cores with all who handle the result."""
+
 
 class QueueThreads:
     """Pulls prompts and pushes results, while `threads` run.
@@ -65,9 +69,14 @@ class QueueThreads:
                 results = [self._finished.get(timeout=POLL_S)]
             except queue.Empty:
                 continue
-            while not self._finished.empty():  # also send what came meanwhile: a queue call costs more than its items
+            with self._threads.lock:
+                self._threads.lock.wait_for(self._is_last, timeout=GATHER_S)
+            while not self._finished.empty():
                 results.append(self._finished.get())
             self._put(results)
+
+    def _is_last(self) -> bool:
+        return not self._work.has_rollouts or self._threads.stopping.is_set()
 
     def _put(self, results: list[GenerationResult]) -> None:
         while not self._threads.stopping.is_set():
