@@ -37,8 +37,7 @@ class Bridge:
 
         Args:
             last_id: the last token of the model's turn, if it is a control token such as the end of a turn: the template's own
-            end
-                of the turn is then not written a second time.
+                end of the turn is then not written a second time.
 
         Raises:
             CannotBridge: the template has no place for the messages.
