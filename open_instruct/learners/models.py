@@ -87,8 +87,7 @@ def _load_model(
     )
     del zero3
     _own_memory(model)
-    # At stage 3 weights come and go between forward and backward, which our own backward pass does not reckon with.
-    if device.computes_with_onednn and args.deepspeed_stage != 3:
+    if device.computes_with_onednn:
         use_onednn(model)
     if args.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
