@@ -11,6 +11,7 @@ from torch.autograd.function import once_differentiable
 
 from open_instruct.config.model_support import logits_scale_and_cap
 from open_instruct.learners import shared_attention
+from open_instruct.learners.cpu_linear import product
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -110,9 +111,9 @@ class _ChunkedLogProbs(torch.autograd.Function):
                 grad_bias_V += grad_logits_CV.sum(0)
             grad_logits_CV = grad_logits_CV.to(hidden_NH.dtype)
             if grad_hidden_NH is not None:
-                grad_hidden_NH[rows] = grad_logits_CV @ weight_VH
+                grad_hidden_NH[rows] = product(grad_logits_CV, weight_VH.T)
             if grad_weight_VH is not None:
-                grad_weight_VH += grad_logits_CV.T @ hidden_NH[rows]
+                grad_weight_VH += product(grad_logits_CV.T, hidden_NH[rows].T)
         return (
             grad_hidden_NH,
             None if grad_weight_VH is None else grad_weight_VH.to(weight_VH.dtype),
@@ -129,7 +130,7 @@ def _logits(
 ) -> torch.Tensor:
     """(C, V) logits of one chunk, before they are divided by the temperature."""
     # Not F.linear: under ZeRO-3 DeepSpeed replaces it by an autograd function of its own.
-    logits_CV = (hidden_CH @ weight_VH.T).to(_softmax_dtype(hidden_CH))
+    logits_CV = product(hidden_CH, weight_VH).to(_softmax_dtype(hidden_CH))
     if bias_V is not None:
         logits_CV += bias_V
     return logits_CV if softcap is None else logits_CV.div_(softcap).tanh_().mul_(softcap)

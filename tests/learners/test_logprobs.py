@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 
 from open_instruct.config.model_support import attends_fully, logits_scale_and_cap
 from open_instruct.data_types import CollatedBatchData, TrainingSample
-from open_instruct.learners import shared_attention
+from open_instruct.learners import cpu_linear, shared_attention
 from open_instruct.learners.logprobs import (
     LogProbModel,
     chunked_log_probs,
@@ -78,6 +78,22 @@ def test_gradients_are_exact(wanted: tuple[bool, bool, bool], softcap: float | N
     assert torch.autograd.gradcheck(both, (hidden, weight, bias))
     for result in (0, 1):  # the gradient of the other is None
         assert torch.autograd.gradcheck(lambda *inputs, r=result: both(*inputs)[r], (hidden, weight, bias))
+
+
+@pytest.mark.parametrize("by_onednn", [False, True])
+def test_float32_values_and_gradients_are_those_of_float64(monkeypatch: pytest.MonkeyPatch, by_onednn: bool) -> None:
+    monkeypatch.setattr(cpu_linear, "pays_off", lambda dtype: by_onednn and dtype == torch.float32)
+
+    def values_and_gradients(dtype: torch.dtype) -> list[torch.Tensor]:
+        hidden, weight, bias, labels = make_inputs(num_tokens=37, hidden=48, dtype=torch.float32)
+        hidden, weight, bias = (tensor.detach().to(dtype).requires_grad_() for tensor in (hidden, weight, bias))
+        logprobs, entropy = chunked_log_probs(hidden, weight, labels, chunk_elements=8 * VOCAB, bias_V=bias)
+        weighted = logprobs * torch.linspace(-1, 1, 37) + entropy
+        gradients = torch.autograd.grad(weighted.sum(), (hidden, weight, bias))
+        return [logprobs, entropy, *gradients]
+
+    for ours, exact in zip(values_and_gradients(torch.float32), values_and_gradients(torch.float64), strict=True):
+        torch.testing.assert_close(ours.double(), exact, rtol=1e-5, atol=2e-5)
 
 
 def test_several_labels_of_a_token_have_exact_log_probs_and_gradients() -> None:
