@@ -12,13 +12,14 @@ during which other programs used more than 5 % of the machine does not count.
 """
 
 import argparse
+import itertools
 import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -185,47 +186,21 @@ def run_trl(work: Work, num_steps: int, report: str, directory: str) -> int:
     """Runs in `.venv-peers`."""
     import torch
     from datasets import Dataset
-    from transformers import AutoModelForCausalLM, AutoTokenizer, LogitsProcessor, LogitsProcessorList, TrainerCallback
+    from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
-
-    from open_instruct.verifiers.reasoning_gym_data import reasoning_gym_rows
 
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     path = build_model(f"{directory}_model")
     tokenizer = AutoTokenizer.from_pretrained(path)
     tokenizer.padding_side = "left"
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
-    meter, generate, calls = Meter(report), model.generate, iter(range(10**9))
-
-    class EndsAt(LogitsProcessor):
-        """Every row ends after its own number of tokens, and not before."""
-
-        def __init__(self, num_prompt_tokens: int, lengths: list[int]) -> None:
-            self._start, self._lengths = num_prompt_tokens, torch.tensor(lengths)
-
-        def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-            is_last = input_ids.shape[1] - self._start + 1 >= self._lengths
-            of_end = scores[:, tokenizer.eos_token_id].clone()
-            scores = scores.masked_fill(is_last[:, None], -torch.inf)
-            scores[:, tokenizer.eos_token_id] = torch.where(is_last, of_end, -torch.inf)
-            return scores
-
-    def generate_forced(input_ids: torch.Tensor, **options: Any) -> Any:
-        first = next(calls) * NUM_PROMPTS
-        lengths = [work.length_of(first + row // GROUP_SIZE) for row in range(len(input_ids))]
-        ends = LogitsProcessorList([EndsAt(input_ids.shape[1], lengths)])
-        return generate(input_ids=input_ids, logits_processor=ends, **options)
+    model.generate = forced_generate(model.generate, work, tokenizer.eos_token_id)
+    meter = Meter(report)
 
     class Metered(TrainerCallback):
         def on_step_begin(self, *_: Any, **__: Any) -> None:
             meter.note()
 
-    model.generate = generate_forced
-    questions = [row["messages"] for row in reasoning_gym_rows(SUMS)]
-    system = [{"role": "system", "content": SYSTEM_PROMPT}] if work.long_prompts else []
-    texts = [
-        tokenizer.apply_chat_template([*system, *one], add_generation_prompt=True, tokenize=False) for one in questions
-    ]
     config = GRPOConfig(
         output_dir=directory,
         per_device_train_batch_size=GROUP_SIZE,
@@ -247,12 +222,49 @@ def run_trl(work: Work, num_steps: int, report: str, directory: str) -> int:
         model=model,
         reward_funcs=lambda completions, **_: [float(number % 2) for number in range(len(completions))],
         args=config,
-        train_dataset=Dataset.from_dict({"prompt": texts}),
+        train_dataset=Dataset.from_dict({"prompt": prompts_as_text(work, tokenizer)}),
         processing_class=tokenizer,
         callbacks=[Metered()],
     )
     trainer.train()
     return 0
+
+
+def prompts_as_text(work: Work, tokenizer: Any) -> list[str]:
+    from open_instruct.verifiers.reasoning_gym_data import reasoning_gym_rows
+
+    system = [{"role": "system", "content": SYSTEM_PROMPT}] if work.long_prompts else []
+    conversations = [[*system, *row["messages"]] for row in reasoning_gym_rows(SUMS)]
+    return [tokenizer.apply_chat_template(one, add_generation_prompt=True, tokenize=False) for one in conversations]
+
+
+def forced_generate(generate: Callable[..., Any], work: Work, end_id: int) -> Callable[..., Any]:
+    """`generate` with the lengths of `work`: its n-th call is for the n-th `NUM_PROMPTS` prompts."""
+    import torch
+    from transformers import LogitsProcessor, LogitsProcessorList
+
+    class EndsAt(LogitsProcessor):
+        """Every row ends after its own number of tokens, and not before."""
+
+        def __init__(self, num_prompt_tokens: int, lengths: list[int]) -> None:
+            self._start, self._lengths = num_prompt_tokens, torch.tensor(lengths)
+
+        def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+            is_last = input_ids.shape[1] - self._start + 1 >= self._lengths
+            of_end = scores[:, end_id].clone()
+            scores = scores.masked_fill(is_last[:, None], -torch.inf)
+            scores[:, end_id] = torch.where(is_last, of_end, -torch.inf)
+            return scores
+
+    calls = itertools.count()
+
+    def generate_forced(input_ids: torch.Tensor, **options: Any) -> Any:
+        first = next(calls) * NUM_PROMPTS
+        lengths = [work.length_of(first + row // GROUP_SIZE) for row in range(len(input_ids))]
+        ends = LogitsProcessorList([EndsAt(input_ids.shape[1], lengths)])
+        return generate(input_ids=input_ids, logits_processor=ends, **options)
+
+    return generate_forced
 
 
 # --- in turns ---------------------------------------------------------------------------------------------------------
