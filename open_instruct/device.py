@@ -1,4 +1,5 @@
-"""The one place where CPU and GPU differ. All other code asks a `Device` and has no branch of its own.
+"""The one place where CPU and GPU differ. All other code asks a `Device` and has no branch of its own, but for kernels that look
+where their tensors lie (`learners/cpu_linear.py`, `learners/shared_attention.py`).
 
 The driver finds the device out once and hands it to the actors, because an actor that was given no GPU sees no GPU and
 would answer differently.
@@ -83,7 +84,7 @@ class Device:
 
     @property
     def computes_with_onednn(self) -> bool:
-        """Whether a learner's linear layers may take oneDNN's kernels (`learners/cpu_linear.py`)."""
+        """Whether a learner's linear layers may compute with oneDNN, where that pays off (`learners/cpu_linear.py`)."""
         return self.kind == "cpu"
 
     @property

@@ -76,6 +76,7 @@ class QueueThreads:
             self._put(results)
 
     def _is_last(self) -> bool:
+        """Whether no other group can come soon: none is under way, or the threads are to end."""
         return not self._work.has_rollouts or self._threads.stopping.is_set()
 
     def _put(self, results: list[GenerationResult]) -> None:
