@@ -4,9 +4,8 @@
 |---|---|---|
 | `nccl` | engines and learners on GPUs of their own | in one collective, straight into the model |
 | `ipc` | engines and learners that share GPUs | each from memory that it shares with a learner, straight into the model |
-| `ray_object` | everything, on one node or many, without a GPU too | each as Ray objects; the model changes when all objects have
-come | | `gloo`, `shm` | machines without a GPU | as with `nccl` and `ipc`, through the same classes of vLLM (see
-`cpu_transports`) |
+| `ray_object` | everything, on one node or many, without a GPU too | each as Ray objects; the model changes when all have come |
+| `gloo`, `shm` | machines without a GPU | as with `nccl` and `ipc`, through the same classes of vLLM (`cpu_transports`) |
 """
 
 from typing import Literal, get_args

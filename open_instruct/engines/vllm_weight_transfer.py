@@ -8,7 +8,8 @@ abort when its group breaks. It also has an engine of our own, through Ray objec
 import os
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
@@ -22,8 +23,10 @@ from vllm.distributed.weight_transfer.base import (
 )
 from vllm.distributed.weight_transfer.ipc_engine import IPCWeightTransferEngine
 from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferEngine, NCCLWeightTransferUpdateInfo
+from vllm.model_executor.model_loader import get_model_loader
 
 from open_instruct.engines.vllm_loading import abandon_reload, begin_reload, fingerprints, finish_reload
+from open_instruct.lora_merge import BaseOfAdapter
 from open_instruct.weight_transports import ABORT_FILE
 
 ABORT_POLL_S = 0.1
@@ -45,6 +48,8 @@ class RayObjectUpdateInfo(WeightTransferUpdateInfo):
     dtypes: list[str]
     shapes: list[tuple[int, ...]]
     buffer: np.ndarray | bytes  # (bytes,) uint8; bytes where it came through msgpack
+    base: dict[str, Any] | None = None
+    """A `BaseOfAdapter`, if the bucket holds adapters alone."""
 
 
 class RayObjectWeightTransferEngine(WeightTransferEngine[RayObjectInitInfo, RayObjectUpdateInfo]):
@@ -68,8 +73,10 @@ class RayObjectWeightTransferEngine(WeightTransferEngine[RayObjectInitInfo, RayO
 
     def finish_weight_update(self) -> None:
         self._is_swapping = True
+        base = self._buckets[0].base
+        weights = self._named_tensors() if base is None else self._merged_tensors(BaseOfAdapter(**base))
         begin_reload(self.model)
-        self.model.load_weights(self._named_tensors())  # type: ignore[operator]
+        self.model.load_weights(weights)  # type: ignore[operator]
         finish_reload(self.model, self.model_config)
         self._is_swapping = False
         self._buckets = []
@@ -90,6 +97,16 @@ class RayObjectWeightTransferEngine(WeightTransferEngine[RayObjectInitInfo, RayO
                 end = start + element.itemsize * int(np.prod(shape))
                 yield name, flat[start:end].view(element).view(shape)
                 start = end
+
+    def _merged_tensors(self, base: BaseOfAdapter) -> Iterator[tuple[str, torch.Tensor]]:
+        return base.merged(self._tensors_of_files.items(), dict(self._named_tensors()), self.device)
+
+    @cached_property
+    def _tensors_of_files(self) -> dict[str, torch.Tensor]:
+        """The weights in the model's files, as vLLM reads them. Weights of safetensors are views of the files, so the system can
+        take their memory back."""
+        loader: Any = get_model_loader(replace(self.vllm_config.load_config, use_tqdm_on_load=False))
+        return dict(loader.get_all_weights(self.model_config, self.model))
 
     def shutdown(self) -> None:
         self._buckets = []

@@ -2,7 +2,8 @@
 layers are trained.
 
     a layer of the learner     W x + s B (A x)     W: (out, in), frozen; A: (r, in) and B: (out, r) are trained; s = alpha / r
-    sent to engines            W + s B A           a weight as it would be without adapter
+    an engine                  W + s B A           a weight as it would be without adapter: merged by the learner or, where only
+                                                   A and B are sent, by the engine
     the reference policy       W x                 the same model with s = 0, so it takes no memory
 
 B begins as 0, so the first policy is the base model.
@@ -16,11 +17,10 @@ from typing import Any
 import torch
 
 from open_instruct.config.grpo_config import GRPOConfig
+from open_instruct.lora_merge import IN_PEFT_FILES, BaseOfAdapter, add_low_rank
 
 ADAPTER = "default"
 """What peft calls an adapter without a name."""
-_IN_PEFT_FILES = "base_model.model."
-"""What peft writes before the name of every weight."""
 
 
 def add_adapter(model: torch.nn.Module, args: GRPOConfig) -> None:
@@ -71,10 +71,35 @@ class Adapters:
     def merged(self, name: str, weight: torch.Tensor) -> torch.Tensor:
         """`weight` with its adapter added, in the weight's dtype; the weight itself if it has no adapter. Under ZeRO-3 everything
         in it has to be gathered."""
-        if name not in self._layers:
+        layer = self._layers.get(name)
+        if layer is None:
             return weight
-        delta = self._layers[name].get_delta_weight(ADAPTER)
+        if _is_plain(layer):
+            return add_low_rank(
+                weight, layer.lora_A[ADAPTER].weight, layer.lora_B[ADAPTER].weight, layer.scaling[ADAPTER]
+            )
+        delta = layer.get_delta_weight(ADAPTER)
         return (weight.float() + delta.float()).to(weight.dtype)
+
+    def base(self, weights: Mapping[str, torch.Tensor]) -> BaseOfAdapter | None:
+        """What an engine needs besides the adapters' own weights to merge them itself; None where it cannot, or where merged
+        weights would be no larger.
+
+        Args:
+            weights: all weights of a checkpoint by name. Only their shapes and dtypes are read.
+        """
+        num_merged = num_alone = 0
+        for name, layer in self._layers.items():
+            if name not in weights or not _is_plain(layer):
+                return None
+            num_rows, num_columns = weights[name].shape
+            num_merged += num_rows * num_columns
+            num_alone += layer.r[ADAPTER] * (num_rows + num_columns)
+        scalings = {layer.scaling[ADAPTER] for layer in self._layers.values()}
+        if num_alone >= num_merged or len(scalings) > 1:
+            return None
+        dtypes = {name: str(weight.dtype).removeprefix("torch.") for name, weight in weights.items()}
+        return BaseOfAdapter(dtypes, scalings.pop())
 
 
 class ModelWithoutAdapter:
@@ -107,7 +132,7 @@ class ModelWithoutAdapter:
 def adapter_parameters(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
     """The parameters that are trained, by the names that peft's files have."""
     return {
-        _IN_PEFT_FILES + name.replace(f".{ADAPTER}.", "."): parameter
+        IN_PEFT_FILES + name.replace(f".{ADAPTER}.", "."): parameter
         for name, parameter in model.named_parameters()
         if merged_name(name) is None
     }
@@ -128,6 +153,11 @@ def _lora_layers(model: torch.nn.Module) -> Iterator[tuple[str, Any]]:
     for name, module in model.named_modules():
         if hasattr(module, "lora_A") and hasattr(module, "base_layer"):
             yield name, module
+
+
+def _is_plain(layer: Any) -> bool:
+    """Whether A and B are matrices beside one linear layer, whose weight is (out, in)."""
+    return isinstance(layer.get_base_layer(), torch.nn.Linear) and not hasattr(layer, "parameter_name")
 
 
 def _adapted_weight(name: str, layer: Any) -> str | None:

@@ -10,7 +10,7 @@ weight-transfer API.
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -20,6 +20,7 @@ import torch
 from open_instruct.engines.engine_client import EngineClient
 from open_instruct.learners.checkpoint_format import CheckpointFormat
 from open_instruct.learners.lora import Adapters, adapter_parameters, merged_name
+from open_instruct.lora_merge import BaseOfAdapter
 from open_instruct.weight_transports import GLOO, IN_ONE_COLLECTIVE, RAY_OBJECT, SHM
 
 CHUNK_BYTES = 2**30
@@ -77,6 +78,17 @@ class DeepSpeedWeightSource:
                 yield name, weight
         self._is_checked = True
 
+    @cached_property
+    def base_of_adapter(self) -> BaseOfAdapter | None:
+        """What engines merge the adapters into if they get `adapter()` alone; None if they have to get all weights."""
+        return self._adapters.base(dict(self._format.metadata()))
+
+    def check(self) -> None:
+        """Raises ValueError if a weight that was loaded is not finite. Every rank has to call it."""
+        if not self._is_checked:
+            for _ in self:
+                pass
+
     def adapter(self) -> dict[str, torch.Tensor]:
         """The weights of the adapters by the names that peft's files have, in main memory. Every rank has to call it."""
         parameters = adapter_parameters(self._module)
@@ -118,7 +130,8 @@ class WeightSender(Protocol):
 
 
 class RayObjectSender:
-    """Packs the weights into buckets and hands them to the engines as Ray objects."""
+    """Packs the weights into buckets and hands them to the engines as Ray objects. With LoRA these are the adapters alone, and
+    the engines merge them into what the files of the model have."""
 
     def __init__(self, *, client: EngineClient, source: DeepSpeedWeightSource, is_sender: bool) -> None:
         self._client = client
@@ -126,13 +139,18 @@ class RayObjectSender:
         self._is_sender = is_sender
 
     def send_weights(self) -> None:
+        if (base := self._source.base_of_adapter) is not None:
+            self._source.check()
+            weights, more = iter(self._source.adapter().items()), {"base": asdict(base)}
+        else:
+            weights, more = iter(self._source), {}
         if not self._is_sender:
-            for _ in self._source:  # take part in the gathers
+            for _ in weights:  # take part in the gathers
                 pass
             return
         self._client.start_weight_update()
-        for bucket in pack_buckets(iter(self._source), max_bytes=BUCKET_BYTES):
-            self._client.update_weights({"bucket": ray.put(bucket)})
+        for bucket in pack_buckets(weights, max_bytes=BUCKET_BYTES):
+            self._client.update_weights({"bucket": ray.put(bucket | more)})
         self._client.finish_weight_update()
 
     def shutdown(self) -> None:

@@ -62,6 +62,33 @@ def test_merged_weights_compute_what_the_adapter_computes(family: str, tmp_path:
     assert (adapted - before).abs().max() > 1e-3
 
 
+@pytest.mark.parametrize("family", sorted(FAMILIES.keys() - {"gpt_oss", "falcon_h1"}))
+def test_an_engine_that_gets_the_adapter_alone_computes_what_the_learner_merges(family: str, tmp_path: Path) -> None:
+    """Families whose experts have adapters send merged weights, because files have experts in another form."""
+    from safetensors.torch import load_file
+
+    build_model(family, tmp_path)
+    model = with_adapter(load(tmp_path), lora_r=2)
+    source = DeepSpeedWeightSource(model, zero_stage=0)
+    has_adapted_experts = any(hasattr(module, "parameter_name") for module in model.modules())
+    assert (source.base_of_adapter is None) == has_adapted_experts
+    if (base := source.base_of_adapter) is not None:
+        files = {name: tensor for path in tmp_path.glob("*.safetensors") for name, tensor in load_file(path).items()}
+        files["another.weight"] = torch.zeros(1)
+        merged = dict(base.merged(files.items(), source.adapter(), "cpu"))
+        expected = dict(source)
+        assert merged.keys() == expected.keys()
+        assert all(torch.equal(merged[name], weight) for name, weight in expected.items())
+        del files[next(iter(expected))]
+        with pytest.raises(ValueError, match="the model's files lack"):
+            list(base.merged(files.items(), source.adapter(), "cpu"))
+
+
+def test_an_adapter_that_is_not_smaller_is_merged_by_the_learner(tied_model: str) -> None:
+    assert DeepSpeedWeightSource(with_adapter(load(tied_model), lora_r=128), zero_stage=0).base_of_adapter is None
+    assert DeepSpeedWeightSource(load(tied_model), zero_stage=0).base_of_adapter is None
+
+
 def test_the_reference_is_the_model_without_its_adapter(tied_model: str) -> None:
     model = load(tied_model)
     ids = torch.arange(5, 25)[None]
@@ -116,12 +143,24 @@ def test_names() -> None:
     assert merged_name("model.norm.weight") == "model.norm.weight"
 
 
+class CountingClient(EngineClient):
+    num_bytes = 0
+    """Of all weights that were sent."""
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        import ray
+
+        self.num_bytes += ray.get(update_info["bucket"])["buffer"].nbytes
+        super().update_weights(update_info)
+
+
 def test_engine_and_learner_agree_after_each_update(
     ray_session: Any, engines: SimpleNamespace, tied_model: str, prompts: list[np.ndarray]
 ) -> None:
     model, engine = with_adapter(load(tied_model)), engines.actors[0]
-    client = EngineClient([engine], workers_per_engine=1, timeout_s=TIMEOUT_S)
+    client = CountingClient([engine], workers_per_engine=1, timeout_s=TIMEOUT_S)
     sender = RayObjectSender(client=client, source=DeepSpeedWeightSource(model, zero_stage=0), is_sender=True)
+    num_trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     sampling = SamplingConfig(max_tokens=24, n=4, seed=11)
 
     def differences(model: Any, results: list[GenerationResult]) -> torch.Tensor:
@@ -139,6 +178,7 @@ def test_engine_and_learner_agree_after_each_update(
             change_adapter(model, seed=version, size=0.02)
             client.begin(version)
             sender.send_weights()
+            assert client.num_bytes == version * 4 * num_trained  # adapters, and no weight of the model
             results = ray_session.get(
                 engine.generate_with_single_engine.remote(prompts[:4], sampling), timeout=TIMEOUT_S
             )
