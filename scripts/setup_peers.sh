@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes `.venv-peers`: TRL and verl, with which tests/peers compares this project's algorithms. They see the packages of
+# Makes `.venv-peers`: TRL, verl and Liger, with which tests/peers compares this project's algorithms. They see the packages of
 # `.venv`, which is made first, and `.venv` does not see them. Starts at once when done before.
 #
 #   bash scripts/setup_peers.sh

@@ -1,4 +1,4 @@
-"""Asks TRL and verl for what `peer_cases.py` describes. Runs in `.venv-peers`: `python ask_peers.py answers.npz`.
+"""Asks TRL, verl and Liger for what `peer_cases.py` describes. Runs in `.venv-peers`: `python ask_peers.py answers.npz`.
 
 The answers are named `peer/quantity/case`. A loss comes with `…/gradient`, its derivative by the new log-probs.
 """
@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from liger_kernel.chunked_loss import LigerFusedLinearGRPOLoss
 from peer_cases import (
     BETA,
     CASES,
@@ -19,12 +20,14 @@ from peer_cases import (
     CLIP_LOWER,
     DUAL_CLIP,
     FURTHER_CASES,
+    HEADS,
     MAX_LENGTH,
     OFF_POLICY_THRESHOLD,
     REWARDS,
     RHO_LOWER,
     RHO_UPPER,
     TEACHERS,
+    TEMPERATURE,
     TOP_KS,
     Case,
     lengths_of,
@@ -141,6 +144,39 @@ def ask_trl() -> Answers:
             yield from with_gradient(f"trl/{name}/{case_name}", case, functools.partial(trl_loss, options=options))
 
 
+# --- Liger --------------------------------------------------------------------------------------------------------------
+
+
+def ask_liger() -> Answers:
+    """Losses as Liger computes them from hidden states, with their derivatives by hidden states and by the head's weight. They
+    have TRL's names, except for options of the KL."""
+    defaults = {"epsilon_low": CLIP_LOWER, "epsilon_high": CLIP_HIGHER, "beta": 0.0, "compiled": False}
+    for head_name, head in HEADS.items():
+        for name, options in TRL.items():
+            if "off_policy_mask_threshold" in options:  # Liger's caller has to mask
+                continue
+            hidden, weight = (torch.from_numpy(array.copy()).requires_grad_() for array in (head.hidden, head.weight))
+            loss_of = LigerFusedLinearGRPOLoss(
+                **{**defaults, **options}, temperature=TEMPERATURE, max_completion_length=MAX_LENGTH
+            )
+            inputs = tensors(head.case)
+            loss, _ = loss_of(
+                hidden,
+                weight,
+                torch.from_numpy(head.tokens),
+                inputs.mask.float(),
+                inputs.advantages[:, 0],
+                ref_per_token_logps=inputs.ref,
+                old_per_token_logps=inputs.old,
+            )
+            loss.backward()
+            assert hidden.grad is not None
+            assert weight.grad is not None
+            yield f"liger/{name}/{head_name}", loss.detach().numpy()
+            yield f"liger/{name}/{head_name}/hidden", hidden.grad.numpy()
+            yield f"liger/{name}/{head_name}/weight", weight.grad.numpy()
+
+
 # --- verl ---------------------------------------------------------------------------------------------------------------
 
 
@@ -239,6 +275,6 @@ def ask_verl_for_distillation() -> Answers:
 
 if __name__ == "__main__":
     answers: dict[str, Any] = {}
-    for ask in (ask_trl, ask_verl, ask_verl_for_advantages, ask_verl_for_distillation):
+    for ask in (ask_trl, ask_liger, ask_verl, ask_verl_for_advantages, ask_verl_for_distillation):
         answers.update(ask())
     np.savez(sys.argv[1], **answers)

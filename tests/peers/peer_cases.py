@@ -79,6 +79,42 @@ def make_logits(seed: int, num_tokens: int, *, spread: float) -> tuple[np.ndarra
     return policy, teacher
 
 
+# --- losses together with the head of the model --------------------------------------------------------------------------
+
+TEMPERATURE = 0.7
+
+
+@dataclass(frozen=True)
+class HeadCase:
+    """A micro-batch before the head of the model: hidden states (B, T, H) and the head's weight (V, H), float32, sampled tokens
+    (B, T) int64, and what `Case` has, with the log-probs of these tokens as `new`."""
+
+    hidden: np.ndarray
+    weight: np.ndarray
+    tokens: np.ndarray
+    case: Case
+
+
+def make_head_case(seed: int, lengths: list[int], *, spread: float, num_hidden: int = 24) -> HeadCase:
+    rng = np.random.default_rng(seed)
+    case = make_case(seed, lengths, spread=spread)
+    hidden = rng.normal(0.0, 1.0, (*case.mask.shape, num_hidden)).astype(np.float32)
+    weight = rng.normal(0.0, 0.5, (VOCAB, num_hidden)).astype(np.float32)
+    tokens = rng.integers(0, VOCAB, case.mask.shape)
+    logits = (hidden.astype(np.float64) @ weight.T.astype(np.float64)) / TEMPERATURE
+    logprobs = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    new = np.take_along_axis(logprobs, tokens[..., None], -1)[..., 0].astype(np.float32)
+    moved = {name: getattr(case, name) - case.new + new for name in ("new", "old", "behaviour", "ref")}
+    return HeadCase(hidden, weight, tokens, replace(case, **moved))
+
+
+HEADS: dict[str, HeadCase] = {
+    "on policy": make_head_case(10, [5, 9, 3, 16], spread=0.0),
+    "near": make_head_case(11, [5, 9, 3, 16], spread=0.05),
+    "far": make_head_case(12, [5, 9, 3, 16, 1, 7], spread=0.8),
+    "one token": make_head_case(13, [1], spread=0.3),
+}
+
 TEACHERS: dict[str, tuple[np.ndarray, np.ndarray]] = {
     "near": make_logits(0, 12, spread=0.1),
     "far": make_logits(1, 12, spread=3.0),

@@ -1,4 +1,5 @@
-"""Every loss, advantage, KL estimate and correction that TRL 1.16 or verl 0.9.1 has, against theirs, to 1e-6 in float32.
+"""Every loss, advantage, KL estimate and correction that TRL 1.16, verl 0.9.1 or Liger 0.8.5 has, against theirs, to 1e-6 in
+float32. Liger's losses begin at the hidden states, so the head of the model is compared with them.
 
 Where a peer differs on purpose, the test says why. `ask_peers.py` runs their code, in the environment that
 `scripts/setup_peers.sh` makes.
@@ -7,6 +8,7 @@ Where a peer differs on purpose, the test says why. `ask_peers.py` runs their co
 import os
 import subprocess
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +22,16 @@ from peer_cases import (
     CLIP_LOWER,
     DUAL_CLIP,
     FURTHER_CASES,
+    HEADS,
     MAX_LENGTH,
     OFF_POLICY_THRESHOLD,
     REWARDS,
     RHO_LOWER,
     RHO_UPPER,
     TEACHERS,
+    TEMPERATURE,
     TOP_KS,
+    VOCAB,
     Case,
     lengths_of,
     with_engine_as_old_policy,
@@ -39,6 +44,7 @@ from open_instruct.algorithms.distillation import TeacherInputs, forward_kl
 from open_instruct.algorithms.kl import estimate_kl
 from open_instruct.algorithms.losses import LOSSES, LossInputs
 from open_instruct.algorithms.objective import compute_objective, make_loss_inputs, weights_of_sequences
+from open_instruct.learners.logprobs import chunked_log_probs
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -89,12 +95,35 @@ def objective(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The objective of a case, divided as the loss is meant to be, and its gradient by the new log-probs."""
     new, inputs = loss_inputs(case)
+    total = objective_of(
+        inputs, case, loss, beta=beta, kl_estimator=kl_estimator, off_policy_threshold=off_policy_threshold, **own
+    )
+    total.backward()
+    assert new.grad is not None
+    return total.detach(), new.grad
+
+
+def objective_of(
+    inputs: LossInputs,
+    case: Case,
+    loss: str,
+    *,
+    beta: float = 0.0,
+    kl_estimator: int = 2,
+    off_policy_threshold: float | None = None,
+    **own: Any,
+) -> torch.Tensor:
     entry = LOSSES[loss]
     denominator = entry.facts.get("denominator", TOKEN)
     weights = None
     if off_policy_threshold is not None:
         weights = off_policy_sequence_mask(
-            new, inputs.behaviour_logprobs, inputs.advantages, inputs.mask, inputs.position_ids, off_policy_threshold
+            inputs.new_logprobs,
+            inputs.behaviour_logprobs,
+            inputs.advantages,
+            inputs.mask,
+            inputs.position_ids,
+            off_policy_threshold,
         ).float()
     total, _ = compute_objective(
         inputs,
@@ -104,15 +133,12 @@ def objective(
         weights=weights,
         loss_weights=weights_of_sequences(inputs.mask, inputs.sequence_ids) if denominator == SEQUENCE else None,
     )
-    total = total / loss_divisor(
+    return total / loss_divisor(
         denominator,
         num_tokens=int(case.mask.sum()),
         num_sequences=int(case.mask.any(1).sum()),
         response_length=MAX_LENGTH,
     )
-    total.backward()
-    assert new.grad is not None
-    return total.detach(), new.grad
 
 
 OURS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -153,6 +179,25 @@ def test_loss_and_gradient(peers: Mapping[str, np.ndarray], peer: str, quantity:
     expected = torch.from_numpy(peers[f"{peer}/{quantity}/{name}/gradient"]) * rescale(peer, quantity, case)
     scale = max(1.0, float(expected.abs().max()))
     torch.testing.assert_close(gradient / scale, expected / scale, rtol=exact, atol=exact)
+
+
+@pytest.mark.parametrize("name", HEADS)
+@pytest.mark.parametrize("quantity", sorted(OURS.keys() - {"gmpo", "dppo_tv", "off_policy_mask"}))
+def test_loss_and_gradient_with_the_head(peers: Mapping[str, np.ndarray], quantity: str, name: str) -> None:
+    """In chunks of three tokens, as Liger computes sequence by sequence."""
+    head, (loss, own) = HEADS[name], OURS[quantity]
+    hidden, weight = (torch.from_numpy(array.copy()).requires_grad_() for array in (head.hidden, head.weight))
+    mask = torch.from_numpy(head.case.mask)
+    logprobs, _ = chunked_log_probs(
+        hidden[mask], weight, torch.from_numpy(head.tokens)[mask], temperature=TEMPERATURE, chunk_elements=3 * VOCAB
+    )
+    _, inputs = loss_inputs(head.case)
+    new = torch.zeros(mask.shape).masked_scatter(mask, logprobs)
+    total = objective_of(replace(inputs, new_logprobs=new), head.case, loss, **own)
+    total.backward()
+    answer = f"liger/{quantity}/{name}"
+    for ours, theirs in ((total, answer), (hidden.grad, f"{answer}/hidden"), (weight.grad, f"{answer}/weight")):
+        torch.testing.assert_close(ours, torch.from_numpy(peers[theirs]), rtol=1e-5, atol=1e-6)
 
 
 def rescale(peer: str, quantity: str, case: Case) -> float:
