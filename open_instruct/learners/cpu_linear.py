@@ -2,9 +2,10 @@
 
 For float32 torch 2.13 calls MKL, which gives AMD's processors kernels for AVX2 alone. On one with AVX-512 oneDNN's products are
 1.3 to 2.3 times as fast (two cores, 1,800 tokens, 256 x 768 weights; 1.1 to 2.7 times with the head of a vocabulary of 152 k;
-`benchmarks/cpu_products.py`), and sums are as exact. Torch offers oneDNN's product in float32 as an operator for its compiler, `mkldnn._linear_pointwise`,
-which is called here. (The setting `torch.backends.mkldnn.matmul.fp32_precision = "bf16"` would select oneDNN too, but with it
-torch's attention of short sequences takes three times as long, and processors with AMX would round to bfloat16.)
+`benchmarks/cpu_products.py`), and sums are as exact. Torch offers oneDNN's product in float32 as an operator for its compiler,
+`mkldnn._linear_pointwise`, which is called here. (The setting `torch.backends.mkldnn.matmul.fp32_precision = "bf16"` would
+select oneDNN too, but with it torch's attention of short sequences takes three times as long, and processors with AMX would
+round to bfloat16.)
 """
 
 from typing import Any
