@@ -39,8 +39,8 @@ class ParamMeta:
 
 
 class DeepSpeedWeightSource:
-    """The trained weights under the names and in the shapes of the checkpoint, whichever ZeRO stage holds them. Adapters are
-    merged into the weights that they change.
+    """The trained weights under the names and in the shapes of the checkpoint, whichever ZeRO stage holds them. What iteration
+    yields has adapters merged in; `adapter` gives them alone.
 
     Iterate it on every rank at once: under ZeRO-3 each layer is gathered by a collective. Every pass is a fresh pass. No more
     than one layer is held besides the model itself.
@@ -130,8 +130,8 @@ class WeightSender(Protocol):
 
 
 class RayObjectSender:
-    """Packs the weights into buckets and hands them to the engines as Ray objects. With LoRA these are the adapters alone, and
-    the engines merge them into what the files of the model have."""
+    """Packs the weights into buckets and hands them to the engines as Ray objects. Where adapters can be sent
+    alone (`base_of_adapter`), they are, and the engines merge them into what the files of the model have."""
 
     def __init__(self, *, client: EngineClient, source: DeepSpeedWeightSource, is_sender: bool) -> None:
         self._client = client
@@ -141,16 +141,16 @@ class RayObjectSender:
     def send_weights(self) -> None:
         if (base := self._source.base_of_adapter) is not None:
             self._source.check()
-            weights, more = iter(self._source.adapter().items()), {"base": asdict(base)}
+            weights, in_each = iter(self._source.adapter().items()), {"base": asdict(base)}
         else:
-            weights, more = iter(self._source), {}
+            weights, in_each = iter(self._source), {}
         if not self._is_sender:
             for _ in weights:  # take part in the gathers
                 pass
             return
         self._client.start_weight_update()
         for bucket in pack_buckets(weights, max_bytes=BUCKET_BYTES):
-            self._client.update_weights({"bucket": ray.put(bucket | more)})
+            self._client.update_weights({"bucket": ray.put(bucket | in_each)})
         self._client.finish_weight_update()
 
     def shutdown(self) -> None:

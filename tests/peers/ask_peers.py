@@ -148,8 +148,8 @@ def ask_trl() -> Answers:
 
 
 def ask_liger() -> Answers:
-    """Losses as Liger computes them from hidden states, with their derivatives by hidden states and by the head's weight. They
-    have TRL's names, except for options of the KL."""
+    """Losses as Liger computes them from hidden states, with their derivatives by hidden states (`…/hidden`) and by the head's
+    weight (`…/weight`). Liger's options have TRL's names."""
     defaults = {"epsilon_low": CLIP_LOWER, "epsilon_high": CLIP_HIGHER, "beta": 0.0, "compiled": False}
     for head_name, head in HEADS.items():
         for name, options in TRL.items():
