@@ -7,9 +7,11 @@ would answer differently.
 
 import math
 import os
+import platform
 import shutil
 from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from open_instruct.device_memory import DeviceMemory, Kind, memory_of_machine_bytes
@@ -32,6 +34,8 @@ ONE_PROCESS = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 """Executor on CPU that has the model in the process of the engine core. By default (vLLM 0.32) the model has a process of its
 own, and the two processes wait for each other by spinning, which takes several times the CPU time on two cores."""
 ALLOCATOR_VARIABLES = "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"
+JEMALLOC_OPTIONS = "dirty_decay_ms:-1,muzzy_decay_ms:-1"
+"""What is free is kept for the next allocation: the kernel takes longer to hand out a page than a product takes to fill it."""
 SHARED_MEMORY = "/dev/shm"
 ENOUGH_SHARED_BYTES = 2**30
 """Containers have 64 MiB of shared memory unless told otherwise."""
@@ -250,6 +254,22 @@ def places_explained(device: Device) -> str:
     return (
         f"{_num_cores()} CPU cores, at most {WORKERS_PER_CORE} workers each; {gib:.0f} GiB of memory, {each:g} GiB each"
     )
+
+
+def allocator_env(device: Device) -> dict[str, str]:
+    """Environment that a learner's process starts with so that it allocates with jemalloc, which Ray brings along; empty on GPU,
+    where torch has an allocator of its own, and where the user preloads a library.
+
+    Torch asks for aligned memory, and glibc's `posix_memalign` does not hand out a freed block of that very size again. With
+    micro-batches of many lengths a learner would come to hold several times what its tensors take (`benchmarks/allocators.py`).
+    """
+    ray = find_spec("ray")
+    package = ray.submodule_search_locations if ray else None
+    library = Path(next(iter(package or [""])), "core/libjemalloc.so")
+    # On other processors a page can be larger than jemalloc was built for, and then no process starts.
+    if device.kind == "cuda" or "LD_PRELOAD" in os.environ or platform.machine() != "x86_64" or not library.is_file():
+        return {}
+    return {"LD_PRELOAD": str(library), **_unless_set_by_user({"MALLOC_CONF": JEMALLOC_OPTIONS})}
 
 
 def _engine_env_on_cpu(*, enforce_eager: bool) -> dict[str, str]:

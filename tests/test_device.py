@@ -2,8 +2,10 @@
 
 import os
 import pickle
+import platform
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +13,7 @@ import pytest
 from conftest import make_args
 
 from open_instruct import device as device_module
-from open_instruct.device import Device, current_device, places_explained
+from open_instruct.device import Device, allocator_env, current_device, places_explained
 
 
 @pytest.fixture
@@ -137,6 +139,45 @@ def test_learners_that_hand_tensors_over_have_plain_segments(
     monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF")
     monkeypatch.delenv("PYTORCH_ALLOC_CONF")
     assert shared_gpu.learner_env == {}
+
+
+def test_learners_on_cpu_allocate_with_jemalloc_unless_the_user_chose(
+    monkeypatch: pytest.MonkeyPatch, cpu: Device, gpu: Device
+) -> None:
+    for name in ("LD_PRELOAD", "MALLOC_CONF"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(device_module.platform, "machine", lambda: "x86_64")
+    env = allocator_env(cpu)
+    assert Path(env["LD_PRELOAD"]).name == "libjemalloc.so"
+    assert env["MALLOC_CONF"] == device_module.JEMALLOC_OPTIONS
+    assert allocator_env(gpu) == {}
+    monkeypatch.setenv("MALLOC_CONF", "narenas:1")
+    assert allocator_env(cpu)["MALLOC_CONF"] == "narenas:1"
+    monkeypatch.setattr(device_module.platform, "machine", lambda: "aarch64")
+    assert allocator_env(cpu) == {}
+    monkeypatch.setattr(device_module.platform, "machine", lambda: "x86_64")
+    monkeypatch.setenv("LD_PRELOAD", "libtcmalloc.so.4")
+    assert allocator_env(cpu) == {}
+
+
+MANY_TENSORS = """
+import torch
+def own_mib():
+    return int([line for line in open("/proc/self/status") if line.startswith("RssAnon")][0].split()[1]) >> 10
+held, before = [], own_mib()
+for _ in range(200):
+    held.append(torch.ones(1000))
+    torch.ones(2**18)  # 1 MiB, which is free again at once
+print(own_mib() - before)
+"""
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="elsewhere learners keep glibc's allocator")
+def test_a_learner_uses_freed_memory_again(monkeypatch: pytest.MonkeyPatch, cpu: Device) -> None:
+    """With glibc each of the 200 tensors takes memory of its own."""
+    monkeypatch.delenv("LD_PRELOAD", raising=False)
+    program = [sys.executable, "-c", MANY_TENSORS]
+    assert int(subprocess.check_output(program, env=os.environ | allocator_env(cpu), text=True)) < 30
 
 
 def test_little_shared_memory_is_told_on_gpu_nodes(monkeypatch: pytest.MonkeyPatch, cpu: Device, gpu: Device) -> None:

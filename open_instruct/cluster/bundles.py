@@ -6,7 +6,9 @@
 import math
 import os
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import ray
@@ -189,14 +191,22 @@ def is_alive(node_id: str) -> bool:
     return any(node["NodeID"] == node_id and node["Alive"] for node in ray.nodes())
 
 
-def actor_options(device: Device, bundles: Bundles | None, position: int = 0, *, share: float = 1.0) -> dict[str, Any]:
+def actor_options(
+    device: Device,
+    bundles: Bundles | None,
+    position: int = 0,
+    *,
+    share: float = 1.0,
+    env: Mapping[str, str] = MappingProxyType({}),
+) -> dict[str, Any]:
     """`.options()` of an actor that computes on the bundle at `position`; without bundles, anywhere.
 
-    The actor takes `share` of the place. Below 1, others can share the place.
+    The actor takes `share` of the place. Below 1, others can share the place. `env` is what its environment has besides
+    `device.actor_env`.
     """
     options: dict[str, Any] = {
         **{f"num_{name.lower()}s": amount * share for name, amount in device.place_resources.items()},
-        "runtime_env": {"env_vars": device.actor_env},
+        "runtime_env": {"env_vars": device.actor_env | dict(env)},
     }
     if bundles is not None:
         group, indices = bundles

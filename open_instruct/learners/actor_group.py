@@ -11,7 +11,7 @@ from open_instruct.cluster.bundles import Bundles
 from open_instruct.cluster.placement_plan import Asked
 from open_instruct.config.grpo_config import config_of
 from open_instruct.data_types import Box, RolloutBatch
-from open_instruct.device import Device, current_device
+from open_instruct.device import Device, allocator_env, current_device
 from open_instruct.learners.train_actor import POLICY, TrainRayActor
 
 if TYPE_CHECKING:
@@ -66,10 +66,9 @@ class RayTrainGroup:
                 f"{world_size} learners, and the placement group has {len(placed[1])} bundles. Give a larger one."
             )
         actor = ray.remote(actor_cls or _deepspeed_learner())
+        share, env = num_gpus_per_actor, allocator_env(device)
         self.workers: list[ActorHandle] = [
-            actor.options(**bundles.actor_options(device, placed, rank, share=num_gpus_per_actor)).remote(
-                rank, world_size
-            )
+            actor.options(**bundles.actor_options(device, placed, rank, share=share, env=env)).remote(rank, world_size)
             for rank in range(world_size)
         ]
 

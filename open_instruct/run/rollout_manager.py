@@ -142,15 +142,14 @@ def create_vllm_engine(
 ) -> "ActorHandle":
     """The engine at position `number`, on the bundles `pg` of its own."""
     device = args.device
-    options = bundles.actor_options(device, pg, share=COLOCATED_SHARE if args.shares_devices else 1.0)
-    env = {}
+    share, env = COLOCATED_SHARE if args.shares_devices else 1.0, {}
     if device.kind == "cuda" and args.vllm_tensor_parallel_size > 1 and pg is not None:
         # Ray shows an actor the GPU of its own bundle; the engine's workers compute on the GPUs of neighbouring bundles too.
         env = {
             "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1",
             "CUDA_VISIBLE_DEVICES": bundles.visible_gpus(pg),
         }
-    options["runtime_env"] = {"env_vars": options["runtime_env"]["env_vars"] | env}
+    options = bundles.actor_options(device, pg, share=share, env=env)
     actor = ray.remote(LLMRayActor).options(max_concurrency=8, **options)
     engine = engine_options(args, device, seed=args.seed + number, max_model_len=max_model_len)
     return actor.remote(number, engine, *queues, timeout_s=args.weight_sync_timeout_s)

@@ -1,6 +1,7 @@
 """The document of the Ray integration: its examples as they stand there, but for the import path; and room that is not there."""
 
 import os
+import platform
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -53,6 +54,15 @@ def test_places_are_apart_and_as_many_as_asked(system: Any) -> None:
     assert actor_pg.id == rollout_pg.id
     assert sorted([*actor_indices, *rollout_indices]) == [0, 1, 2, 3]
     assert (len(actor_indices), len(rollout_indices)) == (2, 2)
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="elsewhere learners keep glibc's allocator")
+def test_learners_allocate_with_jemalloc(ray_session: Any, system: Any) -> None:
+    asked = [
+        learner.__ray_call__.remote(lambda _: Path("/proc/self/maps").read_text())
+        for learner in system.actor_model.workers
+    ]
+    assert all("libjemalloc" in mapped for mapped in ray_session.get(asked, timeout=TIMEOUT_S))
 
 
 def test_the_documents_loop_trains(ray_session: Any, system: Any) -> None:
