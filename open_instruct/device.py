@@ -257,11 +257,12 @@ def places_explained(device: Device) -> str:
 
 
 def allocator_env(device: Device) -> dict[str, str]:
-    """Environment that a learner's process starts with so that it allocates with jemalloc, which Ray brings along; empty on GPU,
+    """Environment that learners and engines start with so that they allocate with jemalloc, which Ray brings along; empty on GPU,
     where torch has an allocator of its own, and where the user preloads a library.
 
     Torch asks for aligned memory, and glibc's `posix_memalign` does not hand out a freed block of that very size again. With
-    micro-batches of many lengths a learner would come to hold several times what its tensors take (`benchmarks/allocators.py`).
+    micro-batches of many lengths a learner would come to hold several times what its tensors take (`benchmarks/allocators.py`),
+    and an engine would hold two more copies of the model once it has received weights.
     """
     ray = find_spec("ray")
     package = ray.submodule_search_locations if ray else None

@@ -4,13 +4,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from open_instruct.config.grpo_config import GRPOConfig
-from open_instruct.device import CPU_KV_CACHE_BYTES, WORKER_BYTES, Device
+from open_instruct.device import CPU_KV_CACHE_BYTES, Device
 
 BLOCK_TOKENS = 16
 """Tokens of a block of the key-value cache: on GPU vLLM's default, on CPU a multiple of it."""
-COPIES_ON_CPU = 2.5
-"""Weights that an engine holds on CPU: vLLM packs those of linear layers, and while new ones come it has both. As measured
-(`benchmarks/memory.py`)."""
+COPIES_ON_CPU = 2.6
+"""Weights that an engine holds on CPU: vLLM packs those of linear layers, and while new ones come it has both. This and what
+follows as measured (`benchmarks/memory.py`)."""
+COPIES_WITH_ADAPTERS = 1.5
+"""The same where adapters alone come, and the rest is read from the model's files."""
+PROGRAM_BYTES = 1750 * 2**20
+"""What an engine takes on CPU before it has a model: Python, torch, vLLM, and tensors of one step."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +47,8 @@ def engine_memory(args: GRPOConfig, device: Device) -> EngineMemory:
     workers = args.vllm_tensor_parallel_size
     weights = sum(parameter.nbytes for parameter in model.parameters()) // workers
     if device.kind == "cpu":
-        weights = int(COPIES_ON_CPU * weights)
+        adapters_alone = args.use_peft and device.weight_transport == "ray_object"
+        weights = int((COPIES_WITH_ADAPTERS if adapters_alone else COPIES_ON_CPU) * weights)
     if device.kind == "cpu":
         cache = CPU_KV_CACHE_BYTES
     else:
@@ -53,7 +58,7 @@ def engine_memory(args: GRPOConfig, device: Device) -> EngineMemory:
         weights=weights,
         cache=cache,
         num_cached_tokens=cache // of_token // BLOCK_TOKENS * BLOCK_TOKENS,
-        program=WORKER_BYTES if device.kind == "cpu" else 0,
+        program=PROGRAM_BYTES if device.kind == "cpu" else 0,
     )
 
 

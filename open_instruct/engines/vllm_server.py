@@ -20,7 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO
 
-from open_instruct.device import Device
+from open_instruct.device import Device, allocator_env
 from open_instruct.engines.server_keys import VLLM_KEY_VARIABLE
 
 END_TIMEOUT_S = 15.0
@@ -59,7 +59,12 @@ class ServerOptions:
 
     @property
     def environment(self) -> dict[str, str]:
-        return os.environ | self.device.server_env(gpu=self.gpu) | {VLLM_KEY_VARIABLE: self.api_key}
+        return (
+            os.environ
+            | allocator_env(self.device)
+            | self.device.server_env(gpu=self.gpu)
+            | {VLLM_KEY_VARIABLE: self.api_key}
+        )
 
 
 class VllmServer:

@@ -19,7 +19,7 @@ FULL = 4
 """Bytes of a float32, which moments, masters and sums of gradients are."""
 LOGIT_COPIES = 3
 """Logits, log-probs and gradients of one chunk."""
-PROCESS_BYTES = 500 * 2**20
+PROCESS_BYTES = 400 * 2**20
 """What a learner takes on CPU before it has a model: Python, torch, DeepSpeed, Ray. As measured (`benchmarks/memory.py`)."""
 BUCKET_ELEMENTS = 5 * 10**8
 """Gradients that DeepSpeed sends at once, out of a copy (`reduce_bucket_size`)."""

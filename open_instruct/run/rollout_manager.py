@@ -28,7 +28,7 @@ from open_instruct.config.grpo_config import GRPOConfig, config_of
 from open_instruct.config.model_checks import pairs_per_token
 from open_instruct.data.run_inputs import RunInputs, load_inputs
 from open_instruct.data_types import Box
-from open_instruct.device import Device
+from open_instruct.device import Device, allocator_env
 from open_instruct.engines.engine_sleep import SleepOptions
 from open_instruct.engines.vllm_engine import EngineOptions
 from open_instruct.rollouts.controller import ControllerOptions, RolloutController
@@ -142,10 +142,10 @@ def create_vllm_engine(
 ) -> "ActorHandle":
     """The engine at position `number`, on the bundles `pg` of its own."""
     device = args.device
-    share, env = COLOCATED_SHARE if args.shares_devices else 1.0, {}
+    share, env = COLOCATED_SHARE if args.shares_devices else 1.0, allocator_env(device)
     if device.kind == "cuda" and args.vllm_tensor_parallel_size > 1 and pg is not None:
         # Ray shows an actor the GPU of its own bundle; the engine's workers compute on the GPUs of neighbouring bundles too.
-        env = {
+        env |= {
             "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1",
             "CUDA_VISIBLE_DEVICES": bundles.visible_gpus(pg),
         }

@@ -109,3 +109,11 @@ def test_the_cache_of_an_engine(tied_model: str) -> None:
     assert cache_bytes_per_token(config, 4, 2) == of_token // 2
     said = engine_memory(make_args(), CPU)
     assert said.num_cached_tokens == said.cache // of_token // 16 * 16
+
+
+def test_an_engine_that_gets_adapters_alone_holds_fewer_copies() -> None:
+    options = {"use_peft": True, "lora_r": 2}
+    all_weights, adapters = (engine_memory(make_args(**some), CPU).weights for some in ({}, options))
+    merged = engine_memory(make_args(**options), Device("cpu", "float32", "sdpa", chosen_transport="gloo")).weights
+    assert adapters < 0.6 * all_weights
+    assert merged == all_weights
