@@ -1,6 +1,7 @@
 """What `--dry_run` says about memory, against what a learner and an engine of a real run take."""
 
 import pytest
+
 from benchmarks import memory
 
 pytestmark = pytest.mark.slow
