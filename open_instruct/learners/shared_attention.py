@@ -30,36 +30,56 @@ It keeps the softmax of every query and key for the backward pass; torch's fused
 
 
 @dataclass(frozen=True)
-class Parts:
+class Alike:
     """Parts of similar length, whose attention is computed together."""
 
-    rows: torch.Tensor  # (N, 1) int64: the row in which the part lies
-    queries: torch.Tensor  # (N, Q) int64: columns of the part's own tokens; the last is repeated up to Q
-    keys: torch.Tensor  # (N, K) int64: columns that it looks at, those of its prompt first, and then `queries`
-    is_query: torch.Tensor  # (N, Q) bool: False where a column is only repeated
+    num_parts: int  # N
+    num_queries: int  # Q
+    num_keys: int  # K
     mask: torch.Tensor | None  # (N, 1, Q, K) bool: which query looks at which key; None where keys are queries
-    bias: torch.Tensor | None = None  # (N, 1, Q, K) float32: the mask as 0 and -inf, where parts are short and on CPU
+    bias: torch.Tensor | None  # (N, 1, Q, K) float32: the mask as 0 and -inf, where parts are short and on CPU
 
 
-def find_parts(segments: torch.Tensor, branches: torch.Tensor) -> list[Parts]:
+@dataclass(frozen=True)
+class Parts:
+    """All parts of some rows. Tokens are counted through all rows, so that each layer looks up all that it needs at once."""
+
+    alike: list[Alike]
+    queries: torch.Tensor  # int64, N * Q of each of `alike`: the parts' own tokens; the last is repeated up to Q
+    keys: torch.Tensor  # int64, N * K of each: the tokens that parts look at, of the prompt first, and then their own
+    is_query: torch.Tensor  # bool, as `queries`: False where a token is only repeated
+
+
+def find_parts(segments: torch.Tensor, branches: torch.Tensor) -> Parts:
     """The parts of (B, T) rows, given `segments` and `branches` of `CollatedBatchData`."""
+    num_tokens, device = segments.shape[1], segments.device
     by_shape: dict[tuple[bool, int], list[_Part]] = defaultdict(list)
     for row, (segments_T, branches_T) in enumerate(zip(segments.tolist(), branches.tolist(), strict=True)):
-        for part in _parts_of_row(row, segments_T, branches_T):
+        for part in _parts_of_row(segments_T, branches_T, row * num_tokens):
             by_shape[len(part.prompt) > 0, len(part.own).bit_length()].append(part)
-    return [_together(parts, segments.device) for parts in by_shape.values()]
+    alike, queries, keys, is_query = [], [], [], []
+    for parts in by_shape.values():
+        one, queries_NQ, keys_NK, is_query_NQ = _together(parts, device)
+        alike.append(one)
+        queries.append(queries_NQ.flatten())
+        keys.append(keys_NK.flatten())
+        is_query.append(is_query_NQ.flatten())
+
+    def all_of(some: list[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
+        return torch.cat([torch.zeros(0, dtype=dtype), *some]).to(device)  # none where all rows are padding
+
+    return Parts(alike, all_of(queries, torch.int64), all_of(keys, torch.int64), all_of(is_query, torch.bool))
 
 
 @dataclass(frozen=True)
 class _Part:
-    row: int
     own: range
     prompt: range
 
 
-def _parts_of_row(row: int, segments: Sequence[int], branches: Sequence[int]) -> list[_Part]:
+def _parts_of_row(segments: Sequence[int], branches: Sequence[int], start: int) -> list[_Part]:
+    """The parts of a row whose first token is number `start`."""
     parts: list[_Part] = []
-    start = 0
     for segment, tokens in groupby(zip(segments, branches, strict=True), key=lambda kind: kind[0]):
         ends = [start, *(start + length for length in accumulate(len(list(run)) for _, run in groupby(tokens)))]
         start = ends[-1]
@@ -67,13 +87,14 @@ def _parts_of_row(row: int, segments: Sequence[int], branches: Sequence[int]) ->
             continue
         prompt, *responses = (range(*edges) for edges in pairwise(ends))
         if len(responses) <= 1:
-            parts.append(_Part(row, range(ends[0], ends[-1]), range(0)))
+            parts.append(_Part(range(ends[0], ends[-1]), range(0)))
         else:
-            parts += [_Part(row, prompt, range(0)), *(_Part(row, response, prompt) for response in responses)]
+            parts += [_Part(prompt, range(0)), *(_Part(response, prompt) for response in responses)]
     return parts
 
 
-def _together(parts: Sequence[_Part], device: torch.device) -> Parts:
+def _together(parts: Sequence[_Part], device: torch.device) -> tuple[Alike, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The parts, and for each of them: (N, Q) its queries, (N, K) its keys, (N, Q) which queries are its own."""
     num_queries = max(len(part.own) for part in parts)
     num_prompt = max(len(part.prompt) for part in parts)
     own_lengths = torch.tensor([[len(part.own)] for part in parts])
@@ -87,12 +108,11 @@ def _together(parts: Sequence[_Part], device: torch.device) -> Parts:
         sees_prompt = (ordinals_P < prompt_lengths)[:, None, :].expand(-1, num_queries, -1)
         sees_own = (ordinals_Q[:, None] >= ordinals_Q).expand(len(parts), -1, -1)
         mask = torch.cat([sees_prompt, sees_own], dim=2)[:, None].to(device)
-    rows = torch.tensor([[part.row] for part in parts])
-    is_query = ordinals_Q < own_lengths
+    num_keys = keys.shape[1]
     bias = None
-    if mask is not None and device.type == "cpu" and num_queries <= SHORT_QUERIES and keys.shape[1] <= SHORT_KEYS:
+    if mask is not None and device.type == "cpu" and num_queries <= SHORT_QUERIES and num_keys <= SHORT_KEYS:
         bias = torch.zeros(mask.shape).masked_fill_(~mask, -torch.inf)
-    return Parts(rows.to(device), queries.to(device), keys.to(device), is_query.to(device), mask, bias)
+    return Alike(len(parts), num_queries, num_keys, mask, bias), queries, keys, ordinals_Q < own_lengths
 
 
 def with_parts(attn_implementation: str) -> str:
@@ -114,7 +134,7 @@ def attend(
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
     *,
-    parts: Sequence[Parts] | None = None,
+    parts: Parts | None = None,
     dropout: float = 0.0,
     scaling: float | None = None,
     **kwargs: Any,
@@ -137,35 +157,40 @@ def attend(
         )
     num_rows, num_heads, num_tokens, _ = query.shape
     groups = num_heads // key.shape[1]
-    flat_query, flat_key, flat_value = (one.transpose(1, 2).flatten(0, 1) for one in (query, key, value))
-    attended = value.new_zeros(num_rows * num_tokens, num_heads, value.shape[3])
-    for together in parts:
-        first = together.rows * num_tokens
-        of_queries, of_keys = first + together.queries, first + together.keys
-        query_N, key_N, value_N = _take(flat_query, of_queries), _take(flat_key, of_keys), _take(flat_value, of_keys)
-        if together.bias is not None and query.dtype == torch.float32 and not dropout:
-            out = _attend_short(query_N, key_N, value_N, together.bias, scaling)
+    queries, keys, values = _take(query, parts.queries), _take(key, parts.keys), _take(value, parts.keys)
+    of_queries = queries.split([alike.num_parts * alike.num_queries for alike in parts.alike])
+    numbers_of_keys = [alike.num_parts * alike.num_keys for alike in parts.alike]
+    outs = [value.new_zeros(0, num_heads, value.shape[3])]
+    for alike, *flat in zip(
+        parts.alike, of_queries, keys.split(numbers_of_keys), values.split(numbers_of_keys), strict=True
+    ):
+        query_N, key_N, value_N = (one.unflatten(0, (alike.num_parts, -1)).transpose(1, 2) for one in flat)
+        if alike.bias is not None and query.dtype == torch.float32 and not dropout:
+            out = _attend_short(query_N, key_N, value_N, alike.bias, scaling)
         else:
             out = F.scaled_dot_product_attention(
                 query_N,
                 repeat_kv(key_N, groups),
                 repeat_kv(value_N, groups),
-                attn_mask=together.mask,
+                attn_mask=alike.mask,
                 dropout_p=dropout,
                 scale=scaling,
-                is_causal=together.mask is None,
+                is_causal=alike.mask is None,
             )
-        attended = attended.index_put((of_queries[together.is_query],), out.transpose(1, 2)[together.is_query])
+        outs.append(out.transpose(1, 2).flatten(0, 1))
+    nothing = value.new_zeros(num_rows * num_tokens, num_heads, value.shape[3])
+    attended = nothing.index_put((parts.queries[parts.is_query],), torch.cat(outs)[parts.is_query])
     return attended.unflatten(0, (num_rows, num_tokens)), None
 
 
-def _take(flat: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-    """Of (rows * T, heads, head size) the given (N, K) tokens, as (N, heads, K, head size).
+def _take(states: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """Of (B, heads, T, head size) the given tokens, counted through all rows: (tokens, heads, head size).
 
     A lookup in a table, because its backward pass always adds up in the same order; that of indexing adds with atomics, in any
     order, and on two cores takes six times as long.
     """
-    return F.embedding(tokens, flat.flatten(1)).unflatten(2, flat.shape[1:]).transpose(1, 2)
+    table = states.transpose(1, 2).flatten(2).flatten(0, 1)
+    return F.embedding(tokens, table).unflatten(1, (states.shape[1], -1))
 
 
 def _attend_short(
