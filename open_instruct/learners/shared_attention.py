@@ -42,44 +42,46 @@ class Alike:
 
 @dataclass(frozen=True)
 class Parts:
-    """All parts of some rows. Tokens are counted through all rows, so that each layer looks up all that it needs at once."""
+    """All parts of some rows, so that each layer looks up all that it needs at once."""
 
     alike: list[Alike]
-    queries: torch.Tensor  # int64, N * Q of each of `alike`: the parts' own tokens; the last is repeated up to Q
-    keys: torch.Tensor  # int64, N * K of each: the tokens that parts look at, of the prompt first, and then their own
-    is_query: torch.Tensor  # bool, as `queries`: False where a token is only repeated
+    queries: (
+        torch.Tensor
+    )  # (2, all N * Q) int64: rows and columns of the parts' own tokens; the last is repeated up to Q
+    keys: torch.Tensor  # (2, all N * K) int64: those of what parts look at, of the prompt first, and then of `queries`
+    is_query: torch.Tensor  # (all N * Q) bool: False where a token is only repeated
 
 
 def find_parts(segments: torch.Tensor, branches: torch.Tensor) -> Parts:
     """The parts of (B, T) rows, given `segments` and `branches` of `CollatedBatchData`."""
-    num_tokens, device = segments.shape[1], segments.device
     by_shape: dict[tuple[bool, int], list[_Part]] = defaultdict(list)
     for row, (segments_T, branches_T) in enumerate(zip(segments.tolist(), branches.tolist(), strict=True)):
-        for part in _parts_of_row(segments_T, branches_T, row * num_tokens):
+        for part in _parts_of_row(row, segments_T, branches_T):
             by_shape[len(part.prompt) > 0, len(part.own).bit_length()].append(part)
-    alike, queries, keys, is_query = [], [], [], []
+    alike = []
+    queries, keys = ([torch.zeros(2, 0, dtype=torch.int64)] for _ in range(2))  # none where all rows are padding
+    is_query = [torch.zeros(0, dtype=torch.bool)]
     for parts in by_shape.values():
-        one, queries_NQ, keys_NK, is_query_NQ = _together(parts, device)
+        one, queries_NQ, keys_NK, is_query_NQ = _together(parts, segments.device)
+        rows_N1 = torch.tensor([[part.row] for part in parts])
         alike.append(one)
-        queries.append(queries_NQ.flatten())
-        keys.append(keys_NK.flatten())
+        queries.append(torch.stack([rows_N1.expand_as(queries_NQ).flatten(), queries_NQ.flatten()]))
+        keys.append(torch.stack([rows_N1.expand_as(keys_NK).flatten(), keys_NK.flatten()]))
         is_query.append(is_query_NQ.flatten())
-
-    def all_of(some: list[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
-        return torch.cat([torch.zeros(0, dtype=dtype), *some]).to(device)  # none where all rows are padding
-
-    return Parts(alike, all_of(queries, torch.int64), all_of(keys, torch.int64), all_of(is_query, torch.bool))
+    tokens = (torch.cat(some, dim=-1).to(segments.device) for some in (queries, keys, is_query))
+    return Parts(alike, *tokens)
 
 
 @dataclass(frozen=True)
 class _Part:
+    row: int
     own: range
     prompt: range
 
 
-def _parts_of_row(segments: Sequence[int], branches: Sequence[int], start: int) -> list[_Part]:
-    """The parts of a row whose first token is number `start`."""
+def _parts_of_row(row: int, segments: Sequence[int], branches: Sequence[int]) -> list[_Part]:
     parts: list[_Part] = []
+    start = 0
     for segment, tokens in groupby(zip(segments, branches, strict=True), key=lambda kind: kind[0]):
         ends = [start, *(start + length for length in accumulate(len(list(run)) for _, run in groupby(tokens)))]
         start = ends[-1]
@@ -87,9 +89,9 @@ def _parts_of_row(segments: Sequence[int], branches: Sequence[int], start: int) 
             continue
         prompt, *responses = (range(*edges) for edges in pairwise(ends))
         if len(responses) <= 1:
-            parts.append(_Part(range(ends[0], ends[-1]), range(0)))
+            parts.append(_Part(row, range(ends[0], ends[-1]), range(0)))
         else:
-            parts += [_Part(prompt, range(0)), *(_Part(response, prompt) for response in responses)]
+            parts += [_Part(row, prompt, range(0)), *(_Part(row, response, prompt) for response in responses)]
     return parts
 
 
@@ -178,19 +180,20 @@ def attend(
                 is_causal=alike.mask is None,
             )
         outs.append(out.transpose(1, 2).flatten(0, 1))
-    nothing = value.new_zeros(num_rows * num_tokens, num_heads, value.shape[3])
-    attended = nothing.index_put((parts.queries[parts.is_query],), torch.cat(outs)[parts.is_query])
-    return attended.unflatten(0, (num_rows, num_tokens)), None
+    rows, columns = parts.queries[:, parts.is_query]
+    nothing = value.new_zeros(num_rows, num_tokens, num_heads, value.shape[3])
+    return nothing.index_put((rows, columns), torch.cat(outs)[parts.is_query]), None
 
 
 def _take(states: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-    """Of (B, heads, T, head size) the given tokens, counted through all rows: (tokens, heads, head size).
+    """Of (B, heads, T, head size) the tokens with these rows and columns, (2, tokens): (tokens, heads, head size).
 
     A lookup in a table, because its backward pass always adds up in the same order; that of indexing adds with atomics, in any
     order, and on two cores takes six times as long.
     """
+    rows, columns = tokens
     table = states.transpose(1, 2).flatten(2).flatten(0, 1)
-    return F.embedding(tokens, table).unflatten(1, (states.shape[1], -1))
+    return F.embedding(rows * states.shape[2] + columns, table).unflatten(1, (states.shape[1], -1))
 
 
 def _attend_short(
