@@ -2,7 +2,7 @@
 
     python benchmarks/allocators.py     # about 6 minutes on two cores
 
-Each run is a process of its own, which computes the gradients of micro-batches of random lengths with a random model of 22 M
+Each run is a process of its own, which computes the gradients of micro-batches of random lengths with a random model of 23 M
 parameters. Held is the most memory of its own (RssAnon) that the process had, less what it had before the first micro-batch;
 needed is the most that its gradients and the tensors that one forward pass keeps take. Runs take turns; each figure is the
 median, with the lowest and the highest.
@@ -47,7 +47,7 @@ def main() -> None:
         parser.error("learners use jemalloc on x86-64 where LD_PRELOAD is not set")
     found: dict[str, list[dict[str, float]]] = {way: [] for way in ways}
     with tempfile.TemporaryDirectory() as model:
-        build_model(Path(model), *SIZES["30 M"])
+        build_model(Path(model), *SIZES["23 M"])
         for _ in range(args.rounds):
             for way, env in ways.items():
                 found[way].append(in_process_of_its_own(model, args.micro_batches, env))

@@ -23,7 +23,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.report import print_table, write_json  # noqa: E402
 
-SIZES = {"30 M": (512, 6), "90 M": (768, 9), "200 M": (1024, 14)}
+SIZES = {"23 M": (512, 6), "70 M": (768, 9), "185 M": (1024, 14)}
 """Hidden units and layers."""
 SUMS = "reasoning_gym/chain_sum?min_terms=2&max_terms=2&min_digits=2&max_digits=2&size=200&seed=7"
 POLL_S = 0.1

@@ -45,11 +45,12 @@ class Parts:
     """All parts of some rows, so that each layer looks up all that it needs at once."""
 
     alike: list[Alike]
-    queries: (
-        torch.Tensor
-    )  # (2, all N * Q) int64: rows and columns of the parts' own tokens; the last is repeated up to Q
-    keys: torch.Tensor  # (2, all N * K) int64: those of what parts look at, of the prompt first, and then of `queries`
-    is_query: torch.Tensor  # (all N * Q) bool: False where a token is only repeated
+    queries: torch.Tensor
+    """(2, N * Q of all) int64: rows and columns of the parts' own tokens. The last token of a part is repeated up to Q."""
+    keys: torch.Tensor
+    """(2, N * K of all) int64: rows and columns of what parts look at: first those of the prompt, then those of `queries`."""
+    is_query: torch.Tensor
+    """(N * Q of all) bool: False where a token is only repeated."""
 
 
 def find_parts(segments: torch.Tensor, branches: torch.Tensor) -> Parts:
