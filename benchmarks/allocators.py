@@ -28,6 +28,8 @@ from benchmarks.report import print_table, write_json  # noqa: E402
 NUM_ROWS = 8
 LENGTHS = 180, 330
 """Tokens of the rows of a micro-batch: from, to."""
+LIMIT_S = 600.0
+"""Deadline of one run."""
 
 
 def main() -> None:
@@ -58,7 +60,7 @@ def main() -> None:
 
 def in_process_of_its_own(model: str, num_micro_batches: int, env: dict[str, str]) -> dict[str, float]:
     words = [sys.executable, __file__, "--model", model, "--micro-batches", str(num_micro_batches)]
-    ran = subprocess.run(words, env=os.environ | env, stdout=subprocess.PIPE, text=True, check=True)
+    ran = subprocess.run(words, env=os.environ | env, stdout=subprocess.PIPE, text=True, check=True, timeout=LIMIT_S)
     return json.loads(ran.stdout.splitlines()[-1])
 
 
@@ -83,14 +85,15 @@ def train(path: str, num_micro_batches: int) -> dict[str, float]:
     parameters = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     generator = torch.Generator().manual_seed(0)
     before, most, needed, started = own_bytes(os.getpid()), 0, 0, time.process_time()
+    kept: dict[int, int] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
     for _ in range(num_micro_batches):
-        kept: dict[int, int] = {}
-
-        def keep(tensor: torch.Tensor, kept: dict[int, int] = kept) -> torch.Tensor:
-            storage = tensor.untyped_storage()
-            kept[storage.data_ptr()] = storage.nbytes()
-            return tensor
-
+        kept.clear()
         length = int(torch.randint(*LENGTHS, (1,), generator=generator))
         ids = torch.randint(0, 8000, (NUM_ROWS, length), generator=generator)
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):

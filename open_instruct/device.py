@@ -35,7 +35,7 @@ ONE_PROCESS = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 own, and the two processes wait for each other by spinning, which takes several times the CPU time on two cores."""
 ALLOCATOR_VARIABLES = "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"
 JEMALLOC_OPTIONS = "dirty_decay_ms:-1,muzzy_decay_ms:-1"
-"""What is free is kept for the next allocation: the kernel takes longer to hand out a page than a product takes to fill it."""
+"""Freed memory is kept for the next allocation. By default it goes back to the kernel, which hands out each page anew."""
 SHARED_MEMORY = "/dev/shm"
 ENOUGH_SHARED_BYTES = 2**30
 """Containers have 64 MiB of shared memory unless told otherwise."""
@@ -265,8 +265,7 @@ def allocator_env(device: Device) -> dict[str, str]:
     and an engine would hold two more copies of the model once it has received weights.
     """
     ray = find_spec("ray")
-    package = ray.submodule_search_locations if ray else None
-    library = Path(next(iter(package or [""])), "core/libjemalloc.so")
+    library = Path(ray.origin if ray and ray.origin else "").parent / "core/libjemalloc.so"
     # On other processors a page can be larger than jemalloc was built for, and then no process starts.
     if device.kind == "cuda" or "LD_PRELOAD" in os.environ or platform.machine() != "x86_64" or not library.is_file():
         return {}

@@ -161,12 +161,11 @@ def attend(
     num_rows, num_heads, num_tokens, _ = query.shape
     groups = num_heads // key.shape[1]
     queries, keys, values = _take(query, parts.queries), _take(key, parts.keys), _take(value, parts.keys)
-    of_queries = queries.split([alike.num_parts * alike.num_queries for alike in parts.alike])
-    numbers_of_keys = [alike.num_parts * alike.num_keys for alike in parts.alike]
+    nums_queries = [alike.num_parts * alike.num_queries for alike in parts.alike]
+    nums_keys = [alike.num_parts * alike.num_keys for alike in parts.alike]
+    of_each = queries.split(nums_queries), keys.split(nums_keys), values.split(nums_keys)
     outs = [value.new_zeros(0, num_heads, value.shape[3])]
-    for alike, *flat in zip(
-        parts.alike, of_queries, keys.split(numbers_of_keys), values.split(numbers_of_keys), strict=True
-    ):
+    for alike, *flat in zip(parts.alike, *of_each, strict=True):
         query_N, key_N, value_N = (one.unflatten(0, (alike.num_parts, -1)).transpose(1, 2) for one in flat)
         if alike.bias is not None and query.dtype == torch.float32 and not dropout:
             out = _attend_short(query_N, key_N, value_N, alike.bias, scaling)

@@ -325,6 +325,14 @@ def test_a_shared_prompt_gives_the_log_probs_and_gradients_of_single_sequences(
         torch.testing.assert_close(ours[name], gradient, rtol=1e-4, atol=1e-5)
 
 
+def test_rows_of_padding_alone_attend_to_nothing() -> None:
+    nothing = torch.zeros(2, 5, dtype=torch.int64)
+    query, key = torch.randn(2, 4, 5, 8), torch.randn(2, 2, 5, 8)
+    parts = shared_attention.find_parts(nothing, nothing)
+    attended, _ = shared_attention.attend(torch.nn.Module(), query, key, key, None, parts=parts)
+    assert torch.equal(attended, torch.zeros(2, 5, 4, 8))
+
+
 @pytest.mark.parametrize("only_wanted", [False, True])
 @pytest.mark.parametrize("collate", [collate_padded, collate_packed])
 def test_a_batch_without_trained_tokens_has_zero_gradients(

@@ -56,7 +56,10 @@ def test_places_are_apart_and_as_many_as_asked(system: Any) -> None:
     assert (len(actor_indices), len(rollout_indices)) == (2, 2)
 
 
-@pytest.mark.skipif(platform.machine() != "x86_64", reason="elsewhere learners keep glibc's allocator")
+@pytest.mark.skipif(
+    platform.machine() != "x86_64" or "LD_PRELOAD" in os.environ,
+    reason="learners keep the allocator that they would have",
+)
 def test_learners_allocate_with_jemalloc(ray_session: Any, system: Any) -> None:
     asked = [
         learner.__ray_call__.remote(lambda _: Path("/proc/self/maps").read_text())

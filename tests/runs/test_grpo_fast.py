@@ -83,7 +83,7 @@ def test_sigterm_writes_a_checkpoint_and_the_same_command_goes_on(legs: tuple[Fi
     summary = json.loads((output_dir / "summary.json").read_text())
     # What had arrived when the checkpoint was written is in it, and all else that was open is issued again.
     assert num_open > 0
-    assert 0 <= summary["prompts"]["reissued"] <= num_open
+    assert summary["prompts"]["reissued"] <= num_open
     assert_each_prompt_once(output_dir)
 
 
