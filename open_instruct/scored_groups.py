@@ -137,11 +137,13 @@ def split(rollout: ScoredGroup) -> list[ScoredGroup]:
 
 def take(group: ScoredGroup, positions: Sequence[int]) -> ScoredGroup:
     """The group with the samples at these positions alone."""
-    samples = [group.samples[position] for position in positions]
+    chosen, statistics = list(positions), group.result.token_statistics
+    samples = [group.samples[position] for position in chosen]
     num_tokens = sum(len(sample.response_ids) for sample in samples)
-    statistics = replace(group.result.token_statistics, num_response_tokens=num_tokens)
+    if chosen == list(range(len(group.samples))) and num_tokens == statistics.num_response_tokens:
+        return group
+    statistics = replace(statistics, num_response_tokens=num_tokens)
     result = replace(group.result, samples=samples, token_statistics=statistics)
-    chosen = list(positions)
     shaped = None if group.shaped_rewards is None else group.shaped_rewards[chosen]
     well_formed = None if group.well_formed is None else group.well_formed[chosen]
     parts = tuple(replace(part, scores=part.scores[chosen]) for part in group.parts)

@@ -86,7 +86,12 @@ class LLMRayActor:
             generation_timeout=options.generation_timeout,
         )
         self._queues = QueueThreads(
-            threads, self._work, param_prompt_Q, inference_results_Q, lambda request: self._runner.start(request)
+            threads,
+            self._work,
+            param_prompt_Q,
+            inference_results_Q,
+            lambda request: self._runner.start(request),
+            gather_s=options.gather_s,
         )
         read_codec = _codec_reader(options)
         self._runner = RolloutRunner(

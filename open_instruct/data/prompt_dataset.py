@@ -103,10 +103,14 @@ class PromptDataset:
         return PromptRow(
             prompt=self._prompts[row],
             ground_truth=json.loads(self._ground_truths[row].tobytes()),
-            dataset=self._dataset_names[self._dataset_of_row[row]],
+            dataset=self.dataset_of(row),
             raw_query=self._raw_queries[row].tobytes().decode(),
             facts=json.loads(self._facts[row].tobytes()) if len(self._facts[row]) else None,
         )
+
+    def dataset_of(self, row: int) -> str:
+        """The `dataset` of a row, without reading the rest of the row."""
+        return self._dataset_names[self._dataset_of_row[row]]
 
     def __iter__(self) -> Iterator[PromptRow]:
         return (self[row] for row in range(len(self)))

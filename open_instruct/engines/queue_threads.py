@@ -12,16 +12,15 @@ from open_instruct.data_types import GenerationResult, PromptRequest, ShutdownSe
 from open_instruct.engines.held_work import HeldWork
 from open_instruct.system.work_threads import POLL_S, WorkThreads
 
-GATHER_S = 0.05
-"""Longest wait of a finished group for others that are under way. Each handover takes time from the engine: its thread shares
-the interpreter with the pusher, and on CPU its cores with all who handle the result."""
-
 
 class QueueThreads:
     """Pulls prompts and pushes results, while `threads` run.
 
     The puller asks for a prompt only while the tokens outstanding here are under the engine's limit, so several engines on the
     same queues share the work by themselves.
+
+    `gather_s`: longest wait of a finished group for others that are under way. Each handover takes time from the engine: its
+    thread shares the interpreter with the pusher, and on CPU its cores with all who handle the result.
     """
 
     def __init__(
@@ -31,12 +30,15 @@ class QueueThreads:
         prompt_queue: Queue,
         results_queue: Queue,
         begin_rollout: Callable[[PromptRequest], None],
+        *,
+        gather_s: float,
     ) -> None:
         self._threads = threads
         self._work = work
         self._prompt_queue = prompt_queue
         self._results_queue = results_queue
         self._begin_rollout = begin_rollout
+        self._gather_s = gather_s
         self._finished: queue.SimpleQueue[GenerationResult] = queue.SimpleQueue()
 
     def pull_prompts(self) -> None:
@@ -70,7 +72,7 @@ class QueueThreads:
             except queue.Empty:
                 continue
             with self._threads.lock:
-                self._threads.lock.wait_for(self._is_last, timeout=GATHER_S)
+                self._threads.lock.wait_for(self._is_last, timeout=self._gather_s)
             while not self._finished.empty():
                 results.append(self._finished.get())
             self._put(results)

@@ -70,6 +70,8 @@ class EngineOptions:
     """Take new weights between two tokens of a response. If False, responses that were begun are finished first."""
     generation_timeout: float | None = None
     """Seconds after which a group is broken off and reported as failed."""
+    gather_s: float = 0.05
+    """Longest wait of a finished group for others that are under way, so that they leave the engine together."""
     sleep: SleepOptions = field(default_factory=SleepOptions)
     workflow: WorkflowSpec = field(default_factory=lambda: WorkflowSpec(SINGLE_TURN))
     """The workflow that rolls prompts out."""

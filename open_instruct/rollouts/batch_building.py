@@ -59,8 +59,11 @@ def training_samples(
 
 def _advantages_of(group: ScoredGroup, advantages: Callable[..., np.ndarray], verification_reward: float) -> np.ndarray:
     """(G,) advantages. Samples of one conversation are compared as one: they have the advantage of its last sample."""
+    rewards, lengths = group.rewards(verification_reward), group.lengths
+    if not any(sample.goes_on for sample in group.samples):
+        return advantages(rewards, lengths_G=lengths)
     ends, place = np.unique(group.ends, return_inverse=True)
-    return advantages(group.rewards(verification_reward)[ends], lengths_G=group.lengths[ends])[place]
+    return advantages(rewards[ends], lengths_G=lengths[ends])[place]
 
 
 def fresh_masks(result: GenerationResult, oldest_allowed_version: int) -> list[np.ndarray]:

@@ -72,19 +72,21 @@ def _flat_fields(rows: Sequence[Shared], pad_token_id: int) -> Flat:
     # A first token has no log-prob: its predecessor is nothing, or in a packed row somebody else's last token.
     assert all(len(row.query) > 0 for row in rows), "a sample needs at least one query token"
     tokens = [part for row in rows for part in (row.query, *(sample.response for sample in row.samples))]
+    is_trained_N = _spread(rows, lambda sample: sample.mask)
+
+    def where_trained(values_N: np.ndarray) -> np.ndarray:
+        return np.where(is_trained_N, values_N, 0).astype(np.float32)
+
     fields: Flat = {
         "query_responses": (np.concatenate(tokens).astype(np.int32), pad_token_id),
         "position_ids": (np.concatenate([row.positions() for row in rows]), 0),
-        "response_masks": (_spread(rows, lambda sample: sample.mask), 0),
-        "advantages": (_spread(rows, lambda sample: _where(sample, sample.advantage)), 0),
-        "vllm_logprobs": (_spread(rows, lambda sample: _where(sample, sample.logprobs)), 0),
+        "response_masks": (is_trained_N, 0),
+        "advantages": (where_trained(_spread(rows, lambda sample: _all(sample, sample.advantage))), 0),
+        "vllm_logprobs": (where_trained(_spread(rows, lambda sample: sample.logprobs)), 0),
     }
     samples = [sample for row in rows for sample in row.samples]
     if any(sample.weight != 1.0 for sample in samples):
-        fields["loss_weights"] = (
-            _spread(rows, lambda sample: np.full(len(sample.response), sample.weight, np.float32)),
-            0,
-        )
+        fields["loss_weights"] = _spread(rows, lambda sample: _all(sample, sample.weight).astype(np.float32)), 0
     if any(sample.inserted is not None for sample in samples):
         fields["ce_masks"] = _spread(rows, _inserted), 0
     if any(sample.teacher is not None for sample in samples):
@@ -110,9 +112,9 @@ def _spread(
     return np.concatenate(parts)
 
 
-def _where(sample: TrainingSample, values: np.ndarray | float) -> np.ndarray:
-    """(R,) float32: the values where the sample is trained on, 0 elsewhere."""
-    return np.where(sample.mask, values, 0).astype(np.float32)
+def _all(sample: TrainingSample, value: float) -> np.ndarray:
+    """(R,) float64: the value on every token of the response."""
+    return np.full(len(sample.response), value)
 
 
 def _inserted(sample: TrainingSample) -> np.ndarray:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from open_instruct.algorithms.reward_shaping import is_well_formed
-from open_instruct.data.prompt_dataset import PromptRow
+from open_instruct.data.prompt_dataset import PromptDataset, PromptRow
 from open_instruct.data_types import GenerationResult
 from open_instruct.rollouts.generation_failures import NOT_SCORED
 from open_instruct.rollouts.prompt_requests import PromptRequests
@@ -93,7 +93,7 @@ class ResultScoring:
         Args:
             scored_by: what each verifier of the row said of the judged samples.
         """
-        names = names_of_verifiers(self._row(result).dataset)
+        names = names_of_verifiers(self._dataset_of(result))
         weights = [verifier_weight(name) for name in names]
         scored = combined(scored_by, weights) if len(names) > 1 else scored_by[0]
         scores = iter(one.score for one in scored)
@@ -117,7 +117,7 @@ class ResultScoring:
 
     def group(self, result: GenerationResult, rewards: np.ndarray, num_failures: int = 0) -> ScoredGroup:
         """The result with `rewards`, float32 of shape (samples,)."""
-        dataset = self._row(result).dataset
+        dataset = self._dataset_of(result)
         weight = sum(map(verifier_weight, names_of_verifiers(dataset)))
         well_formed = None
         if self._looks_at_form and result.samples:
@@ -128,9 +128,15 @@ class ResultScoring:
         return ScoredGroup(result, dataset, rewards, num_failures, reward_weight=weight, well_formed=well_formed)
 
     def _row(self, result: GenerationResult) -> PromptRow:
+        return self._rows_of(result)[result.index]
+
+    def _dataset_of(self, result: GenerationResult) -> str:
+        return self._rows_of(result).dataset_of(result.index)
+
+    def _rows_of(self, result: GenerationResult) -> PromptDataset:
         dataset = self._requests.held_out if result.is_eval else self._requests.train
         assert dataset is not None
-        return dataset[result.index]
+        return dataset
 
 
 def when_all_are_done(futures: Sequence[Future[Any]], then: Callable[[], None]) -> None:

@@ -7,9 +7,10 @@ Each response attends to the prompt and to itself, and goes on with the position
 for the sequences one by one, but for rounding.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby, pairwise
+from itertools import accumulate, groupby, pairwise
 
 import numpy as np
 
@@ -37,10 +38,6 @@ class Shared:
     def lengths(self) -> list[int]:
         """Tokens of the prompt, then of each response."""
         return [len(self.query), *(len(sample.response) for sample in self.samples)]
-
-    def num_masked_pairs(self) -> int:
-        """Pairs of a response's token with one of the prompt or of the same response, later ones included."""
-        return sum(length * (len(self.query) + length) for length in self.lengths[1:])
 
     def positions(self) -> np.ndarray:
         """(tokens,) int32: positions in the sequence of each response."""
@@ -83,21 +80,28 @@ def share_prompts(
 
 def _divide(samples: list[TrainingSample], pairs_per_token: float, most_tokens: int) -> list[Shared]:
     """The cheapest division of samples with one query into runs of about the same number of samples."""
+    num_query = len(samples[0].query)
+    lengths = [len(sample.response) for sample in samples]
+    num_tokens = [0, *accumulate(lengths)]
+    """Of the responses before each."""
+    num_pairs = [0, *accumulate(length * (num_query + length) for length in lengths)]
+    """Of a token of these responses with one of the prompt or of the same response, later ones included."""
 
-    def cost(part: Shared) -> float:
-        pairs = len(part) ** 2 / 2 if len(part.samples) == 1 else len(part.query) ** 2 / 2 + part.num_masked_pairs()
-        return len(part) * pairs_per_token + pairs
+    def cost(start: int, end: int) -> float:
+        """Of a row with the samples from `start` to `end`, in pairs; infinite where they may not share a row."""
+        tokens, pairs = num_query + num_tokens[end] - num_tokens[start], num_pairs[end] - num_pairs[start]
+        if end - start == 1:
+            return tokens * pairs_per_token + tokens**2 / 2
+        if tokens > most_tokens or pairs > MOST_PAIRS:
+            return math.inf
+        return tokens * pairs_per_token + num_query**2 / 2 + pairs
 
-    best = [Shared([sample]) for sample in samples]
-    for number in range(1, len(samples)):
-        parts = [Shared(part) for part in _runs(samples, number)]
-        shared = [part for part in parts if len(part.samples) > 1]
-        fits = all(len(part) <= most_tokens and part.num_masked_pairs() <= MOST_PAIRS for part in shared)
-        if fits and sum(map(cost, parts)) < sum(map(cost, best)):
-            best = parts
-    return best
+    one_each = len(samples)
+    divisions = [_runs(len(samples), number) for number in (one_each, *range(1, one_each))]
+    cheapest = min(divisions, key=lambda runs: sum(cost(*run) for run in runs))
+    return [Shared(samples[start:end]) for start, end in cheapest]
 
 
-def _runs(samples: list[TrainingSample], number: int) -> list[list[TrainingSample]]:
-    edges = [len(samples) * i // number for i in range(number + 1)]
-    return [samples[start:end] for start, end in pairwise(edges)]
+def _runs(num_samples: int, number: int) -> list[tuple[int, int]]:
+    """The first sample of each run and the first after it."""
+    return list(pairwise(num_samples * i // number for i in range(number + 1)))

@@ -242,11 +242,11 @@ class StepAssembly:
         answers = [group for group in self.groups if group.first.is_judged or group.first.reward is not None]
         answers = answers or self.groups
         is_kept = set(map(id, groups))
-        of_kept = batch_building.response_metrics(
-            [group for group in answers if id(group) in is_kept] or answers,
-            verification_reward=args.verification_reward,
-        )
+        trained = [group for group in answers if id(group) in is_kept] or answers
         of_all = batch_building.response_metrics(answers, verification_reward=args.verification_reward)
+        of_kept = of_all
+        if len(trained) < len(answers):
+            of_kept = batch_building.response_metrics(trained, verification_reward=args.verification_reward)
         metrics = {
             **of_kept,
             **{f"all_groups/{name}": value for name, value in of_all.items() if not name.endswith("_hist")},

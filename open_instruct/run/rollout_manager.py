@@ -22,6 +22,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from open_instruct.cluster import bundles
 from open_instruct.cluster.bundles import Bundles
+from open_instruct.cluster.pickled_queue import PickledQueue
 from open_instruct.cluster.placement_plan import Asked, CannotPlace
 from open_instruct.cluster.ray_utils import Lock
 from open_instruct.config.grpo_config import GRPOConfig, config_of
@@ -45,6 +46,9 @@ logger = logging.getLogger(__name__)
 BUNDLES_QUEUED_PER_ENGINE = 2
 """Room in the prompt queue: enough that no engine waits for prompts, little enough that an evaluation does not wait behind
 them."""
+GATHER_S, GATHER_IN_TURNS_S = 0.05, 0.25
+"""Seconds that an engine keeps finished groups for others; the second where learners wait for the last group of a step in any
+case. There each handover before the last only keeps cores from the engine."""
 COLOCATED_SHARE = 0.5
 """Share of a place's Ray resources that a learner and an engine each take when they share the place. Says nothing of memory."""
 
@@ -58,7 +62,7 @@ def create_queues(args: GRPOConfig) -> tuple[Queue, Queue]:
     prompts = max(2, BUNDLES_QUEUED_PER_ENGINE * args.vllm_num_engines)
     results = 4 * (args.staleness_bound + 1) * args.num_unique_prompts_rollout
     options = {"num_cpus": 0, "scheduling_strategy": on_this_node()}
-    return Queue(maxsize=prompts, actor_options=options), Queue(maxsize=results, actor_options=options)
+    return PickledQueue(prompts, options), PickledQueue(results, options)
 
 
 def create_message_queue(args: GRPOConfig) -> MessageQueue:
@@ -176,6 +180,7 @@ def engine_options(args: GRPOConfig, device: Device, *, seed: int, max_model_len
         keep_prefix_cache=args.vllm_keep_prefix_cache,
         inflight_updates=args.inflight_updates,
         generation_timeout=args.generation_timeout,
+        gather_s=GATHER_IN_TURNS_S if args.takes_turns and not args.over_issued_prompts else GATHER_S,
         workflow=args.workflow,
         sleep=SleepOptions(
             after_s=args.engine_sleep_after_s,

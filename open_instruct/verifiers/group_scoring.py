@@ -41,15 +41,16 @@ class GroupScoring:
         """Scorers that may compute at once; slow ones do not count."""
 
     def score(self) -> list[Scored]:
-        with selectors.DefaultSelector() as selector:
+        with selectors.PollSelector() as selector:  # needs no calls of the kernel to be made and ended, as epoll does
             self._selector = selector
             try:
-                while self._waiting or self._scorers:
-                    self._hand_out()
+                self._hand_out()
+                while self._scorers:
                     self._take_replies()
                     self._look_at_the_clock()
-                    if not self._waiting and self._num_slow() == len(self._scorers):
+                    if not self._waiting and self._num_slow() == len(self._scorers) > 0:
                         self._let_others_on()  # the next group need not wait for responses that hang
+                    self._hand_out()
             finally:
                 for scorer in list(self._scorers):
                     self._end(scorer)

@@ -19,7 +19,7 @@ not a child of `multiprocessing`, because such a child imports the parent's main
 import logging
 import math
 import threading
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -45,8 +45,8 @@ logger = logging.getLogger(__name__)
 START_ATTEMPTS = 3
 MAX_SLOW_GROUPS = 16
 """Groups that may wait for nothing but slow responses, in addition to the groups that compute."""
-GROUPS_PER_SCORER = 16
-"""Groups that a scorer scores before a fresh one replaces it. Forking a scorer costs as much as some hundred short answers."""
+GROUPS_PER_SCORER = 64
+"""Groups that a scorer scores before a fresh one replaces it. Forking a scorer costs as much as a hundred short answers."""
 
 
 class VerifierPool:
@@ -92,7 +92,10 @@ class VerifierPool:
         self._refused: dict[str, str] = {}
         """Values of `ready` whose verifier a keeper could not load, each with the reason."""
         self._keeper = Keeper(self._start, self._refused)
-        self._may_compute = threading.Semaphore(num_workers)
+        self._num_workers = num_workers
+        self._num_computing = 0
+        """Threads that score groups, but for those that only wait for slow responses."""
+        self._queued: deque[tuple[ScoringJob, Future[list[Scored]]]] = deque()
         self._threads = ThreadPoolExecutor(num_workers + MAX_SLOW_GROUPS, thread_name_prefix="verifier")
 
     def submit(
@@ -114,7 +117,7 @@ class VerifierPool:
             self._num_waiting += 1
             job = ScoringJob(dataset, ground_truth, token_ids, texts, query)
             verifier = outside_verifier(dataset)
-            future = self._outside.submit(verifier, job) if verifier else self._threads.submit(self._score_group, job)
+            future = self._outside.submit(verifier, job) if verifier else self._queue(job)
         future.add_done_callback(self._count)
         return future
 
@@ -139,6 +142,10 @@ class VerifierPool:
             for scorer in self._idle:
                 scorer.kill()
             self._idle.clear()
+            queued = [future for _, future in self._queued]
+            self._queued.clear()
+        for future in queued:
+            future.cancel()
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._outside.close()
 
@@ -155,14 +162,52 @@ class VerifierPool:
             self._num_waiting -= 1
             self.counts += failures
 
-    def _score_group(self, job: "ScoringJob") -> list[Scored]:
-        """Runs in one of the threads."""
-        self._may_compute.acquire()
-        turn = _Turn(self._may_compute)
-        try:
-            return GroupScoring(job, self._borrow, self._give_back, self.timeout_s, turn.end).score()
-        finally:
-            turn.end()
+    def _queue(self, job: "ScoringJob") -> Future[list[Scored]]:
+        """The lock is held."""
+        future: Future[list[Scored]] = Future()
+        self._queued.append((job, future))
+        self._start_thread()
+        return future
+
+    def _start_thread(self) -> None:
+        """Have one more thread score groups, if a group waits and fewer than `num_workers` compute. The lock is held."""
+        if self._queued and self._num_computing < self._num_workers and not self._closed:
+            self._num_computing += 1
+            self._threads.submit(self._score_groups)
+
+    def _score_groups(self) -> None:
+        """Runs in one of the threads: one group after another, until none waits or another thread computes in place of this one.
+
+        Groups wait here and not in threads of their own, which would have to wake each other for every group.
+        """
+        computes = True
+
+        def let_others_on() -> None:
+            nonlocal computes
+            if computes:
+                computes = False
+                with self._lock:
+                    self._num_computing -= 1
+                    self._start_thread()
+
+        while computes and (queued := self._next_group()) is not None:
+            job, future = queued
+            if not future.set_running_or_notify_cancel():
+                continue
+            try:
+                scored = GroupScoring(job, self._borrow, self._give_back, self.timeout_s, let_others_on).score()
+            except BaseException as error:  # it goes to whoever waits for the scores
+                future.set_exception(error)
+            else:
+                future.set_result(scored)
+
+    def _next_group(self) -> "tuple[ScoringJob, Future[list[Scored]]] | None":
+        """None: none waits, and the thread that asked computes no more."""
+        with self._lock:
+            if self._queued:
+                return self._queued.popleft()
+            self._num_computing -= 1
+            return None
 
     def _borrow(self, job: "ScoringJob") -> "Scorer":
         """An idle scorer, or a new one. Raises `UnavailableError` if none can be forked, `RuntimeError` if the pool is closed."""
@@ -204,15 +249,3 @@ class VerifierPool:
             if self._closed:
                 raise RuntimeError("the verifier pool was closed while it scored a group")
             self._keeper = Keeper(self._start, self._refused)
-
-
-class _Turn:
-    """A group's place among the `num_workers` groups that compute. `end` gives the place back, once."""
-
-    def __init__(self, semaphore: threading.Semaphore) -> None:
-        self._semaphore: threading.Semaphore | None = semaphore
-
-    def end(self) -> None:
-        semaphore, self._semaphore = self._semaphore, None
-        if semaphore is not None:
-            semaphore.release()

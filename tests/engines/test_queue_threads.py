@@ -2,17 +2,13 @@
 
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
-
-from open_instruct.engines import queue_threads
 from open_instruct.engines.held_work import HeldWork
 from open_instruct.engines.queue_threads import QueueThreads
 from open_instruct.system.work_threads import WorkThreads
-
-LONG_S = 30.0
 
 
 class Pushed:
@@ -29,11 +25,19 @@ class Pushed:
 class Pusher:
     """The pusher thread with rollouts `a` to `c` under way."""
 
-    def __init__(self) -> None:
+    def __init__(self, gather_s: float) -> None:
         self.threads = WorkThreads("engine 0")
         self.work = HeldWork(self.threads.lock, max_num_seqs=8, max_tokens=1e9)
         self.pushed = Pushed()
-        self.queues = QueueThreads(self.threads, self.work, None, self.pushed, lambda _: None)  # type: ignore[arg-type]
+        nothing: Any = None
+        self.queues = QueueThreads(
+            self.threads,
+            self.work,
+            nothing,
+            self.pushed,  # type: ignore[arg-type]
+            lambda _: None,
+            gather_s=gather_s,
+        )
         for prompt_id in "abc":
             self.work.begin_rollout(SimpleNamespace(prompt_id=prompt_id))  # type: ignore[arg-type]
         self.threads.start(self.queues.push_results)
@@ -42,9 +46,9 @@ class Pusher:
         self.queues.hand_over(SimpleNamespace(prompt_id=prompt_id))  # type: ignore[arg-type]
 
 
-@pytest.fixture
-def pusher() -> Iterator[Pusher]:
-    pusher = Pusher()
+@contextmanager
+def pusher(gather_s: float) -> Iterator[Pusher]:
+    pusher = Pusher(gather_s)
     yield pusher
     pusher.threads.stop()
     pusher.threads.join(5.0)
@@ -57,16 +61,17 @@ def comes_true(condition: Any, within_s: float = 5.0) -> bool:
     return bool(condition())
 
 
-def test_groups_that_finish_one_after_another_leave_together(pusher: Pusher, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queue_threads, "GATHER_S", LONG_S)
-    for prompt_id in "abc":
-        pusher.finish(prompt_id)
-        time.sleep(0.05)
-    assert comes_true(lambda: pusher.pushed.calls)
-    assert pusher.pushed.calls == [["a", "b", "c"]]
+def test_groups_that_finish_one_after_another_leave_together() -> None:
+    with pusher(gather_s=30.0) as busy:
+        for prompt_id in "abc":
+            busy.finish(prompt_id)
+            time.sleep(0.05)
+        assert comes_true(lambda: busy.pushed.calls)
+        assert busy.pushed.calls == [["a", "b", "c"]]
 
 
-def test_a_group_does_not_wait_long_for_others(pusher: Pusher) -> None:
-    pusher.finish("a")
-    assert comes_true(lambda: pusher.pushed.calls == [["a"]])
-    assert comes_true(lambda: pusher.work.prompt_ids == ["b", "c"])
+def test_a_group_does_not_wait_long_for_others() -> None:
+    with pusher(gather_s=0.05) as busy:
+        busy.finish("a")
+        assert comes_true(lambda: busy.pushed.calls == [["a"]])
+        assert comes_true(lambda: busy.work.prompt_ids == ["b", "c"])

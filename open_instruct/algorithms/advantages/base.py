@@ -1,5 +1,6 @@
 """What an advantage is, and the table of advantages."""
 
+import functools
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -30,7 +31,7 @@ def group_advantages(
     entry = ADVANTAGES[name]
     rewards_G = np.asarray(rewards_G, dtype=np.float64)
     own = {}
-    if "lengths_G" in inspect.signature(entry.value).parameters:
+    if _asks_for_lengths(entry.value):
         own["lengths_G"] = np.ones(len(rewards_G)) if lengths_G is None else np.asarray(lengths_G, dtype=np.float64)
     advantages_G = np.asarray(entry.value(rewards_G, options or entry.options(), **own), dtype=np.float32)
     if advantages_G.shape != rewards_G.shape or not np.isfinite(advantages_G).all():
@@ -39,3 +40,8 @@ def group_advantages(
             "number for each"
         )
     return advantages_G
+
+
+@functools.cache
+def _asks_for_lengths(advantage: Advantage) -> bool:
+    return "lengths_G" in inspect.signature(advantage).parameters
