@@ -15,6 +15,9 @@ from open_instruct.workflows.runner import Answer
 
 IDLE_S = 0.05
 """Longest wait of the engine thread when it has nothing to generate."""
+FIRST_REQUESTS_S = 0.01
+"""Longest wait of an engine that has nothing to generate, once one rollout has made its first request, for the first requests of
+others that have begun. The first step then takes all of them."""
 
 
 class GenerationLoop:
@@ -78,6 +81,9 @@ class GenerationLoop:
     def _admit(self) -> None:
         if self._work.waits_for_admission:
             self._sleep.resume()
+            if not self._engine.has_unfinished_requests():
+                with self._lock:
+                    self._lock.wait_for(lambda: self._calls or not self._work.will_submit, FIRST_REQUESTS_S)
         while self._work.waits_for_admission:
             held = self._work.admit()
             prompt = {"prompt_token_ids": held.prompt.tolist()}

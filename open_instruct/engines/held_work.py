@@ -149,6 +149,11 @@ class HeldWork:
         return num_seqs < self._max_num_seqs and num_tokens < self._max_tokens
 
     @property
+    def will_submit(self) -> bool:
+        """Whether a rollout is under way that has made no request yet."""
+        return any(request is not None for request in self._rollouts.values())
+
+    @property
     def num_outstanding_tokens(self) -> int:
         """Most tokens that all requests together can come to."""
         return sum(held.num_tokens for held in self._requests.values())

@@ -1,6 +1,6 @@
 """The two threads between an engine actor and its queues.
 
-param_prompt_Q ──► pull_prompts, while there is room ──► begin_rollout        finished groups ──► push_results ──► results queue
+param_prompt_Q ──► pull_prompts, while there is room ──► begin_rollouts       finished groups ──► push_results ──► results queue
 """
 
 import queue
@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from ray.util.queue import Empty, Full, Queue
 
-from open_instruct.data_types import GenerationResult, PromptRequest, ShutdownSentinel
+from open_instruct.data_types import GenerationResult, ShutdownSentinel
 from open_instruct.engines.held_work import HeldWork
 from open_instruct.system.work_threads import POLL_S, WorkThreads
 
@@ -19,8 +19,9 @@ class QueueThreads:
     The puller asks for a prompt only while the tokens outstanding here are under the engine's limit, so several engines on the
     same queues share the work by themselves.
 
-    `gather_s`: longest wait of a finished group for others that are under way. Each handover takes time from the engine: its
-    thread shares the interpreter with the pusher, and on CPU its cores with all who handle the result.
+    `begin_rollouts(*requests)` returns at once. `gather_s` is the longest wait of a finished group for others that are under way:
+    each handover takes time from the engine, whose thread shares the interpreter with the pusher, and which on CPU shares its
+    cores with all who handle the result.
     """
 
     def __init__(
@@ -29,7 +30,7 @@ class QueueThreads:
         work: HeldWork,
         prompt_queue: Queue,
         results_queue: Queue,
-        begin_rollout: Callable[[PromptRequest], None],
+        begin_rollouts: Callable[..., None],
         *,
         gather_s: float,
     ) -> None:
@@ -37,7 +38,7 @@ class QueueThreads:
         self._work = work
         self._prompt_queue = prompt_queue
         self._results_queue = results_queue
-        self._begin_rollout = begin_rollout
+        self._begin_rollouts = begin_rollouts
         self._gather_s = gather_s
         self._finished: queue.SimpleQueue[GenerationResult] = queue.SimpleQueue()
 
@@ -57,7 +58,7 @@ class QueueThreads:
                 return
             for request in bundle:
                 self._work.begin_rollout(request)
-                self._begin_rollout(request)
+            self._begin_rollouts(*bundle)
 
     def hand_over(self, result: GenerationResult) -> None:
         """Queue the result of a finished rollout to be pushed."""

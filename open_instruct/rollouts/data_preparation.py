@@ -6,6 +6,7 @@ inference_results_Q ─► take ─► verifiers ─► training groups ─► t
 """
 
 import queue
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
@@ -30,6 +31,9 @@ from open_instruct.workflows.base import Workflow
 
 if TYPE_CHECKING:
     from ray.actor import ActorHandle
+
+GATHER_S = 0.02
+"""Longest wait of a scored group for others that are being scored."""
 
 
 class DataPreparation:
@@ -79,6 +83,23 @@ class DataPreparation:
                 continue
             for result in results:
                 self.take(result)
+
+    def next_scored(self) -> list[ScoredGroup]:
+        """The groups of training that are scored, as soon as there is one; none if none comes for `POLL_S`.
+
+        Waits a moment for groups that are still being scored: whoever handles one group shares the interpreter with the threads
+        that score the others.
+        """
+        try:
+            groups = [self.scored.get(timeout=POLL_S)]
+        except queue.Empty:
+            return []
+        ends_at = time.monotonic() + GATHER_S
+        while len(groups) + self.scored.qsize() < len(self.being_scored) and time.monotonic() < ends_at:
+            time.sleep(GATHER_S / 20)
+        while not self.scored.empty():
+            groups.append(self.scored.get())
+        return groups
 
     def take(self, result: GenerationResult) -> None:
         """Have a result scored, unless nobody waits for it."""

@@ -19,10 +19,14 @@ from open_instruct.rollouts.prompt_requests import PromptRequests
 from open_instruct.rollouts.staleness import PromptFlow
 from open_instruct.system.work_threads import POLL_S, WorkThreads
 
-BUNDLES_PER_STEP = 2
-"""An item of the prompt queue holds about half of each engine's share of a step, and at least one group."""
 TAKING_INVENTORY = "taking inventory"
 """Reason of a pause in which no prompt is issued, not even one of an evaluation."""
+
+
+def bundles_per_step(args: GRPOConfig) -> int:
+    """Items of the prompt queue in which an engine gets its share of a step. Where engines and learners take turns, engines have
+    nothing else to begin with."""
+    return 1 if args.takes_turns else 2
 
 
 class PromptFeeder:
@@ -49,7 +53,7 @@ class PromptFeeder:
         self._prompt_queue = prompt_queue
         self._change = change
         self._interval_s = args.batch_generation_interval
-        self._bundle_samples = args.num_samples_per_step // (BUNDLES_PER_STEP * args.vllm_num_engines)
+        self._bundle_samples = args.num_samples_per_step // (bundles_per_step(args) * args.vllm_num_engines)
         self._taken_back: deque[PromptRequest] = deque()
         """Prompts that were taken back from the prompt queue while inventory was taken."""
         self._is_putting = threading.Event()

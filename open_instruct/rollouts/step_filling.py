@@ -8,7 +8,6 @@ are masked (`masked`). If a step of 8 groups is left without a token to train on
 """
 
 import logging
-import queue
 import time
 from typing import Any
 
@@ -70,12 +69,10 @@ class StepFilling:
         """The thread. It takes scored groups and puts the training data of each step into the message queue, waiting for room."""
         self._assemble()  # what a saved state brought along
         while not self._threads.stopping.is_set():
-            try:
-                group = self._preparation.scored.get(timeout=POLL_S)
-            except queue.Empty:
-                continue
-            self.take(group)
-            self._assemble()
+            if groups := self._preparation.next_scored():
+                for group in groups:
+                    self.take(group)
+                self._assemble()
 
     def take(self, group: ScoredGroup) -> None:
         """Let a scored group wait for its step, unless another copy of it came first."""

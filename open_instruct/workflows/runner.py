@@ -200,14 +200,22 @@ class RolloutRunner:
         self._tools = ToolBox(dict(workflow.engine_tools()))
         self._num_rollouts = 0
         self._num_errors_in_a_row = 0
+        self._under_way: set[asyncio.Task[None]] = set()
+        """An event loop alone does not keep its tasks."""
         self._loop = asyncio.new_event_loop()
         self._loop.set_task_factory(task_factory)
         self._thread = threading.Thread(target=self._loop.run_forever, name="rollouts", daemon=True)
         self._thread.start()
 
-    def start(self, request: PromptRequest) -> None:
-        """Roll a prompt out. Returns at once."""
-        asyncio.run_coroutine_threadsafe(self._run(request), self._loop)
+    def start(self, *requests: PromptRequest) -> None:
+        """Roll prompts out. Returns at once. Several are told the event loop in one call, because each call wakes its thread."""
+        self._loop.call_soon_threadsafe(self._start, requests)
+
+    def _start(self, requests: Sequence[PromptRequest]) -> None:
+        for request in requests:
+            task = self._loop.create_task(self._run(request))
+            self._under_way.add(task)
+            task.add_done_callback(self._under_way.discard)
 
     def close(self) -> None:
         """Cancel the rollouts that are under way. No result is given back any more. May be called twice."""

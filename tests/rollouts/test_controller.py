@@ -440,7 +440,7 @@ def test_advantages_lie_on_the_responses_they_belong_to(make_play: MakePlay) -> 
 def test_a_batch_waits_for_prompts_that_are_not_issued_yet(
     make_play: MakePlay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prompt_feeder, "BUNDLES_PER_STEP", NUM_PROMPTS)  # one prompt a bundle
+    monkeypatch.setattr(prompt_feeder, "bundles_per_step", lambda _: NUM_PROMPTS)  # one prompt a bundle
     play = make_play()
     put, may_go_on = play.prompt_queue.put, threading.Event()
 
@@ -1139,7 +1139,7 @@ def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(make_play: MakePlay, asy
 def test_a_checkpoint_amid_the_issue_of_a_step_resumes_too(
     make_play: MakePlay, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(prompt_feeder, "BUNDLES_PER_STEP", NUM_PROMPTS)  # one prompt a bundle
+    monkeypatch.setattr(prompt_feeder, "bundles_per_step", lambda _: NUM_PROMPTS)  # one prompt a bundle
     unbroken = make_play(async_steps=1).start()
     unbroken.run(1, NUM_STEPS)
     killed = make_play(async_steps=1, room=1).start()
