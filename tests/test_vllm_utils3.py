@@ -5,9 +5,15 @@ import subprocess
 import time
 from typing import Any
 
+import numpy as np
+import pytest
 from engine_stage import MAX_MODEL_LEN, NUM_TOKENS, RC_OPTIONS, TIMEOUT_S, MakeStage, PlayedVLLM, Stage, make_stage  # noqa: F401
 
+from open_instruct.data_types import PromptRequest, SamplingConfig
+from open_instruct.engines import generation_loop
+from open_instruct.engines.held_work import HeldWork
 from open_instruct.engines.worker_memory import standing_by
+from open_instruct.workflows.base import SINGLE_TURN, WorkflowSpec
 from open_instruct.workflows.rc.types import REASONING, RCPlan
 from open_instruct.workflows.runner import MOST_ERRORS_IN_A_ROW
 
@@ -24,6 +30,34 @@ def test_two_rollouts_take_turns_in_one_slot(make_stage: MakeStage) -> None:
     assert [len(result.responses) for result in results] == [3, 3]
     assert rollouts_in_order(stage) == ["train-0", "train-1"] * 5
     assert stage.vllm.most_running == 1
+
+
+def test_the_first_step_takes_all_prompts_of_a_bundle(make_stage: MakeStage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Although an engine that has nothing to do hears of the first of them before the others."""
+    submit = HeldWork.submit
+
+    def slowly(self: HeldWork, *request: Any) -> Any:
+        answer = submit(self, *request)
+        time.sleep(0.002)
+        return answer
+
+    monkeypatch.setattr(HeldWork, "submit", slowly)
+    monkeypatch.setattr(generation_loop, "FIRST_REQUESTS_S", TIMEOUT_S)
+    stage = make_stage(workflow=WorkflowSpec(SINGLE_TURN))
+    at_steps: list[int] = []
+    stage.vllm.before_step = lambda: at_steps.append(len(stage.vllm.came))
+    stage.put(None, None, None, None)
+    stage.get(4)
+    assert at_steps[0] == 4
+
+
+def test_an_engine_does_not_wait_long_for_a_rollout_that_asks_late(make_stage: MakeStage) -> None:
+    stage = make_stage(workflow=WorkflowSpec(SINGLE_TURN))
+    late = PromptRequest(np.arange(8, dtype=np.int32), SamplingConfig(max_tokens=64, n=1, seed=1), 0, "train-late", 0)
+    stage.actor._work.begin_rollout(late)  # and makes no request
+    stage.put(None)
+    [result] = stage.get()
+    assert result.prompt_id == "train-0"
 
 
 def test_a_result_is_whole(make_stage: MakeStage) -> None:

@@ -6,8 +6,12 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+from conftest import make_args
+
 from open_instruct.engines.held_work import HeldWork
 from open_instruct.engines.queue_threads import QueueThreads
+from open_instruct.run.rollout_manager import GATHER_IN_TURNS_S, GATHER_S, engine_options
 from open_instruct.system.work_threads import WorkThreads
 
 
@@ -75,3 +79,15 @@ def test_a_group_does_not_wait_long_for_others() -> None:
         busy.finish("a")
         assert comes_true(lambda: busy.pushed.calls == [["a"]])
         assert comes_true(lambda: busy.work.prompt_ids == ["b", "c"])
+
+
+@pytest.mark.parametrize(
+    ("options", "handovers_are_rare"),
+    [({"async_steps": 0}, True), ({"async_steps": 1}, False), ({"async_steps": 0, "streaming": True}, False)],
+)
+def test_groups_are_gathered_for_longer_where_learners_wait_for_all(
+    options: dict[str, Any], *, handovers_are_rare: bool
+) -> None:
+    args = make_args(**options)
+    made = engine_options(args, args.device, seed=1, max_model_len=64)
+    assert made.gather_s == (GATHER_IN_TURNS_S if handovers_are_rare else GATHER_S)

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -30,7 +31,7 @@ from open_instruct.rollouts.batch_building import (
     training_samples,
 )
 from open_instruct.rollouts.packing import Layout, prepare_collated_data_for_workers
-from open_instruct.scored_groups import ScoredGroup, last_samples
+from open_instruct.scored_groups import ScoredGroup, last_samples, split
 
 
 def make_group(
@@ -71,6 +72,18 @@ def samples_of(*groups: ScoredGroup, normalization: str = "centered", mask: bool
 
 
 # --- groups and samples -----------------------------------------------------------------------------------------------
+
+
+def test_a_rollout_of_one_group_is_not_copied() -> None:
+    whole = make_group([0, 1], lengths=[2, 3])
+    assert split(whole)[0] is whole
+
+
+def test_the_tokens_of_a_group_are_those_of_its_samples() -> None:
+    whole = make_group([0, 1], lengths=[2, 3])
+    with_turns = replace(whole.result.token_statistics, num_response_tokens=50)  # also of turns that are no samples
+    [one] = split(replace(whole, result=replace(whole.result, token_statistics=with_turns)))
+    assert one.result.token_statistics.num_response_tokens == 5
 
 
 @pytest.mark.parametrize(

@@ -245,6 +245,15 @@ def test_groups_are_scored_side_by_side() -> None:
     assert time.monotonic() - start < 4, "close() waits for no verifier"
 
 
+def test_one_thread_scores_one_group_after_another() -> None:
+    """Threads that waited for their turn would have to wake each other for every group."""
+    before = set(threading.enumerate())
+    with VerifierPool(1, 30, score=score_by_text) as pool:
+        for future in [pool.submit("fake", "4", [[1]], ["4"]) for _ in range(32)]:
+            assert future.result(timeout=60) == [RIGHT]
+        assert len(set(threading.enumerate()) - before) == 1
+
+
 def test_close_ends_all_processes_at_once() -> None:
     before = keepers(os.getpid())
     pool = VerifierPool(2, 60, score=score_by_text)
