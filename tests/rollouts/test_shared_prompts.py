@@ -51,6 +51,9 @@ def test_a_row_holds_no_more_than_it_may() -> None:
 def test_where_attention_is_what_costs_none_share_a_row() -> None:
     assert sizes(group(0, 100, [100] * 8), 600.0) == [8]
     assert sizes(group(0, 100, [1000] * 8), 600.0) == [1] * 8
+    # Of attention alone: 10**2 / 2 + 2 * r * (10 + r) pairs in one row, (10 + r)**2 in two.
+    assert sizes(group(0, 10, [7] * 2), 0.0) == [2]
+    assert sizes(group(0, 10, [8] * 2), 0.0) == [1, 1]
 
 
 def test_padded_rows_with_a_shared_prompt() -> None:
