@@ -88,12 +88,14 @@ class DataPreparation:
         """The groups of training that are scored, as soon as there is one; none if none comes for `POLL_S`.
 
         Waits a moment for groups that are still being scored: whoever handles one group shares the interpreter with the threads
-        that score the others.
+        that score the others. With `--streaming` it is one group at once, because learners may begin with it.
         """
         try:
             groups = [self.scored.get(timeout=POLL_S)]
         except queue.Empty:
             return []
+        if self._args.streaming:
+            return groups
         ends_at = time.monotonic() + GATHER_S
         while len(groups) + self.scored.qsize() < len(self.being_scored) and time.monotonic() < ends_at:
             time.sleep(GATHER_S / 20)
