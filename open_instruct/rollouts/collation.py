@@ -81,12 +81,12 @@ def _flat_fields(rows: Sequence[Shared], pad_token_id: int) -> Flat:
         "query_responses": (np.concatenate(tokens).astype(np.int32), pad_token_id),
         "position_ids": (np.concatenate([row.positions() for row in rows]), 0),
         "response_masks": (is_trained_N, 0),
-        "advantages": (where_trained(_spread(rows, lambda sample: _all(sample, sample.advantage))), 0),
+        "advantages": (where_trained(_spread(rows, lambda sample: _constant(sample, sample.advantage))), 0),
         "vllm_logprobs": (where_trained(_spread(rows, lambda sample: sample.logprobs)), 0),
     }
     samples = [sample for row in rows for sample in row.samples]
     if any(sample.weight != 1.0 for sample in samples):
-        fields["loss_weights"] = _spread(rows, lambda sample: _all(sample, sample.weight).astype(np.float32)), 0
+        fields["loss_weights"] = _spread(rows, lambda sample: _constant(sample, sample.weight).astype(np.float32)), 0
     if any(sample.inserted is not None for sample in samples):
         fields["ce_masks"] = _spread(rows, _inserted), 0
     if any(sample.teacher is not None for sample in samples):
@@ -112,8 +112,8 @@ def _spread(
     return np.concatenate(parts)
 
 
-def _all(sample: TrainingSample, value: float) -> np.ndarray:
-    """(R,) float64: the value on every token of the response."""
+def _constant(sample: TrainingSample, value: float) -> np.ndarray:
+    """(R,) float64: the value at every token of the response."""
     return np.full(len(sample.response), value)
 
 
