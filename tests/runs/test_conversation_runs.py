@@ -142,7 +142,8 @@ def test_keys_and_values_of_earlier_turns_are_not_used_by_new_weights_unless_ask
 @pytest.mark.slow
 def test_five_minutes_of_killed_environments_lose_and_double_nothing(talk: dict[str, object], tmp_path: Path) -> None:
     """Every half second one of the environments' processes is killed, and every tenth time the process that starts them."""
-    options = {**talk, "environment_attempts": 8, "async_steps": 2, "total_episodes": 16 * 400, "pack_length": 600}
+    num_steps = 1000  # more than five minutes of them
+    options = {**talk, "environment_attempts": 8, "async_steps": 2, "total_episodes": 16 * num_steps, "pack_length": 600}
     run = Process(command(tmp_path / "out", **options))
     run.wait_for_rows(tmp_path / "out" / "metrics.jsonl", 1)
     draw, num_killed, ends_at = random.Random(0), 0, time.monotonic() + KILLING_S
@@ -159,7 +160,7 @@ def test_five_minutes_of_killed_environments_lose_and_double_nothing(talk: dict[
     assert num_killed > KILLING_S
     assert assert_ledger_balances(tmp_path / "out")["dropped"].get("failed", 0) == 0
     metrics = [row for row in rows(tmp_path / "out" / "metrics.jsonl") if row["training_step"] > 0]
-    assert [row["training_step"] for row in metrics] == list(range(1, 401))
+    assert [row["training_step"] for row in metrics] == list(range(1, num_steps + 1))
     assert sum(row["conversations/restarts"] for row in metrics) > 50
 
 
