@@ -140,10 +140,17 @@ def test_keys_and_values_of_earlier_turns_are_not_used_by_new_weights_unless_ask
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1500)
 def test_five_minutes_of_killed_environments_lose_and_double_nothing(talk: dict[str, object], tmp_path: Path) -> None:
     """Every half second one of the environments' processes is killed, and every tenth time the process that starts them."""
     num_steps = 1000  # more than five minutes of them
-    options = {**talk, "environment_attempts": 8, "async_steps": 2, "total_episodes": 16 * num_steps, "pack_length": 600}
+    options = {
+        **talk,
+        "environment_attempts": 8,
+        "async_steps": 2,
+        "total_episodes": 16 * num_steps,
+        "pack_length": 600,
+    }
     run = Process(command(tmp_path / "out", **options))
     run.wait_for_rows(tmp_path / "out" / "metrics.jsonl", 1)
     draw, num_killed, ends_at = random.Random(0), 0, time.monotonic() + KILLING_S
