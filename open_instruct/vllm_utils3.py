@@ -90,7 +90,7 @@ class LLMRayActor:
             self._work,
             param_prompt_Q,
             inference_results_Q,
-            lambda *requests: self._runner.start(*requests),
+            lambda requests: self._runner.start(*requests),
             gather_s=options.gather_s,
         )
         read_codec = _codec_reader(options)

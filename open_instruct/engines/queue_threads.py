@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from ray.util.queue import Empty, Full, Queue
 
-from open_instruct.data_types import GenerationResult, ShutdownSentinel
+from open_instruct.data_types import GenerationResult, PromptRequest, ShutdownSentinel
 from open_instruct.engines.held_work import HeldWork
 from open_instruct.system.work_threads import POLL_S, WorkThreads
 
@@ -19,7 +19,7 @@ class QueueThreads:
     The puller asks for a prompt only while the tokens outstanding here are under the engine's limit, so several engines on the
     same queues share the work by themselves.
 
-    `begin_rollouts(*requests)` returns at once. `gather_s` is the longest wait of a finished group for others that are under way:
+    `begin_rollouts` returns at once. `gather_s` is the longest wait of a finished group for others that are under way:
     each handover takes time from the engine, whose thread shares the interpreter with the pusher, and which on CPU shares its
     cores with all who handle the result.
     """
@@ -30,7 +30,7 @@ class QueueThreads:
         work: HeldWork,
         prompt_queue: Queue,
         results_queue: Queue,
-        begin_rollouts: Callable[..., None],
+        begin_rollouts: Callable[[list[PromptRequest]], None],
         *,
         gather_s: float,
     ) -> None:
@@ -58,7 +58,7 @@ class QueueThreads:
                 return
             for request in bundle:
                 self._work.begin_rollout(request)
-            self._begin_rollouts(*bundle)
+            self._begin_rollouts(bundle)
 
     def hand_over(self, result: GenerationResult) -> None:
         """Queue the result of a finished rollout to be pushed."""

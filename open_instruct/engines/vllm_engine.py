@@ -36,6 +36,8 @@ from open_instruct.workflows.base import SINGLE_TURN, WorkflowSpec
 
 POLL_S = 0.2
 """How often somebody who waits for the engine core looks whether its process is still there."""
+GATHER_S = 0.05
+"""How long an engine keeps a finished group for others, unless it is told otherwise."""
 WORKER_EXTENSION = "open_instruct.engines.vllm_weight_transfer.WeightUpdateExtension"
 """Methods that vLLM adds to its workers for us. They are called by name, because a core in its own process takes no functions."""
 MOST_BLOCKS = 2**20
@@ -70,7 +72,7 @@ class EngineOptions:
     """Take new weights between two tokens of a response. If False, responses that were begun are finished first."""
     generation_timeout: float | None = None
     """Seconds after which a group is broken off and reported as failed."""
-    gather_s: float = 0.05
+    gather_s: float = GATHER_S
     """Longest wait of a finished group for others that are under way, so that they leave the engine together."""
     sleep: SleepOptions = field(default_factory=SleepOptions)
     workflow: WorkflowSpec = field(default_factory=lambda: WorkflowSpec(SINGLE_TURN))

@@ -87,8 +87,9 @@ class DataPreparation:
     def next_scored(self) -> list[ScoredGroup]:
         """The groups of training that are scored, as soon as there is one; none if none comes for `POLL_S`.
 
-        Waits a moment for groups that are still being scored: whoever handles one group shares the interpreter with the threads
-        that score the others. With `--streaming` it is one group at once, because learners may begin with it.
+        Waits a moment for groups that are still being scored, because packing one group would take the interpreter from the
+        threads that score the others. With `--streaming` groups come one by one and at once, because learners may begin with the
+        first.
         """
         try:
             groups = [self.scored.get(timeout=POLL_S)]

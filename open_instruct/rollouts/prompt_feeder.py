@@ -24,8 +24,11 @@ TAKING_INVENTORY = "taking inventory"
 
 
 def bundles_per_step(args: GRPOConfig) -> int:
-    """Items of the prompt queue in which an engine gets its share of a step. Where engines and learners take turns, engines have
-    nothing else to begin with."""
+    """The number of items of the prompt queue that hold an engine's share of a step; an item holds at least one group.
+
+    Two, so that an engine that is ahead of the others can take more than its share. Where engines and learners take turns it is
+    one, so that the first step of the engine has all prompts: until they come, the engine has nothing to do.
+    """
     return 1 if args.takes_turns else 2
 
 

@@ -31,7 +31,7 @@ from open_instruct.data.run_inputs import RunInputs, load_inputs
 from open_instruct.data_types import Box
 from open_instruct.device import Device, allocator_env
 from open_instruct.engines.engine_sleep import SleepOptions
-from open_instruct.engines.vllm_engine import EngineOptions
+from open_instruct.engines.vllm_engine import GATHER_S, EngineOptions
 from open_instruct.rollouts.controller import ControllerOptions, RolloutController
 from open_instruct.rollouts.message_queue import MessageQueue, default_queue_size
 from open_instruct.run.teachers import create_teachers
@@ -46,9 +46,9 @@ logger = logging.getLogger(__name__)
 BUNDLES_QUEUED_PER_ENGINE = 2
 """Room in the prompt queue: enough that no engine waits for prompts, little enough that an evaluation does not wait behind
 them."""
-GATHER_S, GATHER_IN_TURNS_S = 0.05, 0.25
-"""Seconds that an engine keeps finished groups for others; the second where learners wait for the last group of a step in any
-case. There each handover before the last only keeps cores from the engine."""
+GATHER_IN_TURNS_S = 0.25
+"""How long an engine keeps a finished group for others where learners wait for the last group of a step in any case. There each
+handover before the last only keeps cores from the engine."""
 COLOCATED_SHARE = 0.5
 """Share of a place's Ray resources that a learner and an engine each take when they share the place. Says nothing of memory."""
 
@@ -180,7 +180,7 @@ def engine_options(args: GRPOConfig, device: Device, *, seed: int, max_model_len
         keep_prefix_cache=args.vllm_keep_prefix_cache,
         inflight_updates=args.inflight_updates,
         generation_timeout=args.generation_timeout,
-        gather_s=GATHER_IN_TURNS_S if args.takes_turns and not args.over_issued_prompts else GATHER_S,
+        gather_s=GATHER_IN_TURNS_S if args.takes_turns else GATHER_S,
         workflow=args.workflow,
         sleep=SleepOptions(
             after_s=args.engine_sleep_after_s,

@@ -11,7 +11,8 @@ from conftest import make_args
 
 from open_instruct.engines.held_work import HeldWork
 from open_instruct.engines.queue_threads import QueueThreads
-from open_instruct.run.rollout_manager import GATHER_IN_TURNS_S, GATHER_S, engine_options
+from open_instruct.engines.vllm_engine import GATHER_S
+from open_instruct.run.rollout_manager import GATHER_IN_TURNS_S, engine_options
 from open_instruct.system.work_threads import WorkThreads
 
 
@@ -33,15 +34,8 @@ class Pusher:
         self.threads = WorkThreads("engine 0")
         self.work = HeldWork(self.threads.lock, max_num_seqs=8, max_tokens=1e9)
         self.pushed = Pushed()
-        nothing: Any = None
-        self.queues = QueueThreads(
-            self.threads,
-            self.work,
-            nothing,
-            self.pushed,  # type: ignore[arg-type]
-            lambda _: None,
-            gather_s=gather_s,
-        )
+        queues: tuple[Any, Any] = (None, self.pushed)
+        self.queues = QueueThreads(self.threads, self.work, *queues, lambda _: None, gather_s=gather_s)
         for prompt_id in "abc":
             self.work.begin_rollout(SimpleNamespace(prompt_id=prompt_id))  # type: ignore[arg-type]
         self.threads.start(self.queues.push_results)
@@ -53,9 +47,11 @@ class Pusher:
 @contextmanager
 def pusher(gather_s: float) -> Iterator[Pusher]:
     pusher = Pusher(gather_s)
-    yield pusher
-    pusher.threads.stop()
-    pusher.threads.join(5.0)
+    try:
+        yield pusher
+    finally:
+        pusher.threads.stop()
+        pusher.threads.join(5.0)
 
 
 def comes_true(condition: Any, within_s: float = 5.0) -> bool:
@@ -83,7 +79,11 @@ def test_a_group_does_not_wait_long_for_others() -> None:
 
 @pytest.mark.parametrize(
     ("options", "handovers_are_rare"),
-    [({"async_steps": 0}, True), ({"async_steps": 1}, False), ({"async_steps": 0, "streaming": True}, False)],
+    [
+        ({"async_steps": 0}, True),
+        ({"async_steps": 1}, False),
+        ({"async_steps": 0, "streaming": True}, False),
+    ],
 )
 def test_groups_are_gathered_for_longer_where_learners_wait_for_all(
     options: dict[str, Any], *, handovers_are_rare: bool

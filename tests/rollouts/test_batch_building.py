@@ -3,7 +3,6 @@
 import dataclasses
 import itertools
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -81,8 +80,9 @@ def test_a_rollout_of_one_group_is_not_copied() -> None:
 
 def test_the_tokens_of_a_group_are_those_of_its_samples() -> None:
     whole = make_group([0, 1], lengths=[2, 3])
-    with_turns = replace(whole.result.token_statistics, num_response_tokens=50)  # also of turns that are no samples
-    [one] = split(replace(whole, result=replace(whole.result, token_statistics=with_turns)))
+    # 45 of them are of turns that are no samples.
+    with_turns = dataclasses.replace(whole.result.token_statistics, num_response_tokens=50)
+    [one] = split(dataclasses.replace(whole, result=dataclasses.replace(whole.result, token_statistics=with_turns)))
     assert one.result.token_statistics.num_response_tokens == 5
 
 
