@@ -25,7 +25,7 @@ import psutil
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from open_instruct.system.processes import is_stopped
+from open_instruct.system.processes import is_in_exec, is_stopped
 from open_instruct.system.stand_by import ENGINE_MARK, StandBy
 
 logger = logging.getLogger(__name__)
@@ -254,18 +254,20 @@ def kill_marked(mark: str) -> None:
 
     Processes that clean up after an engine are left to finish.
     """
-    for _ in range(KILL_ROUNDS):  # processes that are just being started are found in the next round
-        num_killed = sum(_kill_if_marked(directory, mark) for directory in Path("/proc").glob("[0-9]*"))
-        if not num_killed:
+    for _ in range(KILL_ROUNDS):  # killed processes may just have started others, which are found in the next round
+        if not sum(_kill_if_marked(directory, mark) for directory in Path("/proc").glob("[0-9]*")):
             return
         time.sleep(0.1)
 
 
 def _kill_if_marked(directory: Path, mark: str) -> bool:
-    """Whether the process of this directory of `/proc` had to be killed."""
+    """Whether the process of this directory of `/proc` had to be killed, or cannot be known yet."""
     with suppress(OSError):
-        words = (directory / "environ").read_bytes().split(b"\0")  # a process that has ended has none
-        if f"{RUN_MARK}={mark}".encode() in words and ENGINE_MARK.encode() not in (directory / "cmdline").read_bytes():
+        command = (directory / "cmdline").read_bytes()
+        if not command:
+            return is_in_exec(directory)
+        words = (directory / "environ").read_bytes().split(b"\0")
+        if f"{RUN_MARK}={mark}".encode() in words and ENGINE_MARK.encode() not in command:
             os.kill(int(directory.name), signal.SIGKILL)
             return True
     return False

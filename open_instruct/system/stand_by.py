@@ -37,16 +37,26 @@ def content(pid, name):
     except OSError:
         return b""
 
-def marked():
+def is_in_exec(pid):
+    try:
+        return bool(os.readlink(f"/proc/{{pid}}/exe"))
+    except OSError:
+        return False
+
+def look():
+    found, in_exec = [], False
     for pid in filter(str.isdigit, os.listdir("/proc")):
         process = open_process(int(pid))
         if process is None:
             continue
-        cleans_up = b"{ENGINE_MARK}" in content(pid, "cmdline")
+        command = content(pid, "cmdline")
+        in_exec = in_exec or not command and is_in_exec(pid)  # whose it is cannot be known yet
+        cleans_up = b"{ENGINE_MARK}" in command
         if mark in content(pid, "environ").split(bytes(1)) and not cleans_up and int(pid) != os.getpid():
-            yield process
+            found.append(process)
         else:
             os.close(process)
+    return found, in_exec
 
 def kill(processes):
     for process in processes:
@@ -68,9 +78,10 @@ if line := sys.stdin.readline():  # else the starter ended before it could say w
     sys.stdin.read()
 kill(processes)
 for _ in range(200):
-    if not (processes := list(marked())):
+    found, in_exec = look()
+    if not found and not in_exec:
         break
-    kill(processes)
+    kill(found)
     time.sleep(0.05)
 for path in files:
     try:

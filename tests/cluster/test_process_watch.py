@@ -7,6 +7,7 @@ import sys
 import time
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -141,6 +142,16 @@ def test_marked_processes_end_even_if_they_are_stopped() -> None:
     assert other.poll() is None
     other.kill()
     other.wait()
+
+
+def test_a_process_that_is_just_being_started_is_looked_at_again() -> None:
+    """In `exec` it shows no mark for a moment."""
+    for _ in range(200):
+        with marked() as mark:
+            process = subprocess.Popen(["sleep", "600"])
+        assert process_watch._kill_if_marked(Path(f"/proc/{process.pid}"), mark)
+        process.kill()
+        process.wait()
 
 
 DRIVER = """

@@ -1,5 +1,6 @@
 """The jail holds against code that has a process of ours to itself, whoever runs it."""
 
+import importlib
 import json
 import os
 import platform
@@ -155,6 +156,8 @@ def test_calls_of_another_instruction_set_end_the_process(tmp_path: Path, victim
 
 @needs_jail
 def test_what_scoring_needs_goes_on(tmp_path: Path, victim: subprocess.Popen, port: int) -> None:
+    # Its first import on a machine writes matplotlib's list of fonts. A keeper imports it before it goes into its jail.
+    importlib.import_module("reasoning_gym")
     harmless = {
         "arithmetic": "assert sum(range(1000)) == 499500",
         "a library": "import sympy; assert sympy.simplify('x + x') == sympy.sympify('2*x')",
