@@ -87,8 +87,9 @@ class Device:
         return _without_expandable_segments() if self.weight_transport == "ipc" else {}
 
     @property
-    def computes_with_onednn(self) -> bool:
-        """Whether a learner's linear layers may compute with oneDNN, where that pays off (`learners/cpu_linear.py`)."""
+    def has_layers_of_its_own(self) -> bool:
+        """Whether a learner's layers compute with kernels of ours where these are faster (`learners/cpu_linear.py`,
+        `learners/cpu_norms.py`)."""
         return self.kind == "cpu"
 
     @property

@@ -54,9 +54,16 @@ class _Linear(torch.autograd.Function):
         grad_NO = grad.flatten(0, -2)
         return (
             _product(grad_NO, weight.t()).view(input.shape) if wants_input else None,
-            _product(grad_NO.t(), input.flatten(0, -2).t()) if wants_weight else None,
+            _gradient_of_weight(grad_NO, input.flatten(0, -2)) if wants_weight else None,
             grad_NO.sum(0) if wants_bias else None,
         )
+
+
+def _gradient_of_weight(grad_NO: Tensor, input_NK: Tensor) -> Tensor:
+    """(O, K). The left factor of a product is copied if it is transposed, so the narrower one stands there."""
+    if grad_NO.shape[1] <= input_NK.shape[1]:
+        return _product(grad_NO.t(), input_NK.t())
+    return _product(input_NK.t(), grad_NO.t()).t().contiguous()
 
 
 def _product(left_NK: Tensor, right_OK: Tensor, bias_O: Tensor | None = None) -> Tensor:

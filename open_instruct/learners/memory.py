@@ -11,6 +11,7 @@ import torch
 
 from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.device import Device
+from open_instruct.learners.cpu_norms import use_fewer_passes
 from open_instruct.learners.lora import add_adapter
 
 ATTENTION = "memory_of_attention"
@@ -94,6 +95,8 @@ def _on_meta(args: GRPOConfig, device: Device) -> Any:
         model = AutoModelForCausalLM.from_config(
             config, dtype=device.torch_dtype, attn_implementation=ATTENTION, trust_remote_code=trusted
         )
+        if device.has_layers_of_its_own:
+            use_fewer_passes(model)
         if args.use_peft:
             add_adapter(model, args)
     return model.train()

@@ -7,6 +7,7 @@ import torch
 from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.device import Device
 from open_instruct.learners.cpu_linear import use_onednn
+from open_instruct.learners.cpu_norms import use_fewer_passes
 from open_instruct.learners.logprobs import LogProbModel
 from open_instruct.learners.lora import add_adapter
 from open_instruct.learners.sequence_parallel import ATTENTION, SequenceParallel
@@ -87,8 +88,9 @@ def _load_model(
     )
     del zero3
     _own_memory(model)
-    if device.computes_with_onednn:
+    if device.has_layers_of_its_own:
         use_onednn(model)
+        use_fewer_passes(model)
     if args.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     return LogProbModel(model, chunk_elements=device.logits_at_once, parts=parts)

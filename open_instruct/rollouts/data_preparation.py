@@ -32,7 +32,7 @@ from open_instruct.workflows.base import Workflow
 if TYPE_CHECKING:
     from ray.actor import ActorHandle
 
-GATHER_S = 0.02
+GATHER_S = 0.1
 """Longest wait of a scored group for others that are being scored."""
 
 
@@ -99,7 +99,7 @@ class DataPreparation:
             return groups
         ends_at = time.monotonic() + GATHER_S
         while len(groups) + self.scored.qsize() < len(self.being_scored) and time.monotonic() < ends_at:
-            time.sleep(GATHER_S / 20)
+            time.sleep(GATHER_S / 100)
         while not self.scored.empty():
             groups.append(self.scored.get())
         return groups

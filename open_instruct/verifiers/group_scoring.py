@@ -79,9 +79,8 @@ class GroupScoring:
         return sum(scorer.is_slow for scorer in self._scorers)
 
     def _give(self, scorer: "Scorer") -> None:
-        number = self._waiting.popleft()
         try:
-            scorer.send(number, self._job)
+            scorer.send(self._waiting, self._job, most=len(self._waiting) if self._width == 1 else 1)
         except OSError:  # the scorer has ended, or is stopped and reads nothing
             self._lose(scorer)
 
@@ -96,15 +95,13 @@ class GroupScoring:
         for key, _ in self._selector.select(max(min(ends, default=0.0), 0.0)):
             scorer: Scorer = key.data
             try:
-                scored = scorer.receive()
+                for number, scored in scorer.receive():
+                    self._scored[number] = scored
+                    if scorer.is_slow:
+                        self._end(scorer)
+                        break
             except (OSError, ValueError, RecursionError):  # the scorer has ended, or its reply is not valid
                 self._lose(scorer)
-                continue
-            if scored is not None and scorer.number is not None:
-                self._scored[scorer.number] = scored
-                scorer.number = None
-                if scorer.is_slow:
-                    self._end(scorer)
 
     def _look_at_the_clock(self) -> None:
         now = time.monotonic()
@@ -112,18 +109,25 @@ class GroupScoring:
             assert scorer.number is not None
             if now - scorer.since > self._timeout_s:
                 self._scored[scorer.number] = Scored(None, "timeout")
+                self._take_back(scorer)
                 self._end(scorer)
             elif now - scorer.since > PATIENCE_S and not scorer.is_slow:
                 scorer.is_slow = True
+                self._take_back(scorer)
                 self._width = MAX_SIDE_BY_SIDE
+
+    def _take_back(self, scorer: "Scorer") -> None:
+        """Let others score what was sent to this scorer and has not begun."""
+        while len(scorer.sent) > 1:
+            number, _ = scorer.sent.pop()
+            self._waiting.appendleft(number)
 
     def _lose(self, scorer: "Scorer") -> None:
         """A scorer is gone. Its response is tried once more; the second time it is not scored."""
-        number = scorer.number
-        assert number is not None
-        if number in self._crashed:
+        self._take_back(scorer)
+        if (number := scorer.number) in self._crashed:
             self._scored[number] = Scored(None, "crash")
-        else:
+        elif number is not None:
             self._crashed.add(number)
             self._waiting.appendleft(number)
         self._end(scorer)

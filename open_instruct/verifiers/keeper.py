@@ -147,9 +147,9 @@ def _score(score: ScoreFunction) -> None:
     """Score responses until the socket closes."""
     try:
         while True:
-            response = pickle.loads(_read(struct.unpack("!Q", _read(8))[0]))
+            secret, response = pickle.loads(_read(struct.unpack("!Q", _read(8))[0]))
             reply = json.dumps(_score_safely(score, *response))
-            os.write(0, reply.encode() + b"\n")
+            os.write(0, f"{secret} {reply}\n".encode())
     finally:
         os._exit(0)
 

@@ -5,7 +5,7 @@ text as code. None of that may stop a run, cost other responses their score, or 
 
     submit() ─► queue of groups ─► thread ──┬─ asks ─► keeper: one process; has loaded the verifiers, never sees a response
                                             │             └─ forks scorers, in the jail of `sandbox.py`
-                                            └─ response ─► scorer ─ one line of JSON ─► thread
+                                            └─ responses ─► scorer ─ a line of JSON for each ─► thread
 
     a response takes longer than `timeout_s`     its scorer is killed: not scored, "timeout"
     its scorer ends                              tried once more in a fresh scorer; then not scored, "crash"

@@ -5,6 +5,7 @@ import logging
 import math
 import os
 import pickle
+import secrets
 import select
 import signal
 import socket
@@ -12,7 +13,8 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
@@ -31,6 +33,9 @@ logger = logging.getLogger(__name__)
 START_TIMEOUT_S = 120.0
 """Longest time that the keeper may take to start and load its verifiers, or to answer."""
 POLL_S = 0.5
+AHEAD_BYTES = 2**16
+"""Most bytes of several responses that are sent to a scorer at once: less than a socket holds, so that sending never waits."""
+SECRET_BYTES = 8
 STOPPED_S = 3.0
 """A keeper that is stopped (SIGSTOP, a frozen container) for this long while a thread waits for it is replaced."""
 
@@ -80,36 +85,64 @@ class Scorer:
     process: int
     """File descriptor (pidfd) of the process. Unlike a process id, it never comes to mean another process."""
     socket: socket.socket
-    number: int | None = None
-    """Number within the group of the response that is being scored; None if the scorer is idle."""
+    sent: deque[tuple[int, str]] = field(default_factory=deque)
+    """The responses that were sent and have no reply yet, in order: number within the group, and the secret that the reply must
+    begin with. The scorer reads one response after another, so what a response leaves on the way is no reply to the next."""
     since: float = 0.0
-    """When that response was sent (monotonic time)."""
+    """When the first of them could begin to be scored (monotonic time)."""
     is_slow: bool = False
     num_groups: int = 0
     """Groups scored so far."""
-    _buffer: bytearray = field(default_factory=bytearray)
+    _buffer: bytes = b""
+
+    @property
+    def number(self) -> int | None:
+        """Number within the group of the response that is being scored; None if the scorer is idle."""
+        return self.sent[0][0] if self.sent else None
 
     def is_alive(self) -> bool:
         ended = select.poll()
         ended.register(self.process, select.POLLIN)
         return not ended.poll(0)
 
-    def send(self, number: int, job: ScoringJob) -> None:
-        self.number, self.since, self.is_slow = number, time.monotonic(), False
-        payload = pickle.dumps((job.dataset, job.ground_truth, job.token_ids[number], job.texts[number], job.query))
-        self.socket.sendall(struct.pack("!Q", len(payload)) + payload)
+    def send(self, waiting: deque[int], job: ScoringJob, *, most: int) -> None:
+        """Send the first of the responses that wait, and further ones as far as they fit, so that the two processes need not wake
+        each other for every response. The scorer is idle."""
+        data = b""
+        random = secrets.token_hex(SECRET_BYTES * min(most, len(waiting)))
+        while waiting and len(self.sent) < most:
+            number, secret = waiting[0], random[: 2 * SECRET_BYTES]
+            random = random[2 * SECRET_BYTES :]
+            response = (job.dataset, job.ground_truth, job.token_ids[number], job.texts[number], job.query)
+            payload = pickle.dumps((secret, response))
+            if data and len(data) + len(payload) > AHEAD_BYTES:
+                break
+            data += struct.pack("!Q", len(payload)) + payload
+            self.sent.append((waiting.popleft(), secret))
+        self.since, self.is_slow = time.monotonic(), False
+        self.socket.sendall(data)
 
-    def receive(self) -> Scored | None:
-        """The reply; None while it is incomplete. Raises `OSError` or `ValueError` if the scorer ended or the reply is bad."""
+    def receive(self) -> Iterator[tuple[int, Scored]]:
+        """The replies that have come whole, each with its number. Raises `OSError` or `ValueError` if the scorer ended or a reply
+        is bad, which is then that of the response that is being scored."""
         data = self.socket.recv(MAX_REPLY_BYTES, socket.MSG_DONTWAIT)
-        self._buffer += data
+        *replies, self._buffer = (self._buffer + data).split(b"\n")
+        for reply in replies:
+            yield self._take(reply)
         if not data or len(self._buffer) > MAX_REPLY_BYTES:
             raise OSError("no reply, or too much of one")
-        if not self._buffer.endswith(b"\n"):
-            return None
-        reply = json.loads(self._buffer)
-        self._buffer.clear()
-        return _checked(reply)
+
+    def _take(self, reply: bytes) -> tuple[int, Scored]:
+        if not self.sent:
+            raise ValueError("nothing was asked")
+        number, secret = self.sent[0]
+        said, _, result = reply.partition(b" ")
+        if said != secret.encode():
+            raise ValueError("not the reply to what was asked")
+        scored = _checked(json.loads(result))
+        self.sent.popleft()
+        self.since = time.monotonic()
+        return number, scored
 
     def kill(self) -> None:
         with suppress(ProcessLookupError):

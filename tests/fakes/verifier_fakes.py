@@ -44,7 +44,20 @@ def score_by_text(
         case ("reply", _, reply):  # as somebody who has taken the process over
             os.write(0, reply.encode() + b"\n")
             time.sleep(1000)
+        case ("answer", _, replies):  # as somebody who has looked around in the process as well
+            secret = own_secret()
+            os.write(0, "".join(f"{secret} {reply}\n" for reply in replies.split("\n")).encode())
+            time.sleep(1000)
     return VerificationResult(float(text == ground_truth))
+
+
+def own_secret() -> str:
+    """What the reply to the response that is being scored has to begin with."""
+    frame = sys._getframe()
+    while "secret" not in frame.f_locals:
+        assert frame.f_back is not None
+        frame = frame.f_back
+    return frame.f_locals["secret"]
 
 
 def score_environment(

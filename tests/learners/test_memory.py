@@ -8,6 +8,7 @@ from conftest import make_args
 from open_instruct.device import Device
 from open_instruct.engines.engine_memory import cache_bytes_per_token, engine_memory
 from open_instruct.learners import memory
+from open_instruct.learners.cpu_norms import use_fewer_passes
 from open_instruct.learners.memory import LearnerMemory, learner_memory
 
 CPU, GPU = Device("cpu", "float32", "sdpa"), Device("cuda", "bfloat16", "sdpa")
@@ -75,6 +76,7 @@ def test_activations_are_what_torch_keeps(tied_model: str) -> None:
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(tied_model, dtype=torch.float32, attn_implementation="sdpa")
+    use_fewer_passes(model)  # as learners do
     storages: dict[int, int] = {}
     weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
 

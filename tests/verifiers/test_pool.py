@@ -175,34 +175,47 @@ def test_scorers_are_replaced_now_and_then(pool: VerifierPool) -> None:
     assert pid not in scorers(os.getpid())
 
 
+@pytest.mark.parametrize("way", ["reply", "answer"])
 @pytest.mark.parametrize(
-    "text",
+    "reply",
     [
-        "reply ",
-        "reply {}",
-        "reply [1.0]",
-        "reply [1.0, null]",
-        "reply [2.0, null, 0]",
-        "reply [true, null, 0]",
-        "reply [NaN, null, 0]",
-        'reply ["1.0", null, 0]',
-        "reply [1.0, 7, 0]",
-        "reply [1.0, null, -1]",
-        "reply [1.0, null, true]",
-        "reply [1.0, null, Infinity]",
-        "reply [1.0, null, null]",
-        "reply " + "[" * 4000,
-        "reply [1.0, null, 0]\n[1.0, null, 0]",
-        "reply " + "x" * 5000,
+        "",
+        "{}",
+        "[1.0]",
+        "[1.0, null]",
+        "[2.0, null, 0]",
+        "[true, null, 0]",
+        "[NaN, null, 0]",
+        '["1.0", null, 0]',
+        "[1.0, 7, 0]",
+        "[1.0, null, -1]",
+        "[1.0, null, true]",
+        "[1.0, null, Infinity]",
+        "[1.0, null, null]",
+        "[" * 4000,
+        "x" * 5000,
     ],
 )
-def test_a_reply_that_is_none_is_not_believed(pool: VerifierPool, text: str) -> None:
+def test_a_reply_that_is_none_is_not_believed(pool: VerifierPool, way: str, reply: str) -> None:
     """A response that has taken its process over can say what it likes, in the form of a score alone."""
-    assert score_texts(pool, text, "4") == [Scored(None, "crash"), RIGHT]
+    assert score_texts(pool, f"{way} {reply}", "4") == [Scored(None, "crash"), RIGHT]
+
+
+@pytest.mark.parametrize("reply", ["[1.0, null, 0]", "[1.0, null, 0]\n[1.0, null, 0]"])
+def test_a_response_that_does_not_know_its_secret_gets_no_score(pool: VerifierPool, reply: str) -> None:
+    assert score_texts(pool, f"reply {reply}", "4") == [Scored(None, "crash"), RIGHT]
+
+
+def test_a_response_that_knows_its_secret_answers_for_itself_alone(pool: VerifierPool) -> None:
+    """Its neighbours, which have been sent to the same process, are scored by another one."""
+    texts = ["answer [0.5, null, 0]\n[1.0, null, 0]\n[1.0, null, 0]", "5", "6", "4"]
+    assert score_texts(pool, *texts) == [Scored(0.5), Scored(0.0), Scored(0.0), RIGHT]
 
 
 def test_responses_of_any_text_and_size_travel(pool: VerifierPool) -> None:
     assert score_texts(pool, "\ud800", "\0", "x" * 5_000_000, "4") == [Scored(0.0)] * 3 + [RIGHT]
+    more_than_a_socket_holds = ["x" * 30_000] * 10
+    assert score_texts(pool, *more_than_a_socket_holds, "4") == [Scored(0.0)] * 10 + [RIGHT]
 
 
 @pytest.mark.parametrize("find", [scorers, keepers])
