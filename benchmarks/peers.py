@@ -6,9 +6,9 @@
 
 Each step takes 8 prompts with 8 responses of forced lengths: 64 tokens each, or log-normal by prompt (sigma 1, mean 48, at most
 384), with a random model of 3.2 M parameters in float32. TRL generates with Transformers and trains micro-batches of 8, with a
-thread per core. This project runs strictly on-policy, and one step ahead with `--streaming`; its engines reuse what prompts
-begin with in common (`--vllm_enable_prefix_caching`), here also the system prompt. The first steps of a run are warm-up. A step
-during which other programs used more than 5 % of the machine does not count.
+thread per core. This project runs strictly on-policy, and one step ahead with `--streaming`; its engines compile the model, as
+they do by default, and reuse what prompts begin with in common (`--vllm_enable_prefix_caching`), here also the system prompt. The
+first steps of a run are warm-up. A step during which other programs used more than 5 % of the machine does not count.
 """
 
 import argparse
@@ -169,7 +169,7 @@ def run_ours(work: Work, way: str, num_steps: int, report: str, directory: str) 
         "--learning_rate",
         "1e-6",
     ]
-    words += ["--beta", "0", "--load_ref_policy", "False", "--filter_zero_std_samples", "False", "--vllm_enforce_eager"]
+    words += ["--beta", "0", "--load_ref_policy", "False", "--filter_zero_std_samples", "False"]
     words += ["--vllm_enable_prefix_caching", "--checkpoint_state_freq", "-1", "--save_freq", "-1"]
     if work.long_prompts:
         prompt = Path(directory).with_suffix(".txt")
