@@ -1,7 +1,8 @@
 """Norms of learners on CPU, in float32, with fewer passes over memory than plain torch makes.
 
-Each operation of torch reads and writes whole tensors, forward and backward. A norm takes 6 passes here in place of 18, and keeps
-its input and one number for each token for the backward pass. Steps of a learner with 3.2 M parameters are 2.5 % shorter.
+Each operation of torch reads and writes whole tensors. Forward and backward, a norm takes 9 of them here and about 15 in
+Transformers, and it keeps no more for the backward pass than its input and a number for each token. Steps of a learner with 3.2 M
+parameters are 2.5 % shorter.
 
 Shapes: H hidden units, N tokens.
 """

@@ -35,7 +35,7 @@ START_TIMEOUT_S = 120.0
 POLL_S = 0.5
 AHEAD_BYTES = 2**16
 """Most bytes of several responses that are sent to a scorer at once: less than a socket holds, so that sending never waits."""
-SECRET_BYTES = 8
+SECRET_DIGITS = 16
 STOPPED_S = 3.0
 """A keeper that is stopped (SIGSTOP, a frozen container) for this long while a thread waits for it is replaced."""
 
@@ -108,11 +108,9 @@ class Scorer:
     def send(self, waiting: deque[int], job: ScoringJob, *, most: int) -> None:
         """Send the first of the responses that wait, and further ones as far as they fit, so that the two processes need not wake
         each other for every response. The scorer is idle."""
-        data = b""
-        random = secrets.token_hex(SECRET_BYTES * min(most, len(waiting)))
+        data, digits = b"", secrets.token_hex(most * SECRET_DIGITS // 2)  # one call, because each asks the kernel
         while waiting and len(self.sent) < most:
-            number, secret = waiting[0], random[: 2 * SECRET_BYTES]
-            random = random[2 * SECRET_BYTES :]
+            number, secret = waiting[0], digits[len(self.sent) * SECRET_DIGITS :][:SECRET_DIGITS]
             response = (job.dataset, job.ground_truth, job.token_ids[number], job.texts[number], job.query)
             payload = pickle.dumps((secret, response))
             if data and len(data) + len(payload) > AHEAD_BYTES:
