@@ -87,8 +87,8 @@ class Device:
         return _without_expandable_segments() if self.weight_transport == "ipc" else {}
 
     @property
-    def has_layers_of_its_own(self) -> bool:
-        """Whether a learner's layers compute with kernels of ours where these are faster (`learners/cpu_linear.py`,
+    def has_faster_layers(self) -> bool:
+        """Whether learners replace layers of the model by faster ones of this project (`learners/cpu_linear.py`,
         `learners/cpu_norms.py`)."""
         return self.kind == "cpu"
 

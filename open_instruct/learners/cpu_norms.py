@@ -1,8 +1,7 @@
 """Norms of learners on CPU, in float32, with fewer passes over memory than plain torch makes.
 
 Each operation of torch reads and writes whole tensors. Forward and backward, a norm takes 9 of them here and about 15 in
-Transformers, and it keeps no more for the backward pass than its input and a number for each token. Steps of a learner with 3.2 M
-parameters are 2.5 % shorter.
+Transformers, and it keeps no more for the backward pass than its input and a number for each token.
 
 Shapes: H hidden units, N tokens.
 """

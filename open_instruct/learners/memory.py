@@ -95,7 +95,7 @@ def _on_meta(args: GRPOConfig, device: Device) -> Any:
         model = AutoModelForCausalLM.from_config(
             config, dtype=device.torch_dtype, attn_implementation=ATTENTION, trust_remote_code=trusted
         )
-        if device.has_layers_of_its_own:
+        if device.has_faster_layers:
             use_fewer_passes(model)
         if args.use_peft:
             add_adapter(model, args)

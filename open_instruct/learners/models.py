@@ -88,7 +88,7 @@ def _load_model(
     )
     del zero3
     _own_memory(model)
-    if device.has_layers_of_its_own:
+    if device.has_faster_layers:
         use_onednn(model)
         use_fewer_passes(model)
     if args.gradient_checkpointing:

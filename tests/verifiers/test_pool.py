@@ -210,6 +210,7 @@ def test_a_response_that_knows_its_secret_answers_for_itself_alone(pool: Verifie
     """Its neighbours, which have been sent to the same process, are scored by another one."""
     texts = ["answer [0.5, null, 0]\n[1.0, null, 0]\n[1.0, null, 0]", "5", "6", "4"]
     assert score_texts(pool, *texts) == [Scored(0.5), Scored(0.0), Scored(0.0), RIGHT]
+    assert score_texts(pool, texts[0]) == [Scored(0.5)]
 
 
 def test_responses_of_any_text_and_size_travel(pool: VerifierPool) -> None:
