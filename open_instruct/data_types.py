@@ -49,7 +49,8 @@ class PromptRequest:
     prompt_id: str
     """Unique within a run and its resumptions. The ledger's key."""
     issue_version: int
-    """Version that the engines served when the prompt was issued; for an evaluation the version that it measures."""
+    """The version that engines had, or were just being sent, when the prompt was issued. An engine begins the prompt with this
+    version or a newer one. For an evaluation the version that it measures."""
     marker: str = TRAIN
     task: Any = None
     """What the workflow has to know besides the prompt and the sampling (`Workflow.task`)."""

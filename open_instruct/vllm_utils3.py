@@ -73,7 +73,9 @@ class LLMRayActor:
         )
         self._threads = threads = WorkThreads(f"engine {engine_id}")
         self._state = EngineState(self._sleep, self._receiver, threads.stopping)
-        self._work = HeldWork(threads.lock, max_num_seqs=options.max_num_seqs, max_tokens=self._engine.kv_cache_tokens)
+        self._work = HeldWork(
+            threads.lock, max_num_seqs=options.max_num_seqs, max_tokens=self._engine.kv_cache_tokens, version=version
+        )
         self._calls = ControlCalls(engine_id, threads.lock, timeout_s=timeout_s)
         self._loop = GenerationLoop(
             self._engine,
@@ -271,6 +273,7 @@ class LLMRayActor:
 
         def finish() -> dict[str, float]:
             answer = self._receiver.finish(version, update_id)
+            self._work.set_version(version)
             self._state.open()
             return answer
 

@@ -2,7 +2,9 @@
 """Rollouts inside the engine actor: the actor is real, vLLM's engine is played, token by token."""
 
 import subprocess
+import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,13 @@ from open_instruct.engines.worker_memory import standing_by
 from open_instruct.workflows.base import SINGLE_TURN, WorkflowSpec
 from open_instruct.workflows.rc.types import REASONING, RCPlan
 from open_instruct.workflows.runner import MOST_ERRORS_IN_A_ROW
+
+
+def comes_true(condition: Callable[[], bool]) -> bool:
+    ends_at = time.monotonic() + TIMEOUT_S
+    while not condition() and time.monotonic() < ends_at:
+        time.sleep(0.005)
+    return condition()
 
 
 def rollouts_in_order(stage: Stage) -> list[str]:
@@ -122,6 +131,36 @@ def test_weights_can_come_between_two_turns(make_stage: MakeStage) -> None:
     [result] = stage.get()
     assert {len(spans) for spans in result.version_spans} == {1}
     assert result.version_spans[-1] == [(1, 6)]
+
+
+def test_a_prompt_that_comes_before_its_weights_waits_for_them(make_stage: MakeStage) -> None:
+    """Meanwhile the engine is not taken for one that hangs, and other prompts do not wait."""
+    stage = make_stage(workflow=WorkflowSpec(SINGLE_TURN))
+    stage.put(None, None, version=1)
+    work = stage.actor._work
+    assert comes_true(lambda: len(work.prompt_ids) == 2 and not work.will_submit)
+    time.sleep(0.05)
+    assert stage.actor.take_inventory()["idle_s"] == 0.0
+    direct = stage.actor.generate_with_single_engine([np.arange(8, dtype=np.int32)], SamplingConfig(max_tokens=64))
+    assert direct[0].version_spans == [[(0, NUM_TOKENS)]]
+    stage.actor.start_weight_update()
+    stage.actor.finish_weight_update(1)
+    assert [result.version_spans for result in stage.get(2)] == [[[(1, NUM_TOKENS)]]] * 2
+
+
+def test_all_first_requests_of_a_prompt_that_comes_early_wait() -> None:
+    work = HeldWork(threading.Condition(), max_num_seqs=8, max_tokens=1e9, version=3)
+    config = SamplingConfig(max_tokens=64)
+    for prompt_id, version in (("old", 3), ("new", 4)):
+        work.begin_rollout(PromptRequest(np.arange(8, dtype=np.int32), config, 0, prompt_id, version))
+        for number in range(2):
+            work.submit(f"{prompt_id}/{number}", np.arange(8, dtype=np.int32), config)
+    admitted = []
+    for version in (3, 4):
+        work.set_version(version)
+        while work.waits_for_admission:
+            admitted.append((work.admit().request_id, version))
+    assert admitted == [("old/0", 3), ("old/1", 3), ("new/0", 4), ("new/1", 4)]
 
 
 def test_a_rollout_is_inside_until_its_result_is_out(make_stage: MakeStage) -> None:

@@ -22,6 +22,8 @@ class HeldRequest:
     prompt: np.ndarray  # (Q,) int32
     sampling: SamplingConfig
     reply: "Future[Answer]"
+    from_version: int = 0
+    """The engine takes the request up only once it serves this version, or a newer one."""
     admitted: Moment | None = None
 
     @property
@@ -48,31 +50,39 @@ class HeldWork:
 
     Args:
         max_num_seqs, max_tokens: limits of the engine. Once one of them is reached, no further prompt is taken in.
+        version: version of the weights that the engine serves.
     """
 
-    def __init__(self, lock: threading.Condition, *, max_num_seqs: int, max_tokens: float) -> None:
+    def __init__(self, lock: threading.Condition, *, max_num_seqs: int, max_tokens: float, version: int = 0) -> None:
         self._lock = lock
+        self._version = version
         self._max_num_seqs = max_num_seqs
         self._max_tokens = max_tokens
         self._requests: dict[str, HeldRequest] = {}
         """Requests of rollouts and of direct calls, by request id."""
         self._to_admit: deque[HeldRequest] = deque()
-        self._rollouts: dict[str, PromptRequest | None] = {}
-        """Rollouts under way, by prompt id. The value is the prompt until its rollout makes the first request, then None."""
+        self._early: list[HeldRequest] = []
+        """Requests whose weights are still to come."""
+        self._rollouts: dict[str, PromptRequest] = {}
+        """Rollouts under way, by prompt id."""
+        self._without_request: set[str] = set()
+        """Prompt ids of the rollouts under way that have made no request yet."""
         self._outgoing: set[str] = set()
         """Prompt ids of finished groups that are not in the results queue yet."""
         self.began_at = time.monotonic()
-        """When the engine actor last went from having no request to having one."""
+        """When the engine actor last went from having no request to serve to having one."""
 
     # --- rollouts -----------------------------------------------------------------------------------------------------
 
     def begin_rollout(self, request: PromptRequest) -> None:
         with self._lock:
             self._rollouts[request.prompt_id] = request
+            self._without_request.add(request.prompt_id)
 
     def finish_rollout(self, result: GenerationResult) -> None:
         with self._lock:
             self._rollouts.pop(result.prompt_id, None)
+            self._without_request.discard(result.prompt_id)
             self._outgoing.add(result.prompt_id)
             self._lock.notify_all()
 
@@ -85,18 +95,36 @@ class HeldWork:
     # --- requests -----------------------------------------------------------------------------------------------------
 
     def submit(self, request_id: str, prompt: np.ndarray, sampling: SamplingConfig) -> "Future[Answer]":
-        """Take in a request to the engine. `prompt` is (Q,) int32. The part of `request_id` before a slash names the rollout."""
+        """Take in a request to the engine. `prompt` is (Q,) int32. The part of `request_id` before a slash names the rollout.
+
+        A prompt may come before the weights that it was issued for. Its requests then wait for these weights.
+        """
         held = HeldRequest(request_id, prompt, sampling, Future())
         prompt_id = request_id.partition("/")[0]
         with self._lock:
-            if prompt_id in self._rollouts:
-                self._rollouts[prompt_id] = None
-            if not self._requests:
-                self.began_at = time.monotonic()
+            self._without_request.discard(prompt_id)
+            if (rollout := self._rollouts.get(prompt_id)) is not None:
+                held.from_version = rollout.issue_version
+            if held.from_version > self._version:
+                self._early.append(held)
+            else:
+                self._take_up([held])
             self._requests[request_id] = held
-            self._to_admit.append(held)
-            self._lock.notify_all()
         return held.reply
+
+    def set_version(self, version: int) -> None:
+        """The engine serves `version` from now on."""
+        with self._lock:
+            self._version = version
+            self._take_up([held for held in self._early if held.from_version <= version])
+            self._early = [held for held in self._early if held.from_version > version]
+
+    def _take_up(self, requests: list[HeldRequest]) -> None:
+        """Let the engine have these requests. The lock is held."""
+        if requests and not self.has_requests:
+            self.began_at = time.monotonic()
+        self._to_admit.extend(requests)
+        self._lock.notify_all()
 
     @property
     def waits_for_admission(self) -> bool:
@@ -142,7 +170,7 @@ class HeldWork:
             return False
         if not self._requests and not self._rollouts:
             return True
-        begun = [request.generation_config for request in self._rollouts.values() if request is not None]
+        begun = [self._rollouts[prompt_id].generation_config for prompt_id in self._without_request]
         held = [held.sampling for held in self._requests.values()]
         num_seqs = max(sum(config.n for config in [*held, *begun]), len(self._rollouts))
         num_tokens = self.num_outstanding_tokens + sum(config.n * config.max_tokens for config in begun)
@@ -151,7 +179,7 @@ class HeldWork:
     @property
     def will_submit(self) -> bool:
         """Whether a rollout is under way that has made no request yet."""
-        return any(request is not None for request in self._rollouts.values())
+        return bool(self._without_request)
 
     @property
     def num_outstanding_tokens(self) -> int:
@@ -165,7 +193,8 @@ class HeldWork:
 
     @property
     def has_requests(self) -> bool:
-        return bool(self._requests)
+        """Whether there is a request whose weights have come."""
+        return len(self._requests) > len(self._early)
 
     @property
     def prompt_ids(self) -> list[str]:

@@ -169,7 +169,7 @@ class RolloutController:
     # --- what the step loop calls -------------------------------------------------------------------------------------
 
     def set_version(self, version: int) -> None:
-        """Every engine serves `version`: admit what the staleness bound now allows."""
+        """Every engine has `version` or is just being sent it: admit what the staleness bound now allows."""
         with self._threads.lock:
             self._threads.raise_error()
             self._flow.set_version(version)

@@ -61,7 +61,7 @@ class PromptRequests:
             )
 
     def for_training(self, prompt: IssuedPrompt, version: int) -> PromptRequest:
-        """The request for a training prompt, where every engine serves `version`.
+        """The request for a training prompt, which engines begin with `version` or newer.
 
         A prompt that was broken off gets another seed, because with the same seed it would take too long again.
         """

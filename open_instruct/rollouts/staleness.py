@@ -37,7 +37,7 @@ StragglerPolicy = Literal["wait", "drop", "truncate"]
 
 
 def last_admissible_step(version: int, *, async_steps: int, num_training_steps: int) -> int:
-    """The highest training step whose prompts may be issued while every engine serves `version` or newer."""
+    """The highest training step whose prompts may be issued if every engine begins them with `version` or newer."""
     return min(version + 1 + async_steps, num_training_steps)
 
 
@@ -54,8 +54,8 @@ class IssuedPrompt:
     issue_number: int
     """Position in the run's prompt order, 0, 1, …"""
     version: int
-    """Lower bound on the version of every token of the group: the version served at the last issue of the prompt, replaced by the
-    version of the oldest token when the group arrives."""
+    """Lower bound on the version of every token of the group: `PromptFlow.version` at the last issue of the prompt, replaced by
+    the version of the oldest token when the group arrives."""
     newest_version: int = -1
     """Version of the newest token of the group, from its arrival on."""
     arrived: bool = False
@@ -241,7 +241,7 @@ class PromptFlow:
     # --- issuing ------------------------------------------------------------------------------------------------------
 
     def set_version(self, version: int) -> None:
-        """Every engine serves `version` from now on."""
+        """Every engine begins prompts that are issued from now on with `version` or newer."""
         assert version >= self.version, f"version {version} after {self.version}"
         self.version = version
 
@@ -259,7 +259,7 @@ class PromptFlow:
         return len(self._unassigned)
 
     def next_prompt(self) -> IssuedPrompt | None:
-        """The next prompt to give to the engines, issued at the version that they serve. None while no prompt may be."""
+        """The next prompt to give to the engines, issued at the version that they have or get. None while no prompt may be."""
         while self._unsent and not self._waits_for_issue(self._unsent[0]):
             heappop(self._unsent)
         if self._unsent:

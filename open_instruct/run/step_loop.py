@@ -1,7 +1,8 @@
 """The step loop: from the newest checkpoint to the trained model, or to the next checkpoint if a signal comes.
 
 Each step waits for the data of step t (unblocked by the controller), lets the learners train on it, sends version t to every
-engine, and tells the controller, which then admits the prompts that the staleness bound allows.
+engine, and tells the controller, which then admits the prompts that the staleness bound allows. The prompts travel beside the
+weights: an engine begins a prompt only once it has the weights that the prompt was issued for, and need not wait for others.
 """
 
 import logging
@@ -9,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from open_instruct.data.run_identity import says_which_data
 from open_instruct.learners.step_sums import NonfiniteSteps
@@ -104,8 +106,7 @@ def train(run: Run) -> None:
     for training_step in range(run.progress.training_step + 1, args.num_training_steps + 1):
         started = time.perf_counter()
         step = run.trainer.train_step(training_step, hooks)
-        commit_step(run, training_step)
-        with recorded(run, step, since=started):
+        with recorded(run, step, since=started), committed(run, training_step):
             maybe_evaluate(run)
             sync_weights_and_prepare_prompts(run, training_step)
         check_finite(run, step)
@@ -123,12 +124,17 @@ def check_finite(run: Run, step: TrainedStep) -> None:
         raise
 
 
-def commit_step(run: Run, training_step: int) -> None:
-    """The learners have trained the step: commit the fates of its prompts. A checkpoint from here on belongs to this step."""
+@contextmanager
+def committed(run: Run, training_step: int) -> Iterator[None]:
+    """The learners have trained the step: commit the fates of its prompts, beside the block. A checkpoint that is written after
+    the block belongs to this step, even if a signal ended the block."""
     run.progress.training_step = training_step
     commit = run.components.manager.controller.commit.remote(training_step)
-    fates = run.components.wait(commit, what="the ledger", timeout_s=CONTROL_S)
-    run.log.prompts(training_step, fates)
+    try:
+        yield
+    finally:
+        fates = run.components.wait(commit, what="the ledger", timeout_s=CONTROL_S)
+        run.log.prompts(training_step, fates)
 
 
 @contextmanager
@@ -172,21 +178,30 @@ def give_weights_to_newcomers(run: Run) -> None:
 
 
 def sync_weights_and_prepare_prompts(run: Run, training_step: int) -> None:
-    """The step is trained: send its weights to every engine, and admit new prompts."""
+    """The step is trained: send its weights to every engine, and admit new prompts.
+
+    Prompts travel while the weights do. Where engines and learners share devices they come after the weights, because a prompt
+    that finds its weights would have an engine take memory that the learners still hold.
+    """
     sends = training_step % run.args.trigger_parameter_sync_step == 0 or evaluation_is_due(run)
-    if sends:
+    weights_come_first = run.components.sharing.is_exclusive
+    if sends and weights_come_first:
         run.synchronizer.sync(training_step)
     if evaluation_is_due(run):
         start_evaluation(run)  # before training prompts are admitted, so that it does not queue behind them
-    tell_version(run, training_step, engines_have_it=sends)
-
-
-def tell_version(run: Run, version: int, *, engines_have_it: bool) -> None:
-    """Tell the message queue which version the learners hold, and the controller which version every engine serves."""
-    told = [run.message_queue.actor.set_version.remote(version)]
-    if engines_have_it:
-        told.append(run.components.manager.controller.set_version.remote(version))
+    told = tell_version(run, training_step, engines_get_it=sends)
+    if sends and not weights_come_first:
+        run.synchronizer.sync(training_step)
     run.components.wait(told, what="the controller and the message queue", timeout_s=CONTROL_S)
+
+
+def tell_version(run: Run, version: int, *, engines_get_it: bool) -> list[Any]:
+    """Tell the message queue which version the learners hold, and the controller which version every engine gets. Returns
+    references to their answers."""
+    told = [run.message_queue.actor.set_version.remote(version)]
+    if engines_get_it:
+        told.append(run.components.manager.controller.set_version.remote(version))
+    return told
 
 
 def record_step(run: Run, step: TrainedStep, *, seconds: float) -> None:

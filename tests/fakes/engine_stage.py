@@ -133,11 +133,11 @@ class Stage:
         except BaseException as error:
             self.error = error
 
-    def put(self, *tasks: Any, n: int = 1, prompt: np.ndarray | None = None) -> None:
+    def put(self, *tasks: Any, n: int = 1, prompt: np.ndarray | None = None, version: int = 0) -> None:
         config = SamplingConfig(max_tokens=64, n=n, seed=1)
         prompt = np.arange(8, dtype=np.int32) if prompt is None else prompt
         self.prompts.put(
-            [PromptRequest(prompt, config, i, f"train-{i}", 0, task=task) for i, task in enumerate(tasks)],
+            [PromptRequest(prompt, config, i, f"train-{i}", version, task=task) for i, task in enumerate(tasks)],
             timeout=1.0,
         )
 

@@ -67,6 +67,25 @@ def test_a_run_without_incident(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.parametrize("share_devices", [False, True])
+def test_prompts_travel_beside_the_weights_unless_devices_are_shared(tmp_path: Path, share_devices: bool) -> None:
+    run = played_run(tmp_path)
+    run.components.sharing.is_exclusive = share_devices
+    calls = run.components.manager.controller.calls
+    update_weights = run.components.group.async_update_weights
+    prompts_are_admitted = {}
+
+    def noting(version: int, engines: list[int]) -> list[Any]:
+        prompts_are_admitted[version] = ("set_version", version) in calls
+        return update_weights(version, engines)
+
+    run.components.group.async_update_weights = noting
+    assert go(run) == 0
+    assert prompts_are_admitted == {0: False} | dict.fromkeys(range(1, NUM_STEPS + 1), not share_devices)
+    for step in (2, 4, 6):  # evaluations
+        assert calls.index(("start_evaluation", step)) < calls.index(("set_version", step))
+
+
 def test_steps_without_a_finite_gradient_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fully_async_trainer, "merge_step_metrics", lambda reports: {NONFINITE_STEPS: 1})
     run = played_run(tmp_path, max_nonfinite_steps=3)
