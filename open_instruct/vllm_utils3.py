@@ -200,7 +200,7 @@ class LLMRayActor:
                 "held": held,
                 "num_outstanding_tokens": work.num_outstanding_tokens,
                 "state": self._state.name,
-                "needs_weights": sleep.needs_weights and bool(work.has_requests or held),
+                "needs_weights": sleep.needs_weights and (work.has_requests or len(held) > work.num_early),
                 "num_sleeps": sleep.num_sleeps,
                 "asleep_s": sleep.asleep_s,
                 "memory_released_bytes": sleep.memory_released_bytes,
@@ -273,7 +273,7 @@ class LLMRayActor:
 
         def finish() -> dict[str, float]:
             answer = self._receiver.finish(version, update_id)
-            self._work.set_version(version)
+            self._runner.start(*self._work.set_version(version))
             self._state.open()
             return answer
 

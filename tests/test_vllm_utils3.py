@@ -63,7 +63,7 @@ def test_the_first_step_takes_all_prompts_of_a_bundle(make_stage: MakeStage, mon
 def test_an_engine_does_not_wait_long_for_a_rollout_that_asks_late(make_stage: MakeStage) -> None:
     stage = make_stage(workflow=WorkflowSpec(SINGLE_TURN))
     late = PromptRequest(np.arange(8, dtype=np.int32), SamplingConfig(max_tokens=64, n=1, seed=1), 0, "train-late", 0)
-    stage.actor._work.begin_rollout(late)  # and makes no request
+    stage.actor._work.take_in([late])  # and makes no request
     stage.put(None)
     [result] = stage.get()
     assert result.prompt_id == "train-0"
@@ -134,13 +134,13 @@ def test_weights_can_come_between_two_turns(make_stage: MakeStage) -> None:
 
 
 def test_a_prompt_that_comes_before_its_weights_waits_for_them(make_stage: MakeStage) -> None:
-    """Meanwhile the engine is not taken for one that hangs, and other prompts do not wait."""
+    """Its rollout has not begun meanwhile, so no time limit runs; the engine is not taken for one that hangs."""
     stage = make_stage(workflow=WorkflowSpec(SINGLE_TURN))
     stage.put(None, None, version=1)
-    work = stage.actor._work
-    assert comes_true(lambda: len(work.prompt_ids) == 2 and not work.will_submit)
+    assert comes_true(lambda: stage.actor._work.num_early == 2)
     time.sleep(0.05)
-    assert stage.actor.take_inventory()["idle_s"] == 0.0
+    inventory = stage.actor.take_inventory()
+    assert (inventory["held"], inventory["idle_s"], inventory["needs_weights"]) == (["train-0", "train-1"], 0.0, False)
     direct = stage.actor.generate_with_single_engine([np.arange(8, dtype=np.int32)], SamplingConfig(max_tokens=64))
     assert direct[0].version_spans == [[(0, NUM_TOKENS)]]
     stage.actor.start_weight_update()
@@ -148,19 +148,19 @@ def test_a_prompt_that_comes_before_its_weights_waits_for_them(make_stage: MakeS
     assert [result.version_spans for result in stage.get(2)] == [[[(1, NUM_TOKENS)]]] * 2
 
 
-def test_all_first_requests_of_a_prompt_that_comes_early_wait() -> None:
+def test_prompts_that_come_early_keep_no_engine_awake() -> None:
+    """They neither have it wait for their first requests, nor have it ask for weights."""
     work = HeldWork(threading.Condition(), max_num_seqs=8, max_tokens=1e9, version=3)
     config = SamplingConfig(max_tokens=64)
-    for prompt_id, version in (("old", 3), ("new", 4)):
-        work.begin_rollout(PromptRequest(np.arange(8, dtype=np.int32), config, 0, prompt_id, version))
-        for number in range(2):
-            work.submit(f"{prompt_id}/{number}", np.arange(8, dtype=np.int32), config)
-    admitted = []
-    for version in (3, 4):
-        work.set_version(version)
-        while work.waits_for_admission:
-            admitted.append((work.admit().request_id, version))
-    assert admitted == [("old/0", 3), ("old/1", 3), ("new/0", 4), ("new/1", 4)]
+    old, new, newer = (PromptRequest(np.arange(8, dtype=np.int32), config, 0, f"of-{v}", v) for v in (3, 4, 5))
+    assert work.take_in([new, newer]) == []
+    assert not work.will_submit
+    assert work.num_early == len(work.prompt_ids) == 2
+    assert work.take_in([old]) == [old]
+    assert work.will_submit
+    assert work.set_version(4) == [new]
+    assert work.set_version(6) == [newer]
+    assert work.num_early == 0
 
 
 def test_a_rollout_is_inside_until_its_result_is_out(make_stage: MakeStage) -> None:

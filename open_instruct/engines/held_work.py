@@ -3,6 +3,7 @@
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
@@ -22,8 +23,6 @@ class HeldRequest:
     prompt: np.ndarray  # (Q,) int32
     sampling: SamplingConfig
     reply: "Future[Answer]"
-    from_version: int = 0
-    """The engine takes the request up only once it serves this version, or a newer one."""
     admitted: Moment | None = None
 
     @property
@@ -61,28 +60,35 @@ class HeldWork:
         self._requests: dict[str, HeldRequest] = {}
         """Requests of rollouts and of direct calls, by request id."""
         self._to_admit: deque[HeldRequest] = deque()
-        self._early: list[HeldRequest] = []
-        """Requests whose weights are still to come."""
-        self._rollouts: dict[str, PromptRequest] = {}
-        """Rollouts under way, by prompt id."""
-        self._without_request: set[str] = set()
-        """Prompt ids of the rollouts under way that have made no request yet."""
+        self._rollouts: dict[str, PromptRequest | None] = {}
+        """Rollouts under way, by prompt id. The value is the prompt until its rollout makes the first request, then None."""
+        self._early: list[PromptRequest] = []
+        """Prompts among them that came before the weights that they were issued for. Their rollouts have not begun."""
         self._outgoing: set[str] = set()
         """Prompt ids of finished groups that are not in the results queue yet."""
         self.began_at = time.monotonic()
-        """When the engine actor last went from having no request to serve to having one."""
+        """When the engine actor last went from having no request to having one."""
 
     # --- rollouts -----------------------------------------------------------------------------------------------------
 
-    def begin_rollout(self, request: PromptRequest) -> None:
+    def take_in(self, prompts: Sequence[PromptRequest]) -> list[PromptRequest]:
+        """Take prompts into the account. Returns those whose rollouts may begin now. `set_version` returns the others later."""
         with self._lock:
-            self._rollouts[request.prompt_id] = request
-            self._without_request.add(request.prompt_id)
+            self._rollouts |= {prompt.prompt_id: prompt for prompt in prompts}
+            self._early += [prompt for prompt in prompts if prompt.issue_version > self._version]
+            return [prompt for prompt in prompts if prompt.issue_version <= self._version]
+
+    def set_version(self, version: int) -> list[PromptRequest]:
+        """The engine serves `version` from now on. Returns the prompts that have waited for it: their rollouts may begin."""
+        with self._lock:
+            self._version = version
+            begin = [prompt for prompt in self._early if prompt.issue_version <= version]
+            self._early = [prompt for prompt in self._early if prompt.issue_version > version]
+            return begin
 
     def finish_rollout(self, result: GenerationResult) -> None:
         with self._lock:
             self._rollouts.pop(result.prompt_id, None)
-            self._without_request.discard(result.prompt_id)
             self._outgoing.add(result.prompt_id)
             self._lock.notify_all()
 
@@ -95,36 +101,18 @@ class HeldWork:
     # --- requests -----------------------------------------------------------------------------------------------------
 
     def submit(self, request_id: str, prompt: np.ndarray, sampling: SamplingConfig) -> "Future[Answer]":
-        """Take in a request to the engine. `prompt` is (Q,) int32. The part of `request_id` before a slash names the rollout.
-
-        A prompt may come before the weights that it was issued for. Its requests then wait for these weights.
-        """
+        """Take in a request to the engine. `prompt` is (Q,) int32. The part of `request_id` before a slash names the rollout."""
         held = HeldRequest(request_id, prompt, sampling, Future())
         prompt_id = request_id.partition("/")[0]
         with self._lock:
-            self._without_request.discard(prompt_id)
-            if (rollout := self._rollouts.get(prompt_id)) is not None:
-                held.from_version = rollout.issue_version
-            if held.from_version > self._version:
-                self._early.append(held)
-            else:
-                self._take_up([held])
+            if prompt_id in self._rollouts:
+                self._rollouts[prompt_id] = None
+            if not self._requests:
+                self.began_at = time.monotonic()
             self._requests[request_id] = held
+            self._to_admit.append(held)
+            self._lock.notify_all()
         return held.reply
-
-    def set_version(self, version: int) -> None:
-        """The engine serves `version` from now on."""
-        with self._lock:
-            self._version = version
-            self._take_up([held for held in self._early if held.from_version <= version])
-            self._early = [held for held in self._early if held.from_version > version]
-
-    def _take_up(self, requests: list[HeldRequest]) -> None:
-        """Let the engine have these requests. The lock is held."""
-        if requests and not self.has_requests:
-            self.began_at = time.monotonic()
-        self._to_admit.extend(requests)
-        self._lock.notify_all()
 
     @property
     def waits_for_admission(self) -> bool:
@@ -170,7 +158,7 @@ class HeldWork:
             return False
         if not self._requests and not self._rollouts:
             return True
-        begun = [self._rollouts[prompt_id].generation_config for prompt_id in self._without_request]
+        begun = [request.generation_config for request in self._rollouts.values() if request is not None]
         held = [held.sampling for held in self._requests.values()]
         num_seqs = max(sum(config.n for config in [*held, *begun]), len(self._rollouts))
         num_tokens = self.num_outstanding_tokens + sum(config.n * config.max_tokens for config in begun)
@@ -178,8 +166,13 @@ class HeldWork:
 
     @property
     def will_submit(self) -> bool:
-        """Whether a rollout is under way that has made no request yet."""
-        return bool(self._without_request)
+        """Whether a rollout has begun that has made no request yet."""
+        return sum(request is not None for request in self._rollouts.values()) > len(self._early)
+
+    @property
+    def num_early(self) -> int:
+        """Prompts that wait for the weights that they were issued for."""
+        return len(self._early)
 
     @property
     def num_outstanding_tokens(self) -> int:
@@ -193,8 +186,7 @@ class HeldWork:
 
     @property
     def has_requests(self) -> bool:
-        """Whether there is a request whose weights have come."""
-        return len(self._requests) > len(self._early)
+        return bool(self._requests)
 
     @property
     def prompt_ids(self) -> list[str]:

@@ -56,9 +56,7 @@ class QueueThreads:
             if isinstance(bundle, ShutdownSentinel):
                 threads.stop()
                 return
-            for request in bundle:
-                self._work.begin_rollout(request)
-            self._begin_rollouts(bundle)
+            self._begin_rollouts(self._work.take_in(bundle))
 
     def hand_over(self, result: GenerationResult) -> None:
         """Queue the result of a finished rollout to be pushed."""

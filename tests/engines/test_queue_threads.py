@@ -36,8 +36,7 @@ class Pusher:
         self.pushed = Pushed()
         queues: tuple[Any, Any] = (None, self.pushed)
         self.queues = QueueThreads(self.threads, self.work, *queues, lambda _: None, gather_s=gather_s)
-        for prompt_id in "abc":
-            self.work.begin_rollout(SimpleNamespace(prompt_id=prompt_id))  # type: ignore[arg-type]
+        self.work.take_in([SimpleNamespace(prompt_id=prompt_id, issue_version=0) for prompt_id in "abc"])  # type: ignore[misc]
         self.threads.start(self.queues.push_results)
 
     def finish(self, prompt_id: str) -> None:
