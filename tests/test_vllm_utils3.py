@@ -13,6 +13,7 @@ from engine_stage import MAX_MODEL_LEN, NUM_TOKENS, RC_OPTIONS, TIMEOUT_S, MakeS
 
 from open_instruct.data_types import PromptRequest, SamplingConfig
 from open_instruct.engines import generation_loop
+from open_instruct.engines.engine_sleep import SleepOptions
 from open_instruct.engines.held_work import HeldWork
 from open_instruct.engines.worker_memory import standing_by
 from open_instruct.workflows.base import SINGLE_TURN, WorkflowSpec
@@ -146,6 +147,15 @@ def test_a_prompt_that_comes_before_its_weights_waits_for_them(make_stage: MakeS
     stage.actor.start_weight_update()
     stage.actor.finish_weight_update(1)
     assert [result.version_spans for result in stage.get(2)] == [[[(1, NUM_TOKENS)]]] * 2
+
+
+def test_an_engine_falls_asleep_after_an_update_and_not_within_it(make_stage: MakeStage) -> None:
+    stage = make_stage(sleep=SleepOptions(after_s=0.5))
+    stage.actor.start_weight_update()
+    time.sleep(1.0)
+    assert stage.actor.take_inventory()["num_sleeps"] == 0
+    stage.actor.finish_weight_update(1)
+    assert comes_true(lambda: stage.actor.take_inventory()["state"] == "asleep")
 
 
 def test_prompts_that_come_early_keep_no_engine_awake() -> None:

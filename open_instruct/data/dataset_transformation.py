@@ -27,6 +27,8 @@ from open_instruct.verifiers.verifiers import check_label as check_label_of_veri
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+ROLES = ("system", "user", "assistant", "tool")
+"""Roles of which a chat template may leave messages out on purpose."""
 CHARACTERS_OF_A_TOKEN = 100
 """More characters than one token of any tokenizer has. With a limit of 256 tokens, a prompt of over 25,600 characters is too
 long; it is not tokenized, because that may take minutes."""
@@ -251,7 +253,7 @@ class _Source:
         self, rows: list[CheckedRow], tokenizer: "PreTrainedTokenizerBase", thread: Executor
     ) -> Iterator[Prompt]:
         """Each row with the text, token ids and length of its prompt. `thread` tokenizes while the next batch is read."""
-        rows, texts = self._render(rows, tokenizer)
+        rows, texts = self._with_all_roles(*self._render(rows, tokenizer))
         codec = ChatCodec(tokenizer)
         tokens = thread.submit(codec.encode_all, texts)
 
@@ -263,6 +265,21 @@ class _Source:
                 yield row, text, token_ids, len(token_ids)
 
         return prompts()
+
+    def _with_all_roles(self, rows: list[CheckedRow], texts: list[str]) -> tuple[list[CheckedRow], list[str]]:
+        """Without rows of which the template leaves a message out because it does not know the message's role."""
+        kept = []
+        for row, text in zip(rows, texts, strict=True):
+            for message in row.messages:
+                if message["role"] not in ROLES and message["content"].strip() not in text:
+                    self.mistakes.add(
+                        f"{self.name} {row.place}: the chat template leaves out what the role {message['role']!r:.40} says. "
+                        f"It may know {', '.join(ROLES)}."
+                    )
+                    break
+            else:
+                kept.append((row, text))
+        return [row for row, _ in kept], [text for _, text in kept]
 
     def _own(self, rows: list[CheckedRow], tokenizer: "PreTrainedTokenizerBase", _thread: Executor) -> Iterator[Prompt]:
         """Each row with the prompt that the workflow makes of it."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from open_instruct.chat_codec import ChatCodec
+from open_instruct.config.checks import collect_mistakes
 from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.config.model_checks import load_tokenizer
 from open_instruct.data.dataset_cache import WORTH_KEEPING_S, DatasetCache, cache_key, default_directory
@@ -21,6 +22,7 @@ from open_instruct.data.template_audit import TemplateAudit, audit_template
 from open_instruct.option_text import shown
 from open_instruct.user_modules import UserModuleError
 from open_instruct.verifiers.verifiers import import_verifiers, verifier_names
+from open_instruct.workflows.base import Workflow
 
 
 @dataclass(frozen=True)
@@ -51,12 +53,22 @@ def load_inputs(args: GRPOConfig) -> tuple[RunInputs | None, list[str]]:
     tokenizer, mistakes = load_tokenizer(args)
     if tokenizer is None:
         return None, mistakes
-    mistakes += _template_mistakes(args, tokenizer)
+    try:
+        workflow = args.workflow.make()
+    except (OSError, UnicodeDecodeError, UserModuleError, ValueError) as error:
+        is_known = bool(collect_mistakes(args))
+        return None, mistakes + ([] if is_known else [f"{shown(args, 'rollout_workflow')}: {error}."])
+    if tokenizer.chat_template:
+        mistakes += workflow.template_mistakes(ChatCodec(tokenizer))
     eval_dataset, eval_reports = None, []
     if args.dataset_mixer_eval_list:
-        eval_dataset, eval_reports = _load(args, tokenizer, mistakes, flag="dataset_mixer_eval_list", exclude=None)
+        eval_dataset, eval_reports = _load(
+            args, tokenizer, workflow, mistakes, flag="dataset_mixer_eval_list", exclude=None
+        )
     held_out = eval_dataset if args.hold_out_eval_prompts else None
-    train_dataset, train_reports = _load(args, tokenizer, mistakes, flag="dataset_mixer_list", exclude=held_out)
+    train_dataset, train_reports = _load(
+        args, tokenizer, workflow, mistakes, flag="dataset_mixer_list", exclude=held_out
+    )
     if mistakes or train_dataset is None:
         return None, mistakes
     pad = tokenizer.pad_token_id
@@ -69,14 +81,6 @@ def load_inputs(args: GRPOConfig) -> tuple[RunInputs | None, list[str]]:
     return RunInputs(train_dataset, eval_dataset, pad_token_id, reports, identity, audit, warnings), []
 
 
-def _template_mistakes(args: GRPOConfig, tokenizer: Any) -> list[str]:
-    try:
-        workflow = args.workflow.make()
-    except (OSError, UnicodeDecodeError, UserModuleError):
-        return []  # this mistake has been reported already
-    return list(workflow.template_mistakes(ChatCodec(tokenizer))) if tokenizer.chat_template else []
-
-
 def remapped_verifiers(args: GRPOConfig) -> dict[str, str]:
     """`--remap_verifier math_dapo=math` as a mapping from names in lower case; `checks.py` has reported other forms."""
     pairs = (pair.partition("=") for pair in args.remap_verifier)
@@ -84,12 +88,17 @@ def remapped_verifiers(args: GRPOConfig) -> dict[str, str]:
 
 
 def _load(
-    args: GRPOConfig, tokenizer: Any, mistakes: list[str], *, flag: str, exclude: PromptDataset | None
+    args: GRPOConfig,
+    tokenizer: Any,
+    workflow: Workflow,
+    mistakes: list[str],
+    *,
+    flag: str,
+    exclude: PromptDataset | None,
 ) -> tuple[PromptDataset | None, list[LoadReport]]:
     try:
         system_prompt = Path(args.system_prompt_override_file).read_text() if args.system_prompt_override_file else None
-        workflow = args.workflow.make()
-    except (OSError, UnicodeDecodeError, UserModuleError):
+    except (OSError, UnicodeDecodeError):
         return None, []  # this mistake has been reported already
     cache = _cache(args)
     key = _cache_key(args, tokenizer, flag, system_prompt, exclude)

@@ -48,6 +48,11 @@ class EngineState:
         return self.may_step and time.monotonic() >= self._drains_until and self._sleep.may_admit
 
     @property
+    def may_fall_asleep(self) -> bool:
+        """No engine falls asleep between the begin of an update and its end, because sleep gives the memory of weights back."""
+        return not self._receiver.is_under_way
+
+    @property
     def shall_generate(self) -> bool:
         """Whether an engine that has requests must make steps. If it makes none, it has a fault."""
         return self._sleep.may_admit and not self._receiver.is_under_way

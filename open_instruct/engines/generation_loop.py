@@ -61,7 +61,8 @@ class GenerationLoop:
             self._admit()
         self._break_off_late_requests()
         if not self._engine.has_unfinished_requests():
-            self._sleep.sleep_if_due()
+            if self._state.may_fall_asleep:
+                self._sleep.sleep_if_due()
             self._wait_for_work()
             return
         self._sleep.has_work()

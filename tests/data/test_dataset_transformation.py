@@ -29,7 +29,7 @@ Row = dict[str, Any]
 
 
 class ByteTokenizer:
-    """One token per byte; a message is `role:content`."""
+    """One token per byte; a message is `role:content`. Mimes are not heard, and robots are refused."""
 
     chat_template = "yes"
     all_special_tokens = ("<|end|>", "<|user|>")
@@ -39,7 +39,8 @@ class ByteTokenizer:
         assert add_generation_prompt
         if any(message["role"] == "robot" for message in messages):
             raise TypeError("no robots")
-        return "".join(f"{message['role']}:{message['content']}\n" for message in messages) + "assistant:"
+        heard = [message for message in messages if message["role"] != "mime"]
+        return "".join(f"{message['role']}:{message['content']}\n" for message in heard) + "assistant:"
 
     def __call__(self, texts: Any, *, add_special_tokens: bool, **_: object) -> dict[str, Any]:
         assert not add_special_tokens
@@ -356,6 +357,7 @@ def test_prompts(tmp_path: Path, messages: object, system_prompt: str | None, pr
         ({"ground_truth": ["\ud800"]}, "the ground truth is not valid text"),
         ({"dataset": "reasoning_gym/\ud800"}, "'dataset' is not valid text"),
         ({"messages": chat(("robot", "beep"))}, "the chat template refuses it: no robots"),
+        ({"messages": chat(("mime", "1 + 1?"))}, "the chat template leaves out what the role 'mime' says"),
         ({"ground_truth": "many"}, "a gsm8k ground truth must hold one number, got 'many'"),
         (
             {"dataset": "reasoning_gym/chain_sum", "ground_truth": "{}"},

@@ -60,6 +60,32 @@ def mistakes(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
+        ({"tools": "nosuchtool"}, "--tools nosuchtool: there is no tool"),
+        ({"tools": "generic_sandbox"}, "--tools generic_sandbox: it needs Docker"),
+        ({"tools": "generic_mcp"}, "--tools generic_mcp: "),
+        ({"tools": "nofile.py:x"}, "--tools nofile.py:x: "),
+        ({"tools": f"{__file__}:nope"}, f"--tools {__file__}:nope: "),
+        ({"tools": f"{__file__}:words"}, "no docstring"),
+        ({"tools": __file__}, f"--tools {__file__}: "),
+        ({"tools": "calculator", "tool_configs": "{bad"}, "--tool_configs {bad: it is no JSON"),
+        ({"tools": "calculator", "tool_configs": "[]"}, "--tool_configs []: it must be a JSON object"),
+        ({"tools": "calculator", "tool_configs": ["{}", "{}"]}, "--tool_configs {} {}: there are 1 tools"),
+        ({"rollout_workflow": "rc", "rc_turn_weights": "foo", "pack_length": "512"}, "--rc_turn_weights foo: "),
+    ],
+    ids=lambda value: "" if isinstance(value, str) else " ".join(map(str, value.values()))[:40],
+)
+def test_options_of_a_workflow_that_cannot_work(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], changes: dict[str, str | list[str]], told: str
+) -> None:
+    said = mistakes(words(tmp_path, **changes), capsys)
+    assert told in said
+    assert "  2. " not in said, said
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
         ({"seed": "9" * 400}, "--seed"),
         ({"total_episodes": "9" * 5000}, "--total_episodes"),
         ({"learning_rate": "9" * 400}, "out of range"),

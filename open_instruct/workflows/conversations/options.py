@@ -68,9 +68,11 @@ class ConversationOptions:
 
     @property
     def specs(self) -> list[EnvironmentSpec]:
-        """The tools with the names under which rows and metrics know them."""
+        """The tools with the names under which rows and metrics know them. Raises ValueError for wrong `tool_configs`."""
         names = self.tool_call_names or [default_name(tool) for tool in self.tools]
         configs = [json.loads(config) for config in self.tool_configs] or [{} for _ in self.tools]
+        if not all(isinstance(config, dict) for config in configs):
+            raise ValueError("the config of a tool must be a JSON object")
         pools = ("pool_size",)  # a pool of its own has no meaning here
         return [
             EnvironmentSpec(tool, name, {key: value for key, value in config.items() if key not in pools})
