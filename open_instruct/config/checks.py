@@ -19,6 +19,7 @@ from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.config.limits import POSITIVE, numbers_are_within_limits
 from open_instruct.config.model_checks import (
     adapters_have_layers,
+    engines_can_divide_heads,
     model_can_be_read,
     model_family_can_be_trained,
     model_has_enough_positions,
@@ -486,6 +487,7 @@ RULES: tuple[Callable[[GRPOConfig], Iterator[str]], ...] = (
     model_family_can_be_trained,
     model_has_enough_positions,
     rows_can_be_divided,
+    engines_can_divide_heads,
     adapters_have_layers,
     teacher_fits_the_model,
 )

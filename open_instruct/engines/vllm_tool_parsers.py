@@ -29,7 +29,7 @@ class VllmParsers:
             parser_class = ToolParserManager.get_tool_parser(name)
         except KeyError:
             known = ", ".join(f"vllm_{one}" for one in ToolParserManager.list_registered())
-            raise RolloutFailed(f"--tool_parser_type vllm_{name}: vLLM has no such parser; there are {known}") from None
+            raise RolloutFailed(f"vLLM has no parser {name}; there are {known}") from None
         request = ChatCompletionRequest(
             model="", messages=[], tools=list(schemas) or None
         )  # parsers look at tools alone
@@ -37,7 +37,7 @@ class VllmParsers:
         try:
             parser_class(tokenizer, request.tools)
         except Exception as error:  # most parsers refuse a tokenizer without their control tokens
-            raise RolloutFailed(f"--tool_parser_type vllm_{name} does not go with this tokenizer: {error}") from error
+            raise RolloutFailed(f"vLLM's parser {name} does not go with this tokenizer: {error}") from error
 
         def calls(text: str) -> list[tuple[str, str]]:
             try:

@@ -293,8 +293,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"checkpoint_state_dir": "/dev/null"}, "--checkpoint_state_dir /dev/null: /dev/null is a file. Give a"),
     ({"attn_implementation": "flash_attention_2"}, "--attn_implementation flash_attention_2: flash attention needs"),
     (
-        {"num_learners_per_node": [4], "vllm_num_engines": 2, "vllm_tensor_parallel_size": 3},
-        "--num_learners_per_node 4 --vllm_num_engines 2 --vllm_tensor_parallel_size 3: 10 workers, and this machine "
+        {"num_learners_per_node": [4], "vllm_num_engines": 3, "vllm_tensor_parallel_size": 2},
+        "--num_learners_per_node 4 --vllm_num_engines 3 --vllm_tensor_parallel_size 2: 10 workers, and this machine "
         "has room for 8 (",
     ),
     ({"model_name_or_path": "./no/model"}, "--model_name_or_path ./no/model: no such directory. Check the path."),
@@ -323,6 +323,10 @@ def test_each_mistake_is_told_once(make_args: MakeArgs, options: dict[str, Any],
             "the model has no such layer (query). Give all-linear or some of down_proj, gate_proj, k_proj,",
         ),
         ({"use_peft": True, "lora_target_modules": ["lm_head"]}, "the model has no such layer (lm_head)."),
+        (
+            {"vllm_tensor_parallel_size": 3},
+            "the model has 32 attention heads and 32 of keys and values, which cannot be divided among 3 workers of an engine.",
+        ),
         (
             {"sequence_parallel_size": 3, "num_learners_per_node": [3]},
             "the model has 32 attention heads and 32 of keys and values, which cannot be divided among 3 learners.",
@@ -354,9 +358,9 @@ def test_what_the_model_lacks_is_told(make_args: MakeArgs, options: dict[str, An
             "{teacher} --distillation_top_k 1000000: the teacher knows 151936 tokens. Give fewer.",
         ),
         (
-            {"teacher_num_engines": 3, "teacher_tensor_parallel_size": 3},
-            "--num_learners_per_node 1 --vllm_num_engines 1 --vllm_tensor_parallel_size 1 --teacher_num_engines 3 "
-            "--teacher_tensor_parallel_size 3: 11 workers, and this machine has room for 8",
+            {"teacher_num_engines": 5, "teacher_tensor_parallel_size": 2},
+            "--num_learners_per_node 1 --vllm_num_engines 1 --vllm_tensor_parallel_size 1 --teacher_num_engines 5 "
+            "--teacher_tensor_parallel_size 2: 12 workers, and this machine has room for 8",
         ),
         (
             {"teacher_model_name_or_path": str(TINY_MODEL)},

@@ -28,6 +28,7 @@ OF_THIS_MACHINE = {
     "model_family_can_be_trained",
     "model_has_enough_positions",
     "rows_can_be_divided",
+    "engines_can_divide_heads",
     "adapters_have_layers",
     "teacher_fits_the_model",
     "system_prompt_file_can_be_read",

@@ -70,6 +70,11 @@ def mistakes(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         ({"tools": "calculator", "tool_configs": "{bad"}, "--tool_configs {bad: it is no JSON"),
         ({"tools": "calculator", "tool_configs": "[]"}, "--tool_configs []: it must be a JSON object"),
         ({"tools": "calculator", "tool_configs": ["{}", "{}"]}, "--tool_configs {} {}: there are 1 tools"),
+        ({"tools": "calculator", "tool_parser_type": "vllm_nope"}, "vLLM has no parser nope; there are vllm_"),
+        (
+            {"rollout_workflow": "agent_program", "agent_command": "python /nowhere.py"},
+            "--agent_command python /nowhere.py: there is no file /nowhere.py",
+        ),
         ({"rollout_workflow": "rc", "rc_turn_weights": "foo", "pack_length": "512"}, "--rc_turn_weights foo: "),
     ],
     ids=lambda value: "" if isinstance(value, str) else " ".join(map(str, value.values()))[:40],

@@ -68,6 +68,10 @@ def mistakes(args: "GRPOConfig") -> Iterator[str]:
         )
     elif shutil.which(words[0], path=search_path()) is None:
         yield f"{shown(args, 'agent_command')}: there is no program {words[0]}. Give one that can be run here."
+    elif len(words) > 1 and words[1].endswith(".py"):
+        script = os.path.join(args.agent_directory or "", words[1])
+        if not os.path.isfile(script):
+            yield f"{shown(args, 'agent_command')}: there is no file {script}. Give the path of one."
     kind = args.agent_tool_parser_type
     if kind not in OWN_TURN and not kind.startswith(VLLM):
         yield f"{shown(args, 'agent_tool_parser_type')}: it must be legacy, dr_tulu or vllm_ and the name of a parser of vLLM."
