@@ -197,7 +197,7 @@ class _Source:
             try:
                 checked = check_row(row, self.rules)
             except RowError as err:
-                self.mistakes.add(f"{self.name} {row.place}: {err}")
+                self.mistakes.add_row(self.name, row.place, str(err))
                 continue
             if checked.names_unused_tools:
                 self.report.num_with_unused_tools += 1
@@ -232,7 +232,7 @@ class _Source:
         """Add prompts to the dataset, or count them as left out."""
         for row, text, token_ids, length in prompts:
             if not token_ids:
-                self.mistakes.add(f"{self.name} {row.place}: the chat template turns it into an empty prompt")
+                self.mistakes.add_row(self.name, row.place, "the chat template turns it into an empty prompt")
             elif length > self.rules.max_prompt_token_length:
                 self.report.num_overlong += 1
                 self.longest = max(self.longest, (length, row.place, ""))
@@ -272,10 +272,9 @@ class _Source:
         for row, text in zip(rows, texts, strict=True):
             for message in row.messages:
                 if message["role"] not in ROLES and message["content"].strip() not in text:
-                    self.mistakes.add(
-                        f"{self.name} {row.place}: the chat template leaves out what the role {message['role']!r:.40} says. "
-                        f"It may know {', '.join(ROLES)}."
-                    )
+                    role, known = f"{message['role']!r:.40}", ", ".join(ROLES)
+                    problem = f"the chat template leaves out what the role {role} says. It may know {known}."
+                    self.mistakes.add_row(self.name, row.place, problem)
                     break
             else:
                 kept.append((row, text))
@@ -290,9 +289,9 @@ class _Source:
             try:
                 own = make(row.messages, codec)
             except ValueError as err:
-                self.mistakes.add(f"{self.name} {row.place}: {err}")
+                self.mistakes.add_row(self.name, row.place, str(err))
             except Exception as err:  # a chat template is a program and may raise anything
-                self.mistakes.add(f"{self.name} {row.place}: the chat template refuses it: {err}")
+                self.mistakes.add_row(self.name, row.place, f"the chat template refuses it: {err}")
             else:
                 yield row, own.text, own.token_ids, own.num_tokens
 
@@ -315,7 +314,7 @@ class _Source:
                     row.messages, tokenize=False, add_generation_prompt=True, **tools
                 )
             except Exception as err:  # a template is a program and may raise anything
-                self.mistakes.add(f"{self.name} {row.place}: the chat template refuses it: {err}")
+                self.mistakes.add_row(self.name, row.place, f"the chat template refuses it: {err}")
                 continue
             rendered.append(row)
             texts.append(str(text))

@@ -23,18 +23,33 @@ class Mistakes:
     def __init__(self) -> None:
         self.count = 0
         self._shown: list[str] = []
+        self._alike: dict[tuple[str, str], tuple[int, int]] = {}
+        """By source and problem of a row: which of `_shown` tells it, and how many other rows of the source have it."""
 
     def add(self, mistake: str) -> None:
         self.count += 1
         if len(self._shown) < MOST_MISTAKES_SHOWN:
             self._shown.append(mistake)
 
+    def add_row(self, source: str, place: str, problem: str) -> None:
+        """A row with a problem. Further rows of the source with the same problem are counted where the first is told."""
+        if (source, problem) in self._alike:
+            number, others = self._alike[source, problem]
+            self._alike[source, problem] = number, others + 1
+            return
+        if len(self._shown) < MOST_MISTAKES_SHOWN:
+            self._alike[source, problem] = len(self._shown), 0
+        self.add(f"{source} {place}: {problem}")
+
     def raise_any(self) -> None:
         """Raises `DatasetError` if there are any mistakes."""
         if not self.count:
             return
+        told = list(self._shown)
+        for number, others in self._alike.values():
+            told[number] += f" The same holds for {others} more row{'s' * (others > 1)}." if others else ""
         more = [f"and {self.count - len(self._shown)} more"] if self.count > len(self._shown) else []
-        raise DatasetError("\n".join(self._shown + more))
+        raise DatasetError("\n".join(told + more))
 
 
 def parse_mixer_list(mixer_list: Sequence[str], flag: str = "--dataset_mixer_list") -> list[tuple[str, Amount]]:

@@ -13,7 +13,7 @@ from pathlib import Path
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
 INTRODUCTION = """# Metrics
 
-Written by `python -m open_instruct.report.metric_names`.
+`python -m open_instruct.report.metric_names` writes this page anew.
 
 `metrics.jsonl` has a row per training step, and `--with_tracking` sends the same rows to wandb (x-axis `training_step`).
 Names that open-instruct has mean the same here; **where they do not, the text says how**. A metric that is not known is left
@@ -135,7 +135,7 @@ SECTIONS: dict[str, list[Metric]] = {
         Metric("freshness/<avg_sample_age|max_sample_age|min_sample_age|stale_samples_ratio>", "the same again"),
         Metric("freshness/avg_token_age", "each trained token at its own version"),
         Metric("freshness/<avg|max>_sample_latency", "seconds from a sample's generation to its training"),
-        Metric("over_issue/num_stragglers", "groups left to later steps so far (`--over_issue_factor`)"),
+        Metric("over_issue/num_stragglers", "groups left to later steps so far (`--over_issued_prompts`)"),
         Metric(
             "over_issue/response_length_<taken|left>", "mean response length of groups that steps took first, and left"
         ),

@@ -4,7 +4,7 @@
       what PromptFlow admits;             evaluations ◄── EVAL results ◄───────────┤
       evaluation first                                                             ▼ scored groups
            ▲                                                                 StepFilling: PromptFlow says which step
-     set_version(v) ◄── driver, after every engine confirmed v               a group is for ─► advantages ─► collate
+     set_version(v) ◄── driver, while the engines get v                      a group is for ─► advantages ─► collate
                                                                                    │
                                        learners ◄── MessageQueue ◄── batches ◄─────┘
 
@@ -267,7 +267,7 @@ class RolloutController:
             names = ", ".join(f"{prompt.prompt_id} (version {prompt.version})" for prompt in waiting[:8])
             pauses = self._feeder.pauses
             return (
-                f"step {self._flow.assembling} is being put together, engines serve version {self._flow.version}, "
+                f"step {self._flow.assembling} is being put together, prompts of version {self._flow.version} are admitted, "
                 f"{len(waiting)} prompts are not back from the engines ({names or 'none'}), "
                 f"{len(self._preparation.being_scored)} are being scored{self._preparation.at_the_teacher}, "
                 f"{len(self._filling.groups)} groups wait"

@@ -18,7 +18,7 @@ from ray.util.queue import Empty, Queue
 from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.data_types import GenerationResult
 from open_instruct.rollouts.evaluation import Evaluations
-from open_instruct.rollouts.generation_failures import GenerationFailures
+from open_instruct.rollouts.generation_failures import GenerationFailures, NothingAnswered
 from open_instruct.rollouts.result_scoring import ResultScoring
 from open_instruct.rollouts.rollout_state import FinishedGroup
 from open_instruct.rollouts.staleness import PromptFlow
@@ -32,6 +32,8 @@ from open_instruct.workflows.base import Workflow
 if TYPE_CHECKING:
     from ray.actor import ActorHandle
 
+LEAST_DROPS = 16
+"""So many prompts in a row may be dropped, or those of two steps where that is more. One more ends the run."""
 GATHER_S = 0.1
 """Longest wait of a scored group for others that are being scored."""
 
@@ -63,7 +65,7 @@ class DataPreparation:
         self._teacher = None
         if teachers:
             self._teacher = TeacherScoring(teachers, threads, self.scored.put, timeout_s=args.teacher_timeout_s)
-        self.failures = GenerationFailures()
+        self.failures = GenerationFailures(max(LEAST_DROPS, 2 * args.num_unique_prompts_rollout))
         self._unscored = UnscoredShare(args.max_unscored_share)
         self.num_samples = 0
         self.num_response_tokens = 0
@@ -115,6 +117,7 @@ class DataPreparation:
             if not self._is_waited_for(result):
                 return
             if not result.is_eval:
+                self.failures.answered()
                 self.being_scored[result.prompt_id] = result
                 self.num_samples += len(result.samples)
                 self.num_response_tokens += result.token_statistics.num_response_tokens
@@ -135,7 +138,10 @@ class DataPreparation:
             is_tried_again = self._flow.give_up(result.prompt_id, max_attempts=self._args.max_generation_attempts)
             if not is_tried_again:
                 self._workflow.dropped(result.prompt_id)
-        self.failures.record(result, is_tried_again=is_tried_again)
+        try:
+            self.failures.record(result, is_tried_again=is_tried_again)
+        except NothingAnswered as error:
+            self._threads.fail(error)
         self._threads.lock.notify_all()
 
     def _scored(self, result: GenerationResult, futures: "list[Future[list[Scored]]]", score_s: float) -> None:

@@ -16,11 +16,22 @@ NOT_SCORED = "not scored"
 LOG_INTERVAL_S = 60.0
 
 
-class GenerationFailures:
-    """Counts since the start of this process. Not thread-safe: the controller's lock guards it."""
+class NothingAnswered(RuntimeError):
+    """So many prompts in a row were dropped that the next ones would be, too. The text says why they were."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+
+class GenerationFailures:
+    """Counts since the start of this process. Not thread-safe: the controller's lock guards it.
+
+    Args:
+        most_in_a_row: training prompts that may be dropped one after another, each after its last attempt. One more ends the run,
+            which would otherwise use up its prompts.
+    """
+
+    def __init__(self, most_in_a_row: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
+        self._most_in_a_row = most_in_a_row
+        self._num_in_a_row = 0
         self._counts: Counter[str] = Counter()
         self._untold: Counter[str] = Counter()
         """By kind of cause, since the last line in the log."""
@@ -30,6 +41,8 @@ class GenerationFailures:
         """A group was given up; the log names one of them and counts the others, once in `LOG_INTERVAL_S`.
 
         `is_tried_again` is None where nobody waits for the group any more, because another copy of it came.
+
+        Raises `NothingAnswered`. Groups that were not scored do not count for that; see `unscored_share.py`.
         """
         self._counts["unscored_groups" if result.error.startswith(NOT_SCORED) else "generation_errors"] += 1
         if not result.is_eval and TIMEOUT in result.error:
@@ -38,6 +51,17 @@ class GenerationFailures:
         self._untold[TIMEOUT if TIMEOUT in result.error else result.error.partition(":")[0]] += 1
         if self._clock() >= self._told_at + LOG_INTERVAL_S:
             self._tell(result, is_tried_again=is_tried_again)
+        if is_tried_again is False and not result.is_eval and not result.error.startswith(NOT_SCORED):
+            self._num_in_a_row += 1
+            if self._num_in_a_row > self._most_in_a_row:
+                raise NothingAnswered(
+                    f"the last {self._num_in_a_row} prompts were dropped one after another, because engines gave them up at "
+                    f"every attempt (--max_generation_attempts). The last is {result.prompt_id}: {result.error}"
+                )
+
+    def answered(self) -> None:
+        """A group of training came with responses."""
+        self._num_in_a_row = 0
 
     def _tell(self, last: GenerationResult, *, is_tried_again: bool | None) -> None:
         number = self._untold.total()

@@ -371,6 +371,21 @@ def test_bad_rows_are_named_by_line(tmp_path: Path, changes: Row, problem: str) 
     assert mistake.startswith(f"{name} line 2: {problem}")
 
 
+def test_rows_with_the_same_problem_are_told_once(tmp_path: Path) -> None:
+    first = write_lines(
+        tmp_path / "a.jsonl", [make_row(dataset="gsm9k"), make_row(), *[make_row(dataset="gsm9k")] * 30]
+    )
+    second = write_lines(tmp_path / "b.jsonl", [make_row(dataset="gsm9k")] * 2 + [make_row(messages=[])])
+    told = [mistake.replace(str(tmp_path), "") for mistake in mistakes_of(first, "1.0", second, "1.0")]
+    problem = (
+        "unknown verifier 'gsm9k' in 'dataset'; nearest: gsm8k (--remap_verifier 'gsm9k'=NAME has it scored by NAME)"
+    )
+    assert told[0] == f"/a.jsonl line 1: {problem} The same holds for 30 more rows."
+    assert told[1] == f"/b.jsonl line 1: {problem} The same holds for 1 more row."
+    assert told[2].startswith("/b.jsonl line 3: empty messages")
+    assert len(told) == 3
+
+
 def test_a_remapped_verifier_that_is_not_there_is_told_as_such(tmp_path: Path) -> None:
     name = write_lines(tmp_path / "d.jsonl", [make_row(dataset="Math_DAPO")])
     (mistake,) = mistakes_of(name, "1.0", remap={"math_dapo": "mathh"})
@@ -434,7 +449,7 @@ def test_missing_files(tmp_path: Path) -> None:
 
 def test_all_mistakes_of_all_sources_come_at_once_up_to_a_limit(tmp_path: Path) -> None:
     one = write_lines(tmp_path / "one.jsonl", [make_row(dataset="x")])
-    many = write_lines(tmp_path / "many.jsonl", [make_row(dataset="y")] * 50)
+    many = write_lines(tmp_path / "many.jsonl", [make_row(dataset=f"y{number}") for number in range(50)])
     mistakes = mistakes_of(one, "1.0", "no.jsonl", "1.0", many, "1.0")
     assert mistakes[0].startswith(f"{one} line 1")
     assert mistakes[1].startswith("no.jsonl")

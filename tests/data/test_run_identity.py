@@ -1,6 +1,7 @@
 """What is noticed when a run goes on from the checkpoint of another: options, data row by row, tokenizer, system prompt."""
 
 import json
+import os
 import shutil
 import time
 from collections.abc import Callable
@@ -68,6 +69,7 @@ def saved(tmp_path: Path) -> Saved:
 def test_the_same_command_goes_on(saved: Saved) -> None:
     assert saved.start_again() == []
     assert saved.start_again(learning_rate=1e-6, total_episodes=640, vllm_num_engines=2, save_freq=5) == []
+    assert saved.start_again(model_name_or_path=os.path.relpath(TINY_MODEL)) == []
 
 
 def one_row_more(saved: Saved) -> None:

@@ -95,6 +95,18 @@ def test_group_that_was_broken_off_is_sampled_again_with_another_seed(make_play:
     assert {request.prompt.tobytes() for request in tried} == {requests[0].prompt.tobytes()}
 
 
+def test_a_run_of_which_no_prompt_is_answered_any_more_ends(make_play: MakePlay) -> None:
+    play = make_play(max_generation_attempts=1).start()
+    requests = play.receive(NUM_PROMPTS)
+    for _ in range(16):
+        play.deliver(broken_off(play.answer(requests.pop())))
+        requests += play.receive(1)
+    play.controller.status()
+    play.deliver(broken_off(play.answer(requests.pop())))
+    with pytest.raises(RuntimeError, match=r"the last 17 prompts were dropped one after another.*over 1 s"):
+        play.batch(1)
+
+
 def test_retry_of_a_reasoning_cache_prompt_has_the_plan_of_before_and_one_that_is_dropped_leaves_none(
     make_play: MakePlay,
 ) -> None:
@@ -305,7 +317,7 @@ def test_who_is_waited_for_is_told(make_play: MakePlay) -> None:
     requests = play.receive(NUM_PROMPTS)
     play.deliver(*(play.answer(requests[i]) for i in (0, 2)))
     assert play.nothing_is_ready() == (
-        "step 1 is being put together, engines serve version 0, 2 prompts are not back from the engines "
+        "step 1 is being put together, prompts of version 0 are admitted, 2 prompts are not back from the engines "
         "(train-1 (version 0), train-3 (version 0)), 0 are being scored, 0 groups wait"
     )
 

@@ -64,7 +64,7 @@ def mistakes(args: "GRPOConfig") -> Iterator[str]:
     if not words:
         yield (
             f"{shown(args, 'rollout_workflow', 'agent_command')}: there is no program to start. Give one, such as "
-            '"python my_agent.py".'
+            '--agent_command "python my_agent.py".'
         )
     elif shutil.which(words[0], path=search_path()) is None:
         yield f"{shown(args, 'agent_command')}: there is no program {words[0]}. Give one that can be run here."
