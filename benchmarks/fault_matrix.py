@@ -117,8 +117,6 @@ FAULTS = [
         Fault(f"queue {number} of 3 stopped", f"{QUEUE}#{number}", STOP, "ends", "queue (process")
         for number in (1, 2, 3)
     ),
-    Fault("lock keeper killed", "ray::_LockKeeper", KILL, "ends", "keeper of the lock died"),
-    Fault("lock keeper stopped", "ray::_LockKeeper", STOP, "ends", "the keeper of the lock (process"),
     Fault("verifiers killed", "verifiers.keeper", KILL, "goes on", "the verifiers' process is started again"),
     Fault("Ray's GCS killed", "gcs_server", KILL, "ends", "Ray's GCS (process"),
     Fault("Ray's GCS stopped", "gcs_server", STOP, "ends", "Ray's GCS (process"),

@@ -27,7 +27,6 @@ def actors_of(manager: RolloutManager, group: RayTrainGroup, message_queue: Mess
         "the prompt queue": prompts.actor,
         "the results queue": results.actor,
         "the message queue": message_queue.actor,
-        "the keeper of the lock": manager.rollout_engine_lock.keeper,
         **{f"learner {rank}": worker for rank, worker in enumerate(group.workers)},
         **{engine_name(number): engine for number, engine in enumerate(manager.rollout_engines)},
     }
@@ -108,7 +107,7 @@ class Health:
                 self._supervisor.replace(engines[stopped.name], str(stopped).removeprefix(f"{stopped.name} "))
 
     def _raise_if_dead(self) -> None:
-        """Find the death of a part that no call waits for: a learner while prompts are generated, the keeper of the lock."""
+        """Find the death of a part that no call waits for: a learner while prompts are generated, a queue."""
         engines = {engine_name(number) for number in range(len(self._manager.rollout_engines))}
         dead = [name for name in self._processes.dead if name not in engines] if self._processes is not None else []
         if dead:

@@ -204,7 +204,7 @@ class RolloutManager:
         args: options of a run.
         pg: the bundles of the engines.
         wandb_run_id: run in wandb that evaluations are logged to, or None.
-        supervised: the caller lets the engines serve, and watches them.
+        supervised: the caller lets the engines serve, and watches them. It has one group of learners, so they need no lock.
         inputs: data of the run; None reads what `args` names.
         queues, message_queue: None creates them.
     """
@@ -245,7 +245,10 @@ class RolloutManager:
         """Node id of each engine, by position."""
         self._own_groups: list[PlacementGroup] = []
         """Placement groups of engines that had to move to another node."""
-        self.rollout_engine_lock = Lock.options(num_cpus=0, scheduling_strategy=on_this_node()).remote()
+        self.rollout_engine_lock = None
+        """What a group of learners holds while it sends weights, so that no other group does at the same time."""
+        if not supervised:
+            self.rollout_engine_lock = Lock.options(num_cpus=0, scheduling_strategy=on_this_node()).remote()
         self._supervised = supervised
         self._futures: list[Any] = []
         """References of the engines that serve because of `async_generate` or `async_eval`. A reference is done when its engine
@@ -329,7 +332,8 @@ class RolloutManager:
         for queue in self.queues:
             queue.shutdown(force=True)
         self.message_queue.shutdown()
-        self.rollout_engine_lock.shut_down()
+        if self.rollout_engine_lock is not None:
+            self.rollout_engine_lock.shut_down()
         for group in self._own_groups:
             ray.util.remove_placement_group(group)
 
