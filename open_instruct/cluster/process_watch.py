@@ -25,7 +25,7 @@ import psutil
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from open_instruct.system.processes import is_in_exec, is_stopped
+from open_instruct.system.processes import STOPPED, is_in_exec, is_stopped, process_table
 from open_instruct.system.stand_by import ENGINE_MARK, StandBy
 
 logger = logging.getLogger(__name__)
@@ -40,9 +40,19 @@ RUN_MARK = "OPEN_INSTRUCT_RUN"
 def find_stopped(pids: Sequence[int]) -> list[int]:
     """The processes that are stopped, or have started a process that is stopped. Verifier processes are left out, because the
     verifier pool watches them."""
-    return [
-        pid for pid in pids if any(is_stopped(process) and not _is_of_verifiers(process) for process in _family(pid))
-    ]
+    table = process_table()  # asking for the children of each of `pids` would read the whole machine as often
+    found: set[int] = set()
+    for pid, (state, _) in table.items():
+        if state in STOPPED and not _is_of_verifiers(pid):
+            found.update(_line_of(pid, table))
+    return [pid for pid in pids if pid in found]
+
+
+def _line_of(pid: int, table: Mapping[int, tuple[str, int]]) -> Iterator[int]:
+    """The process, the process that started it, and so on."""
+    while pid in table:
+        yield pid
+        pid = table[pid][1]
 
 
 def _family(pid: int) -> list[psutil.Process]:
@@ -53,9 +63,9 @@ def _family(pid: int) -> list[psutil.Process]:
         return []
 
 
-def _is_of_verifiers(process: psutil.Process) -> bool:
+def _is_of_verifiers(pid: int) -> bool:
     with suppress(psutil.Error):
-        return any("open_instruct.verifiers.keeper" in word for word in process.cmdline())
+        return any("open_instruct.verifiers.keeper" in word for word in psutil.Process(pid).cmdline())
     return False
 
 
