@@ -56,7 +56,7 @@ def legs(tmp_path_factory: pytest.TempPathFactory) -> tuple[FirstLeg, Path, str]
     )
     before = shared_memory()
     process = Process(words)
-    process.wait_for_rows(output_dir / "prompts.jsonl", 3)
+    process.wait_for_rows(output_dir / "prompts.jsonl", 2)  # not during the evaluation of step 4, which would begin anew
     os.killpg(process.popen.pid, signal.SIGTERM)
     started = time.monotonic()
     code, _ = process.wait(60)
@@ -78,7 +78,7 @@ def test_sigterm_writes_a_checkpoint_and_the_same_command_goes_on(legs: tuple[Fi
     first, output_dir, _ = legs
     assert first.code == 85
     assert first.seconds < 30
-    assert 3 <= first.summary["training_steps"] < NUM_STEPS
+    assert 2 <= first.summary["training_steps"] < NUM_STEPS
     num_open = first.summary["prompts"]["dropped"][RUN_ENDED]
     summary = json.loads((output_dir / "summary.json").read_text())
     # What had arrived when the checkpoint was written is in it, and all else that was open is issued again.
