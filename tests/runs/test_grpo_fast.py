@@ -56,7 +56,8 @@ def legs(tmp_path_factory: pytest.TempPathFactory) -> tuple[FirstLeg, Path, str]
     )
     before = shared_memory()
     process = Process(words)
-    process.wait_for_rows(output_dir / "prompts.jsonl", 2)  # not during the evaluation of step 4, which would begin anew
+    # Early enough that the signal does not come during the evaluation of step 4, which would begin anew.
+    process.wait_for_rows(output_dir / "prompts.jsonl", 2)
     os.killpg(process.popen.pid, signal.SIGTERM)
     started = time.monotonic()
     code, _ = process.wait(60)
