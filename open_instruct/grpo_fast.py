@@ -20,19 +20,16 @@ if sys.path and Path(sys.path[0]).resolve() == Path(__file__).resolve().parent:
 import logging
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import fields
 
-from open_instruct.chat_codec import ChatCodec
 from open_instruct.cluster.failures import ComponentDied, WeightsDiffer, root_cause
 from open_instruct.config.checks import collect_mistakes
 from open_instruct.config.cli import UsageError, fail_with, parse_args, read_lists
 from open_instruct.config.extensions import MODULE_OPTIONS, config_class_with, plain_config
 from open_instruct.config.foreign_options import ForeignOptions
 from open_instruct.config.grpo_config import GRPOConfig
-from open_instruct.config.model_checks import load_tokenizer
 from open_instruct.config.model_support import problem_with_weights
 from open_instruct.data.run_inputs import RunInputs, load_inputs
-from open_instruct.engines.vllm_tool_parsers import VllmParsers
+from open_instruct.engines.vllm_tool_parsers import tool_parsers_are_there
 from open_instruct.learners.step_sums import NonfiniteSteps
 from open_instruct.option_text import shown
 from open_instruct.report.run_log import RunLog
@@ -53,8 +50,6 @@ from open_instruct.storage.checkpoints import StorageNotShared
 from open_instruct.storage.output_directory import UnusableDirectory, describe, held, is_of_storage
 from open_instruct.system.interruption import Interrupted, ends_by_signals, tell
 from open_instruct.system.masking import mask_tracebacks
-from open_instruct.workflows.base import WORKFLOWS, RolloutFailed
-from open_instruct.workflows.conversations.tool_parsers import VLLM
 
 logger = logging.getLogger(__name__)
 
@@ -166,24 +161,6 @@ def weights_are_whole(args: GRPOConfig) -> list[str]:
     directory = Path(args.model_name_or_path)
     problem = problem_with_weights(directory) if os.path.isfile(directory / "config.json") else ""
     return [f"{shown(args, 'model_name_or_path')}: {problem}"] if problem else []
-
-
-def tool_parsers_are_there(args: GRPOConfig) -> list[str]:
-    """What is wrong with a tool parser of vLLM that the workflow uses. vLLM is imported only where one was chosen."""
-    names = {option.name for option in fields(WORKFLOWS[args.rollout_workflow].options)}
-    chosen = {name: getattr(args, name) for name in ("tool_parser_type", "agent_tool_parser_type") if name in names}
-    of_vllm = {name: kind.removeprefix(VLLM) for name, kind in chosen.items() if kind.startswith(VLLM)}
-    tokenizer = load_tokenizer(args)[0] if of_vllm else None
-    if tokenizer is None:  # what is wrong with the tokenizer is told with the data
-        return []
-    parsers = VllmParsers(lambda: ChatCodec(tokenizer))
-    problems = []
-    for name, parser in of_vllm.items():
-        try:
-            parsers(parser, ())
-        except RolloutFailed as error:
-            problems.append(f"{shown(args, name)}: {str(error).rstrip('.!')}.")
-    return problems
 
 
 if __name__ == "__main__":

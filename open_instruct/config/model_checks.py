@@ -56,32 +56,35 @@ def rows_can_be_divided(args: GRPOConfig) -> Iterator[str]:
     text, options = config.get_text_config(), shown(args, "sequence_parallel_size", *_model_options(args))
     if not can_be_divided(text):
         yield f"{options}: sequence parallelism knows no attention with windows and no latent attention. Set it to 1."
-    elif problem := _problem_with_heads(text, size):
-        yield f"{options}: {problem} learners. Give a number that divides both."
+    elif problem := _problem_with_heads(text, size, "learners"):
+        yield f"{options}: {problem}"
 
 
 def engines_can_divide_heads(args: GRPOConfig) -> Iterator[str]:
     """Tensor parallelism divides the heads of each attention among the workers of an engine."""
-    engines = [("vllm_tensor_parallel_size", args.model_name_or_path, args.model_revision)]
+    of_model, _ = _load("AutoConfig", args.model_name_or_path, args.model_revision, trusted=args.trust_remote_code)
+    configs = {"vllm_tensor_parallel_size": of_model}
     if args.teacher_model_name_or_path is not None:
-        engines.append(("teacher_tensor_parallel_size", args.teacher_model_name_or_path, args.teacher_model_revision))
-    for option, model, revision in engines:
-        config, _ = _load("AutoConfig", model, revision, trusted=args.trust_remote_code)
+        of_teacher, _ = _load("AutoConfig", args.teacher_model_name_or_path, args.teacher_model_revision)
+        configs["teacher_tensor_parallel_size"] = of_teacher
+    for option, config in configs.items():
         size = getattr(args, option)
-        if config is not None and size > 1 and (problem := _problem_with_heads(config.get_text_config(), size)):
-            yield f"{shown(args, option)}: {problem} workers of an engine. Give a number that divides both."
+        if config is None or size <= 1:
+            continue
+        if problem := _problem_with_heads(config.get_text_config(), size, "workers of an engine"):
+            yield f"{shown(args, option)}: {problem}"
 
 
-def _problem_with_heads(text_config: Any, size: int) -> str:
-    """Why the heads of each attention cannot be divided by `size`; empty if they can. Fewer heads of keys and values than `size`
-    are held several times."""
-    num_heads = text_config.num_attention_heads
+def _problem_with_heads(text_config: Any, size: int, who: str) -> str:
+    """Why the heads of each attention cannot be divided among `size` of `who`; empty if they can. Where there are fewer heads of
+    keys and values than `size`, each is held several times."""
+    num_heads = getattr(text_config, "num_attention_heads", 0)
     num_key_value_heads = getattr(text_config, "num_key_value_heads", None) or num_heads
-    if not (num_heads % size or (num_key_value_heads % size and size % num_key_value_heads)):
+    if not num_heads or not (num_heads % size or (num_key_value_heads % size and size % num_key_value_heads)):
         return ""
     return (
         f"the model has {num_heads} attention heads and {num_key_value_heads} of keys and values, which cannot be divided among "
-        f"{size}"
+        f"{size} {who}. Give a number that divides both."
     )
 
 

@@ -268,17 +268,17 @@ class _Source:
 
     def _with_all_roles(self, rows: list[CheckedRow], texts: list[str]) -> tuple[list[CheckedRow], list[str]]:
         """Without rows of which the template leaves a message out because it does not know the message's role."""
-        kept = []
+        kept_rows, kept_texts = [], []
         for row, text in zip(rows, texts, strict=True):
-            for message in row.messages:
-                if message["role"] not in ROLES and message["content"].strip() not in text:
-                    role, known = f"{message['role']!r:.40}", ", ".join(ROLES)
-                    problem = f"the chat template leaves out what the role {role} says. It may know {known}."
-                    self.mistakes.add_row(self.name, row.place, problem)
-                    break
+            if (role := _unknown_role(row, text)) is None:
+                kept_rows.append(row)
+                kept_texts.append(text)
             else:
-                kept.append((row, text))
-        return [row for row, _ in kept], [text for _, text in kept]
+                problem = (
+                    f"the chat template leaves out what the role {role!r:.40} says. It may know {', '.join(ROLES)}."
+                )
+                self.mistakes.add_row(self.name, row.place, problem)
+        return kept_rows, kept_texts
 
     def _own(self, rows: list[CheckedRow], tokenizer: "PreTrainedTokenizerBase", _thread: Executor) -> Iterator[Prompt]:
         """Each row with the prompt that the workflow makes of it."""
@@ -319,3 +319,9 @@ class _Source:
             rendered.append(row)
             texts.append(str(text))
         return rendered, texts
+
+
+def _unknown_role(row: CheckedRow, text: str) -> str | None:
+    """A role whose message is missing in `text`, the prompt as the template wrote it."""
+    others = (message for message in row.messages if message["role"] not in ROLES)
+    return next((message["role"] for message in others if message["content"].strip() not in text), None)

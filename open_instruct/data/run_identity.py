@@ -125,11 +125,13 @@ def _different_options(saved: dict[str, Any], now: dict[str, Any]) -> dict[str, 
     return {
         name: f"--{name} was {saved[name]!r}, now {now[name]!r}"
         for name in now
-        if name in saved and saved[name] != now[name] and not (name == "model_name_or_path" and _is_same(saved, now))
+        if name in saved
+        and saved[name] != now[name]
+        and not (name == "model_name_or_path" and _is_same_model(saved, now))
     }
 
 
-def _is_same(saved: dict[str, Any], now: dict[str, Any]) -> bool:
+def _is_same_model(saved: dict[str, Any], now: dict[str, Any]) -> bool:
     """Whether both name the same directory of a model, one of them by a relative path perhaps."""
     paths = saved["model_name_or_path"], now["model_name_or_path"]
     return all(map(os.path.isdir, paths)) and os.path.samefile(*paths)

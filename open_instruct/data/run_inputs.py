@@ -55,9 +55,13 @@ def load_inputs(args: GRPOConfig) -> tuple[RunInputs | None, list[str]]:
         return None, mistakes
     try:
         workflow = args.workflow.make()
-    except (OSError, UnicodeDecodeError, UserModuleError, ValueError) as error:
-        is_known = bool(collect_mistakes(args))
-        return None, mistakes + ([] if is_known else [f"{shown(args, 'rollout_workflow')}: {error}."])
+    except (OSError, UnicodeDecodeError, UserModuleError):
+        return None, mistakes  # this mistake has been reported already
+    except (
+        ValueError
+    ) as error:  # reported already, too, unless it is in options that the workflow does not check itself
+        is_reported = bool(collect_mistakes(args))
+        return None, mistakes + ([] if is_reported else [f"{shown(args, 'rollout_workflow')}: {error}."])
     if tokenizer.chat_template:
         mistakes += workflow.template_mistakes(ChatCodec(tokenizer))
     eval_dataset, eval_reports = None, []

@@ -62,8 +62,6 @@ class HeldWork:
         self._to_admit: deque[HeldRequest] = deque()
         self._rollouts: dict[str, PromptRequest | None] = {}
         """Rollouts under way, by prompt id. The value is the prompt until its rollout makes the first request, then None."""
-        self._early: list[PromptRequest] = []
-        """Prompts among them that came before the weights that they were issued for. Their rollouts have not begun."""
         self._outgoing: set[str] = set()
         """Prompt ids of finished groups that are not in the results queue yet."""
         self.began_at = time.monotonic()
@@ -75,16 +73,21 @@ class HeldWork:
         """Take prompts into the account. Returns those whose rollouts may begin now. `set_version` returns the others later."""
         with self._lock:
             self._rollouts |= {prompt.prompt_id: prompt for prompt in prompts}
-            self._early += [prompt for prompt in prompts if prompt.issue_version > self._version]
             return [prompt for prompt in prompts if prompt.issue_version <= self._version]
 
     def set_version(self, version: int) -> list[PromptRequest]:
         """The engine serves `version` from now on. Returns the prompts that have waited for it: their rollouts may begin."""
         with self._lock:
-            self._version = version
-            begin = [prompt for prompt in self._early if prompt.issue_version <= version]
-            self._early = [prompt for prompt in self._early if prompt.issue_version > version]
-            return begin
+            waited, self._version = self._early(), version
+            return [prompt for prompt in waited if prompt.issue_version <= version]
+
+    def _early(self) -> list[PromptRequest]:
+        """Prompts that came before the weights that they were issued for. Their rollouts have not begun."""
+        return [prompt for prompt in self._silent() if prompt.issue_version > self._version]
+
+    def _silent(self) -> list[PromptRequest]:
+        """Prompts whose rollouts have made no request yet."""
+        return [prompt for prompt in self._rollouts.values() if prompt is not None]
 
     def finish_rollout(self, result: GenerationResult) -> None:
         with self._lock:
@@ -158,7 +161,7 @@ class HeldWork:
             return False
         if not self._requests and not self._rollouts:
             return True
-        begun = [request.generation_config for request in self._rollouts.values() if request is not None]
+        begun = [prompt.generation_config for prompt in self._silent()]
         held = [held.sampling for held in self._requests.values()]
         num_seqs = max(sum(config.n for config in [*held, *begun]), len(self._rollouts))
         num_tokens = self.num_outstanding_tokens + sum(config.n * config.max_tokens for config in begun)
@@ -167,12 +170,12 @@ class HeldWork:
     @property
     def will_submit(self) -> bool:
         """Whether a rollout has begun that has made no request yet."""
-        return sum(request is not None for request in self._rollouts.values()) > len(self._early)
+        return any(prompt.issue_version <= self._version for prompt in self._silent())
 
     @property
     def num_early(self) -> int:
         """Prompts that wait for the weights that they were issued for."""
-        return len(self._early)
+        return len(self._early())
 
     @property
     def num_outstanding_tokens(self) -> int:

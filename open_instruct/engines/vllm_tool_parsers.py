@@ -2,10 +2,15 @@
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
 from open_instruct.chat_codec import ChatCodec
-from open_instruct.workflows.base import CallParser, RolloutFailed
+from open_instruct.config.grpo_config import GRPOConfig
+from open_instruct.config.model_checks import load_tokenizer
+from open_instruct.option_text import shown
+from open_instruct.workflows.base import WORKFLOWS, CallParser, RolloutFailed
+from open_instruct.workflows.conversations.tool_parsers import VLLM
 
 logger = logging.getLogger(__name__)
 
@@ -48,3 +53,21 @@ class VllmParsers:
             return [(call.function.name, call.function.arguments) for call in found.tool_calls]
 
         return calls
+
+
+def tool_parsers_are_there(args: GRPOConfig) -> list[str]:
+    """What is wrong with a tool parser of vLLM that the workflow uses. vLLM is imported only where one was chosen."""
+    names = {option.name for option in fields(WORKFLOWS[args.rollout_workflow].options)}
+    chosen = {name: getattr(args, name) for name in ("tool_parser_type", "agent_tool_parser_type") if name in names}
+    of_vllm = {name: kind.removeprefix(VLLM) for name, kind in chosen.items() if kind.startswith(VLLM)}
+    tokenizer = load_tokenizer(args)[0] if of_vllm else None
+    if tokenizer is None:  # what is wrong with the tokenizer is told with the data
+        return []
+    parsers = VllmParsers(lambda: ChatCodec(tokenizer))
+    problems = []
+    for name, parser in of_vllm.items():
+        try:
+            parsers(parser, ())
+        except RolloutFailed as error:
+            problems.append(f"{shown(args, name)}: {str(error).rstrip('.!')}.")
+    return problems

@@ -32,7 +32,7 @@ from open_instruct.workflows.base import Workflow
 if TYPE_CHECKING:
     from ray.actor import ActorHandle
 
-LEAST_DROPS = 16
+DROPS_IN_A_ROW = 16
 """So many prompts in a row may be dropped, or those of two steps where that is more. One more ends the run."""
 GATHER_S = 0.1
 """Longest wait of a scored group for others that are being scored."""
@@ -65,7 +65,7 @@ class DataPreparation:
         self._teacher = None
         if teachers:
             self._teacher = TeacherScoring(teachers, threads, self.scored.put, timeout_s=args.teacher_timeout_s)
-        self.failures = GenerationFailures(max(LEAST_DROPS, 2 * args.num_unique_prompts_rollout))
+        self.failures = GenerationFailures(max(DROPS_IN_A_ROW, 2 * args.num_unique_prompts_rollout))
         self._unscored = UnscoredShare(args.max_unscored_share)
         self.num_samples = 0
         self.num_response_tokens = 0

@@ -297,6 +297,18 @@ def broken_off(result: GenerationResult, error: str = "generation_timeout: over 
     return replace(result, error=error, samples=[])
 
 
+def load_rows(source: str, tokenizer: Any, **options: Any) -> PromptDataset:
+    settings: dict[str, Any] = {
+        "max_prompt_token_length": 64,
+        "overlong_prompts": "error",
+        "messages_key": "messages",
+        "ground_truths_key": "ground_truth",
+        "known_verifiers": verifier_names(),
+        **options,
+    }
+    return load_prompts([source, "1.0"], ["train"], tokenizer=tokenizer, **settings)[0]
+
+
 @pytest.fixture(scope="module")
 def tokenizer() -> Any:
     from transformers import AutoTokenizer
@@ -309,18 +321,8 @@ def datasets(tokenizer: Any) -> tuple[PromptDataset, PromptDataset]:
     """Ten rows to train on and three to evaluate."""
 
     def load(size: int, seed: int) -> PromptDataset:
-        entry = f"reasoning_gym/chain_sum?min_terms=2&max_terms=2&min_digits=2&max_digits=2&size={size}&seed={seed}"
-        dataset, _ = load_prompts(
-            [entry, "1.0"],
-            ["train"],
-            tokenizer=tokenizer,
-            max_prompt_token_length=64,
-            overlong_prompts="error",
-            messages_key="messages",
-            ground_truths_key="ground_truth",
-            known_verifiers=verifier_names(),
-        )
-        return dataset
+        sums = "reasoning_gym/chain_sum?min_terms=2&max_terms=2&min_digits=2&max_digits=2"
+        return load_rows(f"{sums}&size={size}&seed={seed}", tokenizer)
 
     return load(10, 1), load(3, 1000)
 

@@ -21,15 +21,14 @@ from controller_stage import (  # noqa: F401 - fixtures
     content_of,
     datasets,
     ids,
+    load_rows,
     make_play,
     step_of,
     tokenizer,
 )
 
-from open_instruct.data.dataset_transformation import load_prompts
 from open_instruct.data.sample_record import DataProtoItem
 from open_instruct.rollouts import prompt_feeder
-from open_instruct.verifiers.verifiers import verifier_names
 
 # --- admission --------------------------------------------------------------------------------------------------------
 
@@ -195,16 +194,7 @@ def test_what_a_step_trained_on_can_be_read_as_data_again(make_play: MakePlay, t
     assert len(items) == 4 * NUM_PROMPTS
     assert_rollouts(list((tmp_path / "rollouts").glob("*_rollouts_000001.jsonl")), items)
     assert [item.non_tensor_batch["uid"] for item in items[::4]] == ids(requests)
-    dataset, _ = load_prompts(
-        [str(path), "1.0"],
-        ["train"],
-        tokenizer=tokenizer,
-        max_prompt_token_length=64,
-        overlong_prompts="error",
-        messages_key="messages",
-        ground_truths_key="ground_truth",
-        known_verifiers=verifier_names(),
-    )
+    dataset = load_rows(str(path), tokenizer)
     for row, request in zip(range(0, len(dataset), 4), requests, strict=True):
         np.testing.assert_array_equal(dataset[row].prompt, request.prompt)
         assert dataset[row].ground_truth == play.datasets[False][request.index].ground_truth

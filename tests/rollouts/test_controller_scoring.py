@@ -23,6 +23,7 @@ from controller_stage import (  # noqa: F401 - fixtures
     content_of,
     datasets,
     identities,
+    load_rows,
     make_play,
     tokenizer,
 )
@@ -30,7 +31,6 @@ from group_fakes import ended_by
 from judges import JudgeServer
 from played_teachers import TOP_K, PlayedTeacher, said_of
 
-from open_instruct.data.dataset_transformation import load_prompts
 from open_instruct.data.prompt_dataset import PromptDataset
 from open_instruct.data_types import GenerationResult
 from open_instruct.rollouts import controller as rollout
@@ -249,17 +249,7 @@ def test_criteria_that_a_step_finds_count_later_and_after_a_resume(
     row = {"ground_truth": json.dumps(label), "dataset": "rubric"}
     rows = [{"messages": [{"role": "user", "content": f"why {number}"}], **row} for number in range(10)]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    data, _ = load_prompts(
-        [str(tmp_path / "rows.jsonl"), "1.0"],
-        ["train"],
-        tokenizer=tokenizer,
-        max_prompt_token_length=64,
-        overlong_prompts="error",
-        messages_key="messages",
-        ground_truths_key="ground_truth",
-        known_verifiers=["rubric"],
-        check_label=None,
-    )
+    data = load_rows(str(tmp_path / "rows.jsonl"), tokenizer, known_verifiers=["rubric"], check_label=None)
     monkeypatch.setattr(rollout, "VerifierPool", RubricsInThisProcess)
     monkeypatch.setattr(RubricsInThisProcess, "labels", [])
     server = JudgeServer()
