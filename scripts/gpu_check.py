@@ -126,6 +126,9 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--output_dir", type=Path, default=ROOT / "out" / "gpu_check")
     parser.add_argument("--limit_min", type=float, default=30.0, help="for everything together")
     parser.add_argument("--only", nargs="+", choices=[step.name for step in STEPS], metavar="STEP")
+    parser.add_argument(
+        "--random_models", action="store_true", help="random weights for models of the hub, which is not in reach"
+    )
     parser.add_argument("--list", action="store_true", help="print the steps and end")
     return parser.parse_args(argv)
 
@@ -136,7 +139,7 @@ def main(argv: list[str]) -> int:
     if args.list:
         print("\n".join(f"{step.name:14} {step.limit_s:4} s  {step.what}" for step in steps))
         return 0
-    here = Surroundings.find(args.output_dir.resolve())
+    here = Surroundings.find(args.output_dir.resolve(), args.random_models)
     results = run_all(steps, here, args.limit_min * 60)
     text = table(results)
     (here.output_dir / "table.txt").write_text(text + "\n")

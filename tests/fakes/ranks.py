@@ -11,10 +11,10 @@ import torch
 
 
 class Rank:
-    """One rank; `call` runs a function of a test in it."""
+    """One rank; `call` runs a function of a test in it. Ranks on a GPU share it, so they speak over gloo too."""
 
-    def __init__(self, rank: int, world_size: int, rendezvous: str) -> None:
-        os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_RANK="0", DS_ACCELERATOR="cpu")
+    def __init__(self, rank: int, world_size: int, rendezvous: str, kind: str = "cpu") -> None:
+        os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_RANK="0", DS_ACCELERATOR=kind)
         torch.set_num_threads(1)
         torch.distributed.init_process_group(
             "gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=world_size
@@ -35,13 +35,16 @@ def start_deepspeed() -> None:  # apart: cloudpickle takes `deepspeed.ops` for `
 
 
 @contextmanager
-def started_ranks(ray: Any, num_ranks: int, directory: Path, module: str) -> Iterator[list[Any]]:
+def started_ranks(
+    ray: Any, num_ranks: int, directory: Path, module: str, *, kind: str = "cpu"
+) -> Iterator[list[Any]]:
     """Actors of ranks that have joined; functions of the test file `module` travel by value, because workers cannot import it."""
     for name in (__name__, "conftest", module):
         ray.cloudpickle.register_pickle_by_value(sys.modules[name])
     env = {"env_vars": {"OMP_NUM_THREADS": "1"}}
-    rank_class = ray.remote(Rank).options(num_cpus=0, runtime_env=env)
-    actors = [rank_class.remote(rank, num_ranks, str(directory / "store")) for rank in range(num_ranks)]
+    num_gpus = 0.5 if kind == "cuda" else 0
+    rank_class = ray.remote(Rank).options(num_cpus=0, num_gpus=num_gpus, runtime_env=env)
+    actors = [rank_class.remote(rank, num_ranks, str(directory / "store"), kind) for rank in range(num_ranks)]
     yield actors
     for actor in actors:
         ray.kill(actor)

@@ -44,7 +44,7 @@ def test_a_step_that_fails_stops_no_other_and_the_table_tells_all(
         step("fine", "print('seen')"),
     ]
     monkeypatch.setattr(gpu_check, "STEPS", steps)
-    monkeypatch.setattr(Surroundings, "find", lambda directory: here)
+    monkeypatch.setattr(Surroundings, "find", lambda *_: here)
     assert gpu_check.main(["--output_dir", str(here.output_dir)]) == 1
     lines = (here.output_dir / "table.txt").read_text().splitlines()
     told = {line.split()[0]: " ".join(line.split()[1:]) for line in lines[1:]}
@@ -66,7 +66,7 @@ def test_all_passed_is_exit_code_0_and_what_has_no_time_left_is_told(
 ) -> None:
     here = surroundings(tmp_path / "out")
     monkeypatch.setattr(gpu_check, "STEPS", [step("fine", ""), step("late", "")])
-    monkeypatch.setattr(Surroundings, "find", lambda directory: here)
+    monkeypatch.setattr(Surroundings, "find", lambda *_: here)
     assert gpu_check.main(["--output_dir", str(here.output_dir), "--only", "fine"]) == 0
     assert "late" not in (here.output_dir / "table.txt").read_text()
     assert gpu_check.main(["--output_dir", str(here.output_dir), "--limit_min", "0.1"]) == 0

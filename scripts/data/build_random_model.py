@@ -1,0 +1,51 @@
+"""Writes a model with the shape of a real one and random weights, for measuring speed and memory where no hub is in reach.
+
+    python scripts/data/build_random_model.py --like Qwen/Qwen3-0.6B --output_dir out/random_model
+
+What is there already is kept. The tokenizer is that of `assets/tiny_model`, which knows the first 384 tokens of the vocabulary.
+Weights are bfloat16, as published.
+"""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
+
+ROOT = Path(__file__).resolve().parents[2]
+OF_ALL: dict[str, Any] = {"vocab_size": 151936, "head_dim": 128, "num_key_value_heads": 8, "tie_word_embeddings": True}
+SHAPES: dict[str, dict[str, Any]] = {
+    "Qwen/Qwen3-0.6B": {
+        "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16,
+    },
+    "Qwen/Qwen3-4B": {
+        "hidden_size": 2560, "intermediate_size": 9728, "num_hidden_layers": 36, "num_attention_heads": 32,
+    },
+}  # fmt: skip
+"""Of published models, from their `config.json`."""
+
+
+def build(like: str, output_dir: Path) -> None:
+    if (output_dir / "tokenizer_config.json").exists():  # written last
+        return
+    tokenizer = AutoTokenizer.from_pretrained(ROOT / "assets" / "tiny_model", model_max_length=40960)
+    config = Qwen3Config(
+        **OF_ALL, **SHAPES[like], max_position_embeddings=40960, rope_parameters={"rope_theta": 1e6, "rope_type": "default"},
+        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, dtype=torch.bfloat16,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    Qwen3ForCausalLM(config).to(torch.bfloat16).save_pretrained(output_dir)
+    tokenizer.save_pretrained(output_dir)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--like", choices=SHAPES, default="Qwen/Qwen3-0.6B")
+    parser.add_argument("--output_dir", type=Path, required=True)
+    args = parser.parse_args()
+    build(args.like, args.output_dir)
+
+
+if __name__ == "__main__":
+    main()
