@@ -319,7 +319,7 @@ def current_device(
     if dtype == "auto":
         dtype = "bfloat16" if kind == "cuda" else "float32"
     if attn_implementation == "auto":
-        attn_implementation = "flash_attention_2" if flash_attention_can_run(kind) else "sdpa"
+        attn_implementation = "flash_attention_2" if flash_attention_can_run(kind, dtype) else "sdpa"
     return Device(kind, dtype, attn_implementation, colocated, weight_transport, workers_at_once, learners_at_once)
 
 
@@ -332,9 +332,9 @@ def gpu_uuid() -> str | None:
     return str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
 
 
-def flash_attention_can_run(kind: Kind) -> bool:
-    """Whether there is a GPU and the package `flash_attn`."""
-    return kind == "cuda" and find_spec("flash_attn") is not None
+def flash_attention_can_run(kind: Kind, dtype: str) -> bool:
+    """Whether the learners can use the FlashAttention kernels that torch has for GPUs."""
+    return kind == "cuda" and dtype in ("bfloat16", "float16")
 
 
 def _sees_a_gpu() -> bool:

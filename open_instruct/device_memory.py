@@ -1,10 +1,16 @@
 """Memory of the device that a process computes on: of its GPU, or on CPU of the process and the machine."""
 
+import logging
 import os
 import resource
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    import torch
+
+logger = logging.getLogger(__name__)
 
 Kind = Literal["cpu", "cuda"]
 
@@ -48,6 +54,19 @@ class DeviceMemory:
 
             return torch.cuda.mem_get_info()[1] if torch.cuda.is_available() else None
         return memory_of_machine_bytes()
+
+    def host_buffer(self, num_bytes: int) -> "torch.Tensor":
+        """(num_bytes,) uint8 in main memory, for copies from and to the device; on GPU page-locked, and with that several times
+        as fast. Keep it: page-locked memory must not be freed before the process ends."""
+        import torch
+
+        buffer = torch.empty(num_bytes, dtype=torch.uint8)
+        # Not `pin_memory=True`, which rounds up to a power of two.
+        if self.kind == "cuda" and (status := torch.cuda.cudart().cudaHostRegister(buffer.data_ptr(), num_bytes, 0)):
+            logger.warning(
+                "%d bytes of main memory could not be page-locked (%s): copies to it are slow", num_bytes, status
+            )
+        return buffer
 
     def return_freed(self) -> None:
         """Let other processes have memory that tensors of this process no longer use. On CPU the allocator does so by itself."""

@@ -59,14 +59,16 @@ def test_backend_and_weight_transport(cpu: Device, gpu: Device, shared_gpu: Devi
 
 
 @pytest.mark.parametrize(
-    ("kind", "installed", "expected"),
-    [("cpu", True, "sdpa"), ("cuda", False, "sdpa"), ("cuda", True, "flash_attention_2")],
+    ("kind", "dtype", "expected"),
+    [
+        ("cpu", "bfloat16", "sdpa"),
+        ("cuda", "float32", "sdpa"),
+        ("cuda", "auto", "flash_attention_2"),
+        ("cuda", "float16", "flash_attention_2"),
+    ],
 )
-def test_attention_and_the_layout_that_follows(
-    monkeypatch: pytest.MonkeyPatch, kind: device_module.Kind, installed: bool, expected: str
-) -> None:
-    monkeypatch.setattr(device_module, "find_spec", lambda name: object() if installed else None)
-    device = current_device(kind=kind)
+def test_attention_and_the_layout_that_follows(kind: device_module.Kind, dtype: str, expected: str) -> None:
+    device = current_device(kind=kind, dtype=dtype)
     assert device.attn_implementation == expected
     assert device.collation_layout == ("packed" if expected == "flash_attention_2" else "padded")
     assert current_device(kind=kind, attn_implementation="eager").attn_implementation == "eager"

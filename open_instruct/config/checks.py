@@ -414,9 +414,11 @@ def options_have_their_entry(args: GRPOConfig) -> Iterator[str]:
 
 
 def attention_can_run(args: GRPOConfig) -> Iterator[str]:
-    if args.attn_implementation == "flash_attention_2" and not flash_attention_can_run(args.device.kind):
-        options = shown(args, "attn_implementation")
-        yield f"{options}: flash attention needs an NVIDIA GPU and the package flash_attn. Choose auto or sdpa."
+    if args.attn_implementation == "flash_attention_2" and not flash_attention_can_run(
+        args.device.kind, args.device.dtype
+    ):
+        options = shown(args, "attn_implementation", *["model_dtype"] * (args.device.kind == "cuda"))
+        yield f"{options}: flash attention needs an NVIDIA GPU and bfloat16. Choose auto or sdpa."
 
 
 def machine_has_room(args: GRPOConfig) -> Iterator[str]:

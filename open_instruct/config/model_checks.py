@@ -150,11 +150,11 @@ def vocabulary_size(args: GRPOConfig) -> int:
 def pairs_per_token(args: GRPOConfig) -> float | None:
     """What a token costs in the model apart from attention, in pairs of tokens that attention looks at (`share_prompts`).
 
-    None if the learners share no prompts: only sdpa takes the parts of a row (`learners/shared_attention.py`), and only where
-    every layer looks at all earlier tokens. Raises `ValueError` if the model cannot be read.
+    None if the learners share no prompts: plain attention does not take the parts of a row (`learners/attention.py`), and parts
+    tell who looks at whom only where every layer looks at all earlier tokens. Raises `ValueError` if the model cannot be read.
     """
     config = _text_config(args)
-    if args.device.attn_implementation != "sdpa" or not attends_fully(config):
+    if args.device.attn_implementation == "eager" or not attends_fully(config):
         return None
     return linear_cost(config)
 

@@ -258,7 +258,7 @@ class OptimizerOptions:
     """Rows of pack_length tokens in one forward and backward pass of a learner."""
     share_prompts: bool = True
     """Learners compute a prompt once for all of its responses, unless responses are much longer than prompts. The gradient is the
-    same but for rounding. With --attn_implementation sdpa alone, and not for models with sliding windows."""
+    same but for rounding. Not with --attn_implementation eager, and not for models with sliding windows."""
 
 
 @dataclass(kw_only=True)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch.autograd.function import once_differentiable
 
 from open_instruct.config.model_support import logits_scale_and_cap
-from open_instruct.learners import shared_attention
+from open_instruct.learners import attention
 from open_instruct.learners.cpu_linear import product
 
 if TYPE_CHECKING:
@@ -165,7 +165,11 @@ class LogProbModel(torch.nn.Module):
                 possibly times a constant or below a cap (`logits_scale_and_cap`).
         """
         super().__init__()
-        model.set_attn_implementation(shared_attention.with_parts(model.config._attn_implementation))
+        if parts is None:
+            self._attention = attention.register(model.config._attn_implementation)
+            model.set_attn_implementation(self._attention)
+        else:  # which exchanges tokens and heads around it
+            self._attention = parts.attention
         self.model = model
         self._chunk_elements = chunk_elements
         self._parts = parts
@@ -235,9 +239,11 @@ class LogProbModel(torch.nn.Module):
     ) -> tuple[torch.Tensor, range]:
         """The last hidden states of the columns that this rank computes, and which columns these are."""
         columns, attention_mask, further = range(input_ids.shape[1]), None, {}
-        if segments is not None and branches is not None:
-            further = {"parts": shared_attention.find_parts(segments, branches)}
-            attention_mask = segments.new_ones((1, 1, 1, 1), dtype=torch.bool)  # or Transformers would make one
+        num_columns = len(columns) if self._parts is None else self._parts.num_columns(len(columns))
+        who = attention.find_parts(self._attention, position_ids, segments, branches, num_columns=num_columns)
+        if who is not None:
+            further = {"parts": who}
+            attention_mask = position_ids.new_ones((1, 1, 1, 1), dtype=torch.bool)  # or Transformers would make one
         if self._parts is not None:
             sliced = self._parts.slice_inputs(input_ids, position_ids, attention_mask)
             input_ids, position_ids, attention_mask, columns = sliced

@@ -6,6 +6,7 @@ import torch
 
 from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.device import Device
+from open_instruct.learners.attention import register
 from open_instruct.learners.cpu_linear import use_onednn
 from open_instruct.learners.cpu_norms import use_fewer_passes
 from open_instruct.learners.logprobs import LogProbModel
@@ -84,7 +85,7 @@ def _load_model(
         revision=args.model_revision,
         trust_remote_code=args.trust_remote_code,
         dtype=device.torch_dtype,
-        attn_implementation=device.attn_implementation if parts is None else ATTENTION,
+        attn_implementation=register(device.attn_implementation) if parts is None else ATTENTION,
     )
     del zero3
     _own_memory(model)

@@ -14,12 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch.autograd.function import once_differentiable
 
-from open_instruct.learners.shared_attention import with_parts
+from open_instruct.learners.attention import FLASH, register
 
 ATTENTION = "ulysses"
 """Name under which Transformers knows the attention that exchanges tokens and heads."""
-PASSES_NO_MASK = "flash_attention_2"
-"""The attention that tells the sequences of a row apart by their positions, and takes no mask."""
 
 
 class SequenceParallel:
@@ -36,12 +34,17 @@ class SequenceParallel:
         made = [torch.distributed.new_group(ranks) for ranks in groups]  # every rank makes every group
         self._group: Any = made[rank // size]
         self._size, self._rank = size, rank % size
-        self._takes_mask = attn_implementation != PASSES_NO_MASK
+        self._takes_mask = attn_implementation != FLASH
         self._config = config
         self._exchanges: dict[tuple[int, ...], Any] = {}
         """What exchanges tokens and heads, by number of rows, heads, heads of keys and values, and size of a head."""
-        self._attn_implementation = attn_implementation
+        self.attention = register(attn_implementation)
+        """What Transformers calls the attention of whole rows."""
         _register(self)
+
+    def num_columns(self, num_tokens: int) -> int:
+        """Of a row of so many tokens, once it is padded so that the group can divide it."""
+        return num_tokens + -num_tokens % self._size
 
     def slice_inputs(
         self, input_ids: torch.Tensor, position_ids: torch.Tensor, attention_mask: torch.Tensor | None
@@ -52,7 +55,7 @@ class SequenceParallel:
         of whole rows, (B, 1, T', T'), where attention needs one.
         """
         num_tokens = input_ids.shape[1]
-        padding = -num_tokens % self._size
+        padding = self.num_columns(num_tokens) - num_tokens
         needs_mask = attention_mask is None and self._takes_mask and bool((position_ids[:, 1:] == 0).any())
         if padding:
             input_ids = F.pad(input_ids, (0, padding))
@@ -83,7 +86,7 @@ class SequenceParallel:
         from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
         return UlyssesSPAttentionHF(
-            attn=ALL_ATTENTION_FUNCTIONS[with_parts(self._attn_implementation)],
+            attn=ALL_ATTENTION_FUNCTIONS[self.attention],
             batch_size=num_rows,
             attn_head_count=num_heads,
             attn_head_size=head_size,

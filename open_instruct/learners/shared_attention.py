@@ -49,15 +49,15 @@ class Parts:
     """(2, N * Q of all) int64: rows and columns of the parts' own tokens. The last token of a part is repeated up to Q."""
     keys: torch.Tensor
     """(2, N * K of all) int64: rows and columns of what parts look at: first those of the prompt, then those of `queries`."""
-    is_query: torch.Tensor
-    """(N * Q of all) bool: False where a token is only repeated."""
+    own: torch.Tensor
+    """(tokens of all parts,) int64: which of `queries` are not only repeated."""
 
 
 def find_parts(segments: torch.Tensor, branches: torch.Tensor) -> Parts:
     """The parts of (B, T) rows, given `segments` and `branches` of `CollatedBatchData`."""
-    by_shape: dict[tuple[bool, int], list[_Part]] = defaultdict(list)
+    by_shape: dict[tuple[bool, int], list[Part]] = defaultdict(list)
     for row, (segments_T, branches_T) in enumerate(zip(segments.tolist(), branches.tolist(), strict=True)):
-        for part in _parts_of_row(row, segments_T, branches_T):
+        for part in parts_of_row(row, segments_T, branches_T):
             by_shape[len(part.prompt) > 0, len(part.own).bit_length()].append(part)
     alike = []
     queries, keys = ([torch.zeros(2, 0, dtype=torch.int64)] for _ in range(2))  # none where all rows are padding
@@ -69,19 +69,22 @@ def find_parts(segments: torch.Tensor, branches: torch.Tensor) -> Parts:
         queries.append(torch.stack([rows_N1.expand_as(queries_NQ).flatten(), queries_NQ.flatten()]))
         keys.append(torch.stack([rows_N1.expand_as(keys_NK).flatten(), keys_NK.flatten()]))
         is_query.append(is_query_NQ.flatten())
-    tokens = (torch.cat(some, dim=-1).to(segments.device) for some in (queries, keys, is_query))
-    return Parts(alike, *tokens)
+    tokens = (torch.cat(some, dim=-1).to(segments.device) for some in (queries, keys))
+    return Parts(alike, *tokens, torch.cat(is_query).nonzero().flatten().to(segments.device))
 
 
 @dataclass(frozen=True)
-class _Part:
+class Part:
+    """Neighbouring tokens of a row, all of one sequence, and the tokens of the prompt that they look at besides."""
+
     row: int
     own: range
     prompt: range
 
 
-def _parts_of_row(row: int, segments: Sequence[int], branches: Sequence[int]) -> list[_Part]:
-    parts: list[_Part] = []
+def parts_of_row(row: int, segments: Sequence[int], branches: Sequence[int]) -> list[Part]:
+    """In the order of their tokens; padding is in none."""
+    parts: list[Part] = []
     start = 0
     for segment, tokens in groupby(zip(segments, branches, strict=True), key=lambda kind: kind[0]):
         ends = [start, *(start + length for length in accumulate(len(list(run)) for _, run in groupby(tokens)))]
@@ -90,13 +93,13 @@ def _parts_of_row(row: int, segments: Sequence[int], branches: Sequence[int]) ->
             continue
         prompt, *responses = (range(*edges) for edges in pairwise(ends))
         if len(responses) <= 1:
-            parts.append(_Part(row, range(ends[0], ends[-1]), range(0)))
+            parts.append(Part(row, range(ends[0], ends[-1]), range(0)))
         else:
-            parts += [_Part(row, prompt, range(0)), *(_Part(row, response, prompt) for response in responses)]
+            parts += [Part(row, prompt, range(0)), *(Part(row, response, prompt) for response in responses)]
     return parts
 
 
-def _together(parts: Sequence[_Part], device: torch.device) -> tuple[Alike, torch.Tensor, torch.Tensor, torch.Tensor]:
+def _together(parts: Sequence[Part], device: torch.device) -> tuple[Alike, torch.Tensor, torch.Tensor, torch.Tensor]:
     """The parts, and for each of them: (N, Q) its queries, (N, K) its keys, (N, Q) which queries are its own."""
     num_queries = max(len(part.own) for part in parts)
     num_prompt = max(len(part.prompt) for part in parts)
@@ -116,18 +119,6 @@ def _together(parts: Sequence[_Part], device: torch.device) -> tuple[Alike, torc
     if mask is not None and device.type == "cpu" and num_queries <= SHORT_QUERIES and num_keys <= SHORT_KEYS:
         bias = torch.zeros(mask.shape).masked_fill_(~mask, -torch.inf)
     return Alike(len(parts), num_queries, num_keys, mask, bias), queries, keys, ordinals_Q < own_lengths
-
-
-def with_parts(attn_implementation: str) -> str:
-    """The name of the same attention, but for one that takes `parts`, if there is one."""
-    from transformers import AttentionInterface, AttentionMaskInterface
-    from transformers.masking_utils import sdpa_mask
-
-    if attn_implementation != "sdpa":
-        return attn_implementation
-    AttentionInterface.register(ATTENTION, attend)
-    AttentionMaskInterface.register(ATTENTION, sdpa_mask)
-    return ATTENTION
 
 
 def attend(
@@ -180,9 +171,9 @@ def attend(
                 is_causal=alike.mask is None,
             )
         outs.append(out.transpose(1, 2).flatten(0, 1))
-    rows, columns = parts.queries[:, parts.is_query]
+    rows, columns = parts.queries.index_select(1, parts.own)
     nothing = value.new_zeros(num_rows, num_tokens, num_heads, value.shape[3])
-    return nothing.index_put((rows, columns), torch.cat(outs)[parts.is_query]), None
+    return nothing.index_put((rows, columns), torch.cat(outs).index_select(0, parts.own)), None
 
 
 def _take(states: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:

@@ -16,6 +16,7 @@ While its storage is gone a tensor must not be computed with; torch 2.13 does no
 """
 
 import logging
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -49,9 +50,10 @@ class _Moved:
     """The storage's bytes, in main memory. None where nobody reads them again."""
 
     def restore(self) -> None:
+        """Begin to fill the storage; done when the device is synchronized."""
         self.storage.resize_(self.num_bytes)
         if self.content is not None:
-            _as_bytes(self.storage).copy_(self.content)
+            _as_bytes(self.storage).copy_(self.content, non_blocking=True)
 
 
 class StateOffload:
@@ -65,6 +67,9 @@ class StateOffload:
         self._engine = engine
         self._ref_model = ref_model
         self._moved: dict[str, list[_Moved]] = {}
+        self._spare: dict[int, list[torch.Tensor]] = defaultdict(list)
+        """Buffers in main memory that hold nothing now, by their bytes. They are kept for the next time, when the same storages
+        move: making them takes several times as long as copying."""
         self._warned: set[str] = set()
 
     @property
@@ -75,30 +80,42 @@ class StateOffload:
     def offload(self, tags: Sequence[str] | None = None) -> int:
         """Move these tags off the device (None: all). Returns the bytes that this process really released, as measured.
 
-        At most one storage exists twice at any time. Tags that are off already stay off.
+        The storages of one tag exist twice for a moment. Tags that are off already stay off.
         """
         before = self._settled_memory()
         for tag in _checked(tags):
             if tag not in self._moved:
                 self._release_gathered(tag)
                 scratch = _scratch(self._engine) if tag == GRADIENTS else ()
-                self._moved[tag] = [_move(storage, keep_content=True) for storage in self._storages(tag)]
-                self._moved[tag] += [_move(storage, keep_content=False) for storage in self._resident(scratch)]
+                contents = [(storage, self._copy(storage)) for storage in self._storages(tag)]
+                self._device.synchronize()  # before the memory goes to somebody else
+                contents += [(storage, None) for storage in self._resident(scratch)]
+                self._moved[tag] = [_move(storage, content) for storage, content in contents]
         return max(before - self._settled_memory(), 0)
 
     def reload(self, tags: Sequence[str] | None = None) -> None:
         """Move these tags back (None: all), with the very bytes that they had. Tags on the device stay as they are."""
-        for tag in _checked(tags):
-            moved = self._moved.get(tag, [])
-            while moved:  # main memory is freed storage by storage
-                moved.pop().restore()
-            self._moved.pop(tag, None)
+        wanted = _checked(tags)
+        back = [moved for tag in wanted for moved in self._moved.get(tag, [])]
+        for moved in back:
+            moved.restore()
         self._device.synchronize()
+        for moved in back:
+            if moved.content is not None:
+                self._spare[moved.num_bytes].append(moved.content)
+        for tag in wanted:
+            self._moved.pop(tag, None)
 
     def check_loaded(self, *tags: str, what: str) -> None:
         """Raise if `what` would need a tag that is off the device."""
         if missing := [tag for tag in tags if tag in self._moved]:
             raise RuntimeError(f"{what} needs {' and '.join(missing)} on the device: call wake_up({missing}) first")
+
+    def _copy(self, storage: torch.UntypedStorage) -> torch.Tensor:
+        """Begin to copy a storage's bytes into main memory; they are there when the device is synchronized."""
+        spare = self._spare[storage.nbytes()]
+        buffer = spare.pop() if spare else self._device.memory.host_buffer(storage.nbytes())
+        return buffer.copy_(_as_bytes(storage), non_blocking=True)
 
     def _settled_memory(self) -> int:
         self._device.synchronize()
@@ -150,10 +167,8 @@ def _checked(tags: Sequence[str] | None) -> list[str]:
     return [tag for tag in TAGS if tag in tags]
 
 
-def _move(storage: torch.UntypedStorage, *, keep_content: bool) -> _Moved:
+def _move(storage: torch.UntypedStorage, content: torch.Tensor | None) -> _Moved:
     num_bytes = storage.nbytes()
-    # Not pinned: torch never gives pinned memory back, and rounds it up to a power of two.
-    content = torch.empty(num_bytes, dtype=torch.uint8).copy_(_as_bytes(storage)) if keep_content else None
     storage.resize_(0)
     return _Moved(storage, num_bytes, content)
 

@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -45,11 +46,33 @@ def test_other_families_are_not_refused(family: str) -> None:
 def test_capped_attention_needs_an_implementation_that_caps() -> None:
     config = family_config("gemma2")
     config.attn_logit_softcapping = 50.0
-    refused = why_refused(config, device_kind="cpu", attn_implementation="sdpa", max_sequence_length=96)
-    assert "attn_logit_softcapping=50" in (refused or "")
-    assert (
-        why_refused(config, device_kind="cpu", attn_implementation="flash_attention_2", max_sequence_length=96) is None
-    )
+    for fused in ("sdpa", "flash_attention_2"):
+        refused = why_refused(config, device_kind="cuda", attn_implementation=fused, max_sequence_length=96)
+        assert "attn_logit_softcapping=50" in (refused or "")
+        assert "Use --attn_implementation eager" in (refused or "")
+    assert why_refused(config, device_kind="cpu", attn_implementation="eager", max_sequence_length=96) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"head_dim": 20}, "its heads have 20. Use --attn_implementation sdpa"),
+        ({"head_dim": 264}, "its heads have 264"),
+        ({"attention_dropout": 0.1}, "attention_dropout is 0.1. Use --attn_implementation sdpa"),
+    ],
+)
+def test_what_the_kernels_of_flash_attention_lack_is_told(changes: dict[str, Any], reason: str) -> None:
+    config = family_config("qwen3")
+    flash: dict[str, Any] = {
+        "device_kind": "cuda",
+        "max_sequence_length": 96,
+        "attn_implementation": "flash_attention_2",
+    }
+    assert why_refused(config, **flash) is None
+    for name, value in changes.items():
+        setattr(config, name, value)
+    assert reason in (why_refused(config, **flash) or "")
+    assert why_refused(config, **flash | {"attn_implementation": "sdpa"}) is None
 
 
 def test_window_that_is_wider_in_the_engine_is_refused_for_sequences_beyond_it() -> None:

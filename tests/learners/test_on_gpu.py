@@ -1,7 +1,4 @@
-"""What learners compute on a GPU is what they compute on CPU; without a GPU the same tests run on CPU alone.
-
-The packed rows of flash attention need the package `flash_attn`.
-"""
+"""What learners compute on a GPU is what they compute on CPU; without a GPU the same tests run on CPU alone."""
 
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -15,10 +12,10 @@ from model_families import family_config
 from ranks import Rank, started_ranks
 
 from open_instruct.data_types import CollatedBatchData, TrainingSample
-from open_instruct.device import flash_attention_can_run
+from open_instruct.learners.attention import register
 from open_instruct.learners.logprobs import LogProbModel
 from open_instruct.learners.sequence_parallel import ATTENTION, SequenceParallel
-from open_instruct.rollouts.collation import collate_packed, collate_padded, pad_rows
+from open_instruct.rollouts.collation import collate_packed, collate_padded, pack_rows, pad_rows
 from open_instruct.rollouts.shared_prompts import Shared
 
 KINDS = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -48,8 +45,9 @@ def groups() -> list[list[TrainingSample]]:
 
 
 def batch_of(layout: str) -> CollatedBatchData:
-    if layout == "shared":
-        return pad_rows([Shared(group) for group in groups()], 0)
+    if "shared" in layout:
+        fill = pack_rows if "packed" in layout else pad_rows
+        return fill([Shared(group) for group in groups()], 0)
     samples = [one for group in groups() for one in group]
     return collate_packed(samples, 0) if layout == "packed" else collate_padded(samples, 0)
 
@@ -73,7 +71,8 @@ def outcome(
     from transformers import AutoModelForCausalLM
 
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config, attn_implementation=attention, dtype=torch.float32).eval()
+    name = attention if parts is not None else register(attention)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation=name, dtype=torch.float32).eval()
     model = LogProbModel(model.to(kind, dtype), parts=parts)
     arrays = {name: array for name, array in vars(batch_of(layout)).items() if array is not None}
     given = {name: torch.from_numpy(array.copy()).to(kind) for name, array in arrays.items()}
@@ -112,11 +111,13 @@ def test_bfloat16_is_off_by_its_rounding(kind: str, layout: str) -> None:
 
 
 @pytest.mark.gpu
-def test_flash_attention_tells_packed_sequences_apart() -> None:
-    if not flash_attention_can_run("cuda" if torch.cuda.is_available() else "cpu"):
-        pytest.skip("no GPU with the package flash_attn")
-    ours = outcome("cuda", "packed", config(), dtype=torch.bfloat16, attention="flash_attention_2")
-    assert_close(ours, outcome("cpu", "padded", config()), logprobs=20 * BFLOAT16, gradients=20 * BFLOAT16)
+@pytest.mark.parametrize("layout", ["padded", "packed", "shared", "packed and shared"])
+def test_flash_attention_tells_sequences_apart(layout: str) -> None:
+    need("cuda")
+    ours = outcome("cuda", layout, config(), dtype=torch.bfloat16, attention="flash_attention_2")
+    exact = outcome("cpu", "padded", config())
+    assert_close(ours, exact, logprobs=20 * BFLOAT16, gradients=20 * BFLOAT16)
+    assert (ours[0] - exact[0]).abs().mean() <= 2 * BFLOAT16
 
 
 # ------------------------------------------------------------------------------------------- two ranks on one GPU
@@ -144,6 +145,7 @@ def divided(rank: Rank, config: Any, kind: str, layout: str, dtype: torch.dtype,
         ("packed", torch.float32, "sdpa"),
         ("shared", torch.float32, "sdpa"),
         pytest.param("packed", torch.bfloat16, "flash_attention_2", marks=pytest.mark.gpu),
+        pytest.param("packed and shared", torch.bfloat16, "flash_attention_2", marks=pytest.mark.gpu),
     ],
     ids=str,
 )
@@ -152,8 +154,8 @@ def test_two_ranks_that_divide_rows_give_what_whole_rows_give(
     two_ranks: SimpleNamespace, kind: str, layout: str, dtype: torch.dtype, attention: str
 ) -> None:
     need(kind)
-    if attention != "sdpa" and (kind == "cpu" or not flash_attention_can_run("cuda")):
-        pytest.skip("no GPU with the package flash_attn")
+    if attention != "sdpa" and kind == "cpu":
+        pytest.skip("its kernels need a GPU")
     first, second = two_ranks.call(divided, config(), kind, layout, dtype, attention)
     together = {name: gradient + second[1][name] for name, gradient in first[1].items()}
     assert torch.equal(first[0], second[0])

@@ -1,0 +1,130 @@
+"""Attention on a GPU with the FlashAttention kernels that come with torch: no sequence of a row sees another.
+
+    row        sequence 1  sequence 2  prompt  response 1  response 2      queries       keys
+    parts      ──────────                                                  sequence 1    sequence 1
+                           ──────────                                      sequence 2    sequence 2
+                                       ──────                              the prompt    the prompt
+                                               ──────────                  response 1    the prompt, response 1
+                                                           ──────────      response 2    the prompt, response 2
+
+The kernels take all parts one after another, told apart by where each ends, so there is neither padding nor a mask. As the parts
+stand in the row one after another, its queries are taken as they are; keys are only copied where responses share a prompt.
+
+Shapes: B rows, T tokens of a row, N parts, Q = B * T queries, K keys.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.nn.attention.varlen import varlen_attn
+
+from open_instruct.learners.shared_attention import Part, parts_of_row
+
+ATTENTION = "varlen_of_parts"
+"""Name under which Transformers knows the attention below; it looks for packages where a name has "flash" in it."""
+DTYPES = torch.float16, torch.bfloat16
+"""What the kernels compute in; other inputs are rounded to the last."""
+
+
+@dataclass(frozen=True)
+class Spans:
+    """Where the parts of some rows lie, one after another."""
+
+    ends_of_queries: torch.Tensor
+    """(N + 1,) int32: 0, then the end of each part's queries among the Q."""
+    ends_of_keys: torch.Tensor
+    """(N + 1,) int32: the same of the K keys."""
+    most_queries: int
+    """Of one part."""
+    most_keys: int
+    keys: torch.Tensor | None = None
+    """(K,) int64: which of the Q tokens the keys are; None where they are the queries."""
+
+
+def find_spans(position_ids: torch.Tensor, *, num_columns: int) -> Spans:
+    """Of (B, T) rows in which a sequence begins at position 0, padded on the right to `num_columns`."""
+    begins = F.pad(position_ids == 0, (0, num_columns - position_ids.shape[1]))
+    begins[:, 0] = True
+    starts = begins.flatten().nonzero().flatten()
+    ends = F.pad(starts, (0, 1), value=begins.numel()).int()
+    most = int(ends.diff().max())
+    return Spans(ends, ends, most, most)
+
+
+def find_spans_of_shared(segments: torch.Tensor, branches: torch.Tensor, *, num_columns: int) -> Spans:
+    """Of (B, T) rows with `segments` and `branches` of `CollatedBatchData`, padded on the right to `num_columns`."""
+    rows = zip(segments.tolist(), branches.tolist(), strict=True)
+    parts = [
+        part for row, kinds in enumerate(rows) for part in _with_padding(parts_of_row(row, *kinds), row, num_columns)
+    ]
+    nums_queries = [len(part.own) for part in parts]
+    nums_keys = [len(part.prompt) + len(part.own) for part in parts]
+    columns = [column for part in parts for column in (*part.prompt, *part.own)]
+    rows_K = torch.tensor([part.row for part in parts]).repeat_interleave(torch.tensor(nums_keys))
+    keys = torch.tensor(columns) + rows_K * num_columns
+    ends = (
+        torch.tensor([0, *accumulate(nums)], dtype=torch.int32).to(segments.device)
+        for nums in (nums_queries, nums_keys)
+    )
+    return Spans(*ends, max(nums_queries), max(nums_keys), keys.to(segments.device))
+
+
+def _with_padding(parts: list[Part], row: int, num_columns: int) -> Iterator[Part]:
+    """Padding is a part too, that no other looks at."""
+    yield from parts
+    end = parts[-1].own.stop if parts else 0
+    if end < num_columns:
+        yield Part(row, range(end, num_columns), range(0))
+
+
+def attend(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    parts: Spans,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """What Transformers calls as an attention function.
+
+    Args:
+        query, key, value: (B, heads, T, head size), with fewer heads of keys and values where several queries share them.
+        attention_mask: not looked at.
+        parts: of all rows; they reach this function with the further arguments of the model's `forward`.
+        sliding_window: tokens that a token sees at most, itself included; None sees all before it.
+
+    Returns:
+        (B, T, heads, head size), and None.
+    """
+    num_rows, num_heads, num_tokens, head_size = query.shape
+    dtype = query.dtype if query.dtype in DTYPES else DTYPES[-1]
+    queries, keys, values = (states.transpose(1, 2).flatten(0, 1).to(dtype) for states in (query, key, value))
+    if parts.keys is not None:
+        keys, values = _take(keys, parts.keys), _take(values, parts.keys)
+    num_values = values.shape[2]  # of latent attention fewer than the head size, and the kernels want as many
+    out = varlen_attn(
+        queries,
+        keys,
+        F.pad(values, (0, head_size - num_values)),
+        parts.ends_of_queries,
+        parts.ends_of_keys,
+        parts.most_queries,
+        parts.most_keys,
+        scale=scaling,
+        window_size=(-1 if sliding_window is None else sliding_window - 1, 0),
+        enable_gqa=keys.shape[1] != num_heads,
+    )
+    return out[..., :num_values].unflatten(0, (num_rows, num_tokens)).to(query.dtype), None
+
+
+def _take(states: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """Rows of (Q, heads, head size); a lookup in a table, whose backward pass always adds up in the same order, in float32."""
+    return F.embedding(tokens, states.flatten(1)).unflatten(1, states.shape[1:])

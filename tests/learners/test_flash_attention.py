@@ -1,0 +1,139 @@
+"""Rows of several sequences in the GPU's layout, with torch's kernels replaced by their definition, which runs on CPU.
+
+The kernels themselves: `test_on_gpu.py`.
+"""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from model_families import FAMILIES, family_config
+
+from open_instruct.config.model_support import attends_fully, has_recurrent_layers
+from open_instruct.data_types import CollatedBatchData, TrainingSample
+from open_instruct.learners import attention, flash_attention
+from open_instruct.learners.logprobs import LogProbModel
+from open_instruct.rollouts.collation import collate_packed, collate_padded, pack_rows, pad_rows
+from open_instruct.rollouts.shared_prompts import Shared
+
+REFUSED = {"gpt_oss", "falcon_h1"}
+TRAINED = [family for family in FAMILIES if family not in REFUSED and not has_recurrent_layers(family_config(family))]
+
+
+def varlen_attn_by_definition(
+    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, ends_of_queries: torch.Tensor, ends_of_keys: torch.Tensor,
+    most_queries: int, most_keys: int, *, scale: float | None, window_size: tuple[int, int], enable_gqa: bool,
+) -> torch.Tensor:  # fmt: skip
+    """(Q, heads, head size) of `torch.nn.attention.varlen.varlen_attn`; the last query of a part looks at its last key."""
+    assert ends_of_queries.dtype == ends_of_keys.dtype == torch.int32
+    assert ends_of_queries[-1] == len(queries)
+    assert ends_of_keys[-1] == len(keys) == len(values)
+    assert (int(ends_of_queries.diff().max()), int(ends_of_keys.diff().max())) == (most_queries, most_keys)
+    back, ahead = window_size
+    outs = []
+    for (start, end), (first, last) in zip(pairwise(ends_of_queries), pairwise(ends_of_keys), strict=True):
+        distances = torch.arange(first - last + end - start, end - start)[None] - torch.arange(end - start)[:, None]
+        mask = (distances <= ahead) & ((distances >= -back) | torch.tensor(back < 0))
+        one = (states.transpose(0, 1)[None] for states in (queries[start:end], keys[first:last], values[first:last]))
+        out = F.scaled_dot_product_attention(*one, attn_mask=mask, scale=scale, enable_gqa=enable_gqa)
+        outs.append(out[0].transpose(0, 1))
+    return torch.cat(outs)
+
+
+@pytest.fixture(autouse=True)
+def kernels_by_definition(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flash_attention, "varlen_attn", varlen_attn_by_definition)
+    monkeypatch.setattr(flash_attention, "DTYPES", (torch.float32,))
+
+
+def groups() -> list[list[TrainingSample]]:
+    rng = np.random.default_rng(0)
+
+    def sample(query: np.ndarray, num_tokens: int) -> TrainingSample:
+        response = rng.integers(3, 300, num_tokens).astype(np.int32)
+        return TrainingSample(query, response, np.ones(num_tokens, bool), np.zeros(num_tokens, np.float32), 1.0)
+
+    queries = [rng.integers(3, 300, length).astype(np.int32) for length in (19, 4, 1)]
+    return [
+        [sample(queries[0], n) for n in (5, 1, 30)],
+        [sample(queries[1], n) for n in (4, 2)],
+        [sample(queries[2], 6)],
+    ]
+
+
+LAYOUTS = {
+    "padded": lambda: collate_padded([one for group in groups() for one in group], 0),
+    "packed": lambda: collate_packed([one for group in groups() for one in group], 0),
+    "padded, shared": lambda: pad_rows([Shared(group) for group in groups()], 0),
+    "packed, shared": lambda: pack_rows([Shared(group) for group in groups()], 0),
+}
+
+
+def outcome(family: str, implementation: str, batch: CollatedBatchData) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Log-probs of the trained tokens, and gradients of a sum in which each has another factor."""
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    name = attention.register(implementation)
+    model = LogProbModel(AutoModelForCausalLM.from_config(family_config(family), attn_implementation=name).eval())
+    arrays = {name: array for name, array in vars(batch).items() if array is not None}
+    given = {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
+    trained = given["response_masks"].bool()
+    rows = {name: given.get(name) for name in ("segments", "branches", "predictors")}
+    logprobs, _, _ = model(given["query_responses"].long(), given["position_ids"].long(), 0.9, wanted=trained, **rows)
+    logprobs = logprobs[trained[:, 1:]]
+    (logprobs * torch.linspace(-1, 1, len(logprobs))).sum().backward()
+    return logprobs.detach(), {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+def test_nearly_all_families_are_tried() -> None:
+    assert {"llama", "qwen3", "qwen3_moe", "mistral", "gemma3_text", "olmo3", "deepseek_v3"} <= set(TRAINED)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("family", TRAINED)
+def test_every_layout_gives_the_log_probs_and_gradients_of_single_sequences(family: str, layout: str) -> None:
+    if "shared" in layout and not attends_fully(family_config(family)):
+        pytest.skip("has windows")
+    alone = [outcome(family, "sdpa", collate_padded([one], 0)) for group in groups() for one in group]
+    expected = torch.cat([logprobs for logprobs, _ in alone])
+    logprobs, gradients = outcome(family, "flash_attention_2", LAYOUTS[layout]())
+    torch.testing.assert_close(logprobs, expected, rtol=1e-5, atol=1e-5)
+    assert all(torch.isfinite(gradient).all() for gradient in gradients.values())
+    reference, wanted = outcome(family, "sdpa", LAYOUTS["padded"]())
+    torch.testing.assert_close(reference, expected, rtol=1e-5, atol=1e-5)
+    for name, gradient in wanted.items():
+        torch.testing.assert_close(
+            gradients[name], gradient, rtol=1e-4, atol=2e-5, msg=lambda text, name=name: f"{name}: {text}"
+        )
+
+
+def test_spans_of_rows_that_are_padded_for_a_group_of_learners() -> None:
+    spans = flash_attention.find_spans(torch.tensor([[0, 1, 0, 1, 2]]), num_columns=6)
+    assert spans.ends_of_queries.tolist() == spans.ends_of_keys.tolist() == [0, 2, 6]
+    assert (spans.most_queries, spans.most_keys, spans.keys) == (4, 4, None)
+
+
+def test_spans_of_responses_that_share_a_prompt() -> None:
+    batch = pack_rows([Shared(groups()[1])], 0)
+    segments, branches = torch.from_numpy(batch.segments), torch.from_numpy(batch.branches)
+    spans = flash_attention.find_spans_of_shared(segments, branches, num_columns=12)
+    assert spans.ends_of_queries.tolist() == [0, 4, 8, 10, 12]
+    assert spans.ends_of_keys.tolist() == [0, 4, 12, 18, 20]
+    assert spans.keys is not None
+    assert spans.keys.tolist() == [*range(4), *range(8), *range(4), 8, 9, 10, 11]
+    assert (spans.most_queries, spans.most_keys) == (4, 8)
+
+
+def test_values_narrower_than_keys_and_other_dtypes_come_back_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flash_attention, "DTYPES", (torch.float16, torch.bfloat16))
+    query, key, value = torch.randn(2, 4, 5, 16), torch.randn(2, 2, 5, 16), torch.randn(2, 2, 5, 8)
+    spans = flash_attention.find_spans(torch.arange(5).repeat(2, 1), num_columns=5)
+    out, _ = flash_attention.attend(torch.nn.Module(), query, key, value, None, parts=spans)
+    expected = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True).transpose(1, 2)
+    assert out.dtype == torch.float32
+    assert out.shape == expected.shape
+    torch.testing.assert_close(out, expected, rtol=0.02, atol=0.02)
+    assert not torch.equal(out, expected)
