@@ -61,11 +61,10 @@ class DeviceMemory:
         import torch
 
         buffer = torch.empty(num_bytes, dtype=torch.uint8)
-        # Not `pin_memory=True`, which rounds up to a power of two.
-        if self.kind == "cuda" and (status := torch.cuda.cudart().cudaHostRegister(buffer.data_ptr(), num_bytes, 0)):
-            logger.warning(
-                "%d bytes of main memory could not be page-locked (%s): copies to it are slow", num_bytes, status
-            )
+        if self.kind == "cuda":  # not by `pin_memory=True`, which rounds up to a power of two
+            status = torch.cuda.cudart().cudaHostRegister(buffer.data_ptr(), num_bytes, 0)
+            if int(status):
+                logger.warning("%d bytes of main memory are not page-locked (%s): copies to them are slow", num_bytes, status)
         return buffer
 
     def return_freed(self) -> None:

@@ -23,7 +23,7 @@ LOGIT_COPIES = 3
 PROCESS_BYTES = 400 * 2**20
 """What a learner takes on CPU before it has a model: Python, torch, DeepSpeed, Ray. As measured (`benchmarks/memory.py`)."""
 BUCKET_ELEMENTS = 5 * 10**8
-"""Gradients that DeepSpeed sends at once, out of a copy (`reduce_bucket_size`)."""
+"""Most gradients that DeepSpeed sends at once, out of a copy (`reduce_bucket_size`)."""
 GATHERED_ELEMENTS = 10**9
 """Weights that ZeRO stage 3 holds whole at once (`stage3_max_live_parameters`)."""
 
@@ -63,11 +63,11 @@ def learner_memory(args: GRPOConfig, device: Device) -> LearnerMemory:
     second_share = item * num_weights // args.deepspeed_zpg if args.deepspeed_zpg > 1 else 0
     gathered = item * min(num_weights, GATHERED_ELEMENTS) if stage == 3 else 0
     has_masters = stage == 2 or item != FULL
-    bucket = item * min(num_trained, BUCKET_ELEMENTS)
+    sent = item * (1 if stage == 0 else 2) + (FULL if item != FULL else 0)  # bytes of each: as they come, and as they go
     has_own_reference = args.load_ref_policy and not args.use_peft
     return LearnerMemory(
         weights=held + second_share + gathered,
-        gradients=FULL * num_trained // shares_of_states + bucket * (1 if stage == 0 else 2),
+        gradients=FULL * num_trained // shares_of_states + sent * min(num_trained, BUCKET_ELEMENTS),
         optimizer=0
         if on_gpu and args.deepspeed_offload_optimizer
         else (2 * FULL + FULL * has_masters) * num_trained // shares_of_states,

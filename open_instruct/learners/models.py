@@ -11,6 +11,7 @@ from open_instruct.learners.cpu_linear import use_onednn
 from open_instruct.learners.cpu_norms import use_fewer_passes
 from open_instruct.learners.logprobs import LogProbModel
 from open_instruct.learners.lora import add_adapter
+from open_instruct.learners.memory import BUCKET_ELEMENTS
 from open_instruct.learners.sequence_parallel import ATTENTION, SequenceParallel
 
 
@@ -45,9 +46,13 @@ def engine_around(model: torch.nn.Module, args: GRPOConfig, device: Device, *, w
     """A DeepSpeed engine that trains what has a gradient in `model`."""
     import deepspeed
 
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     config = deepspeed_config(args, device, world_size=world_size)
+    # DeepSpeed makes buckets of full size, 2 GB of them in bfloat16, also for an adapter of a few million weights.
+    num_trained = sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in trained)
+    config["zero_optimization"]["reduce_bucket_size"] = min(BUCKET_ELEMENTS, num_trained)
     optimizer = torch.optim.AdamW(
-        [parameter for parameter in model.parameters() if parameter.requires_grad],
+        trained,
         lr=args.learning_rate,
         weight_decay=args.weight_decay,
         fused=True,
