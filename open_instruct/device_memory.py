@@ -5,7 +5,7 @@ import os
 import resource
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     import torch
@@ -62,9 +62,12 @@ class DeviceMemory:
 
         buffer = torch.empty(num_bytes, dtype=torch.uint8)
         if self.kind == "cuda":  # not by `pin_memory=True`, which rounds up to a power of two
-            status = torch.cuda.cudart().cudaHostRegister(buffer.data_ptr(), num_bytes, 0)
+            cudart: Any = torch.cuda.cudart()
+            status = cudart.cudaHostRegister(buffer.data_ptr(), num_bytes, 0)
             if int(status):
-                logger.warning("%d bytes of main memory are not page-locked (%s): copies to them are slow", num_bytes, status)
+                logger.warning(
+                    "%d bytes of main memory are not page-locked (%s): copies to them are slow", num_bytes, status
+                )
         return buffer
 
     def return_freed(self) -> None:

@@ -14,6 +14,7 @@ from conftest import make_args
 
 from open_instruct import device as device_module
 from open_instruct.device import Device, allocator_env, current_device, places_explained
+from open_instruct.device_memory import DeviceMemory
 
 
 @pytest.fixture
@@ -265,6 +266,23 @@ def test_cores_are_those_that_the_process_may_use() -> None:
 
 def test_device_travels_between_processes(shared_gpu: Device) -> None:
     assert pickle.loads(pickle.dumps(shared_gpu)) == shared_gpu
+
+
+@pytest.mark.parametrize("status", [0, 2])
+def test_main_memory_for_a_gpu_is_page_locked(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, status: int
+) -> None:
+    import torch
+
+    locked: list[tuple[int, int, int]] = []
+    runtime = SimpleNamespace(cudaHostRegister=lambda *what: (locked.append(what), status)[1])
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
+    buffer = DeviceMemory("cuda").host_buffer(5000)
+    assert (buffer.dtype, buffer.shape) == (torch.uint8, (5000,))
+    assert locked == [(buffer.data_ptr(), 5000, 0)]
+    assert ("5000 bytes of main memory are not page-locked (2)" in caplog.text) == bool(status)
+    assert DeviceMemory("cpu").host_buffer(7).shape == (7,)
+    assert len(locked) == 1
 
 
 @pytest.mark.gpu

@@ -66,11 +66,17 @@ def find_spans_of_shared(segments: torch.Tensor, branches: torch.Tensor, *, num_
     columns = [column for part in parts for column in (*part.prompt, *part.own)]
     rows_K = torch.tensor([part.row for part in parts]).repeat_interleave(torch.tensor(nums_keys))
     keys = torch.tensor(columns) + rows_K * num_columns
-    ends = (
-        torch.tensor([0, *accumulate(nums)], dtype=torch.int32).to(segments.device)
-        for nums in (nums_queries, nums_keys)
+    return Spans(
+        _ends(nums_queries).to(segments.device),
+        _ends(nums_keys).to(segments.device),
+        max(nums_queries),
+        max(nums_keys),
+        keys.to(segments.device),
     )
-    return Spans(*ends, max(nums_queries), max(nums_keys), keys.to(segments.device))
+
+
+def _ends(lengths: list[int]) -> torch.Tensor:
+    return torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
 
 
 def _with_padding(parts: list[Part], row: int, num_columns: int) -> Iterator[Part]:
@@ -110,7 +116,7 @@ def attend(
     if parts.keys is not None:
         keys, values = _take(keys, parts.keys), _take(values, parts.keys)
     num_values = values.shape[2]  # of latent attention fewer than the head size, and the kernels want as many
-    out = varlen_attn(
+    out: Any = varlen_attn(
         queries,
         keys,
         F.pad(values, (0, head_size - num_values)),

@@ -63,7 +63,9 @@ def learner_memory(args: GRPOConfig, device: Device) -> LearnerMemory:
     second_share = item * num_weights // args.deepspeed_zpg if args.deepspeed_zpg > 1 else 0
     gathered = item * min(num_weights, GATHERED_ELEMENTS) if stage == 3 else 0
     has_masters = stage == 2 or item != FULL
-    sent = item * (1 if stage == 0 else 2) + (FULL if item != FULL else 0)  # bytes of each: as they come, and as they go
+    sent = item * (1 if stage == 0 else 2) + (
+        FULL if item != FULL else 0
+    )  # bytes of each: as they come, and as they go
     has_own_reference = args.load_ref_policy and not args.use_peft
     return LearnerMemory(
         weights=held + second_share + gathered,

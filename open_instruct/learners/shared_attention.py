@@ -69,8 +69,9 @@ def find_parts(segments: torch.Tensor, branches: torch.Tensor) -> Parts:
         queries.append(torch.stack([rows_N1.expand_as(queries_NQ).flatten(), queries_NQ.flatten()]))
         keys.append(torch.stack([rows_N1.expand_as(keys_NK).flatten(), keys_NK.flatten()]))
         is_query.append(is_query_NQ.flatten())
-    tokens = (torch.cat(some, dim=-1).to(segments.device) for some in (queries, keys))
-    return Parts(alike, *tokens, torch.cat(is_query).nonzero().flatten().to(segments.device))
+    own = torch.cat(is_query).nonzero().flatten()
+    queries_2N, keys_2N, own_N = (one.to(segments.device) for one in (torch.cat(queries, 1), torch.cat(keys, 1), own))
+    return Parts(alike, queries_2N, keys_2N, own_N)
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,8 @@ def varlen_attn_by_definition(
     assert (int(ends_of_queries.diff().max()), int(ends_of_keys.diff().max())) == (most_queries, most_keys)
     back, ahead = window_size
     outs = []
-    for (start, end), (first, last) in zip(pairwise(ends_of_queries), pairwise(ends_of_keys), strict=True):
+    pairs = zip(pairwise(ends_of_queries.tolist()), pairwise(ends_of_keys.tolist()), strict=True)
+    for (start, end), (first, last) in pairs:
         distances = torch.arange(first - last + end - start, end - start)[None] - torch.arange(end - start)[:, None]
         mask = (distances <= ahead) & ((distances >= -back) | torch.tensor(back < 0))
         one = (states.transpose(0, 1)[None] for states in (queries[start:end], keys[first:last], values[first:last]))

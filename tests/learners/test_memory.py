@@ -3,13 +3,15 @@
 from typing import Any
 
 import pytest
+import torch
 from conftest import make_args
 
 from open_instruct.device import Device
 from open_instruct.engines.engine_memory import cache_bytes_per_token, engine_memory
-from open_instruct.learners import memory
+from open_instruct.learners import memory, models
 from open_instruct.learners.cpu_norms import use_fewer_passes
 from open_instruct.learners.memory import LearnerMemory, learner_memory
+from open_instruct.learners.models import engine_around
 
 CPU, GPU = Device("cpu", "float32", "sdpa"), Device("cuda", "bfloat16", "sdpa")
 
@@ -48,7 +50,24 @@ def test_masters_in_16_bits(num_weights: int) -> None:
     said = counted(GPU)  # stage 0 runs as 2
     assert said.weights == 2 * num_weights
     assert said.optimizer == 12 * num_weights
+    assert said.gradients == (4 + 2 * 2 + 4) * num_weights  # their sum, two buckets, and what is sent of one in float32
     assert said.program == 0
+
+
+@pytest.mark.parametrize(("num_trained", "bucket"), [(20, 20), (10**9, 5 * 10**8)])
+def test_buckets_are_no_larger_than_what_is_trained(
+    monkeypatch: pytest.MonkeyPatch, num_trained: int, bucket: int
+) -> None:
+    import deepspeed
+
+    given: list[dict[str, Any]] = []
+    monkeypatch.setattr(deepspeed, "initialize", lambda **what: (given.append(what["config"]), None)[1:] * 4)
+    monkeypatch.setattr(models, "_make_scheduler", lambda args, optimizer: None)
+    with torch.device("meta"):
+        model = torch.nn.ParameterList([torch.empty(num_trained), torch.empty(7)])
+    model[1].requires_grad_(False)
+    engine_around(model, make_args(), CPU, world_size=1)
+    assert given[0]["zero_optimization"]["reduce_bucket_size"] == bucket
 
 
 def test_what_is_kept_in_main_memory_takes_none_of_the_gpu(num_weights: int) -> None:

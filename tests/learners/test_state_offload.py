@@ -14,6 +14,7 @@ from conftest import TIMEOUT_S, make_args
 
 from open_instruct.device import Device, current_device
 from open_instruct.device_memory import DeviceMemory
+from open_instruct.learners import state_offload
 from open_instruct.learners.state_offload import (
     GRADIENTS,
     OPTIMIZER,
@@ -299,6 +300,45 @@ def test_what_numpy_has_seen_stays_and_is_said(engine: Any, cpu: Device, caplog:
     assert weight.untyped_storage().nbytes() > 0
     assert engine.module.layers[1].weight.untyped_storage().nbytes() == 0
     assert f"weights: {weight.nbytes} bytes stay" in caplog.text
+
+
+def test_main_memory_is_taken_once(engine: Any, cpu: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[int] = []
+    take = DeviceMemory.host_buffer
+    monkeypatch.setattr(DeviceMemory, "host_buffer", lambda memory, size: (taken.append(size), take(memory, size))[1])
+    states = StateOffload(cpu, engine)
+    before = digest(list(engine.module.parameters()))
+    states.offload()
+    assert sum(taken) > 0.9 * bytes_held(
+        lambda: [moved.content for tag in TAGS for moved in states._moved[tag] if moved.content is not None]
+    )
+    first = len(taken)
+    states.reload()
+    for _ in range(2):
+        states.offload([WEIGHTS, OPTIMIZER])
+        states.offload()
+        states.reload()
+    assert len(taken) == first
+    assert digest(list(engine.module.parameters())) == before
+
+
+def test_an_engine_that_takes_the_memory_loses_nothing(
+    engine: Any, cpu: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = digest(list(engine.module.parameters()))
+    states = StateOffload(cpu, engine)
+    states.offload()
+
+    def no_room(moved: Any) -> None:
+        raise torch.OutOfMemoryError("no room")
+
+    with monkeypatch.context() as full:
+        full.setattr(state_offload._Moved, "restore", no_room)
+        with pytest.raises(torch.OutOfMemoryError):
+            states.reload()
+    assert states.offloaded == set(TAGS)
+    states.reload()
+    assert digest(list(engine.module.parameters())) == before
 
 
 def test_what_was_released_is_measured(engine: Any) -> None:
