@@ -334,7 +334,7 @@ def gpu_uuid() -> str | None:
 
 def flash_attention_can_run(kind: Kind, dtype: str) -> bool:
     """Whether the learners can use the FlashAttention kernels that torch has for GPUs."""
-    return kind == "cuda" and dtype in ("bfloat16", "float16")
+    return kind == "cuda" and dtype == "bfloat16"
 
 
 def _sees_a_gpu() -> bool:

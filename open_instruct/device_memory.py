@@ -3,6 +3,8 @@
 import logging
 import os
 import resource
+import weakref
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -57,18 +59,28 @@ class DeviceMemory:
 
     def host_buffer(self, num_bytes: int) -> "torch.Tensor":
         """(num_bytes,) uint8 in main memory, for copies from and to the device; on GPU page-locked, and with that several times
-        as fast. Keep it: page-locked memory must not be freed before the process ends."""
+        as fast."""
         import torch
 
         buffer = torch.empty(num_bytes, dtype=torch.uint8)
         if self.kind == "cuda":  # not by `pin_memory=True`, which rounds up to a power of two
             cudart: Any = torch.cuda.cudart()
-            status = cudart.cudaHostRegister(buffer.data_ptr(), num_bytes, 0)
-            if int(status):
+            if status := int(cudart.cudaHostRegister(buffer.data_ptr(), num_bytes, 0)):
                 logger.warning(
-                    "%d bytes of main memory are not page-locked (%s): copies to them are slow", num_bytes, status
+                    "%d bytes of main memory are not page-locked (error %d of CUDA): copies to them are slow",
+                    num_bytes,
+                    status,
                 )
+                with suppress(RuntimeError):  # the error stays until the next kernel reports it
+                    torch.zeros(1, device="cuda")
+            else:
+                weakref.finalize(buffer, cudart.cudaHostUnregister, buffer.data_ptr()).atexit = False
         return buffer
+
+    @property
+    def keeps_host_buffers(self) -> bool:
+        """Whether main memory for copies of the device's is worth keeping: where making it takes longer than copying."""
+        return self.kind == "cuda"
 
     def return_freed(self) -> None:
         """Let other processes have memory that tensors of this process no longer use. On CPU the allocator does so by itself."""

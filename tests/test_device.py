@@ -65,7 +65,6 @@ def test_backend_and_weight_transport(cpu: Device, gpu: Device, shared_gpu: Devi
         ("cpu", "bfloat16", "sdpa"),
         ("cuda", "float32", "sdpa"),
         ("cuda", "auto", "flash_attention_2"),
-        ("cuda", "float16", "flash_attention_2"),
     ],
 )
 def test_attention_and_the_layout_that_follows(kind: device_module.Kind, dtype: str, expected: str) -> None:
@@ -275,12 +274,22 @@ def test_main_memory_for_a_gpu_is_page_locked(
     import torch
 
     locked: list[tuple[int, int, int]] = []
-    runtime = SimpleNamespace(cudaHostRegister=lambda *what: (locked.append(what), status)[1])
+    unlocked: list[int] = []
+    runtime = SimpleNamespace(
+        cudaHostRegister=lambda *what: (locked.append(what), status)[1], cudaHostUnregister=unlocked.append
+    )
     monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
+    zeros = torch.zeros
+    forgotten: list[str] = []
+    monkeypatch.setattr(torch, "zeros", lambda *size, device: (forgotten.append(device), zeros(*size))[1])
     buffer = DeviceMemory("cuda").host_buffer(5000)
     assert (buffer.dtype, buffer.shape) == (torch.uint8, (5000,))
     assert locked == [(buffer.data_ptr(), 5000, 0)]
-    assert ("5000 bytes of main memory are not page-locked (2)" in caplog.text) == bool(status)
+    assert ("5000 bytes of main memory are not page-locked (error 2 of CUDA)" in caplog.text) == bool(status)
+    assert forgotten == ["cuda"] * bool(status)
+    place = buffer.data_ptr()
+    del buffer
+    assert unlocked == [place] * (not status)
     assert DeviceMemory("cpu").host_buffer(7).shape == (7,)
     assert len(locked) == 1
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from open_instruct.chat_templates import UnknownTemplate
+from open_instruct.config.attention_calls import take_parts
 from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.config.model_support import attends_fully, can_be_divided, linear_cost, why_refused
 from open_instruct.option_text import shown
@@ -33,6 +34,7 @@ def model_family_can_be_trained(args: GRPOConfig) -> Iterator[str]:
         device_kind=args.device.kind,
         attn_implementation=args.device.attn_implementation,
         max_sequence_length=args.max_sequence_length,
+        trusted=args.trust_remote_code,
     )
     if reason:
         yield f"{shown(args, *_model_options(args))}: a model of type {config.model_type} is not supported, because {reason}"
@@ -150,20 +152,26 @@ def vocabulary_size(args: GRPOConfig) -> int:
 def pairs_per_token(args: GRPOConfig) -> float | None:
     """What a token costs in the model apart from attention, in pairs of tokens that attention looks at (`share_prompts`).
 
-    None if the learners share no prompts: plain attention does not take the parts of a row (`learners/attention.py`), and parts
-    tell who looks at whom only where every layer looks at all earlier tokens. Raises `ValueError` if the model cannot be read.
+    None if the learners share no prompts: plain attention does not take the parts of a row (`learners/attention.py`), some models
+    do not pass them on, and they tell who looks at whom only where every layer looks at all earlier tokens. Raises `ValueError`
+    if the model cannot be read.
     """
-    config = _text_config(args)
-    if args.device.attn_implementation == "eager" or not attends_fully(config):
+    config = _config(args)
+    text = config.get_text_config()
+    if args.device.attn_implementation == "eager" or not attends_fully(text):
         return None
-    return linear_cost(config)
+    return linear_cost(text) if take_parts(config, trusted=args.trust_remote_code) else None
 
 
 def _text_config(args: GRPOConfig) -> Any:
+    return _config(args).get_text_config()
+
+
+def _config(args: GRPOConfig) -> Any:
     config, problem = _load("AutoConfig", args.model_name_or_path, args.model_revision, trusted=args.trust_remote_code)
     if config is None:
         raise ValueError(f"{shown(args, *_model_options(args))}: {problem}")
-    return config.get_text_config()
+    return config
 
 
 def load_tokenizer(args: GRPOConfig) -> tuple[Any | None, list[str]]:

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from open_instruct.config.attention_calls import why_no_flash_attention
+
 CHOOSE_ANOTHER = "Choose a model of a family that docs/models.md lists as exact, such as Qwen3, Llama, OLMo or Mixtral."
 
 REFUSED = {
@@ -23,13 +25,17 @@ REFUSED_ON_CPU = {
     "deepseek_v2": "vLLM 0.32 computes its latent attention on CPU in bfloat16 alone",
     "deepseek_v3": "vLLM 0.32 computes its latent attention on CPU in bfloat16 alone",
 }
-MOST_OF_A_HEAD = 256
 _WIDER_WINDOW = {"cohere2", "cohere2_moe", "cohere2_vision"}
 """Families whose sliding window is one token wider in vLLM 0.32 than in Transformers 5.19."""
 
 
-def why_refused(config: Any, *, device_kind: str, attn_implementation: str, max_sequence_length: int) -> str | None:
-    """Why a model of this config cannot be trained exactly; None if nothing is known against it."""
+def why_refused(
+    config: Any, *, device_kind: str, attn_implementation: str, max_sequence_length: int, trusted: bool = False
+) -> str | None:
+    """Why a model of this config cannot be trained exactly; None if nothing is known against it.
+
+    `trusted` is as `trust_remote_code`.
+    """
     text = config.get_text_config()
     if reason := REFUSED.get(text.model_type) or (device_kind == "cpu" and REFUSED_ON_CPU.get(text.model_type)):
         return f"{reason}. {CHOOSE_ANOTHER}"
@@ -43,8 +49,9 @@ def why_refused(config: Any, *, device_kind: str, attn_implementation: str, max_
             f"it caps attention scores (attn_logit_softcapping={text.attn_logit_softcapping:g}), and the engine caps them, but "
             "PyTorch's fused attention does not. Use --attn_implementation eager, or choose another model."
         )
-    if attn_implementation == "flash_attention_2" and (reason := _why_no_flash_attention(text)):
-        return f"{reason}. Use --attn_implementation sdpa."
+    if attn_implementation == "flash_attention_2" and (reason := why_no_flash_attention(config, trusted=trusted)):
+        told = "flash attention, the default on a GPU, cannot compute it"
+        return f"{told}: {reason}. Use --attn_implementation sdpa."
     window = getattr(text, "sliding_window", None)
     if text.model_type in _WIDER_WINDOW and window is not None and max_sequence_length > window:
         return (
@@ -57,26 +64,6 @@ def why_refused(config: Any, *, device_kind: str, attn_implementation: str, max_
     except ValueError as error:
         return f"{error}. {CHOOSE_ANOTHER}"
     return None
-
-
-def _why_no_flash_attention(config: Any) -> str:
-    """Why PyTorch's FlashAttention kernels cannot compute a model's attention; "" if they can."""
-    head_size = _head_size(config)
-    if head_size % 8 or head_size > MOST_OF_A_HEAD:
-        return (
-            f"flash attention wants heads of 8, 16, 24, ... or {MOST_OF_A_HEAD} numbers, and its heads have {head_size}"
-        )
-    if getattr(config, "attention_dropout", 0.0):
-        return f"flash attention here drops nothing, and its attention_dropout is {config.attention_dropout:g}"
-    return ""
-
-
-def _head_size(config: Any) -> int:
-    """Numbers in a query of one head."""
-    latent = getattr(config, "qk_nope_head_dim", None)
-    if latent is not None:
-        return latent + config.qk_rope_head_dim
-    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
 def attends_fully(config: Any) -> bool:

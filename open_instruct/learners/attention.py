@@ -33,7 +33,7 @@ def find_parts(
     num_columns: int,
 ) -> Parts | Spans | None:
     """Who looks at whom in (B, T) rows that are padded on the right to `num_columns`, as the attention registered under that name
-    takes it; None where position ids or a mask tell it."""
+    takes it. None where it is not flash attention and no prompt is shared: Transformers makes a mask of the position ids then."""
     if attention == flash_attention.ATTENTION:
         if segments is None or branches is None:
             return flash_attention.find_spans(position_ids, num_columns=num_columns)

@@ -26,8 +26,8 @@ from open_instruct.learners.shared_attention import Part, parts_of_row
 
 ATTENTION = "varlen_of_parts"
 """Name under which Transformers knows the attention below; it looks for packages where a name has "flash" in it."""
-DTYPES = torch.float16, torch.bfloat16
-"""What the kernels compute in; other inputs are rounded to the last."""
+DTYPES = torch.bfloat16, torch.float16
+"""What the kernels compute in; other inputs are rounded to bfloat16."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def attend(
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
     *,
-    parts: Spans,
+    parts: Spans | None = None,
     scaling: float | None = None,
     sliding_window: int | None = None,
     **kwargs: Any,
@@ -110,12 +110,14 @@ def attend(
     Returns:
         (B, T, heads, head size), and None.
     """
+    if parts is None:
+        raise ValueError(f"{type(module).__name__} does not pass on which tokens are one sequence")
     num_rows, num_heads, num_tokens, head_size = query.shape
-    dtype = query.dtype if query.dtype in DTYPES else DTYPES[-1]
+    dtype = query.dtype if query.dtype in DTYPES else DTYPES[0]
     queries, keys, values = (states.transpose(1, 2).flatten(0, 1).to(dtype) for states in (query, key, value))
     if parts.keys is not None:
         keys, values = _take(keys, parts.keys), _take(values, parts.keys)
-    num_values = values.shape[2]  # of latent attention fewer than the head size, and the kernels want as many
+    num_values = values.shape[2]  # in latent attention fewer than the head size, and the kernels want as many
     out: Any = varlen_attn(
         queries,
         keys,
@@ -132,5 +134,5 @@ def attend(
 
 
 def _take(states: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-    """Rows of (Q, heads, head size); a lookup in a table, whose backward pass always adds up in the same order, in float32."""
+    """Rows of (Q, heads, head size); a lookup in a table, whose backward pass adds up in float32."""
     return F.embedding(tokens, states.flatten(1)).unflatten(1, states.shape[1:])

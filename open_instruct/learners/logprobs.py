@@ -155,18 +155,20 @@ class LogProbModel(torch.nn.Module):
         model: "PreTrainedModel",
         *,
         chunk_elements: int = CHUNK_ELEMENTS,
+        attn_implementation: str | None = None,
         parts: "SequenceParallel | None" = None,
     ) -> None:
         """
         Args:
             chunk_elements: logits that exist at once.
+            attn_implementation: as `--attn_implementation`; None is what the model was loaded with. Without `parts`.
             parts: divides the tokens of each row among ranks; all ranks of a group call the model with the same rows.
             model: a causal language model of transformers whose logits are its head applied to its last hidden state,
                 possibly times a constant or below a cap (`logits_scale_and_cap`).
         """
         super().__init__()
         if parts is None:
-            self._attention = attention.register(model.config._attn_implementation)
+            self._attention = attention.register(attn_implementation or model.config._attn_implementation)
             model.set_attn_implementation(self._attention)
         else:  # which exchanges tokens and heads around it
             self._attention = parts.attention
@@ -205,10 +207,12 @@ class LogProbModel(torch.nn.Module):
             entry `t` belongs to token `t + 1`. It is 0 where that token is not wanted, and means nothing where it is padding or
             begins a sequence.
         """
-        hidden_BTH, own_columns = self._hidden(input_ids, position_ids, segments, branches)
+        given, own_columns = self._inputs(input_ids, position_ids, segments, branches)
         labels_BTL = _labels(input_ids, other_ids)
         is_wanted_BT = torch.ones_like(labels_BTL[..., 0], dtype=torch.bool) if wanted is None else wanted[:, 1:]
+        # Before the layers: to know the number of wanted entries, the program waits for what it has queued on a GPU.
         rows, columns, predicting = _wanted_in(own_columns, is_wanted_BT, predictors)
+        hidden_BTH = self.model.base_model(use_cache=False, **given).last_hidden_state
         head = self.model.get_output_embeddings()
         assert head is not None, f"{type(self.model).__name__} is no language model: it has no head"
         # ZeRO-3 gathers a partitioned weight when a forward reads it: once, however many chunks follow, because ranks whose
@@ -230,14 +234,14 @@ class LogProbModel(torch.nn.Module):
             logprobs_BTL, entropy_BT = together[..., :-1], together[..., -1]
         return logprobs_BTL[..., 0], entropy_BT, logprobs_BTL[..., 1:]
 
-    def _hidden(
+    def _inputs(
         self,
         input_ids: torch.Tensor,
         position_ids: torch.Tensor,
         segments: torch.Tensor | None,
         branches: torch.Tensor | None,
-    ) -> tuple[torch.Tensor, range]:
-        """The last hidden states of the columns that this rank computes, and which columns these are."""
+    ) -> tuple[dict[str, Any], range]:
+        """What the layers are given, and the columns that this rank computes."""
         columns, attention_mask, further = range(input_ids.shape[1]), None, {}
         num_columns = len(columns) if self._parts is None else self._parts.num_columns(len(columns))
         who = attention.find_parts(self._attention, position_ids, segments, branches, num_columns=num_columns)
@@ -247,10 +251,8 @@ class LogProbModel(torch.nn.Module):
         if self._parts is not None:
             sliced = self._parts.slice_inputs(input_ids, position_ids, attention_mask)
             input_ids, position_ids, attention_mask, columns = sliced
-        states = self.model.base_model(
-            input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, use_cache=False, **further
-        )
-        return states.last_hidden_state, columns
+        given = {"input_ids": input_ids, "attention_mask": attention_mask, "position_ids": position_ids}
+        return given | further, columns
 
 
 def _labels(input_ids: torch.Tensor, other_ids: torch.Tensor | None) -> torch.Tensor:

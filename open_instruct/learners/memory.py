@@ -63,13 +63,12 @@ def learner_memory(args: GRPOConfig, device: Device) -> LearnerMemory:
     second_share = item * num_weights // args.deepspeed_zpg if args.deepspeed_zpg > 1 else 0
     gathered = item * min(num_weights, GATHERED_ELEMENTS) if stage == 3 else 0
     has_masters = stage == 2 or item != FULL
-    sent = item * (1 if stage == 0 else 2) + (
-        FULL if item != FULL else 0
-    )  # bytes of each: as they come, and as they go
+    in_buckets = item * (1 if stage == 0 else 2)
+    as_sent = FULL if item != FULL else 0
     has_own_reference = args.load_ref_policy and not args.use_peft
     return LearnerMemory(
         weights=held + second_share + gathered,
-        gradients=FULL * num_trained // shares_of_states + sent * min(num_trained, BUCKET_ELEMENTS),
+        gradients=FULL * num_trained // shares_of_states + (in_buckets + as_sent) * min(num_trained, BUCKET_ELEMENTS),
         optimizer=0
         if on_gpu and args.deepspeed_offload_optimizer
         else (2 * FULL + FULL * has_masters) * num_trained // shares_of_states,

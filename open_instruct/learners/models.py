@@ -6,7 +6,7 @@ import torch
 
 from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.device import Device
-from open_instruct.learners.attention import register
+from open_instruct.learners.attention import FLASH
 from open_instruct.learners.cpu_linear import use_onednn
 from open_instruct.learners.cpu_norms import use_fewer_passes
 from open_instruct.learners.logprobs import LogProbModel
@@ -83,6 +83,8 @@ def _load_model(
     from transformers import AutoModelForCausalLM
     from transformers.integrations import HfDeepSpeedConfig
 
+    # Transformers' own flash attention wants a package; `LogProbModel` puts ours in its place.
+    plain = "sdpa" if device.attn_implementation == FLASH else device.attn_implementation
     # As long as this object lives, Transformers divides the weights among the ranks as they are read.
     zero3 = HfDeepSpeedConfig(config) if args.deepspeed_stage == 3 else None
     model = AutoModelForCausalLM.from_pretrained(
@@ -90,16 +92,30 @@ def _load_model(
         revision=args.model_revision,
         trust_remote_code=args.trust_remote_code,
         dtype=device.torch_dtype,
-        attn_implementation=register(device.attn_implementation) if parts is None else ATTENTION,
+        attn_implementation=ATTENTION if parts else plain,
     )
     del zero3
     _own_memory(model)
+    _drop_nothing(model)
     if device.has_faster_layers:
         use_onednn(model)
         use_fewer_passes(model)
     if args.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    return LogProbModel(model, chunk_elements=device.logits_at_once, parts=parts)
+    return LogProbModel(
+        model,
+        chunk_elements=device.logits_at_once,
+        attn_implementation=None if parts else device.attn_implementation,
+        parts=parts,
+    )
+
+
+def _drop_nothing(model: torch.nn.Module) -> None:
+    """Switch dropout off: the engine drops nothing, so the learner's policy would be another one than the engine's."""
+    for module in model.modules():
+        for name, value in list(vars(module).items()):
+            if isinstance(value, float) and ("drop" in name or isinstance(module, torch.nn.Dropout)):
+                setattr(module, name, 0.0)
 
 
 def _own_memory(model: torch.nn.Module) -> None:

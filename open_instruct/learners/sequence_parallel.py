@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch.autograd.function import once_differentiable
 
-from open_instruct.learners.attention import FLASH, register
+from open_instruct.learners.attention import register
 
 ATTENTION = "ulysses"
 """Name under which Transformers knows the attention that exchanges tokens and heads."""
@@ -34,7 +34,6 @@ class SequenceParallel:
         made = [torch.distributed.new_group(ranks) for ranks in groups]  # every rank makes every group
         self._group: Any = made[rank // size]
         self._size, self._rank = size, rank % size
-        self._takes_mask = attn_implementation != FLASH
         self._config = config
         self._exchanges: dict[tuple[int, ...], Any] = {}
         """What exchanges tokens and heads, by number of rows, heads, heads of keys and values, and size of a head."""
@@ -56,7 +55,7 @@ class SequenceParallel:
         """
         num_tokens = input_ids.shape[1]
         padding = self.num_columns(num_tokens) - num_tokens
-        needs_mask = attention_mask is None and self._takes_mask and bool((position_ids[:, 1:] == 0).any())
+        needs_mask = attention_mask is None and bool((position_ids[:, 1:] == 0).any())
         if padding:
             input_ids = F.pad(input_ids, (0, padding))
             further = torch.arange(1, padding + 1, device=position_ids.device)

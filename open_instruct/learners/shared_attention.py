@@ -147,6 +147,9 @@ def attend(
     from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 
     if parts is None:
+        # The mask of rows with parts has one entry, and lets every token look at all others.
+        if attention_mask is not None and attention_mask.shape[-1] != key.shape[2]:
+            raise ValueError(f"{type(module).__name__} does not pass on which tokens are one sequence")
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
         )

@@ -50,10 +50,9 @@ class _Moved:
     """The storage's bytes, in main memory. None where nobody reads them again."""
 
     def restore(self) -> None:
-        """Begin to fill the storage; done when the device is synchronized."""
         self.storage.resize_(self.num_bytes)
         if self.content is not None:
-            _as_bytes(self.storage).copy_(self.content, non_blocking=True)
+            _as_bytes(self.storage).copy_(self.content)
 
 
 class StateOffload:
@@ -68,8 +67,7 @@ class StateOffload:
         self._ref_model = ref_model
         self._moved: dict[str, list[_Moved]] = {}
         self._spare: dict[int, list[torch.Tensor]] = defaultdict(list)
-        """Buffers in main memory that hold nothing now, by their bytes. They are kept for the next time, when the same storages
-        move: making them takes several times as long as copying."""
+        """Buffers in main memory that hold nothing now, by their bytes: for the next time, when the same storages move."""
         self._warned: set[str] = set()
 
     @property
@@ -80,42 +78,42 @@ class StateOffload:
     def offload(self, tags: Sequence[str] | None = None) -> int:
         """Move these tags off the device (None: all). Returns the bytes that this process really released, as measured.
 
-        The storages of one tag exist twice for a moment. Tags that are off already stay off.
+        At most one storage exists twice at any time. Tags that are off already stay off.
         """
         before = self._settled_memory()
         for tag in _checked(tags):
             if tag not in self._moved:
                 self._release_gathered(tag)
                 scratch = _scratch(self._engine) if tag == GRADIENTS else ()
-                contents = [(storage, self._copy(storage)) for storage in self._storages(tag)]
-                self._device.synchronize()  # before the memory goes to somebody else
-                contents += [(storage, None) for storage in self._resident(scratch)]
-                self._moved[tag] = [_move(storage, content) for storage, content in contents]
+                self._moved[tag] = [self._move(storage, keep_content=True) for storage in self._storages(tag)]
+                self._moved[tag] += [self._move(storage, keep_content=False) for storage in self._resident(scratch)]
         return max(before - self._settled_memory(), 0)
 
     def reload(self, tags: Sequence[str] | None = None) -> None:
         """Move these tags back (None: all), with the very bytes that they had. Tags on the device stay as they are."""
-        wanted = _checked(tags)
-        back = [moved for tag in wanted for moved in self._moved.get(tag, [])]
-        for moved in back:
-            moved.restore()
-        self._device.synchronize()
-        for moved in back:
-            if moved.content is not None:
-                self._spare[moved.num_bytes].append(moved.content)
-        for tag in wanted:
+        for tag in _checked(tags):
+            moved = self._moved.get(tag, [])
+            while moved:
+                moved[-1].restore()
+                last = moved.pop()
+                if last.content is not None and self._device.memory.keeps_host_buffers:
+                    self._spare[last.num_bytes].append(last.content)
             self._moved.pop(tag, None)
+        self._device.synchronize()
 
     def check_loaded(self, *tags: str, what: str) -> None:
         """Raise if `what` would need a tag that is off the device."""
         if missing := [tag for tag in tags if tag in self._moved]:
             raise RuntimeError(f"{what} needs {' and '.join(missing)} on the device: call wake_up({missing}) first")
 
-    def _copy(self, storage: torch.UntypedStorage) -> torch.Tensor:
-        """Begin to copy a storage's bytes into main memory; they are there when the device is synchronized."""
-        spare = self._spare[storage.nbytes()]
-        buffer = spare.pop() if spare else self._device.memory.host_buffer(storage.nbytes())
-        return buffer.copy_(_as_bytes(storage), non_blocking=True)
+    def _move(self, storage: torch.UntypedStorage, *, keep_content: bool) -> _Moved:
+        num_bytes, content = storage.nbytes(), None
+        if keep_content:
+            spare = self._spare[num_bytes]
+            content = spare.pop() if spare else self._device.memory.host_buffer(num_bytes)
+            content.copy_(_as_bytes(storage))
+        storage.resize_(0)
+        return _Moved(storage, num_bytes, content)
 
     def _settled_memory(self) -> int:
         self._device.synchronize()
@@ -165,12 +163,6 @@ def _checked(tags: Sequence[str] | None) -> list[str]:
     if unknown := sorted(set(tags) - set(TAGS)):
         raise ValueError(f"unknown tags {unknown}; give some of {list(TAGS)}")
     return [tag for tag in TAGS if tag in tags]
-
-
-def _move(storage: torch.UntypedStorage, content: torch.Tensor | None) -> _Moved:
-    num_bytes = storage.nbytes()
-    storage.resize_(0)
-    return _Moved(storage, num_bytes, content)
 
 
 def _as_bytes(storage: torch.UntypedStorage) -> torch.Tensor:

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 from conftest import TINY_MODEL, make_args
-from model_families import FAMILIES, build_model, family_config
+from model_families import _DENSE, FAMILIES, build_model, family_config
 from safetensors.torch import load_file, save_file
 
+from open_instruct.config.attention_calls import attention_calls, take_parts
 from open_instruct.config.checks import collect_mistakes
 from open_instruct.config.model_support import logits_scale_and_cap, problem_with_weights, why_refused
 
@@ -53,26 +54,63 @@ def test_capped_attention_needs_an_implementation_that_caps() -> None:
     assert why_refused(config, device_kind="cpu", attn_implementation="eager", max_sequence_length=96) is None
 
 
+WINDOW = {"sliding_window": 16, "use_sliding_window": True}
+
+
+def config_of(family: str, changes: dict[str, Any]) -> Any:
+    from transformers import AutoConfig
+
+    base = {**_DENSE, "moe_intermediate_size": 64, **FAMILIES.get(family, {})}
+    return AutoConfig.for_model(family, **(base if family != "gemma4_text" else {}) | changes)
+
+
+def flash_refuses(config: Any) -> str | None:
+    return why_refused(config, device_kind="cuda", max_sequence_length=96, attn_implementation="flash_attention_2")
+
+
 @pytest.mark.parametrize(
-    ("changes", "reason"),
+    ("family", "changes", "reason"),
     [
-        ({"head_dim": 20}, "its heads have 20. Use --attn_implementation sdpa"),
-        ({"head_dim": 264}, "its heads have 264"),
-        ({"attention_dropout": 0.1}, "attention_dropout is 0.1. Use --attn_implementation sdpa"),
+        ("qwen3", {"head_dim": 20}, "heads of 20 and 20 numbers. Use --attn_implementation sdpa"),
+        ("qwen3", {"head_dim": 264}, "heads of 264 and 264 numbers"),
+        ("qwen2_moe", WINDOW | {"layer_types": ["sliding_attention"] * 2}, "how far it may look back"),
+        ("phimoe", WINDOW | {"num_local_experts": 4}, "how far it may look back"),
+        (
+            "llama4_text",
+            {"head_dim": 32, "layer_types": ["chunked_attention", "full_attention"]},
+            "how far it may look back",
+        ),
+        ("stablelm", {}, "which tokens of a row are one sequence"),
+        ("falcon", {}, "which tokens of a row are one sequence"),
+        ("gemma4_text", {}, "heads of 512 and 512 numbers"),
     ],
 )
-def test_what_the_kernels_of_flash_attention_lack_is_told(changes: dict[str, Any], reason: str) -> None:
-    config = family_config("qwen3")
-    flash: dict[str, Any] = {
-        "device_kind": "cuda",
-        "max_sequence_length": 96,
-        "attn_implementation": "flash_attention_2",
+def test_what_the_kernels_of_flash_attention_lack_is_told(family: str, changes: dict[str, Any], reason: str) -> None:
+    config = config_of(family, changes)
+    assert "flash attention, the default on a GPU, cannot compute it: its " in (flash_refuses(config) or "")
+    assert reason in (flash_refuses(config) or "")
+    assert why_refused(config, device_kind="cuda", max_sequence_length=96, attn_implementation="sdpa") is None
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES.keys() - REFUSED | {"deepseek_v3"}))
+def test_flash_attention_computes_the_other_families(family: str) -> None:
+    assert flash_refuses(family_config(family)) is None
+
+
+def test_windows_that_are_told_are_known() -> None:
+    calls = attention_calls(family_config("gemma3_text"))
+    assert [call.window for call in calls] == [16, None]
+    assert {(call.head_size, call.value_size, call.takes_parts, call.caps_or_sinks) for call in calls} == {
+        (32, 32, True, False)
     }
-    assert why_refused(config, **flash) is None
-    for name, value in changes.items():
-        setattr(config, name, value)
-    assert reason in (why_refused(config, **flash) or "")
-    assert why_refused(config, **flash | {"attn_implementation": "sdpa"}) is None
+    latent = attention_calls(family_config("deepseek_v3"))
+    assert {(call.head_size, call.value_size) for call in latent} == {(64, 32)}
+    assert all(call.caps_or_sinks for call in attention_calls(family_config("gpt_oss")))
+
+
+@pytest.mark.parametrize("family", [*sorted(FAMILIES.keys() - {"falcon_h1"}), "stablelm", "nemotron", "falcon"])
+def test_prompts_are_shared_only_where_layers_are_told(family: str) -> None:
+    assert take_parts(config_of(family, {})) == (family in FAMILIES)
 
 
 def test_window_that_is_wider_in_the_engine_is_refused_for_sequences_beyond_it() -> None:

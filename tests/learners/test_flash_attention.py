@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from model_families import FAMILIES, family_config
+from model_families import _DENSE, FAMILIES, family_config
 
 from open_instruct.config.model_support import attends_fully, has_recurrent_layers
 from open_instruct.data_types import CollatedBatchData, TrainingSample
@@ -129,7 +129,7 @@ def test_spans_of_responses_that_share_a_prompt() -> None:
 
 
 def test_values_narrower_than_keys_and_other_dtypes_come_back_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flash_attention, "DTYPES", (torch.float16, torch.bfloat16))
+    monkeypatch.setattr(flash_attention, "DTYPES", (torch.bfloat16, torch.float16))
     query, key, value = torch.randn(2, 4, 5, 16), torch.randn(2, 2, 5, 16), torch.randn(2, 2, 5, 8)
     spans = flash_attention.find_spans(torch.arange(5).repeat(2, 1), num_columns=5)
     out, _ = flash_attention.attend(torch.nn.Module(), query, key, value, None, parts=spans)
@@ -138,3 +138,27 @@ def test_values_narrower_than_keys_and_other_dtypes_come_back_as_they_were(monke
     assert out.shape == expected.shape
     torch.testing.assert_close(out, expected, rtol=0.02, atol=0.02)
     assert not torch.equal(out, expected)
+
+
+@pytest.mark.parametrize("implementation", ["sdpa", "flash_attention_2"])
+def test_layers_that_do_not_pass_on_what_is_one_sequence_are_an_error(implementation: str) -> None:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.for_model("stablelm", **(_DENSE | {"num_hidden_layers": 1}))
+    model = LogProbModel(AutoModelForCausalLM.from_config(config).eval(), attn_implementation=implementation)
+    batch = LAYOUTS["packed, shared"]()
+    arrays = {name: array for name, array in vars(batch).items() if array is not None}
+    given = {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
+    rows = {name: given[name] for name in ("segments", "branches", "predictors")}
+    with pytest.raises(ValueError, match="StableLmAttention does not pass on which tokens are one sequence"):
+        model(given["query_responses"].long(), given["position_ids"].long(), 0.9, **rows)
+
+
+def test_a_model_that_was_loaded_otherwise_gets_the_attention_that_is_named() -> None:
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_config(family_config("qwen3"), attn_implementation="sdpa")
+    assert LogProbModel(model).model.config._attn_implementation == "sdpa_of_shared_prompts"
+    model = LogProbModel(model, attn_implementation="flash_attention_2").model
+    assert model.config._attn_implementation == flash_attention.ATTENTION
+    assert "flash" not in flash_attention.ATTENTION, "Transformers looks for a package then"

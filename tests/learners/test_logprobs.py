@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from model_families import FAMILIES, change, family_config
+from model_families import _DENSE, FAMILIES, change, family_config
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -18,6 +18,7 @@ from open_instruct.learners.logprobs import (
     entropy_from_logits,
     log_softmax_and_gather,
 )
+from open_instruct.learners.models import _drop_nothing
 from open_instruct.rollouts.collation import collate_packed, collate_padded, pack_rows, pad_rows
 from open_instruct.rollouts.shared_prompts import Shared
 
@@ -400,3 +401,25 @@ def test_logits_that_are_changed_in_an_unknown_way_are_refused(model: LogProbMod
 
 def test_entropy_of_a_uniform_distribution() -> None:
     torch.testing.assert_close(entropy_from_logits(torch.zeros(3, 8)), torch.full((3,), float(np.log(8))))
+
+
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [
+        ("seed_oss", {"attention_dropout": 0.5, "residual_dropout": 0.5}),
+        ("gpt2", {"attn_pdrop": 0.5, "resid_pdrop": 0.5, "embd_pdrop": 0.5, "n_layer": 2, "n_embd": 64, "n_head": 4}),
+    ],
+)
+def test_nothing_is_dropped_in_training(family: str, options: dict[str, Any]) -> None:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.for_model(family, **{**_DENSE, **FAMILIES.get(family, {}), **options})
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config).train()
+    ids = torch.arange(3, 23)[None]
+    model.eval()
+    expected = model(input_ids=ids, use_cache=False).logits
+    model.train()
+    assert not torch.allclose(model(input_ids=ids, use_cache=False).logits, expected, atol=1e-3)
+    _drop_nothing(model)
+    torch.testing.assert_close(model(input_ids=ids, use_cache=False).logits, expected)

@@ -302,23 +302,25 @@ def test_what_numpy_has_seen_stays_and_is_said(engine: Any, cpu: Device, caplog:
     assert f"weights: {weight.nbytes} bytes stay" in caplog.text
 
 
-def test_main_memory_is_taken_once(engine: Any, cpu: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("keeps", [False, True])
+def test_main_memory_is_taken_once_where_it_is_kept(
+    engine: Any, cpu: Device, monkeypatch: pytest.MonkeyPatch, *, keeps: bool
+) -> None:
     taken: list[int] = []
     take = DeviceMemory.host_buffer
     monkeypatch.setattr(DeviceMemory, "host_buffer", lambda memory, size: (taken.append(size), take(memory, size))[1])
+    monkeypatch.setattr(DeviceMemory, "keeps_host_buffers", keeps)
     states = StateOffload(cpu, engine)
     before = digest(list(engine.module.parameters()))
     states.offload()
-    assert sum(taken) > 0.9 * bytes_held(
-        lambda: [moved.content for tag in TAGS for moved in states._moved[tag] if moved.content is not None]
-    )
-    first = len(taken)
+    held = sum(moved.num_bytes for tag in TAGS for moved in states._moved[tag])
+    assert sum(taken) == held > 0
     states.reload()
     for _ in range(2):
         states.offload([WEIGHTS, OPTIMIZER])
         states.offload()
         states.reload()
-    assert len(taken) == first
+    assert sum(taken) == (held if keeps else 3 * held)
     assert digest(list(engine.module.parameters())) == before
 
 
@@ -329,15 +331,22 @@ def test_an_engine_that_takes_the_memory_loses_nothing(
     states = StateOffload(cpu, engine)
     states.offload()
 
-    def no_room(moved: Any) -> None:
-        raise torch.OutOfMemoryError("no room")
+    num_restored, restore = 0, state_offload._Moved.restore
+
+    def until_full(moved: Any) -> None:
+        nonlocal num_restored
+        if num_restored == 2:
+            raise torch.OutOfMemoryError("no room")
+        restore(moved)
+        num_restored += 1
 
     with monkeypatch.context() as full:
-        full.setattr(state_offload._Moved, "restore", no_room)
+        full.setattr(state_offload._Moved, "restore", until_full)
         with pytest.raises(torch.OutOfMemoryError):
             states.reload()
-    assert states.offloaded == set(TAGS)
+    assert WEIGHTS in states.offloaded
     states.reload()
+    assert not states.offloaded
     assert digest(list(engine.module.parameters())) == before
 
 
