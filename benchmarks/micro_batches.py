@@ -24,8 +24,8 @@ from benchmarks.report import print_table, write_json  # noqa: E402
 
 Layout = Literal["padded", "packed"]
 NUM_PROMPTS, PROMPT_LENGTH, RESPONSES = 4, 24, 8
-FIRST_IDS = 3, 300
-"""Tokens are drawn from these, which every model has."""
+IDS = 3, 300
+"""Tokens are drawn from this range, which every vocabulary has."""
 ON_ONE_RANK = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29611"}
 
 
@@ -87,10 +87,10 @@ def micro_batches(learner: OneLearner, pack_length: int, layout: Layout, *, shar
     from open_instruct.rollouts.packing import prepare_collated_data_for_workers
 
     rng, length = np.random.default_rng(0), learner.args.response_length
-    prompts = [rng.integers(*FIRST_IDS, PROMPT_LENGTH).astype(np.int32) for _ in range(NUM_PROMPTS)]
+    prompts = [rng.integers(*IDS, PROMPT_LENGTH).astype(np.int32) for _ in range(NUM_PROMPTS)]
     samples = [
         TrainingSample(
-            query=prompt, response=rng.integers(*FIRST_IDS, length).astype(np.int32), mask=np.ones(length, bool),
+            query=prompt, response=rng.integers(*IDS, length).astype(np.int32), mask=np.ones(length, bool),
             logprobs=np.full(length, -5.0, np.float32), advantage=1.0,
         )
         for prompt in prompts for _ in range(RESPONSES)

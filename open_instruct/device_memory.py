@@ -74,7 +74,8 @@ class DeviceMemory:
                 with suppress(RuntimeError):  # the error stays until the next kernel reports it
                     torch.zeros(1, device="cuda")
             else:
-                weakref.finalize(buffer, cudart.cudaHostUnregister, buffer.data_ptr()).atexit = False
+                unlock: Any = weakref.finalize(buffer, cudart.cudaHostUnregister, buffer.data_ptr())
+                unlock.atexit = False
         return buffer
 
     @property

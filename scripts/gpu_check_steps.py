@@ -94,7 +94,7 @@ def everywhere(here: Surroundings) -> str:
 
 
 def needs_gpu(here: Surroundings) -> str:
-    return "" if here.kind == "cuda" else "needs a GPU"
+    return "" if here.kind == "cuda" else "needs a GPU, and the hub or --random_models"
 
 
 @dataclass(frozen=True)
@@ -287,7 +287,13 @@ LEVEL_2 = ["--engine_sleep_level", 2]
 STEPS = [
     Step("machine", "driver, compiler, room", 30, machine_command, judge_machine),
     Step("imports", "the stack imports", 180, lambda here: [sys.executable, "-c", IMPORTS], last_line("imports")),
-    Step("tests", "the pure tests of device, log-probs and loss", 240, tests_command, last_line("tests")),
+    Step(
+        "tests",
+        "tests of device, log-probs and loss, and of learners on the GPU",
+        300,
+        tests_command,
+        last_line("tests"),
+    ),
     Step(
         *("first_run", "tiny model: start, sleep and wake, weights, steps, saving", 300),
         *(training("first_run"), trained("first_run", 5)),

@@ -100,7 +100,7 @@ class PolicyTrainerRayProcess(TrainRayActor):
         self._moving_reference = self._make_moving_reference(reference)
         base = ModelWithoutAdapter(self.engine) if with_ref and args.use_peft else reference
         self._loss = PolicyLoss(args, self.engine, base, device.learner_device)
-        seed_everything(args.seed + self.rank)  # ranks build the same model, and then draw dropout of their own
+        seed_everything(args.seed + self.rank)  # ranks build the same model, and then draw on their own
         self._source = DeepSpeedWeightSource(hf_model(self.engine), zero_stage=args.deepspeed_stage)
         self._link = self._make_link()
         self._offload = StateOffload(device, self.engine, reference)

@@ -139,9 +139,10 @@ def _share_mini_batch(
     pad_token_id: int,
     pairs_per_token: float | None,
     most_tokens: int,
+    has_mask: bool,
 ) -> list[MiniBatch]:
     """One `MiniBatch` per rank."""
-    rows = share_prompts(samples, pairs_per_token=pairs_per_token, most_tokens=most_tokens)
+    rows = share_prompts(samples, pairs_per_token=pairs_per_token, most_tokens=most_tokens, has_mask=has_mask)
     if len(rows) < num_ranks:  # rather compute a prompt twice than let a rank wait
         rows = share_prompts(samples, pairs_per_token=None, most_tokens=most_tokens)
     lengths = [len(row) for row in rows]
@@ -180,7 +181,7 @@ def prepare_collated_data_for_workers(
         pack_length: `rows * pack_length` token positions, padding included, are the most that one micro-batch holds. A
             single sample longer than that gets a micro-batch of its own.
         rows: `--per_device_train_batch_size`.
-        layout: `"padded"`: rows of similar length, padded on the right; `"packed"`: one row without padding.
+        layout: `"padded"`: rows of similar length, padded on the right; `"packed"`: one row without padding, for flash attention.
         num_mini_batches: optimizer steps in this training step; fewer when there are fewer samples.
         pairs_per_token: as in `share_prompts`; None shares no prompt.
 
@@ -199,6 +200,7 @@ def prepare_collated_data_for_workers(
             pad_token_id=pad_token_id,
             pairs_per_token=pairs_per_token,
             most_tokens=pack_length,
+            has_mask=layout == "padded",
         )
         for start, end in pairwise(edges)
     ]

@@ -17,7 +17,7 @@ import numpy as np
 from open_instruct.data_types import TrainingSample
 
 MOST_PAIRS = 2**26
-"""Most pairs of tokens that the responses of a row may look at: attention has a mask of that size, 256 MiB in float32."""
+"""Most pairs of tokens that the responses of a row may look at where attention has a mask of that size, 256 MiB in float32."""
 
 
 @dataclass(frozen=True)
@@ -58,41 +58,43 @@ class Shared:
 
 
 def share_prompts(
-    samples: Sequence[TrainingSample], *, pairs_per_token: float | None, most_tokens: int
+    samples: Sequence[TrainingSample], *, pairs_per_token: float | None, most_tokens: int, has_mask: bool = True
 ) -> list[Shared]:
     """Divide the samples into rows' worth of responses that share a prompt, as it costs least; in the given order.
 
     With a prompt of 500 tokens and 8 responses of 50, all share one: 900 tokens in place of 4400. With a prompt of 5 tokens and
     responses of 1000, none do: attention looks at 1000 * 1005 pairs of tokens for each response, because with a mask it cannot
-    skip what is later, in place of 1005 * 1005 / 2.
+    skip what is later, in place of 1005 * 1005 / 2. Without a mask (flash attention) it skips that, and all share.
 
     Args:
         pairs_per_token: what a token costs apart from attention, in pairs of tokens that attention looks at; None shares nothing.
         most_tokens: of a row.
+        has_mask: whether attention has a mask of the tokens of a row where they share a prompt.
     """
     if pairs_per_token is None:
         return [Shared([sample]) for sample in samples]
     divided = []
     for _, neighbours in groupby(samples, key=lambda sample: sample.query.tobytes()):
-        divided += _divide(list(neighbours), pairs_per_token, most_tokens)
+        divided += _divide(list(neighbours), pairs_per_token, most_tokens, has_mask=has_mask)
     return divided
 
 
-def _divide(samples: list[TrainingSample], pairs_per_token: float, most_tokens: int) -> list[Shared]:
+def _divide(samples: list[TrainingSample], pairs_per_token: float, most_tokens: int, *, has_mask: bool) -> list[Shared]:
     """The cheapest division of samples with one query into runs of about the same number of samples."""
     num_query = len(samples[0].query)
     lengths = [len(sample.response) for sample in samples]
     num_tokens = [0, *accumulate(lengths)]
     """Of the responses before each."""
-    num_pairs = [0, *accumulate(length * (num_query + length) for length in lengths)]
-    """Of a token of these responses with one of the prompt or of the same response, later ones included."""
+    own = 1 if has_mask else 0.5  # of the pairs within a response, half are with later tokens
+    num_pairs = [0.0, *accumulate(length * (num_query + own * length) for length in lengths)]
+    """Of a token of these responses with one of the prompt or of the same response."""
 
     def cost(start: int, end: int) -> float:
         """Of a row with the samples from `start` to `end`, in pairs; infinite where they may not share a row."""
         tokens, pairs = num_query + num_tokens[end] - num_tokens[start], num_pairs[end] - num_pairs[start]
         if end - start == 1:
             return tokens * pairs_per_token + tokens**2 / 2
-        if tokens > most_tokens or pairs > MOST_PAIRS:
+        if tokens > most_tokens or (has_mask and pairs > MOST_PAIRS):
             return math.inf
         return tokens * pairs_per_token + num_query**2 / 2 + pairs
 

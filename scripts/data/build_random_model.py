@@ -24,10 +24,12 @@ SHAPES: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 """Of published models, from their `config.json`."""
+DONE = "random_model_of.txt"
+"""Written last: the model whose shape it has."""
 
 
 def build(like: str, output_dir: Path) -> None:
-    if (output_dir / "tokenizer_config.json").exists():  # written last
+    if (output_dir / DONE).exists() and (output_dir / DONE).read_text() == like:
         return
     tokenizer = AutoTokenizer.from_pretrained(ROOT / "assets" / "tiny_model", model_max_length=40960)
     config = Qwen3Config(
@@ -37,6 +39,7 @@ def build(like: str, output_dir: Path) -> None:
     torch.manual_seed(0)
     Qwen3ForCausalLM(config).to(torch.bfloat16).save_pretrained(output_dir)
     tokenizer.save_pretrained(output_dir)
+    (output_dir / DONE).write_text(like)
 
 
 def main() -> None:

@@ -1,5 +1,7 @@
 """Which responses share a prompt, and what their rows look like."""
 
+from typing import Literal
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -27,8 +29,10 @@ def group(prompt: int, num_prompt_tokens: int, lengths: list[int]) -> list[Train
     ]
 
 
-def sizes(samples: list[TrainingSample], pairs_per_token: float | None, most_tokens: int = 10**6) -> list[int]:
-    shared = share_prompts(samples, pairs_per_token=pairs_per_token, most_tokens=most_tokens)
+def sizes(
+    samples: list[TrainingSample], pairs_per_token: float | None, most_tokens: int = 10**6, *, has_mask: bool = True
+) -> list[int]:
+    shared = share_prompts(samples, pairs_per_token=pairs_per_token, most_tokens=most_tokens, has_mask=has_mask)
     assert [sample for one in shared for sample in one.samples] == samples
     return [len(one.samples) for one in shared]
 
@@ -54,6 +58,29 @@ def test_where_attention_is_what_costs_none_share_a_row() -> None:
     # Of attention alone: 10**2 / 2 + 2 * r * (10 + r) pairs in one row, (10 + r)**2 in two.
     assert sizes(group(0, 10, [7] * 2), 0.0) == [2]
     assert sizes(group(0, 10, [8] * 2), 0.0) == [1, 1]
+
+
+def test_without_a_mask_all_share_that_a_row_holds() -> None:
+    for prompt, response in ((5, 1000), (500, 2048), (1000, 4096)):
+        assert sizes(group(0, prompt, [response] * 8), 1000.0, has_mask=False) == [8]
+        assert sizes(group(0, prompt, [response] * 8), 1000.0) == [1] * 8
+    assert sizes(group(0, 4000, [4000] * 4), 1e9, has_mask=False) == [4]
+    assert sizes(group(0, 500, [2048] * 8), 1000.0, most_tokens=8192, has_mask=False) == [2, 3, 3]
+
+
+@pytest.mark.parametrize("layout", ["padded", "packed"])
+def test_packed_rows_are_for_attention_without_a_mask(layout: Literal["padded", "packed"]) -> None:
+    [[mini_batch]] = prepare_collated_data_for_workers(
+        group(0, 50, [500] * 8),
+        dp_world_size=1,
+        pack_length=5000,
+        rows=1,
+        layout=layout,
+        pad_token_id=0,
+        pairs_per_token=100.0,
+    )
+    [micro_batch] = mini_batch.micro_batches
+    assert micro_batch.query_responses.shape == ((8, 550) if layout == "padded" else (1, 50 + 8 * 500))
 
 
 def test_padded_rows_with_a_shared_prompt() -> None:
