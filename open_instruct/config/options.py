@@ -257,8 +257,8 @@ class OptimizerOptions:
     per_device_train_batch_size: int = 1
     """Rows of pack_length tokens in one forward and backward pass of a learner."""
     share_prompts: bool = True
-    """Learners compute a prompt once for all of its responses; with sdpa unless responses are much longer than prompts. The gradient
-    is the same but for rounding. Not with --attn_implementation eager, and not for models with sliding windows."""
+    """Learners compute a prompt once for all of its responses; with sdpa unless responses are much longer than prompts. The
+    gradient is the same but for rounding. Not with --attn_implementation eager, and not for models with sliding windows."""
 
 
 @dataclass(kw_only=True)
