@@ -1,7 +1,7 @@
 """What a micro-batch costs a learner, by its length and its attention; how long a learner takes to fall asleep and to wake up.
 
-    python benchmarks/micro_batches.py                                       # about 2 minutes on two cores
-    python scripts/data/build_random_model.py --output_dir out/model         # on a GPU, of Qwen3-0.6B's shape
+    python benchmarks/micro_batches.py                                   # less than a minute on two cores
+    python scripts/data/build_random_model.py --output_dir out/model     # on a GPU, of Qwen3-0.6B's shape
     python benchmarks/micro_batches.py --model out/model --response_length 512 --pack_lengths 2048 8192
 
 One learner's parts in this process: four prompts of 24 tokens with 8 responses each. Times are medians of at most four
@@ -58,13 +58,6 @@ class OneLearner:
         self.loss = PolicyLoss(self.args, self.engine, None, self.device.learner_device)
         self.states = StateOffload(self.device, self.engine)
 
-    def attend_by(self, implementation: str) -> None:
-        from open_instruct.learners.attention import register
-
-        model = self.engine.module
-        model._attention = register(implementation)
-        model.model.set_attn_implementation(model._attention)
-
     def times(self, micro_batch: Any, *, is_last: bool = False) -> list[float]:
         """Seconds until the forward pass is queued and done, and the same of the backward pass."""
         self.engine.set_gradient_accumulation_boundary(is_last)
@@ -103,7 +96,7 @@ def micro_batches(learner: OneLearner, pack_length: int, layout: Layout, *, shar
 
 
 def measure(learner: OneLearner, implementation: str, pack_length: int, *, share: bool) -> dict[str, Any]:
-    learner.attend_by(implementation)
+    learner.engine.module.attend_by(implementation)
     batches = micro_batches(learner, pack_length, "padded" if implementation == "sdpa" else "packed", share=share)
     learner.times(batches[0])
     columns = [median(column) for column in zip(*(learner.times(batch) for batch in batches[:4]), strict=True)]

@@ -59,7 +59,7 @@ class DeviceMemory:
 
     def host_buffer(self, num_bytes: int) -> "torch.Tensor":
         """(num_bytes,) uint8 in main memory, for copies from and to the device; on GPU page-locked, and with that several times
-        as fast."""
+        as fast, until nobody holds it any more."""
         import torch
 
         buffer = torch.empty(num_bytes, dtype=torch.uint8)

@@ -25,7 +25,7 @@ class AttentionCall:
     """Whether scores are capped, or some of the attention goes to no token."""
 
 
-_found: dict[str, tuple[AttentionCall, ...]] = {}
+_found: dict[tuple[str, bool], tuple[AttentionCall, ...]] = {}
 
 
 def attention_calls(config: Any, *, trusted: bool = False) -> tuple[AttentionCall, ...]:
@@ -35,7 +35,7 @@ def attention_calls(config: Any, *, trusted: bool = False) -> tuple[AttentionCal
         config: of a causal language model.
         trusted: as `trust_remote_code`.
     """
-    key = config.to_json_string(use_diff=False)
+    key = config.to_json_string(use_diff=False), trusted
     if key not in _found:
         try:
             _found[key] = _run(config, trusted=trusted)

@@ -417,8 +417,8 @@ def attention_can_run(args: GRPOConfig) -> Iterator[str]:
     if args.attn_implementation == "flash_attention_2" and not flash_attention_can_run(
         args.device.kind, args.device.dtype
     ):
-        options = shown(args, "attn_implementation", *["model_dtype"] * (args.device.kind == "cuda"))
-        yield f"{options}: flash attention needs an NVIDIA GPU and bfloat16. Choose auto or sdpa."
+        options = shown(args, "attn_implementation")
+        yield f"{options}: flash attention needs an NVIDIA GPU and bfloat16 (--model_dtype). Choose auto or sdpa."
 
 
 def machine_has_room(args: GRPOConfig) -> Iterator[str]:

@@ -7,6 +7,7 @@ from open_instruct.learners.flash_attention import Spans
 from open_instruct.learners.shared_attention import Parts
 
 FLASH = "flash_attention_2"
+"""What `--attn_implementation` calls flash attention."""
 
 
 def register(attn_implementation: str) -> str:

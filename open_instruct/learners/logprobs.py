@@ -167,15 +167,19 @@ class LogProbModel(torch.nn.Module):
                 possibly times a constant or below a cap (`logits_scale_and_cap`).
         """
         super().__init__()
+        self.model = model
         if parts is None:
-            self._attention = attention.register(attn_implementation or model.config._attn_implementation)
-            model.set_attn_implementation(self._attention)
+            self.attend_by(attn_implementation or model.config._attn_implementation)
         else:  # which exchanges tokens and heads around it
             self._attention = parts.attention
-        self.model = model
         self._chunk_elements = chunk_elements
         self._parts = parts
         self._logits_scale, self._softcap = logits_scale_and_cap(model.config)
+
+    def attend_by(self, attn_implementation: str) -> None:
+        """Give the model the attention that `--attn_implementation` names."""
+        self._attention = attention.register(attn_implementation)
+        self.model.set_attn_implementation(self._attention)
 
     def forward(
         self,

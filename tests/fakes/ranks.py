@@ -35,9 +35,9 @@ def start_deepspeed() -> None:  # apart: cloudpickle takes `deepspeed.ops` for `
 
 
 @contextmanager
-def started_ranks(ray: Any, num_ranks: int, directory: Path, module: str, *, kind: str = "cpu") -> Iterator[list[Any]]:
-    """Actors of ranks that have joined; functions of the test file `module` travel by value, because workers cannot import it."""
-    for name in (__name__, "conftest", module):
+def started_ranks(ray: Any, num_ranks: int, directory: Path, *modules: str, kind: str = "cpu") -> Iterator[list[Any]]:
+    """Actors of ranks that have joined; functions of test files, `modules`, travel by value, because workers cannot import it."""
+    for name in (__name__, "conftest", *modules):
         ray.cloudpickle.register_pickle_by_value(sys.modules[name])
     env = {"env_vars": {"OMP_NUM_THREADS": "1"}}
     num_gpus = 0.5 if kind == "cuda" else 0

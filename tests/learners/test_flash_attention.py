@@ -5,19 +5,19 @@ The kernels themselves: `test_on_gpu.py`.
 
 from itertools import pairwise
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from model_families import _DENSE, FAMILIES, family_config
+from trained_rows import LAYOUTS, arguments_of, batch_of, make_groups, outcome
 
 from open_instruct.config.model_support import attends_fully, has_recurrent_layers
-from open_instruct.data_types import CollatedBatchData, TrainingSample
-from open_instruct.learners import attention, flash_attention
+from open_instruct.learners import flash_attention
 from open_instruct.learners.logprobs import LogProbModel
-from open_instruct.rollouts.collation import collate_packed, collate_padded, pack_rows, pad_rows
+from open_instruct.rollouts.collation import collate_padded, pack_rows
 from open_instruct.rollouts.shared_prompts import Shared
 
+GROUPS = make_groups([(19, [5, 1, 30]), (4, [4, 2]), (1, [6])])
 REFUSED = {"gpt_oss", "falcon_h1"}
 TRAINED = [family for family in FAMILIES if family not in REFUSED and not has_recurrent_layers(family_config(family))]
 
@@ -49,46 +49,6 @@ def kernels_by_definition(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flash_attention, "DTYPES", (torch.float32,))
 
 
-def groups() -> list[list[TrainingSample]]:
-    rng = np.random.default_rng(0)
-
-    def sample(query: np.ndarray, num_tokens: int) -> TrainingSample:
-        response = rng.integers(3, 300, num_tokens).astype(np.int32)
-        return TrainingSample(query, response, np.ones(num_tokens, bool), np.zeros(num_tokens, np.float32), 1.0)
-
-    queries = [rng.integers(3, 300, length).astype(np.int32) for length in (19, 4, 1)]
-    return [
-        [sample(queries[0], n) for n in (5, 1, 30)],
-        [sample(queries[1], n) for n in (4, 2)],
-        [sample(queries[2], 6)],
-    ]
-
-
-LAYOUTS = {
-    "padded": lambda: collate_padded([one for group in groups() for one in group], 0),
-    "packed": lambda: collate_packed([one for group in groups() for one in group], 0),
-    "padded, shared": lambda: pad_rows([Shared(group) for group in groups()], 0),
-    "packed, shared": lambda: pack_rows([Shared(group) for group in groups()], 0),
-}
-
-
-def outcome(family: str, implementation: str, batch: CollatedBatchData) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Log-probs of the trained tokens, and gradients of a sum in which each has another factor."""
-    from transformers import AutoModelForCausalLM
-
-    torch.manual_seed(0)
-    name = attention.register(implementation)
-    model = LogProbModel(AutoModelForCausalLM.from_config(family_config(family), attn_implementation=name).eval())
-    arrays = {name: array for name, array in vars(batch).items() if array is not None}
-    given = {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
-    trained = given["response_masks"].bool()
-    rows = {name: given.get(name) for name in ("segments", "branches", "predictors")}
-    logprobs, _, _ = model(given["query_responses"].long(), given["position_ids"].long(), 0.9, wanted=trained, **rows)
-    logprobs = logprobs[trained[:, 1:]]
-    (logprobs * torch.linspace(-1, 1, len(logprobs))).sum().backward()
-    return logprobs.detach(), {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-
-
 def test_nearly_all_families_are_tried() -> None:
     assert {"llama", "qwen3", "qwen3_moe", "mistral", "gemma3_text", "olmo3", "deepseek_v3"} <= set(TRAINED)
 
@@ -98,12 +58,13 @@ def test_nearly_all_families_are_tried() -> None:
 def test_every_layout_gives_the_log_probs_and_gradients_of_single_sequences(family: str, layout: str) -> None:
     if "shared" in layout and not attends_fully(family_config(family)):
         pytest.skip("has windows")
-    alone = [outcome(family, "sdpa", collate_padded([one], 0)) for group in groups() for one in group]
+    config = family_config(family)
+    alone = [outcome(config, collate_padded([one], 0), "sdpa") for group in GROUPS for one in group]
     expected = torch.cat([logprobs for logprobs, _ in alone])
-    logprobs, gradients = outcome(family, "flash_attention_2", LAYOUTS[layout]())
+    logprobs, gradients = outcome(config, batch_of(GROUPS, layout), "flash_attention_2")
     torch.testing.assert_close(logprobs, expected, rtol=1e-5, atol=1e-5)
     assert all(torch.isfinite(gradient).all() for gradient in gradients.values())
-    reference, wanted = outcome(family, "sdpa", LAYOUTS["padded"]())
+    reference, wanted = outcome(config, batch_of(GROUPS, "padded"), "sdpa")
     torch.testing.assert_close(reference, expected, rtol=1e-5, atol=1e-5)
     for name, gradient in wanted.items():
         torch.testing.assert_close(
@@ -118,7 +79,7 @@ def test_spans_of_rows_that_are_padded_for_a_group_of_learners() -> None:
 
 
 def test_spans_of_responses_that_share_a_prompt() -> None:
-    batch = pack_rows([Shared(groups()[1])], 0)
+    batch = pack_rows([Shared(GROUPS[1])], 0)
     segments, branches = torch.from_numpy(batch.segments), torch.from_numpy(batch.branches)
     spans = flash_attention.find_spans_of_shared(segments, branches, num_columns=12)
     assert spans.ends_of_queries.tolist() == [0, 4, 8, 10, 12]
@@ -146,12 +107,8 @@ def test_layers_that_do_not_pass_on_what_is_one_sequence_are_an_error(implementa
 
     config = AutoConfig.for_model("stablelm", **(_DENSE | {"num_hidden_layers": 1}))
     model = LogProbModel(AutoModelForCausalLM.from_config(config).eval(), attn_implementation=implementation)
-    batch = LAYOUTS["packed, shared"]()
-    arrays = {name: array for name, array in vars(batch).items() if array is not None}
-    given = {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
-    rows = {name: given[name] for name in ("segments", "branches", "predictors")}
     with pytest.raises(ValueError, match="StableLmAttention does not pass on which tokens are one sequence"):
-        model(given["query_responses"].long(), given["position_ids"].long(), 0.9, **rows)
+        model(**arguments_of(batch_of(GROUPS, "packed, shared")))
 
 
 def test_a_model_that_was_loaded_otherwise_gets_the_attention_that_is_named() -> None:

@@ -324,7 +324,7 @@ def test_main_memory_is_taken_once_where_it_is_kept(
     assert digest(list(engine.module.parameters())) == before
 
 
-def test_an_engine_that_takes_the_memory_loses_nothing(
+def test_what_found_no_room_on_the_device_comes_back_later(
     engine: Any, cpu: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = digest(list(engine.module.parameters()))
