@@ -21,6 +21,7 @@ import ray
 from ray.util.queue import Queue
 
 from open_instruct.chat_codec import ChatCodec
+from open_instruct.cluster.ray_utils import file_of_job
 from open_instruct.data.run_tokenizer import read_tokenizer
 from open_instruct.data_types import GenerationResult, Sample, SamplingConfig
 from open_instruct.engines.control_calls import ControlCalls
@@ -34,6 +35,7 @@ from open_instruct.engines.vllm_tool_parsers import VllmParsers
 from open_instruct.engines.weight_receiver import WeightReceiver, new_abort_file
 from open_instruct.engines.worker_memory import cleaned_up_when_this_process_ends
 from open_instruct.system.passing_threads import in_passing_thread
+from open_instruct.system.shared_cores import FILE_NAME, SharedCores
 from open_instruct.system.work_threads import POLL_S, WorkThreads
 from open_instruct.workflows import builtin as builtin_workflows  # noqa: F401 - a `WorkflowSpec` names them
 from open_instruct.workflows.runner import EngineFacts, RolloutRunner
@@ -84,6 +86,7 @@ class LLMRayActor:
             self._work,
             self._calls,
             threads.lock,
+            SharedCores(file_of_job(FILE_NAME), options.cores) if options.cores else SharedCores(),
             kv_ages=self._engine.kv_ages(keeps_cache=options.keep_prefix_cache),
             generation_timeout=options.generation_timeout,
         )

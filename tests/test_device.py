@@ -93,6 +93,27 @@ def test_workers_that_take_turns_share_all_cores(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
+        ({}, True),
+        ({"async_steps": 0, "streaming": True}, True),
+        ({"async_steps": 0}, False),  # bit for bit the same every time
+        ({"teacher_model_name_or_path": "x"}, False),
+    ],
+)
+def test_cores_are_divided_anew_where_learners_and_engines_compute_at_once(
+    options: dict[str, Any], expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
+    device = make_args(**options).device
+    assert device.shares_cores == expected
+    assert ("GOMP_SPINCOUNT" in device.actor_env) == expected
+    assert not current_device(kind="cuda", shares=True).shares_cores
+    monkeypatch.setenv("GOMP_SPINCOUNT", "7")
+    assert not expected or device.actor_env["GOMP_SPINCOUNT"] == "7"
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
         ({}, None),
         ({"async_steps": 0}, 1),
         ({"async_steps": 0, "vllm_num_engines": 3}, 3),

@@ -1,15 +1,23 @@
-"""What Ray does not provide: which devices a process sees, which device it computes on, and a lock (see `ray_lock`)."""
+"""What Ray does not provide: which devices a process sees, which device it computes on, a file that the processes of a job
+share on a machine, and a lock (see `ray_lock`)."""
 
 import os
 import re
 from collections.abc import Mapping
+from pathlib import Path
 
 import ray
 
 from open_instruct.cluster.ray_lock import Lock
 from open_instruct.device import gpu_uuid
 
-__all__ = ["NOSET_VISIBLE_DEVICES_ENV_VARS_LIST", "Lock", "get_physical_gpu_id", "ray_noset_visible_devices"]
+__all__ = [
+    "NOSET_VISIBLE_DEVICES_ENV_VARS_LIST",
+    "Lock",
+    "file_of_job",
+    "get_physical_gpu_id",
+    "ray_noset_visible_devices",
+]
 
 NOSET_VISIBLE_DEVICES_ENV_VARS_LIST = [
     "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES",
@@ -30,6 +38,12 @@ NOSET_VISIBLE_DEVICES_ENV_VARS_LIST = [
 def ray_noset_visible_devices(env: Mapping[str, str] = os.environ) -> bool:
     """Whether Ray leaves the visible devices alone, so that a worker sees all devices of its node. Reads values as Ray does."""
     return any(env.get(name, "").lower() in ("1", "true") for name in NOSET_VISIBLE_DEVICES_ENV_VARS_LIST)
+
+
+def file_of_job(name: str) -> Path:
+    """A file of this name for the processes that this Ray job has on this machine, in the directory of Ray's session."""
+    session: str = ray._private.worker._global_node.get_session_dir_path()
+    return Path(session) / f"open_instruct-{ray.get_runtime_context().get_job_id()}-{name}"
 
 
 def get_physical_gpu_id() -> str:

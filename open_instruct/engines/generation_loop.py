@@ -11,6 +11,7 @@ from open_instruct.engines.engine_state import EngineState
 from open_instruct.engines.held_work import HeldRequest, HeldWork
 from open_instruct.engines.kv_ages import KvAges
 from open_instruct.engines.vllm_engine import VLLMEngine, sampling_params
+from open_instruct.system.shared_cores import SharedCores
 from open_instruct.workflows.runner import Answer
 
 IDLE_S = 0.05
@@ -34,6 +35,7 @@ class GenerationLoop:
         work: HeldWork,
         calls: ControlCalls,
         lock: threading.Condition,
+        cores: SharedCores,
         *,
         kv_ages: KvAges,
         generation_timeout: float | None,
@@ -44,6 +46,7 @@ class GenerationLoop:
         self._work = work
         self._calls = calls
         self._lock = lock
+        self._cores = cores
         self._kv_ages = kv_ages
         self._generation_timeout = generation_timeout
         self._last_step_at = time.monotonic()
@@ -66,6 +69,7 @@ class GenerationLoop:
             self._wait_for_work()
             return
         self._sleep.has_work()
+        self._cores.compute()
         started = time.perf_counter()
         for output in self._engine.step():
             if output.finished:
@@ -74,6 +78,7 @@ class GenerationLoop:
         self._last_step_at = time.monotonic()
 
     def _wait_for_work(self) -> None:
+        self._cores.rest()
         with self._lock:
             self._lock.notify_all()  # an update may wait for the engine to be empty
             if not self._calls and not (self._state.may_admit and self._work.waits_for_admission):

@@ -31,6 +31,7 @@ from open_instruct.cluster.network_interface import OF_NCCL, network_interface
 from open_instruct.data_types import Completion, SamplingConfig
 from open_instruct.engines.engine_sleep import SleepOptions
 from open_instruct.engines.kv_ages import CacheUse, KvAges
+from open_instruct.system.shared_cores import CorePlace
 from open_instruct.weight_transports import NCCL
 from open_instruct.workflows.base import SINGLE_TURN, WorkflowSpec
 
@@ -74,6 +75,8 @@ class EngineOptions:
     """Seconds after which a group is broken off and reported as failed."""
     gather_s: float = GATHER_S
     """Longest wait of a finished group for others that are under way, so that they leave the engine together."""
+    cores: CorePlace | None = None
+    """The engine's place among those that share the cores of the machine; None: its threads stay as they are."""
     sleep: SleepOptions = field(default_factory=SleepOptions)
     workflow: WorkflowSpec = field(default_factory=lambda: WorkflowSpec(SINGLE_TURN))
     """The workflow that rolls prompts out."""

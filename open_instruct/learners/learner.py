@@ -24,11 +24,13 @@ import torch
 
 from open_instruct.algorithms.denominators import Scales, loss_divisor
 from open_instruct.cluster import process_group
+from open_instruct.cluster.ray_utils import file_of_job
 from open_instruct.config.extensions import import_extensions
 from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.data_types import Box, MiniBatch, RolloutBatch
 from open_instruct.device import Device
 from open_instruct.engines.engine_client import UpdateReport
+from open_instruct.learners.cpu_threads import take_share_in_layers
 from open_instruct.learners.lora import ModelWithoutAdapter
 from open_instruct.learners.model_files import save_model_files
 from open_instruct.learners.models import build_engine, build_reference, hf_model, join_sequence_parallel
@@ -44,6 +46,7 @@ from open_instruct.learners.weight_link import LinkOptions, WeightLink
 from open_instruct.learners.weight_sync import DeepSpeedWeightSource
 from open_instruct.storage.checkpoints import LEARNER_DIRECTORY, sync_files_of_rank
 from open_instruct.storage.output_directory import names_a_full_disk
+from open_instruct.system.shared_cores import FILE_NAME, SharedCores
 
 if TYPE_CHECKING:
     from ray.actor import ActorHandle
@@ -103,8 +106,16 @@ class PolicyTrainerRayProcess(TrainRayActor):
         seed_everything(args.seed + self.rank)  # ranks build the same model, and then draw on their own
         self._source = DeepSpeedWeightSource(hf_model(self.engine), zero_stage=args.deepspeed_stage)
         self._link = self._make_link()
+        self._cores = self._share_cores()
         self._offload = StateOffload(device, self.engine, reference)
         return self.version
+
+    def _share_cores(self) -> SharedCores:
+        if not self._device.shares_cores:
+            return SharedCores()
+        cores = SharedCores(file_of_job(FILE_NAME), self._args.core_place_of_learner(self.rank))
+        take_share_in_layers(hf_model(self.engine), cores)
+        return cores
 
     def _make_link(self) -> WeightLink:
         args = self._args
@@ -140,6 +151,10 @@ class PolicyTrainerRayProcess(TrainRayActor):
         Raises `ValueError` if the data belongs to another rollout.
         """
         self._offload.check_loaded(*TAGS, what="a training step")
+        with self._cores.computing():
+            return self._train(rollout_id, rollout_data_ref)
+
+    def _train(self, rollout_id: int, rollout_data_ref: Box | RolloutBatch) -> dict[str, Any] | None:
         started = time.perf_counter()
         batch, mini_batches = self._fetch(rollout_id, rollout_data_ref)
         step = self._step or StepSums()
@@ -185,11 +200,12 @@ class PolicyTrainerRayProcess(TrainRayActor):
         self._offload.check_loaded(WEIGHTS, REFERENCE, what="an evaluation")
         _, mini_batches = self._fetch(rollout_id, rollout_data_ref)
         step, started = StepSums(), time.perf_counter()
-        for mini_batch in mini_batches:
-            step.divisor += self._divisor(mini_batch)
-            for micro_batch in mini_batch.micro_batches:
-                step.add(*self._loss.compute(micro_batch, None, scales=self._scales(mini_batch))[1:])
-                step.num_tokens += micro_batch.num_tokens
+        with self._cores.computing():
+            for mini_batch in mini_batches:
+                step.divisor += self._divisor(mini_batch)
+                for micro_batch in mini_batch.micro_batches:
+                    step.add(*self._loss.compute(micro_batch, None, scales=self._scales(mini_batch))[1:])
+                    step.num_tokens += micro_batch.num_tokens
         step.lr, step.seconds = self.engine.get_lr()[0], time.perf_counter() - started
         return self._report(step, num_epochs=1)
 
@@ -277,7 +293,8 @@ class PolicyTrainerRayProcess(TrainRayActor):
     def score(self, sequences: Sequence[tuple[np.ndarray, np.ndarray]]) -> list[np.ndarray]:
         """(R,) float32 log-probs of each response after its prompt, computed one sequence at a time; the same on every rank."""
         self._offload.check_loaded(WEIGHTS, what="scoring tokens")
-        return [self._loss.score(prompt, response) for prompt, response in sequences]
+        with self._cores.computing():
+            return [self._loss.score(prompt, response) for prompt, response in sequences]
 
     def held_version(self) -> int:
         """The version of the weights: the number of training steps that are in them."""

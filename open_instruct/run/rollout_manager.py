@@ -14,6 +14,7 @@ A training loop of your own needs three lines per step (`rollout_id` counts the 
 import logging
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -156,6 +157,7 @@ def create_vllm_engine(
     options = bundles.actor_options(device, pg, share=share, env=env)
     actor = ray.remote(LLMRayActor).options(max_concurrency=8, **options)
     engine = engine_options(args, device, seed=args.seed + number, max_model_len=max_model_len)
+    engine = replace(engine, cores=args.core_place_of_engine(number) if device.shares_cores else None)
     return actor.remote(number, engine, *queues, timeout_s=args.weight_sync_timeout_s)
 
 
