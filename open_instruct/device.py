@@ -36,6 +36,12 @@ own, and the two processes wait for each other by spinning, which takes several 
 ALLOCATOR_VARIABLES = "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"
 JEMALLOC_OPTIONS = "dirty_decay_ms:-1,muzzy_decay_ms:-1"
 """Freed memory is kept for the next allocation. By default it goes back to the kernel, which hands out each page anew."""
+CPU_QUOTAS = (
+    ("/sys/fs/cgroup", "cpu.max"),
+    ("/sys/fs/cgroup/cpu", "cpu.cfs_quota_us", "cpu.cfs_period_us"),
+)
+"""Where the two versions of Linux's control groups say how much time the processes of a container may use, in how much time: a
+directory and its files."""
 SPIN_COUNT = "3000"
 """How often a thread that waits for the other threads of its process looks, before it sleeps, where cores are shared. By default
 it looks for milliseconds, although the thread that it waits for may need this very core. Measured with two threads, and another
@@ -65,8 +71,10 @@ class Device:
     """Workers of engines that compute at the same time, where learners and engines take turns; None where they do not."""
     learners_at_once: int | None = None
     """Learners that compute at the same time, where learners and engines take turns; None where they do not."""
-    shares: bool = False
-    """Learners and engines may divide the machine anew while they compute (`shares_cores`)."""
+    shares_cores: bool = False
+    """Learners and engines divide the cores among those that compute at the moment (`system/shared_cores.py`). Not where they
+    take turns, because sums of gradients round differently with another number of threads, and a run on policy gives the same
+    numbers bit for bit."""
 
     @property
     def torch_dtype(self) -> "torch.dtype":
@@ -158,15 +166,6 @@ class Device:
         return None if self.kind == "cuda" else _share_of_cores(self.learners_at_once)
 
     @property
-    def shares_cores(self) -> bool:
-        """Whether learners and engines divide the cores among those that compute at the moment (`system/shared_cores.py`).
-
-        Where they take turns the number of threads is fixed, because sums of gradients round differently with another number,
-        and a run on policy gives the same numbers bit for bit.
-        """
-        return self.kind == "cpu" and self.shares
-
-    @property
     def place_resources(self) -> dict[str, float]:
         """Ray resources of one place: of a learner, or of one worker of an engine."""
         # Ray counts cores. If each worker took a whole core, most actors would wait for ever on a laptop. With four workers a
@@ -186,7 +185,7 @@ class Device:
             spin = _unless_set_by_user({"GOMP_SPINCOUNT": SPIN_COUNT}) if self.shares_cores else {}
             return env | spin | {"OMP_NUM_THREADS": str(self.threads_per_worker)}
         # Ray would set OMP_NUM_THREADS to the CPUs that an actor asks for, which is 1, so loading and copies would use one core.
-        return env | _unless_set_by_user({"OMP_NUM_THREADS": str(max(_num_cores() // max(self.num_places, 1), 1))})
+        return env | _unless_set_by_user({"OMP_NUM_THREADS": str(max(num_cores() // max(self.num_places, 1), 1))})
 
     def engine_kwargs(
         self, *, max_model_len: int, gpu_memory_utilization: float, enforce_eager: bool
@@ -260,7 +259,7 @@ class Device:
             import torch
 
             return torch.cuda.device_count()
-        return min(_num_cores() * WORKERS_PER_CORE, memory_of_machine_bytes() // WORKER_BYTES)
+        return min(num_cores() * WORKERS_PER_CORE, memory_of_machine_bytes() // WORKER_BYTES)
 
 
 def places_explained(device: Device) -> str:
@@ -270,7 +269,7 @@ def places_explained(device: Device) -> str:
     gib = memory_of_machine_bytes() / 2**30
     each = WORKER_BYTES / 2**30
     return (
-        f"{_num_cores()} CPU cores, at most {WORKERS_PER_CORE} workers each; {gib:.0f} GiB of memory, {each:g} GiB each"
+        f"{num_cores()} CPU cores, at most {WORKERS_PER_CORE} workers each; {gib:.0f} GiB of memory, {each:g} GiB each"
     )
 
 
@@ -323,7 +322,7 @@ def current_device(
     weight_transport: WeightTransport | None = None,
     workers_at_once: int | None = None,
     learners_at_once: int | None = None,
-    shares: bool = False,
+    shares_cores: bool = False,
 ) -> Device:
     """The device of this machine.
 
@@ -331,7 +330,7 @@ def current_device(
         kind: None asks torch. Give the kind where this process does not see the devices that the workers will see.
         dtype: `auto` is bfloat16 on GPU and float32 on CPU, where bfloat16 is emulated and many times slower.
         attn_implementation: `auto` is flash attention where it can run, else torch's scaled dot product.
-        workers_at_once: as in `Device`, and so are `learners_at_once` and `shares`.
+        workers_at_once: as in `Device`, and so are `learners_at_once` and, on CPU, `shares_cores`.
     """
     kind = kind or ("cuda" if _sees_a_gpu() else "cpu")
     if dtype == "auto":
@@ -339,7 +338,14 @@ def current_device(
     if attn_implementation == "auto":
         attn_implementation = "flash_attention_2" if flash_attention_can_run(kind, dtype) else "sdpa"
     return Device(
-        kind, dtype, attn_implementation, colocated, weight_transport, workers_at_once, learners_at_once, shares
+        kind,
+        dtype,
+        attn_implementation,
+        colocated,
+        weight_transport,
+        workers_at_once,
+        learners_at_once,
+        shares_cores and kind == "cpu",
     )
 
 
@@ -365,9 +371,21 @@ def _sees_a_gpu() -> bool:
 
 def _share_of_cores(at_once: int | None) -> int:
     """Threads for each of those that compute at once; 1 where nobody takes turns."""
-    return 1 if at_once is None else max(_num_cores() // at_once, 1)
+    return 1 if at_once is None else max(num_cores() // at_once, 1)
 
 
-def _num_cores() -> int:
-    """Cores that this process may run on, which in a container may be fewer than the machine has."""
-    return len(os.sched_getaffinity(0))
+def num_cores() -> int:
+    """Cores that this process may use, which in a container may be fewer than the machine has."""
+    return max(math.ceil(min(len(os.sched_getaffinity(0)), _cpu_quota())), 1)
+
+
+def _cpu_quota() -> float:
+    """CPU-seconds a second that the container may use (`docker run --cpus`)."""
+    for directory, *files in CPU_QUOTAS:
+        try:
+            quota_us, period_us = (int(word) for name in files for word in Path(directory, name).read_text().split())
+        except (OSError, ValueError):  # not this version of control groups, or "max"
+            continue
+        if quota_us > 0:
+            return quota_us / period_us
+    return math.inf

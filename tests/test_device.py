@@ -80,7 +80,7 @@ def test_one_thread_per_worker_on_cpu_alone(cpu: Device, gpu: Device) -> None:
 
 
 def test_workers_that_take_turns_share_all_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_module, "_num_cores", lambda: 6)
+    monkeypatch.setattr(device_module, "num_cores", lambda: 6)
     threads = [current_device(kind="cpu", workers_at_once=number).threads_per_worker for number in (1, 2, 4, 9)]
     assert threads == [6, 3, 1, 1]
     assert current_device(kind="cpu", workers_at_once=3, learners_at_once=1).threads_per_learner == 6
@@ -106,7 +106,7 @@ def test_cores_are_divided_anew_where_learners_and_engines_compute_at_once(
     device = make_args(**options).device
     assert device.shares_cores == expected
     assert ("GOMP_SPINCOUNT" in device.actor_env) == expected
-    assert not current_device(kind="cuda", shares=True).shares_cores
+    assert not current_device(kind="cuda", shares_cores=True).shares_cores
     monkeypatch.setenv("GOMP_SPINCOUNT", "7")
     assert not expected or device.actor_env["GOMP_SPINCOUNT"] == "7"
 
@@ -135,12 +135,12 @@ def test_engines_and_learners_take_turns_where_a_run_is_on_policy(
 def test_actors_on_gpu_share_the_cores(monkeypatch: pytest.MonkeyPatch, cpu: Device, gpu: Device) -> None:
     """Ray would give each of them one thread."""
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr(device_module, "_num_cores", lambda: 96)
+    monkeypatch.setattr(device_module, "num_cores", lambda: 96)
     monkeypatch.setattr(Device, "num_places", 8)
     assert (cpu.actor_env["OMP_NUM_THREADS"], gpu.actor_env["OMP_NUM_THREADS"]) == ("1", "12")
     monkeypatch.setattr(Device, "num_places", 0)  # a head node without a GPU
     assert gpu.actor_env["OMP_NUM_THREADS"] == "96"
-    monkeypatch.setattr(device_module, "_num_cores", lambda: 4)
+    monkeypatch.setattr(device_module, "num_cores", lambda: 4)
     monkeypatch.setattr(Device, "num_places", 8)
     assert gpu.actor_env["OMP_NUM_THREADS"] == "1"
     monkeypatch.setenv("OMP_NUM_THREADS", "5")
@@ -272,7 +272,7 @@ def test_memory_in_use_grows_with_what_is_held(cpu: Device) -> None:
 
 
 def test_places_are_bounded_by_cores_and_by_memory(monkeypatch: pytest.MonkeyPatch, cpu: Device) -> None:
-    monkeypatch.setattr(device_module, "_num_cores", lambda: 2)
+    monkeypatch.setattr(device_module, "num_cores", lambda: 2)
     monkeypatch.setattr(device_module, "memory_of_machine_bytes", lambda: 100 * 2**30)
     assert cpu.num_places == 8
     monkeypatch.setattr(device_module, "memory_of_machine_bytes", lambda: 6 * 2**30)
@@ -280,8 +280,29 @@ def test_places_are_bounded_by_cores_and_by_memory(monkeypatch: pytest.MonkeyPat
     assert places_explained(cpu).startswith("2 CPU cores, at most 4 workers each; 6 GiB")
 
 
-def test_cores_are_those_that_the_process_may_use() -> None:
-    assert device_module._num_cores() == len(os.sched_getaffinity(0))
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({}, 64),
+        ({"cpu.max": "max 100000"}, 64),
+        ({"cpu.max": "250000 100000"}, 3),
+        ({"cpu.max": "10000 100000"}, 1),
+        ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 64),
+        ({"cpu/cpu.cfs_quota_us": "400000", "cpu/cpu.cfs_period_us": "100000"}, 4),
+    ],
+)
+def test_cores_are_those_that_the_process_may_use(
+    files: dict[str, str], expected: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "cpu").mkdir()
+    for name, content in files.items():
+        (tmp_path / name).write_text(content + "\n")
+    groups = [
+        (directory.replace("/sys/fs/cgroup", str(tmp_path)), *names) for directory, *names in device_module.CPU_QUOTAS
+    ]
+    monkeypatch.setattr(device_module, "CPU_QUOTAS", groups)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(64))
+    assert device_module.num_cores() == expected
 
 
 def test_device_travels_between_processes(shared_gpu: Device) -> None:

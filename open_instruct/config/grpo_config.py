@@ -29,7 +29,6 @@ from open_instruct.config.verifier_options import EvolvingRubricOptions, RewardO
 from open_instruct.data_types import SamplingConfig
 from open_instruct.device import Device, Kind, current_device
 from open_instruct.registry import NO_FLAG, options_of
-from open_instruct.system.shared_cores import NUM_PLACES, CorePlace
 from open_instruct.user_modules import import_user_module
 from open_instruct.workflows.agents.options import AgentOptions
 from open_instruct.workflows.base import WORKFLOWS, Lengths, WorkflowSpec
@@ -150,14 +149,6 @@ class GRPOConfig(
     def num_engine_workers(self) -> int:
         return self.vllm_num_engines * self.vllm_tensor_parallel_size
 
-    def core_place_of_learner(self, rank: int) -> CorePlace:
-        """Of this rank, where learners and engines share the cores of a machine."""
-        return CorePlace(rank % NUM_PLACES)
-
-    def core_place_of_engine(self, number: int) -> CorePlace:
-        """Of the engine at this position."""
-        return CorePlace((self.num_learners + number) % NUM_PLACES, self.vllm_tensor_parallel_size)
-
     @property
     def takes_turns(self) -> bool:
         """Whether engines and learners of a single machine never compute at the same time."""
@@ -245,7 +236,7 @@ class GRPOConfig(
             weight_transport=None if self.weight_transport == "auto" else self.weight_transport,
             workers_at_once=max(self.num_engine_workers, 1) if self.takes_turns else None,
             learners_at_once=max(self.num_learners, 1) if self.takes_turns else None,
-            shares=not self.takes_turns and not self.has_teacher,  # a teacher computes too, and says nothing
+            shares_cores=not self.takes_turns and not self.has_teacher,  # a teacher computes too, and says nothing
         )
 
 

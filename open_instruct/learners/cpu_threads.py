@@ -7,7 +7,18 @@ from typing import Any
 
 import torch
 
-from open_instruct.system.shared_cores import SharedCores
+from open_instruct.cluster.ray_utils import file_of_job
+from open_instruct.device import Device
+from open_instruct.system.shared_cores import FILE_NAME, CorePlace, SharedCores
+
+
+def share_cores(device: Device, model: torch.nn.Module, *, rank: int) -> SharedCores:
+    """This rank's share of the cores of its machine, which `model` takes anew while it computes."""
+    if not device.shares_cores:
+        return SharedCores()
+    cores = SharedCores(file_of_job(FILE_NAME), CorePlace(rank))
+    take_share_in_layers(model, cores)
+    return cores
 
 
 def take_share_in_layers(model: torch.nn.Module, cores: SharedCores) -> None:

@@ -24,13 +24,12 @@ import torch
 
 from open_instruct.algorithms.denominators import Scales, loss_divisor
 from open_instruct.cluster import process_group
-from open_instruct.cluster.ray_utils import file_of_job
 from open_instruct.config.extensions import import_extensions
 from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.data_types import Box, MiniBatch, RolloutBatch
 from open_instruct.device import Device
 from open_instruct.engines.engine_client import UpdateReport
-from open_instruct.learners.cpu_threads import take_share_in_layers
+from open_instruct.learners.cpu_threads import share_cores
 from open_instruct.learners.lora import ModelWithoutAdapter
 from open_instruct.learners.model_files import save_model_files
 from open_instruct.learners.models import build_engine, build_reference, hf_model, join_sequence_parallel
@@ -46,7 +45,6 @@ from open_instruct.learners.weight_link import LinkOptions, WeightLink
 from open_instruct.learners.weight_sync import DeepSpeedWeightSource
 from open_instruct.storage.checkpoints import LEARNER_DIRECTORY, sync_files_of_rank
 from open_instruct.storage.output_directory import names_a_full_disk
-from open_instruct.system.shared_cores import FILE_NAME, SharedCores
 
 if TYPE_CHECKING:
     from ray.actor import ActorHandle
@@ -106,23 +104,15 @@ class PolicyTrainerRayProcess(TrainRayActor):
         seed_everything(args.seed + self.rank)  # ranks build the same model, and then draw on their own
         self._source = DeepSpeedWeightSource(hf_model(self.engine), zero_stage=args.deepspeed_stage)
         self._link = self._make_link()
-        self._cores = self._share_cores()
+        self._cores = share_cores(device, hf_model(self.engine), rank=self.rank)
         self._offload = StateOffload(device, self.engine, reference)
         return self.version
 
-    def _share_cores(self) -> SharedCores:
-        if not self._device.shares_cores:
-            return SharedCores()
-        cores = SharedCores(file_of_job(FILE_NAME), self._args.core_place_of_learner(self.rank))
-        take_share_in_layers(hf_model(self.engine), cores)
-        return cores
-
     def _make_link(self) -> WeightLink:
-        args = self._args
         options = LinkOptions(
-            workers_per_engine=args.vllm_tensor_parallel_size,
-            timeout_s=args.weight_sync_timeout_s,
-            connect_timeout_s=args.init_timeout_s,
+            workers_per_engine=self._args.vllm_tensor_parallel_size,
+            timeout_s=self._args.weight_sync_timeout_s,
+            connect_timeout_s=self._args.init_timeout_s,
             find_address=process_group.free_address,
         )
         return WeightLink(self._source, self._device, rank=self.rank, world_size=self.world_size, options=options)
@@ -151,22 +141,19 @@ class PolicyTrainerRayProcess(TrainRayActor):
         Raises `ValueError` if the data belongs to another rollout.
         """
         self._offload.check_loaded(*TAGS, what="a training step")
-        with self._cores.computing():
-            return self._train(rollout_id, rollout_data_ref)
-
-    def _train(self, rollout_id: int, rollout_data_ref: Box | RolloutBatch) -> dict[str, Any] | None:
         started = time.perf_counter()
         batch, mini_batches = self._fetch(rollout_id, rollout_data_ref)
         step = self._step or StepSums()
         in_parts = self._step is not None or not batch.is_last
         self._step = None if batch.is_last else step
-        if in_parts:
-            self._accumulate(step, mini_batches, is_last=batch.is_last)
-            if batch.is_last:
-                step.divisor = self._divisor(batch)
-                self._update(step, batch.num_global_tokens, denominator=step.divisor)
-        else:
-            self._train_whole(step, mini_batches)
+        with self._cores.computing():
+            if in_parts:
+                self._accumulate(step, mini_batches, is_last=batch.is_last)
+                if batch.is_last:
+                    step.divisor = self._divisor(batch)
+                    self._update(step, batch.num_global_tokens, denominator=step.divisor)
+            else:
+                self._train_whole(step, mini_batches)
         step.num_tokens += sum(micro.num_tokens for mini in mini_batches for micro in mini.micro_batches)
         step.seconds += time.perf_counter() - started
         if not batch.is_last:

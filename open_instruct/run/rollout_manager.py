@@ -36,6 +36,7 @@ from open_instruct.engines.vllm_engine import GATHER_S, EngineOptions
 from open_instruct.rollouts.controller import ControllerOptions, RolloutController
 from open_instruct.rollouts.message_queue import MessageQueue, default_queue_size
 from open_instruct.run.teachers import create_teachers
+from open_instruct.system.shared_cores import CorePlace
 from open_instruct.vllm_utils3 import LLMRayActor
 from open_instruct.workflows.base import WORKFLOWS
 
@@ -157,7 +158,8 @@ def create_vllm_engine(
     options = bundles.actor_options(device, pg, share=share, env=env)
     actor = ray.remote(LLMRayActor).options(max_concurrency=8, **options)
     engine = engine_options(args, device, seed=args.seed + number, max_model_len=max_model_len)
-    engine = replace(engine, cores=args.core_place_of_engine(number) if device.shares_cores else None)
+    if device.shares_cores:
+        engine = replace(engine, cores=CorePlace(args.num_learners + number, args.vllm_tensor_parallel_size))
     return actor.remote(number, engine, *queues, timeout_s=args.weight_sync_timeout_s)
 
 

@@ -12,15 +12,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from open_instruct.device import num_cores
+
 FILE_NAME = "cores"
 """Of the file, among the files of a run."""
 NUM_PLACES = 256
-"""Bytes of the file: as many processes can share a machine."""
+"""Bytes of the file. Processes whose numbers are this far apart share a byte."""
 
 
 @dataclass(frozen=True)
 class CorePlace:
-    """Which of the run's processes this process is, for `SharedCores`."""
+    """Which of the run's processes this process is, for `SharedCores`: learners first, then engines."""
 
     number: int = 0
     num_workers: int = 1
@@ -37,8 +39,8 @@ class SharedCores:
     """
 
     def __init__(self, file: Path | None = None, place: CorePlace = ALONE) -> None:
-        self._place = place
-        self._num_cores = len(os.sched_getaffinity(0))
+        self._byte, self._num_workers = place.number % NUM_PLACES, place.num_workers
+        self._num_cores = num_cores()
         self._num_threads = 0
         """Threads that were set last; 0 is none yet."""
         self._computing: mmap.mmap | None = None
@@ -52,7 +54,7 @@ class SharedCores:
         share changes."""
         if self._computing is None:
             return
-        self._computing[self._place.number] = self._place.num_workers
+        self._computing[self._byte] = self._num_workers
         share = max(self._num_cores // sum(self._computing[:]), 1)
         if share != self._num_threads:
             import torch
@@ -63,7 +65,7 @@ class SharedCores:
     def rest(self) -> None:
         """This process computes nothing until the next `compute`, so the others have its cores."""
         if self._computing is not None:
-            self._computing[self._place.number] = 0
+            self._computing[self._byte] = 0
 
     @contextmanager
     def computing(self) -> Iterator[None]:

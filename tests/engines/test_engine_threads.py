@@ -1,6 +1,7 @@
 """A real engine whose share of the cores changes from step to step."""
 
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,7 +22,7 @@ def test_engine_samples_the_same_while_a_neighbour_computes_and_rests(
     ray_session: Any, engines: SimpleNamespace, prompts: list[np.ndarray]
 ) -> None:
     asked, file = SamplingConfig(max_tokens=64, n=4, seed=3), file_of_job(FILE_NAME)
-    place = make_args(vllm_num_engines=2).core_place_of_engine(0).number
+    place = make_args().num_learners  # learners come first
 
     def sampled() -> list[GenerationResult]:
         answer = engines.actors[0].generate_with_single_engine.remote(prompts[:4], asked)
@@ -31,7 +32,11 @@ def test_engine_samples_the_same_while_a_neighbour_computes_and_rests(
         alone = sampled()
     with changing(file, rests=True) as seen:
         beside = sampled()
-    assert {content[place] for content in seen} == {0, 1}  # it said that it computes, and that it rests
+    assert 1 in {content[place] for content in seen}  # it said that it computes
+    deadline = time.monotonic() + TIMEOUT_S
+    while file.read_bytes()[place]:
+        assert time.monotonic() < deadline, "it did not say that it rests"
+        time.sleep(0.01)
     for one, other in zip(alone, beside, strict=True):
         for mine, its, ids, its_ids in zip(one.logprobs, other.logprobs, one.responses, other.responses, strict=True):
             assert ids.tolist() == its_ids.tolist()

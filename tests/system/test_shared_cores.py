@@ -1,18 +1,18 @@
 """Processes that compute divide the cores of their machine."""
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
+from open_instruct.system import shared_cores
 from open_instruct.system.shared_cores import CorePlace, SharedCores
 
 
 @pytest.fixture(autouse=True)
 def _eight_cores(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(8))
+    monkeypatch.setattr(shared_cores, "num_cores", lambda: 8)
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
