@@ -1,6 +1,6 @@
 """Threads of a learner on CPU that shares its cores with engines (`system/shared_cores.py`).
 
-A micro-batch can take a second and an engine step 10 ms, so a learner takes its share of the cores anew before each linear layer.
+A micro-batch can take a second and an engine step 10 ms, so a learner takes its share of the cores anew before each layer.
 """
 
 from typing import Any
@@ -22,7 +22,7 @@ def share_cores(device: Device, model: torch.nn.Module, *, rank: int) -> SharedC
 
 
 def take_share_in_layers(model: torch.nn.Module, cores: SharedCores) -> None:
-    """Call `cores.compute` before each linear layer of `model`, in the forward and in the backward pass."""
+    """Call `cores.compute` before each layer of `model` that has weights, in the forward and in the backward pass."""
 
     def forward(*_: Any) -> None:
         cores.compute()
@@ -32,6 +32,6 @@ def take_share_in_layers(model: torch.nn.Module, cores: SharedCores) -> None:
             output.register_hook(lambda _: cores.compute())
 
     for module in model.modules():
-        if isinstance(module, torch.nn.Linear):
+        if module._parameters:  # weights of its own
             module.register_forward_pre_hook(forward)
             module.register_forward_hook(backward)
