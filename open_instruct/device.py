@@ -40,13 +40,11 @@ CPU_QUOTAS = (
     ("/sys/fs/cgroup", "cpu.max"),
     ("/sys/fs/cgroup/cpu", "cpu.cfs_quota_us", "cpu.cfs_period_us"),
 )
-"""Where the two versions of Linux's control groups say how much time the processes of a container may use, in how much time: a
-directory and its files."""
+"""Where a container's limit of CPU time stands, in versions 2 and 1 of Linux's control groups: a directory and its files.
+Together the files hold the microseconds that may be used, and the period: 250000 and 100000 are two and a half cores."""
 SPIN_COUNT = "3000"
 """How often a thread that waits for the other threads of its process looks, before it sleeps, where cores are shared. By default
-it looks for milliseconds, although the thread that it waits for may need this very core. Measured with two threads, and another
-program on one of two cores: a learner took 1.9 times as long as with one thread, an engine 3.3 times. With this number they took
-1.25 and 1.8 times as long, and without the other program the number made no difference."""
+it looks for milliseconds, although the thread that it waits for may need this very core."""
 SHARED_MEMORY = "/dev/shm"
 ENOUGH_SHARED_BYTES = 2**30
 """Containers have 64 MiB of shared memory unless told otherwise."""

@@ -236,7 +236,7 @@ class GRPOConfig(
             weight_transport=None if self.weight_transport == "auto" else self.weight_transport,
             workers_at_once=max(self.num_engine_workers, 1) if self.takes_turns else None,
             learners_at_once=max(self.num_learners, 1) if self.takes_turns else None,
-            shares_cores=not self.takes_turns and not self.has_teacher,  # a teacher computes too, and says nothing
+            shares_cores=not self.takes_turns and not self.has_teacher,  # a teacher does not say when it computes
         )
 
 

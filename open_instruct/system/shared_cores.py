@@ -33,7 +33,7 @@ ALONE = CorePlace()
 
 
 class SharedCores:
-    """One process's share of the cores of its machine. Only the thread that computes uses it.
+    """One process's share of the cores of its machine. The thread that computes calls it.
 
     Without `file` nothing is shared, and the threads stay as they are.
     """
@@ -41,8 +41,6 @@ class SharedCores:
     def __init__(self, file: Path | None = None, place: CorePlace = ALONE) -> None:
         self._byte, self._num_workers = place.number % NUM_PLACES, place.num_workers
         self._num_cores = num_cores()
-        self._num_threads = 0
-        """Threads that were set last; 0 is none yet."""
         self._computing: mmap.mmap | None = None
         """Of each place, the number of workers that compute."""
         if file is not None:
@@ -55,12 +53,11 @@ class SharedCores:
         if self._computing is None:
             return
         self._computing[self._byte] = self._num_workers
-        share = max(self._num_cores // sum(self._computing[:]), 1)
-        if share != self._num_threads:
-            import torch
+        import torch
 
+        share = max(self._num_cores // sum(self._computing[:]), 1)
+        if share != torch.get_num_threads():  # of the calling thread
             torch.set_num_threads(share)
-            self._num_threads = share
 
     def rest(self) -> None:
         """This process computes nothing until the next `compute`, so the others have its cores."""
