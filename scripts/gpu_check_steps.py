@@ -319,6 +319,10 @@ STEPS = [
         *(training("zero_3", "--deepspeed_stage", 3, *LEVEL_2, *NO_EVALUATION), trained("zero_3", 5)),
     ),
     Step(
+        *("lora", "tiny model: an adapter is trained, the engine gets merged weights", 200),
+        *(training("lora", "--use_peft", "--learning_rate", 1e-4, *NO_EVALUATION), trained("lora", 5)),
+    ),
+    Step(
         *("engine_killed", "tiny model: kill -9 of the engine; a new one comes, memory is freed", 300),
         training("engine_killed", "--total_episodes", 12800, *NO_EVALUATION),
         trained("engine_killed", 4),

@@ -156,5 +156,5 @@ def test_the_list_runs_on_cpu_in_the_layout_of_a_gpu(tmp_path: Path) -> None:
     assert statuses == {
         step.name: "left" if step.name in ("small_model", "large_model") else "passed" for step in STEPS
     }
-    assert table.count("log-prob difference") == 6
+    assert table.count("log-prob difference") == 7
     assert not surroundings(tmp_path).processes()
