@@ -1,14 +1,16 @@
 """TRL and this project in turns on the same work: model, prompts, lengths of responses, groups. Seconds of a step, wall and CPU.
 
     bash scripts/setup_peers.sh                                # TRL, in an environment of its own
-    python benchmarks/peers.py                                 # five rounds of every kind of work: about an hour and a half
-    python benchmarks/peers.py --work heavy_tail --rounds 3
+    python benchmarks/peers.py                                 # five rounds of every kind of work: about two hours
+    python benchmarks/peers.py --work heavy_tail --rounds 3 --ways trl one_ahead
 
 Each step takes 8 prompts with 8 responses of forced lengths: 64 tokens each, or log-normal by prompt (sigma 1, mean 48, at most
-384), with a random model of 3.2 M parameters in float32. TRL generates with Transformers and trains micro-batches of 8, with a
-thread per core. This project runs strictly on-policy, and one step ahead with `--streaming`; its engines compile the model, as
-they do by default, and reuse what prompts begin with in common (`--vllm_enable_prefix_caching`), here also the system prompt. The
-first steps of a run are warm-up. A step during which other programs used more than 5 % of the machine does not count.
+384), with a random model of 3.2 M parameters in float32. TRL generates with Transformers and trains micro-batches of 8. This
+project runs strictly on-policy, and one step ahead with `--streaming`; its engines compile the model, as they do by default, and
+reuse what prompts begin with in common (`--vllm_enable_prefix_caching`), here also the system prompt. What stands for one
+process with a thread per core runs also as a process per core ("..._per_core"), which divide the rows among them: TRL's ranks,
+and strictly on-policy learners and engines. The first steps of a run are warm-up. A step during which other programs used more
+than 5 % of the machine does not count.
 """
 
 import argparse
@@ -66,23 +68,30 @@ WORK = {
     "heavy_tail": Work(None, 384),
     "long_prompts": Work(64, 64, long_prompts=True),
 }
+NUM_CORES = len(os.sched_getaffinity(0))
 WAYS = {
     "trl": [],
+    "trl_per_core": [],
     "on_policy": ["--async_steps", "0"],
+    "on_policy_per_core": [
+        *("--async_steps", "0"),
+        *("--num_learners_per_node", str(NUM_CORES), "--vllm_num_engines", str(NUM_CORES)),
+    ],
     "one_ahead": ["--async_steps", "1", "--streaming"],
 }
 SYSTEM_PROMPT = " ".join(["Rule: add."] * 55)
 
 
 class Meter:
-    """Notes after each step what the clock, this program and the whole machine say."""
+    """Notes after each step what the clock, a program and the whole machine say."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, program: psutil.Process | None = None) -> None:
+        """Args: program: counted with all that it started; None is this process."""
         self._file = Path(path).open("w")  # noqa: SIM115 - open as long as the process lives
+        self._program = program or psutil.Process()
 
     def note(self) -> None:
-        me = psutil.Process()
-        own = sum(_cpu_s(process) for process in [me, *me.children(recursive=True)])
+        own = sum(_cpu_s(process) for process in [self._program, *self._program.children(recursive=True)])
         machine = psutil.cpu_times()
         busy = sum(machine) - machine.idle - machine.iowait - machine.guest - machine.guest_nice
         row = {"wall": time.perf_counter(), "own": own, "machine": busy}
@@ -183,19 +192,21 @@ def run_ours(work: Work, way: str, num_steps: int, report: str, directory: str) 
 
 
 def run_trl(work: Work, num_steps: int, report: str, directory: str) -> int:
-    """Runs in `.venv-peers`."""
+    """Runs in `.venv-peers`, alone or as one of the ranks that torch's launcher started."""
     import torch
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
 
-    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    rank, num_ranks = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    directory, report = f"{directory}{rank}", f"{report}{rank or ''}"
+    torch.set_num_threads(max(1, NUM_CORES // num_ranks))
     path = build_model(f"{directory}_model")
     tokenizer = AutoTokenizer.from_pretrained(path)
     tokenizer.padding_side = "left"
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
-    model.generate = forced_generate(model.generate, work, tokenizer.eos_token_id)
-    meter = Meter(report)
+    model.generate = forced_generate(model.generate, work, tokenizer.eos_token_id, rank)
+    meter = Meter(report, psutil.Process().parent() if num_ranks > 1 else None)
 
     class Metered(TrainerCallback):
         def on_step_begin(self, *_: Any, **__: Any) -> None:
@@ -204,13 +215,14 @@ def run_trl(work: Work, num_steps: int, report: str, directory: str) -> int:
     config = GRPOConfig(
         output_dir=directory,
         per_device_train_batch_size=GROUP_SIZE,
-        gradient_accumulation_steps=NUM_PROMPTS,
+        gradient_accumulation_steps=NUM_PROMPTS // num_ranks,
         num_generations=GROUP_SIZE,
         max_completion_length=work.longest,
         max_steps=num_steps + NUM_WARM_UP + 1,
         learning_rate=1e-6,
         beta=0.0,
         use_cpu=True,
+        ddp_backend="gloo" if num_ranks > 1 else None,
         bf16=False,
         gradient_checkpointing=False,
         shuffle_dataset=False,
@@ -238,8 +250,8 @@ def prompts_as_text(work: Work, tokenizer: Any) -> list[str]:
     return [tokenizer.apply_chat_template(one, add_generation_prompt=True, tokenize=False) for one in conversations]
 
 
-def forced_generate(generate: Callable[..., Any], work: Work, end_id: int) -> Callable[..., Any]:
-    """`generate` with the lengths of `work`: its n-th call is for the n-th `NUM_PROMPTS` prompts."""
+def forced_generate(generate: Callable[..., Any], work: Work, end_id: int, rank: int) -> Callable[..., Any]:
+    """`generate` with the lengths of `work`: its n-th call is for this rank's share of the n-th `NUM_PROMPTS` prompts."""
     import torch
     from transformers import LogitsProcessor, LogitsProcessorList
 
@@ -259,7 +271,7 @@ def forced_generate(generate: Callable[..., Any], work: Work, end_id: int) -> Ca
     calls = itertools.count()
 
     def generate_forced(input_ids: torch.Tensor, **options: Any) -> Any:
-        first = next(calls) * NUM_PROMPTS
+        first = next(calls) * NUM_PROMPTS + rank * (len(input_ids) // GROUP_SIZE)
         lengths = [work.length_of(first + row // GROUP_SIZE) for row in range(len(input_ids))]
         ends = LogitsProcessorList([EndsAt(input_ids.shape[1], lengths)])
         return generate(input_ids=input_ids, logits_processor=ends, **options)
@@ -275,15 +287,17 @@ def steps_of(report: Path) -> Iterator[tuple[float, float]]:
     rows = [json.loads(line) for line in report.read_text().splitlines()][NUM_WARM_UP:]
     for before, after in pairwise(rows):
         wall, own, machine = (after[name] - before[name] for name in ("wall", "own", "machine"))
-        if machine - own <= OTHERS_AT_MOST * wall * len(os.sched_getaffinity(0)):
+        if machine - own <= OTHERS_AT_MOST * wall * NUM_CORES:
             yield wall, own
 
 
 def measure(work: str, way: str, num_steps: int) -> list[tuple[float, float]]:
-    python = ROOT / (".venv-peers" if way == "trl" else ".venv") / "bin/python"
+    python = ROOT / (".venv-peers" if way.startswith("trl") else ".venv") / "bin/python"
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(NUM_CORES)]
     with tempfile.TemporaryDirectory() as directory:
         report = Path(directory) / "steps.jsonl"
-        words = [str(python), __file__, "--role", way, "--work", work, "--steps", str(num_steps)]
+        words = [str(python), *(launcher if way == "trl_per_core" else []), __file__]
+        words += ["--role", way, "--work", work, "--steps", str(num_steps)]
         words += ["--report", str(report), "--directory", f"{directory}/run"]
         env = {**os.environ, "HF_HUB_OFFLINE": "1"}
         env.pop("OMP_NUM_THREADS", None)
@@ -303,7 +317,7 @@ def main() -> None:
     for name in ("role", "report", "directory"):
         parser.add_argument(f"--{name}", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.role == "trl":
+    if args.role in ("trl", "trl_per_core"):
         sys.exit(run_trl(WORK[args.work[0]], args.steps, args.report, args.directory))
     if args.role is not None:
         sys.exit(run_ours(WORK[args.work[0]], args.role, args.steps, args.report, args.directory))
@@ -321,10 +335,14 @@ def main() -> None:
 
 
 def summaries(work: str, runs: dict[str, list[list[tuple[float, float]]]]) -> Iterator[dict[str, Any]]:
-    """A row for each way. Medians over the steps of a run; over the rounds the median, the lowest and the highest."""
+    """A row for each way. Medians over the steps of a run; over the rounds the median, the lowest and the highest.
+
+    `times_trl` compares with the faster of TRL's ways.
+    """
     walls = {
         way: sorted(median(wall for wall, _ in steps) for steps in rounds if steps) for way, rounds in runs.items()
     }
+    trl = [median(walls[way]) for way in runs if way.startswith("trl") and walls[way]]
     for way, rounds in runs.items():
         if not walls[way]:
             sys.exit(f"{work}, {way}: other programs disturbed every step. Run it on a quiet machine.")
@@ -338,7 +356,7 @@ def summaries(work: str, runs: dict[str, list[list[tuple[float, float]]]]) -> It
             "mean_s": mean(wall for steps in rounds for wall, _ in steps),
             "cpu_s": median(cpu),
             "steps": sum(map(len, rounds)),
-            "times_trl": median(walls["trl"]) / median(walls[way]) if walls.get("trl") else None,
+            "times_trl": min(trl) / median(walls[way]) if trl else None,
         }
 
 

@@ -2,11 +2,12 @@
 
     python benchmarks/step_breakdown.py                        # three runs in turn, strictly on-policy
     python benchmarks/step_breakdown.py --num_runs 1 --async_steps 1
+    python benchmarks/step_breakdown.py --per_core             # as many learners and engines as cores, with a thread each
 
 The learning rate is 0: the weights stay what they are, so bare sampling with the same seeds draws the same tokens. Bare training
 computes every sequence whole, in micro-batches of the pipeline's size; the pipeline computes a prompt once for its responses.
-Both use as many threads as the engine and the learner have (on CPU, strictly on-policy, one per core) and run in turns with the
-pipeline. The first steps of each are warm-up and left out. Times are medians over steps, in seconds.
+Both are one process each with as many threads as one engine and one learner have (on CPU, strictly on-policy, one per core), and
+run in turns with the pipeline. The first steps of each are warm-up and left out. Times are medians over steps, in seconds.
 """
 
 import argparse
@@ -65,6 +66,11 @@ def run_options(args: argparse.Namespace, output_dir: Path) -> list[str]:
     }
     flags = [word for name, value in options.items() for word in (f"--{name}", str(value))]
     return [*flags, "--dataset_mixer_list", SUMS, "1.0"]
+
+
+def per_core_options() -> list[str]:
+    cores = str(len(os.sched_getaffinity(0)))
+    return ["--num_learners_per_node", cores, "--vllm_num_engines", cores]
 
 
 def measure_pipeline(options: list[str], output_dir: Path) -> list[dict[str, Any]]:
@@ -225,6 +231,7 @@ def main() -> None:
     parser.add_argument("--num_steps", type=int, default=20)
     parser.add_argument("--num_runs", type=int, default=3)
     parser.add_argument("--async_steps", type=int, default=0)
+    parser.add_argument("--per_core", action="store_true", help="a learner and an engine for each core")
     parser.add_argument("--json", help="file for the rows")
     args = parser.parse_args()
     ratios, rows = [], []
@@ -232,11 +239,13 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as directory:
             options = run_options(args, Path(directory) / "out")
             bare = measure_bare(options)
-            steps = measure_pipeline(options, Path(directory) / "out")
+            further = per_core_options() if args.per_core else []
+            steps = measure_pipeline([*options, *further], Path(directory) / "out")
             ratios.append(report(steps, bare))
             rows.append(
                 {
                     "async_steps": args.async_steps,
+                    "per_core": args.per_core,
                     "step_s": median(row["time/total"] for row in steps),
                     "bare_sampling_s": median(one["sampling"] for one in bare),
                     "bare_training_s": median(one["training"] for one in bare),
