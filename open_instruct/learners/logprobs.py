@@ -223,7 +223,7 @@ class LogProbModel(torch.nn.Module):
         # batches differ in length must take part in the same number of gathers.
         weight_VH, bias_V = head.weight, head.bias
         logprobs_NL, entropy_N = chunked_log_probs(
-            hidden_BTH[rows, predicting],
+            _states_at(hidden_BTH, rows, predicting),
             weight_VH,
             labels_BTL[rows, columns],
             temperature=temperature / self._logits_scale,  # scaled logits are logits at another temperature
@@ -257,6 +257,14 @@ class LogProbModel(torch.nn.Module):
             input_ids, position_ids, attention_mask, columns = sliced
         given = {"input_ids": input_ids, "attention_mask": attention_mask, "position_ids": position_ids}
         return given | further, columns
+
+
+def _states_at(hidden_BTH: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+    """(N, H): the states in these places; one that several responses begin after is in it several times.
+
+    A lookup in a table, because its backward pass always adds up in the same order; that of indexing does not on several cores.
+    """
+    return F.embedding(rows * hidden_BTH.shape[1] + columns, hidden_BTH.flatten(0, 1))
 
 
 def _labels(input_ids: torch.Tensor, other_ids: torch.Tensor | None) -> torch.Tensor:

@@ -1,5 +1,6 @@
 """Log-probs in chunks against plain formulas, and on a small Qwen3 in both layouts."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -324,6 +325,26 @@ def test_a_shared_prompt_gives_the_log_probs_and_gradients_of_single_sequences(
     ours, expected = gradients(model, shared), gradients(model, alone)
     for name, gradient in expected.items():
         torch.testing.assert_close(ours[name], gradient, rtol=1e-4, atol=1e-5)
+
+
+def test_gradients_of_a_shared_prompt_always_add_up_in_the_same_order(
+    model: LogProbModel, samples: list[TrainingSample]
+) -> None:
+    """All responses begin after the same token. By indexing, its gradients would be added with atomics, in any order."""
+    batch = pack_rows([Shared([replace(one, query=samples[0].query) for one in samples])], 0)
+    columns = batch.segments, batch.branches, batch.predictors
+    ids, positions, mask, *others = map(
+        torch.from_numpy, (batch.query_responses, batch.position_ids, batch.response_masks, *columns)
+    )
+    logprobs, _, _ = model(ids, positions, 0.9, None, mask, *others)
+    operations, ahead = set(), [logprobs.grad_fn]
+    while ahead:
+        one = ahead.pop()
+        if one is not None and one not in operations:
+            operations.add(one)
+            ahead += [before for before, _ in one.next_functions]
+    assert "EmbeddingBackward0" in {one.name() for one in operations}
+    assert "IndexBackward0" not in {one.name() for one in operations}
 
 
 def test_rows_of_padding_alone_attend_to_nothing() -> None:
