@@ -32,6 +32,7 @@ from open_instruct.data.run_inputs import RunInputs, load_inputs
 from open_instruct.engines.vllm_tool_parsers import tool_parsers_are_there
 from open_instruct.learners.step_sums import NonfiniteSteps
 from open_instruct.option_text import shown
+from open_instruct.report.metric_names import alerts_are_on_metrics
 from open_instruct.report.run_log import RunLog
 from open_instruct.report.slack import tell_slack
 from open_instruct.run.components import SHUTDOWN_AFTER_FAILURE_S, SHUTDOWN_S
@@ -153,7 +154,7 @@ def validators(inputs: list[RunInputs]) -> list[Callable[[GRPOConfig], list[str]
         inputs.extend([loaded] if loaded else [])
         return mistakes + resumes_the_same_run(args, loaded)
 
-    return [collect_mistakes, weights_are_whole, tool_parsers_are_there, data_is_that_of_the_run]
+    return [collect_mistakes, alerts_are_on_metrics, weights_are_whole, tool_parsers_are_there, data_is_that_of_the_run]
 
 
 def weights_are_whole(args: GRPOConfig) -> list[str]:

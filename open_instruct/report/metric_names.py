@@ -6,9 +6,12 @@
 how.
 """
 
+import difflib
 import re
 from dataclasses import dataclass
 from pathlib import Path
+
+from open_instruct.config.grpo_config import GRPOConfig
 
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
 INTRODUCTION = """# Metrics
@@ -347,6 +350,19 @@ def find(key: str) -> Metric | None:
     key = key.removeprefix("all_groups/") if key not in ALL_GROUPS else key
     known = [metric for metrics in SECTIONS.values() for metric in metrics if metric.matches(key)]
     return min(known, key=lambda metric: "<" in metric.name, default=None)
+
+
+def alerts_are_on_metrics(args: GRPOConfig) -> list[str]:
+    """What is wrong with the names in `--alerts metric=limit`: a limit on what no row has would never be passed."""
+    names = [metric.name for metrics in SECTIONS.values() for metric in metrics if "<" not in metric.name]
+    mistakes = []
+    for alert in args.alerts:
+        name = alert.partition("=")[0]
+        if "=" in alert and find(name) is None:
+            alike = difflib.get_close_matches(name, names, n=1)
+            hint = f"Did you mean {alike[0]}?" if alike else "docs/metrics.md has their names."
+            mistakes.append(f"--alerts {alert}: there is no metric {name!r}. {hint}")
+    return mistakes
 
 
 def page() -> str:

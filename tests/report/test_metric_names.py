@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from open_instruct.report.metric_names import ABSENT, PAGE, SECTIONS, find, page
+from open_instruct.config.grpo_config import GRPOConfig
+from open_instruct.report.metric_names import ABSENT, PAGE, SECTIONS, alerts_are_on_metrics, find, page
 
 SOURCES = Path(__file__).parents[2] / "open_instruct"
 NAMES = """
@@ -70,3 +71,18 @@ def test_unknown_names_are_unknown(name: str) -> None:
 def test_numbers_over_all_groups_are_those_of_the_same_name() -> None:
     assert find("all_groups/scores") is find("scores")
     assert find("all_groups/objective/gsm8k_reward") is find("objective/math_reward")
+
+
+@pytest.mark.parametrize(
+    ("alert", "mistake"),
+    [
+        ("max_sample_age=3", None),
+        ("all_groups/scores=2", None),
+        ("time/totl=2", "--alerts time/totl=2: there is no metric 'time/totl'. Did you mean time/total?"),
+        ("xyzzy=1", "--alerts xyzzy=1: there is no metric 'xyzzy'. docs/metrics.md has their names."),
+        ("nothing", None),  # no limit: `config/checks.py` says so
+    ],
+)
+def test_an_alert_on_a_metric_that_no_row_has_is_a_mistake(alert: str, mistake: str | None) -> None:
+    args = GRPOConfig(model_name_or_path="a model", alerts=[alert])
+    assert alerts_are_on_metrics(args) == ([] if mistake is None else [mistake])
