@@ -7,10 +7,10 @@
 Each step takes 8 prompts with 8 responses of forced lengths: 64 tokens each, or log-normal by prompt (sigma 1, mean 48, at most
 384), with a random model of 3.2 M parameters in float32. TRL generates with Transformers and trains micro-batches of 8. This
 project runs strictly on-policy, and one step ahead with `--streaming`; its engines compile the model, as they do by default, and
-reuse what prompts begin with in common (`--vllm_enable_prefix_caching`), here also the system prompt. What stands for one
-process with a thread per core runs also as a process per core ("..._per_core"), which divide the rows among them: TRL's ranks,
-and strictly on-policy learners and engines. The first steps of a run are warm-up. A step during which other programs used more
-than 5 % of the machine does not count.
+reuse what prompts begin with in common (`--vllm_enable_prefix_caching`), here also the system prompt. Ways that end in
+"_per_core" have a process with one thread for each core (TRL: ranks; this project: learners and engines), among which the rows
+are divided; the others have one process of a kind. The first steps of a run are warm-up. A step during which other programs used
+more than 5 % of the machine does not count.
 """
 
 import argparse
@@ -31,9 +31,11 @@ from typing import Any
 import numpy as np
 import psutil
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks.report import per_core_options
+
+ROOT = Path(__file__).resolve().parents[1]
 TOKENIZER = ROOT / "assets/tiny_model"
 SUMS = "reasoning_gym/chain_sum?min_terms=2&max_terms=2&min_digits=2&max_digits=2&size=800&seed=7"
 NUM_PROMPTS, GROUP_SIZE = 8, 8
@@ -73,10 +75,7 @@ WAYS = {
     "trl": [],
     "trl_per_core": [],
     "on_policy": ["--async_steps", "0"],
-    "on_policy_per_core": [
-        *("--async_steps", "0"),
-        *("--num_learners_per_node", str(NUM_CORES), "--vllm_num_engines", str(NUM_CORES)),
-    ],
+    "on_policy_per_core": ["--async_steps", "0", *per_core_options()],
     "one_ahead": ["--async_steps", "1", "--streaming"],
 }
 SYSTEM_PROMPT = " ".join(["Rule: add."] * 55)

@@ -64,3 +64,9 @@ def _cell(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
     return str(value)
+
+
+def per_core_options() -> list[str]:
+    """Options of a run with a learner and an engine for each core."""
+    cores = str(len(os.sched_getaffinity(0)))
+    return ["--num_learners_per_node", cores, "--vllm_num_engines", cores]

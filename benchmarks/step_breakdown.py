@@ -24,7 +24,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.report import write_json
+from benchmarks.report import per_core_options, write_json
 from open_instruct.config.cli import parse_args
 from open_instruct.config.grpo_config import GRPOConfig
 
@@ -66,11 +66,6 @@ def run_options(args: argparse.Namespace, output_dir: Path) -> list[str]:
     }
     flags = [word for name, value in options.items() for word in (f"--{name}", str(value))]
     return [*flags, "--dataset_mixer_list", SUMS, "1.0"]
-
-
-def per_core_options() -> list[str]:
-    cores = str(len(os.sched_getaffinity(0)))
-    return ["--num_learners_per_node", cores, "--vllm_num_engines", cores]
 
 
 def measure_pipeline(options: list[str], output_dir: Path) -> list[dict[str, Any]]:
