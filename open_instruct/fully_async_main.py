@@ -23,7 +23,7 @@ from typing import Any
 from open_instruct import grpo_fast
 from open_instruct.config import yaml_files as yaml_door
 from open_instruct.config.cli import UsageError, convert, fail_with, make_config
-from open_instruct.config.extensions import MODULE_OPTIONS, config_class_with, plain_config
+from open_instruct.config.extensions import MODULE_OPTIONS, config_class_with
 from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.config.yaml_files import Door, in_terms_of_the_file, unknown_key
 from open_instruct.data.run_inputs import RunInputs
@@ -110,7 +110,7 @@ def read(config: Mapping[str, Any]) -> FullyAsyncMain:
         args = make_config(config_cls, written, validators=grpo_fast.validators(inputs), mistakes=mistakes)
     except UsageError as error:
         raise UsageError([in_terms_of_the_file(mistake, place) for mistake in error.mistakes]) from None
-    return FullyAsyncMain(plain_config(args), inputs[0], roles)
+    return FullyAsyncMain(grpo_fast.settled(args), inputs[0], roles)
 
 
 def _section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -27,6 +27,7 @@ from open_instruct.config.cli import UsageError, fail_with, parse_args, read_lis
 from open_instruct.config.extensions import MODULE_OPTIONS, config_class_with, plain_config
 from open_instruct.config.foreign_options import ForeignOptions
 from open_instruct.config.grpo_config import GRPOConfig
+from open_instruct.config.model_checks import with_attention_that_fits
 from open_instruct.config.model_support import problem_with_weights
 from open_instruct.data.run_inputs import RunInputs, load_inputs
 from open_instruct.engines.vllm_tool_parsers import tool_parsers_are_there
@@ -143,7 +144,16 @@ def read_options_and_data(argv: Sequence[str]) -> tuple[GRPOConfig, RunInputs]:
         fail_with(error.mistakes)
     if foreign.notes:
         tell(foreign.warning())
-    return plain_config(args), inputs[0]
+    return settled(args), inputs[0]
+
+
+def settled(args: GRPOConfig) -> GRPOConfig:
+    """Checked options as every process reads them: those of the user's modules as plain values, and attention as the model needs
+    it."""
+    args, told = with_attention_that_fits(plain_config(args))
+    if told:
+        tell(told)
+    return args
 
 
 def validators(inputs: list[RunInputs]) -> list[Callable[[GRPOConfig], list[str]]]:

@@ -20,7 +20,8 @@ class ModelOptions:
     model_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Data type of weights and activations. auto is bfloat16 on GPU and float32 on CPU."""
     attn_implementation: Literal["auto", "sdpa", "eager", "flash_attention_2"] = "auto"
-    """Attention of the learners. auto is flash_attention_2 on a GPU in bfloat16 (with the kernels of torch), else sdpa."""
+    """Attention of the learners. auto is flash_attention_2 on a GPU in bfloat16 (with the kernels of torch), else sdpa; for a
+    model that this cannot compute it is sdpa or eager (docs/models.md)."""
     gradient_checkpointing: bool = False
     """Compute activations again in the backward pass instead of keeping them: less memory, about a third more time."""
 

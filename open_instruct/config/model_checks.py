@@ -1,6 +1,7 @@
 """Whether model and tokenizer of a run can be read, from a directory or the Hugging Face hub, and can be trained here."""
 
 import copy
+import dataclasses
 import functools
 import os
 import re
@@ -12,7 +13,13 @@ from typing import Any, Literal
 from open_instruct.chat_templates import UnknownTemplate
 from open_instruct.config.attention_calls import take_parts
 from open_instruct.config.grpo_config import GRPOConfig
-from open_instruct.config.model_support import attends_fully, can_be_divided, linear_cost, why_refused
+from open_instruct.config.model_support import (
+    attends_fully,
+    attention_that_fits,
+    can_be_divided,
+    linear_cost,
+    why_refused,
+)
 from open_instruct.option_text import shown
 from open_instruct.workflows.base import WORKFLOWS
 
@@ -32,12 +39,29 @@ def model_family_can_be_trained(args: GRPOConfig) -> Iterator[str]:
     reason = why_refused(
         config,
         device_kind=args.device.kind,
-        attn_implementation=args.device.attn_implementation,
+        attn_implementation=_attention(args, config)[0],
         max_sequence_length=args.max_sequence_length,
         trusted=args.trust_remote_code,
     )
     if reason:
         yield f"{shown(args, *_model_options(args))}: a model of type {config.model_type} is not supported, because {reason}"
+
+
+def with_attention_that_fits(args: GRPOConfig) -> tuple[GRPOConfig, str]:
+    """The options with the attention that `--attn_implementation auto` is for the model. If that is another than for most models
+    on the device, also a sentence that says why; else ""."""
+    name, reason = _attention(args, _config(args))
+    if not reason:
+        return args, ""
+    changed = dataclasses.replace(args, attn_implementation=name)  # pyrefly: ignore[bad-argument-type]  # not any text
+    return changed, f"{shown(args, 'attn_implementation')} is {name} for this model: {reason}."
+
+
+def _attention(args: GRPOConfig, config: Any) -> tuple[str, str]:
+    """What the learners attend with, and why it is not the device's own choice; "" if it is, or the user has chosen."""
+    if args.attn_implementation != "auto":
+        return args.attn_implementation, ""
+    return attention_that_fits(config, args.device.attn_implementation, trusted=args.trust_remote_code)
 
 
 def model_has_enough_positions(args: GRPOConfig) -> Iterator[str]:

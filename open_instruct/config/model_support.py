@@ -44,14 +44,9 @@ def why_refused(
             "it has recurrent layers, whose state would pass from one sequence to the next if several share a row. "
             + CHOOSE_ANOTHER
         )
-    if getattr(text, "attn_logit_softcapping", None) is not None and attn_implementation != "eager":
-        return (
-            f"it caps attention scores (attn_logit_softcapping={text.attn_logit_softcapping:g}), and the engine caps them, but "
-            "PyTorch's fused attention does not. Use --attn_implementation eager, or choose another model."
-        )
-    if attn_implementation == "flash_attention_2" and (reason := why_no_flash_attention(config, trusted=trusted)):
-        told = "flash attention, the default on a GPU, cannot compute it"
-        return f"{told}: {reason}. Use --attn_implementation sdpa."
+    fitting, reason = attention_that_fits(config, attn_implementation, trusted=trusted)
+    if reason:
+        return f"{reason}. Use --attn_implementation auto or {fitting}, or choose another model."
     window = getattr(text, "sliding_window", None)
     if text.model_type in _WIDER_WINDOW and window is not None and max_sequence_length > window:
         return (
@@ -64,6 +59,17 @@ def why_refused(
     except ValueError as error:
         return f"{error}. {CHOOSE_ANOTHER}"
     return None
+
+
+def attention_that_fits(config: Any, attn_implementation: str, *, trusted: bool = False) -> tuple[str, str]:
+    """An attention that computes a model of this config exactly, and why it is another than `attn_implementation`; else ""."""
+    cap = getattr(config.get_text_config(), "attn_logit_softcapping", None)
+    if cap is not None and attn_implementation != "eager":
+        capped = f"it caps attention scores (attn_logit_softcapping={cap:g}), and the engine caps them"
+        return "eager", f"{capped}, but PyTorch's fused attention does not"
+    if attn_implementation == "flash_attention_2" and (reason := why_no_flash_attention(config, trusted=trusted)):
+        return "sdpa", f"flash attention cannot compute it: {reason}"
+    return attn_implementation, ""
 
 
 def attends_fully(config: Any) -> bool:

@@ -93,11 +93,11 @@ class PolicyTrainerRayProcess(TrainRayActor):
         timeout = timedelta(minutes=args.backend_timeout)
         process_group.join(device, address, self._store, rank=self.rank, world_size=self.world_size, timeout=timeout)
         seed_everything(args.seed)
-        parts = join_sequence_parallel(args, device, rank=self.rank, world_size=self.world_size)
-        self.engine = build_engine(args, device, world_size=self.world_size, parts=parts)
+        sequence_parallel = join_sequence_parallel(args, device, rank=self.rank, world_size=self.world_size)
+        self.engine = build_engine(args, device, world_size=self.world_size, sequence_parallel=sequence_parallel)
         reference = None
         if with_ref and not args.use_peft:
-            reference = build_reference(args, device, world_size=self.world_size, parts=parts)
+            reference = build_reference(args, device, world_size=self.world_size, sequence_parallel=sequence_parallel)
         self._moving_reference = self._make_moving_reference(reference)
         base = ModelWithoutAdapter(self.engine) if with_ref and args.use_peft else reference
         self._loss = PolicyLoss(args, self.engine, base, device.learner_device)

@@ -156,24 +156,26 @@ class LogProbModel(torch.nn.Module):
         *,
         chunk_elements: int = CHUNK_ELEMENTS,
         attn_implementation: str | None = None,
-        parts: "SequenceParallel | None" = None,
+        sequence_parallel: "SequenceParallel | None" = None,
     ) -> None:
         """
         Args:
             chunk_elements: logits that exist at once.
-            attn_implementation: as `--attn_implementation`; None is what the model was loaded with. Without `parts`.
-            parts: divides the tokens of each row among ranks; all ranks of a group call the model with the same rows.
+            attn_implementation: as `--attn_implementation`; None is what the model was loaded with. Without
+                `sequence_parallel`.
+            sequence_parallel: divides the tokens of each row among ranks; all ranks of a group call the model with the same
+                rows.
             model: a causal language model of transformers whose logits are its head applied to its last hidden state,
                 possibly times a constant or below a cap (`logits_scale_and_cap`).
         """
         super().__init__()
         self.model = model
-        if parts is None:
+        if sequence_parallel is None:
             self.attend_by(attn_implementation or model.config._attn_implementation)
         else:  # which exchanges tokens and heads around it
-            self._attention = parts.attention
+            self._attention = sequence_parallel.attention
         self._chunk_elements = chunk_elements
-        self._parts = parts
+        self._sequence_parallel = sequence_parallel
         self._logits_scale, self._softcap = logits_scale_and_cap(model.config)
 
     def attend_by(self, attn_implementation: str) -> None:
@@ -233,8 +235,8 @@ class LogProbModel(torch.nn.Module):
         )
         logprobs_BTL = logprobs_NL.new_zeros(labels_BTL.shape).index_put((rows, columns), logprobs_NL)
         entropy_BT = entropy_N.new_zeros(is_wanted_BT.shape).index_put((rows, columns), entropy_N)
-        if self._parts is not None:
-            together = self._parts.put_together(torch.cat([logprobs_BTL, entropy_BT[..., None]], dim=2))
+        if self._sequence_parallel is not None:
+            together = self._sequence_parallel.put_together(torch.cat([logprobs_BTL, entropy_BT[..., None]], dim=2))
             logprobs_BTL, entropy_BT = together[..., :-1], together[..., -1]
         return logprobs_BTL[..., 0], entropy_BT, logprobs_BTL[..., 1:]
 
@@ -247,13 +249,15 @@ class LogProbModel(torch.nn.Module):
     ) -> tuple[dict[str, Any], range]:
         """What the layers are given, and the columns that this rank computes."""
         columns, attention_mask, further = range(input_ids.shape[1]), None, {}
-        num_columns = len(columns) if self._parts is None else self._parts.num_columns(len(columns))
-        who = attention.find_parts(self._attention, position_ids, segments, branches, num_columns=num_columns)
-        if who is not None:
-            further = {"parts": who}
+        num_columns = len(columns)
+        if self._sequence_parallel is not None:
+            num_columns = self._sequence_parallel.num_columns(num_columns)
+        parts = attention.find_parts(self._attention, position_ids, segments, branches, num_columns=num_columns)
+        if parts is not None:
+            further = {"parts": parts}
             attention_mask = position_ids.new_ones((1, 1, 1, 1), dtype=torch.bool)  # or Transformers would make one
-        if self._parts is not None:
-            sliced = self._parts.slice_inputs(input_ids, position_ids, attention_mask)
+        if self._sequence_parallel is not None:
+            sliced = self._sequence_parallel.slice_inputs(input_ids, position_ids, attention_mask)
             input_ids, position_ids, attention_mask, columns = sliced
         given = {"input_ids": input_ids, "attention_mask": attention_mask, "position_ids": position_ids}
         return given | further, columns

@@ -33,10 +33,12 @@ def join_sequence_parallel(args: GRPOConfig, device: Device, *, rank: int, world
     )
 
 
-def build_engine(args: GRPOConfig, device: Device, *, world_size: int, parts: SequenceParallel | None = None) -> Any:
+def build_engine(
+    args: GRPOConfig, device: Device, *, world_size: int, sequence_parallel: SequenceParallel | None = None
+) -> Any:
     """The DeepSpeed engine of the model that is trained, with its optimizer and its learning rate schedule."""
     config = deepspeed_config(args, device, world_size=world_size)
-    model = _load_model(args, device, config, parts).train()
+    model = _load_model(args, device, config, sequence_parallel).train()
     if args.use_peft:
         add_adapter(model.model, args)
     return engine_around(model, args, device, world_size=world_size)
@@ -64,13 +66,13 @@ def engine_around(model: torch.nn.Module, args: GRPOConfig, device: Device, *, w
 
 
 def build_reference(
-    args: GRPOConfig, device: Device, *, world_size: int, parts: SequenceParallel | None = None
+    args: GRPOConfig, device: Device, *, world_size: int, sequence_parallel: SequenceParallel | None = None
 ) -> torch.nn.Module:
     """The reference model of a run without adapters. At stage 3 its weights are divided among the ranks."""
     import deepspeed
 
     config = deepspeed_config(args, device, world_size=world_size)
-    model = _load_model(args, device, config, parts).eval().requires_grad_(False)
+    model = _load_model(args, device, config, sequence_parallel).eval().requires_grad_(False)
     if args.deepspeed_stage != 3:
         return model.to(device.learner_device)
     ref_engine, *_ = deepspeed.initialize(model=model, config=config)
@@ -78,7 +80,7 @@ def build_reference(
 
 
 def _load_model(
-    args: GRPOConfig, device: Device, config: dict[str, Any], parts: SequenceParallel | None
+    args: GRPOConfig, device: Device, config: dict[str, Any], sequence_parallel: SequenceParallel | None
 ) -> LogProbModel:
     from transformers import AutoModelForCausalLM
     from transformers.integrations import HfDeepSpeedConfig
@@ -92,7 +94,7 @@ def _load_model(
         revision=args.model_revision,
         trust_remote_code=args.trust_remote_code,
         dtype=device.torch_dtype,
-        attn_implementation=ATTENTION if parts else plain,
+        attn_implementation=ATTENTION if sequence_parallel else plain,
     )
     del zero3
     _own_memory(model)
@@ -105,8 +107,8 @@ def _load_model(
     return LogProbModel(
         model,
         chunk_elements=device.logits_at_once,
-        attn_implementation=None if parts else device.attn_implementation,
-        parts=parts,
+        attn_implementation=None if sequence_parallel else device.attn_implementation,
+        sequence_parallel=sequence_parallel,
     )
 
 

@@ -96,11 +96,11 @@ class SequenceParallel:
         )
 
 
-def _register(parts: SequenceParallel) -> None:
+def _register(sequence_parallel: SequenceParallel) -> None:
     from transformers import AttentionInterface
 
     # Transformers makes no mask for an attention that it does not know, and passes on the mask that it is given.
-    AttentionInterface.register(ATTENTION, parts.attend)
+    AttentionInterface.register(ATTENTION, sequence_parallel.attend)
 
 
 def _mask_of(position_ids: torch.Tensor) -> torch.Tensor:

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from open_instruct.config.attention_calls import attention_calls, take_parts
 from open_instruct.config.checks import collect_mistakes
+from open_instruct.config.model_checks import model_family_can_be_trained, with_attention_that_fits
 from open_instruct.config.model_support import logits_scale_and_cap, problem_with_weights, why_refused
 
 REASONS = [
@@ -50,8 +51,38 @@ def test_capped_attention_needs_an_implementation_that_caps() -> None:
     for fused in ("sdpa", "flash_attention_2"):
         refused = why_refused(config, device_kind="cuda", attn_implementation=fused, max_sequence_length=96)
         assert "attn_logit_softcapping=50" in (refused or "")
-        assert "Use --attn_implementation eager" in (refused or "")
+        assert "Use --attn_implementation auto or eager" in (refused or "")
     assert why_refused(config, device_kind="cpu", attn_implementation="eager", max_sequence_length=96) is None
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "device", "attention"),
+    [
+        ("gemma2", {"attn_logit_softcapping": 50.0}, "cpu", "eager"),
+        ("gemma2", {"attn_logit_softcapping": 50.0}, "cuda", "eager"),
+        ("nemotron", {}, "cuda", "sdpa"),
+    ],
+)
+def test_auto_is_an_attention_that_computes_the_model(
+    tmp_path: Path, family: str, changes: dict[str, Any], device: str, attention: str
+) -> None:
+    config_of(family, changes).save_pretrained(tmp_path)
+    given = {"model_name_or_path": str(tmp_path), "device_type": device}
+    args = make_args(**given)
+    assert not list(model_family_can_be_trained(args))
+    changed, told = with_attention_that_fits(args)
+    assert changed.device.attn_implementation == attention
+    assert told.startswith(f"--attn_implementation auto is {attention} for this model: ")
+    assert with_attention_that_fits(changed) == (changed, "")
+    [mistake] = model_family_can_be_trained(make_args(**given, attn_implementation="flash_attention_2"))
+    assert f"Use --attn_implementation auto or {attention}" in mistake
+
+
+def test_auto_is_the_choice_of_the_device_for_other_models(tmp_path: Path) -> None:
+    family_config("qwen3").save_pretrained(tmp_path)
+    for device in ("cpu", "cuda"):
+        args = make_args(model_name_or_path=str(tmp_path), device_type=device)
+        assert with_attention_that_fits(args) == (args, "")
 
 
 WINDOW = {"sliding_window": 16, "use_sliding_window": True}
@@ -71,7 +102,7 @@ def flash_refuses(config: Any) -> str | None:
 @pytest.mark.parametrize(
     ("family", "changes", "reason"),
     [
-        ("qwen3", {"head_dim": 20}, "heads of 20 and 20 numbers. Use --attn_implementation sdpa"),
+        ("qwen3", {"head_dim": 20}, "heads of 20 and 20 numbers. Use --attn_implementation auto or sdpa"),
         ("qwen3", {"head_dim": 264}, "heads of 264 and 264 numbers"),
         ("qwen2_moe", WINDOW | {"layer_types": ["sliding_attention"] * 2}, "how far it may look back"),
         ("phimoe", WINDOW | {"num_local_experts": 4}, "how far it may look back"),
@@ -87,7 +118,7 @@ def flash_refuses(config: Any) -> str | None:
 )
 def test_what_the_kernels_of_flash_attention_lack_is_told(family: str, changes: dict[str, Any], reason: str) -> None:
     config = config_of(family, changes)
-    assert "flash attention, the default on a GPU, cannot compute it: its " in (flash_refuses(config) or "")
+    assert "flash attention cannot compute it: its " in (flash_refuses(config) or "")
     assert reason in (flash_refuses(config) or "")
     assert why_refused(config, device_kind="cuda", max_sequence_length=96, attn_implementation="sdpa") is None
 

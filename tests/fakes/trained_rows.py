@@ -51,15 +51,15 @@ def arguments_of(batch: CollatedBatchData, kind: str = "cpu") -> dict[str, Any]:
 
 def outcome(
     config: Any, batch: CollatedBatchData, attention: str, *, kind: str = "cpu", dtype: torch.dtype = torch.float32,
-    parts: Any = None,
+    sequence_parallel: Any = None,
 ) -> Outcome:  # fmt: skip
     """Of one model and the same tokens, in any layout. Each trained token's log-prob has another factor in the loss."""
     from transformers import AutoModelForCausalLM
 
     torch.manual_seed(0)
-    name = attention if parts is not None else register(attention)
+    name = attention if sequence_parallel is not None else register(attention)
     model = AutoModelForCausalLM.from_config(config, attn_implementation=name, dtype=torch.float32).eval()
-    wrapped = LogProbModel(model.to(kind, dtype), parts=parts)
+    wrapped = LogProbModel(model.to(kind, dtype), sequence_parallel=sequence_parallel)
     arguments = arguments_of(batch, kind)
     logprobs, _, _ = wrapped(**arguments)
     logprobs = logprobs[arguments["wanted"][:, 1:]]

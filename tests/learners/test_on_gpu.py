@@ -90,8 +90,8 @@ def two_ranks(ray_session: Any, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 
 def divided(rank: Rank, config: Any, kind: str, batch: Any, dtype: torch.dtype, attention: str) -> Outcome:
-    parts = SequenceParallel(size=2, rank=rank.rank, world_size=2, attn_implementation=attention, config=config)
-    return trained_rows.outcome(config, batch, ATTENTION, kind=kind, dtype=dtype, parts=parts)
+    ranks = SequenceParallel(size=2, rank=rank.rank, world_size=2, attn_implementation=attention, config=config)
+    return trained_rows.outcome(config, batch, ATTENTION, kind=kind, dtype=dtype, sequence_parallel=ranks)
 
 
 @pytest.mark.parametrize(

@@ -67,16 +67,16 @@ def rows_of(layout: str) -> dict[str, Any]:
 
 
 def outcome(
-    config: Any, layout: str, parts: SequenceParallel | None, *, checkpointing: bool = False
+    config: Any, layout: str, ranks: SequenceParallel | None, *, checkpointing: bool = False
 ) -> tuple[list[np.ndarray], dict[str, np.ndarray]]:
     """What the model says about the rows, and the gradients of a sum of all of it in which each value has another factor."""
     from transformers import AutoModelForCausalLM
 
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa" if parts is None else ATTENTION).eval()
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa" if ranks is None else ATTENTION).eval()
     if checkpointing:
         model.train().gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    wrapped = LogProbModel(model, parts=parts)
+    wrapped = LogProbModel(model, sequence_parallel=ranks)
     said = wrapped(**rows_of(layout))
     parts_of_sum = [(values * torch.linspace(0.5, 1.5, values.numel()).view_as(values)).sum() for values in said]
     torch.stack(parts_of_sum).sum().backward()
@@ -85,15 +85,15 @@ def outcome(
 
 
 def divided(rank: Rank, config: Any, layout: str, *, checkpointing: bool = False) -> Any:
-    if not hasattr(rank, "parts"):
-        rank.parts = SequenceParallel(  # type: ignore[attr-defined]
+    if not hasattr(rank, "sequence_parallel"):
+        rank.sequence_parallel = SequenceParallel(  # type: ignore[attr-defined]
             size=rank.world_size,
             rank=rank.rank,
             world_size=rank.world_size,
             attn_implementation="sdpa",
             config=config,
         )
-    return outcome(config, layout, rank.parts, checkpointing=checkpointing)  # type: ignore[attr-defined]
+    return outcome(config, layout, rank.sequence_parallel, checkpointing=checkpointing)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("layout", ["padded", "packed", "padded, shared", "packed, shared"])

@@ -26,12 +26,8 @@ FEW_LIBRARIES = [
 ]
 # Options, checkpoints, the flow of prompts, data and reasoning-cache rollouts too, with all but what needs torch.
 MORE_TESTS = [
-    *(
-        "config/test_checks",
-        "data/test_dataset_transformation",
-        "data/test_prompt_dataset",
-        "engines/test_openai_client",
-    ),
+    *("config/test_checks", "data/test_dataset_transformation", "data/test_mixer", "data/test_prompt_dataset"),
+    *("data/test_row_checks", "data/test_rows_of_others", "data/test_sources", "engines/test_openai_client"),
     *("project/test_ray_node_setup", "project/test_source_systems", "rc/test_rc_datasets", "rc/test_rc_evaluation"),
     *("rc/test_rc_statistics", "report/test_component_log", "report/test_run_summary", "rollouts/test_staleness"),
     *("runs/test_rc_actor", "storage/test_checkpoints", "verifiers/test_verifier_modules"),
