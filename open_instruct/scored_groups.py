@@ -50,8 +50,13 @@ class ScoredGroup:
 
     @property
     def first(self) -> Sample:
-        """The first sample. In a group that `split` made, all samples have its kind, number, weight and `is_judged`."""
+        """The first sample. In a group that `split` made, all samples have its kind, number and weight."""
         return self.result.samples[0]
+
+    @property
+    def has_rewards(self) -> bool:
+        """Whether a verifier scored samples of the group, or the workflow knew their reward."""
+        return any(sample.is_judged or sample.reward is not None for sample in self.samples)
 
     @property
     def weighted_scores(self) -> np.ndarray:
@@ -130,7 +135,7 @@ def split(rollout: ScoredGroup) -> list[ScoredGroup]:
     for position, sample in enumerate(rollout.samples):
         members[sample.group].append(position)
     groups = [take(rollout, positions) for positions in members.values()]
-    judged = next((number for number, group in enumerate(groups) if group.first.is_judged), 0)
+    judged = next((number for number, group in enumerate(groups) if any(one.is_judged for one in group.samples)), 0)
     nothing = {"num_failures": 0, "num_not_scored": 0, "cost": 0.0}
     return [group if number == judged else replace(group, **nothing) for number, group in enumerate(groups)]
 

@@ -239,8 +239,7 @@ class StepAssembly:
         kept = sorted(self._kept, key=lambda one: one.issue_number)
         samples = [sample for one in kept for sample in one.samples]
         groups = [one.group for one in kept]
-        answers = [group for group in self.groups if group.first.is_judged or group.first.reward is not None]
-        answers = answers or self.groups
+        answers = [group for group in self.groups if group.has_rewards] or self.groups
         is_kept = set(map(id, groups))
         trained = [group for group in answers if id(group) in is_kept] or answers
         of_all = batch_building.response_metrics(answers, verification_reward=args.verification_reward)

@@ -11,7 +11,7 @@ from group_fakes import ended_by, make_result
 from open_instruct.data_types import TokenStatistics, TrainingSample
 from open_instruct.rollouts.staleness import CONSUMED, MASKED, ZERO_STD, Assignment, IssuedPrompt
 from open_instruct.rollouts.step_assembly import CollationOptions, StepAssembly
-from open_instruct.scored_groups import ScoredGroup
+from open_instruct.scored_groups import ScoredGroup, split
 
 NUM_GROUPS = 64
 NUM_SAMPLES = 4
@@ -134,3 +134,16 @@ def test_the_batch_says_how_many_responses_it_trains_on() -> None:
     batch = assembly.next_partial_batch(last=True)
     assert batch is not None
     assert batch.rank_batches[0][0].num_global_sequences == assembly.num_sequences == 3
+
+
+def test_a_group_whose_first_conversation_goes_on_counts_in_the_rewards() -> None:
+    plain, branched = finished(0, *["stop"] * 4, scores=[1, 0, 0, 0]), finished(1, *["stop"] * 4, scores=[0, 0, 1, 1])
+    samples = branched.samples
+    samples[0] = dataclasses.replace(samples[0], goes_on=True, is_judged=False)
+    branched = dataclasses.replace(branched, num_failures=2, num_not_scored=2, cost=0.5)
+    assembly = assembled(make_args(), [plain, *split(branched)])
+    assembly.next_partial_batch(last=True)
+    metrics = assembly.metrics(now=1.0)
+    assert metrics["all_groups/scores"] == metrics["scores"] == 10 * 3 / 8
+    assert metrics["objective/not_scored"] == metrics["objective/verifier_failures"] == 2
+    assert metrics["objective/verifier_cost"] == 0.5
