@@ -85,7 +85,7 @@ class TokenStatistics:
     start_time: float
     """Unix time at which the engine admitted the prompt."""
     tool_time: float = 0.0
-    """Seconds of the rollout during which a call of a tool or an environment was under way."""
+    """Seconds in which the rollout waited for tools and environments alone, and the engine computed nothing for it."""
     num_preempted: int | None = None
     """How often the engine preempted samples of the group to make room for others. None: not known, because vLLM counts
     preemptions only with its statistics on, and our engines leave statistics off."""

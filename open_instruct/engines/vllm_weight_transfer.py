@@ -129,7 +129,18 @@ class WatchedReload:
 
 
 class WatchedIPCEngine(WatchedReload, IPCWeightTransferEngine):
-    """vLLM's IPC engine, extended to notice tensors that the model has no place for."""
+    """vLLM's IPC engine, extended to notice tensors that the model has no place for.
+
+    As in vLLM, the end of an update lets go of the learner's buffer, else the learner could not free it before the next update.
+    """
+
+    def finish_weight_update(self) -> None:
+        super().finish_weight_update()
+        self._packed_importer.close()
+
+    def abandon_weight_update(self) -> None:
+        super().abandon_weight_update()
+        self._packed_importer.close()
 
 
 class AbortableNCCLEngine(WatchedReload, NCCLWeightTransferEngine):

@@ -2,6 +2,9 @@
 
 At ZeRO stage 3 each rank holds a part of every weight, and updates, saves and loads its own part alone. Policy and reference are
 divided alike, because they are the same model on the same ranks. At the other stages each rank holds all weights.
+
+A reference in 16 bits moves by a copy in float32, which lies in main memory: from one update to the next a policy changes by so
+little that a small share of it (`--alpha`) would be rounded away. With alpha 0.05 most weights in bfloat16 would never move.
 """
 
 import logging
@@ -33,6 +36,8 @@ class MovingReference:
         self._every, self._alpha = every, alpha
         self._rank, self._is_divided = rank, is_divided
         self._has_moved = False
+        self._exact: list[torch.Tensor] | None = None
+        """What this rank holds of the reference, in float32; made at the first update, for references in 16 bits alone."""
 
     @torch.no_grad()
     def update(self, version: int) -> None:
@@ -41,14 +46,19 @@ class MovingReference:
         if self._every is None or version % self._every:
             return
         self._has_moved = True
-        for own, new in zip(_held(self._reference), _held(self._policy), strict=True):
-            own.lerp_(new.to(own.dtype), self._alpha)
+        held = _held(self._reference)
+        if self._exact is None and any(own.dtype.itemsize < 4 for own in held):
+            self._exact = [own.to("cpu", torch.float32, copy=True) for own in held]
+        for own, exact, new in zip(held, self._exact or held, _held(self._policy), strict=True):
+            exact.lerp_(new.to(exact), self._alpha)
+            own.copy_(exact)
 
     def save(self, directory: Path) -> None:
         """Write what this rank holds, unless that is the initial model. Without ZeRO stage 3 all ranks hold the same, and the
         first one writes it."""
         if self._has_moved and (self._is_divided or self._rank == 0):
-            torch.save([tensor.detach().cpu() for tensor in _held(self._reference)], self._file(directory))
+            held = self._exact or [tensor.detach().cpu() for tensor in _held(self._reference)]
+            torch.save(held, self._file(directory))
 
     @torch.no_grad()
     def load(self, directory: Path) -> None:
@@ -61,7 +71,9 @@ class MovingReference:
             )
         self._has_moved = True
         saved = torch.load(self._file(directory), weights_only=True)
-        for own, value in zip(_held(self._reference), saved, strict=True):
+        held = _held(self._reference)
+        self._exact = saved if any(value.dtype != own.dtype for own, value in zip(held, saved, strict=True)) else None
+        for own, value in zip(held, saved, strict=True):
             own.copy_(value)
 
     def _file(self, directory: Path) -> Path:

@@ -213,7 +213,10 @@ SECTIONS: dict[str, list[Metric]] = {
         Metric("time/eval", "an evaluation, which runs beside training"),
         Metric("time/waiting_for_evaluation", "training stood still for it"),
         Metric("time/<engines|learners>_<offload|onload>", "handing devices over (`--colocate`)"),
-        Metric("agent_loop/<generate_sequences|tool_calls|compute_score>/<min|max|mean|p50|p95>", "over all groups"),
+        Metric(
+            "agent_loop/<generate_sequences|tool_calls|compute_score>/<min|max|mean|p50|p95>",
+            "over all groups; `tool_calls` is the time in which nothing of the group was generated",
+        ),
         Metric("agent_loop/num_preempted/<min|max|mean|p50|p95>", "over the groups whose engine tells it"),
         Metric("agent_loop/slowest/<what>", "the slowest group: its phases, lengths, prompt and engine"),
         Metric("engines/busy_share", "share of time in engine steps"),

@@ -14,11 +14,11 @@ import logging
 import threading
 import time
 import traceback
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -82,22 +82,50 @@ class EngineFacts:
     """Returns the same object on every call."""
     vllm_parser: Callable[[str, Sequence[Mapping[str, Any]]], CallParser] | None = None
     """As `Context.vllm_parser`; None where there is no vLLM."""
+    max_prompt_tokens: int | None = None
+    """As `Context.max_prompt_tokens`; None where only the model sets a limit."""
+
+
+class ToolTime:
+    """Seconds in which a rollout waited for tools alone: a call was under way, and no request to the engine."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._under_way = {"call": 0, "request": 0}
+        self._changed_at = 0.0
+
+    @contextmanager
+    def during(self, what: Literal["call", "request"]) -> Iterator[None]:
+        self._count(what, 1)
+        try:
+            yield
+        finally:
+            self._count(what, -1)
+
+    def _count(self, what: str, by: int) -> None:
+        with allowed():
+            now = time.monotonic()
+        if self._under_way["call"] and not self._under_way["request"]:
+            self.seconds += now - self._changed_at
+        self._changed_at = now
+        self._under_way[what] += by
 
 
 class EngineContext(Context):
     """The context of one rollout inside an engine actor."""
 
     def __init__(self, request: PromptRequest, facts: EngineFacts, submit: Submit, tools: "ToolBox") -> None:
-        super().__init__(seed=request.generation_config.seed or 0, max_model_len=facts.max_model_len)
+        super().__init__(
+            seed=request.generation_config.seed or 0,
+            max_model_len=facts.max_model_len,
+            max_prompt_tokens=facts.max_prompt_tokens,
+        )
         self._prompt_id = request.prompt_id
         self._submit = submit
         self._tools = tools
         self._facts = facts
         self.answers: list[TokenStatistics] = []
-        self.tool_s = 0.0
-        """Seconds during which at least one tool call was under way."""
-        self._num_calls = 0
-        self._calls_began = 0.0
+        self.tool_time = ToolTime()
 
     @property
     def codec(self) -> ChatCodec:
@@ -126,7 +154,8 @@ class EngineContext(Context):
         return self._wait_for(self._submit(f"{self._prompt_id}/{effect}", prompt_ids, sampling))
 
     async def _wait_for(self, future: "Future[Answer]") -> list[Completion]:
-        answer = await asyncio.wrap_future(future)
+        with self.tool_time.during("request"):
+            answer = await asyncio.wrap_future(future)
         self.answers.append(answer.statistics)
         if answer.error:
             raise GenerationFailed(answer.error)
@@ -139,19 +168,13 @@ class EngineContext(Context):
         )
 
     async def _timed_call(self, effect: Effect, tool: str, arguments: Any, timeout_s: float) -> Any:
-        if not self._num_calls:
-            self._calls_began = time.monotonic()
-        self._num_calls += 1
         try:
-            return await asyncio.wait_for(self._tools.call(tool, arguments), timeout_s)
+            with self.tool_time.during("call"):
+                return await asyncio.wait_for(self._tools.call(tool, arguments), timeout_s)
         except TimeoutError as error:
             raise CallFailed(f"{effect}: {tool} did not answer in {timeout_s:g} s") from error
         except Exception as error:  # whatever a tool raises
             raise CallFailed(f"{effect}: {tool} failed: {type(error).__name__}: {error}") from error
-        finally:
-            self._num_calls -= 1
-            if not self._num_calls:
-                self.tool_s += time.monotonic() - self._calls_began
 
     def _now(self, effect: Effect) -> float:
         del effect
@@ -266,7 +289,7 @@ class RolloutRunner:
         self, request: PromptRequest, trajectory: Trajectory, ctx: EngineContext, began: Moment
     ) -> GenerationResult:
         # A single request is timed from its admission by the engine. With several requests the time between them counts too.
-        alone = ctx.answers[0] if len(ctx.answers) == 1 and not ctx.tool_s else None
+        alone = ctx.answers[0] if len(ctx.answers) == 1 and not ctx.tool_time.seconds else None
         return GenerationResult(
             samples=trajectory.samples,
             index=request.index,
@@ -278,7 +301,7 @@ class RolloutRunner:
                 num_response_tokens=sum(answer.num_response_tokens for answer in ctx.answers),
                 generation_time=alone.generation_time if alone else began.elapsed_s(),
                 start_time=alone.start_time if alone else began.unix,
-                tool_time=ctx.tool_s,
+                tool_time=ctx.tool_time.seconds,
             ),
             marker=request.marker,
             notes=trajectory.notes,

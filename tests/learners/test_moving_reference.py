@@ -57,6 +57,33 @@ def test_a_reference_that_has_moved_stays_where_it_is_without_the_option(
     assert "moves no more" in caplog.text
 
 
+def test_a_reference_in_16_bits_follows_by_small_shares_and_over_a_checkpoint(tmp_path: Path) -> None:
+    """The policy drifts by less than a bfloat16 can tell at a time, and the reference takes a twentieth of each way."""
+    torch.manual_seed(0)
+    exact, policy, reference = (torch.nn.Linear(64, 64, bias=False) for _ in range(3))
+    start = exact.weight.detach()
+    wanted, drift = start.clone(), 1e-5 * torch.randn_like(start)
+    for linear in (policy, reference):
+        linear.to(torch.bfloat16).weight.data.copy_(start)
+
+    def fresh() -> MovingReference:
+        return MovingReference(reference, policy, every=1, alpha=0.05, rank=0, is_divided=False)
+
+    moving = fresh()
+    for step in range(200):
+        policy.weight.data.copy_(start + step * drift)
+        wanted.lerp_(policy.weight.float(), 0.05)
+        moving.update(step)
+        if step == 99:
+            moving.save(tmp_path)
+            reference.weight.data.zero_()
+            moving = fresh()
+            moving.load(tmp_path)
+    torch.testing.assert_close(reference.weight.detach(), wanted.to(torch.bfloat16), atol=2**-12, rtol=2**-8)
+    way = (reference.weight.detach().float() - start).norm() / (wanted - start).norm()
+    assert float(way) == pytest.approx(1, rel=0.1)
+
+
 @pytest.mark.parametrize("stage", [2, 3])
 def test_the_kl_is_to_the_policy_of_the_last_update(ray_session: Any, tmp_path: Path, stage: int) -> None:
     """With alpha 1 the reference is the policy after every second step: then the KL of the next step is 0, and not before."""

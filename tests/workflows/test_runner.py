@@ -1,0 +1,51 @@
+"""The context of a rollout inside an engine: what it times."""
+
+import asyncio
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from open_instruct.data_types import PromptRequest, SamplingConfig, TokenStatistics
+from open_instruct.workflows import runner
+from open_instruct.workflows.runner import Answer, EngineContext, EngineFacts, ToolBox
+
+SAMPLING = SamplingConfig(n=1, temperature=1.0, top_p=1.0, max_tokens=4, stop=(), seed=1)
+
+
+def test_the_time_of_tools_is_that_in_which_nothing_is_generated(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(seconds=0.0)
+    monkeypatch.setattr(runner, "time", SimpleNamespace(monotonic=lambda: clock.seconds))
+    asked: Future[Answer] = Future()
+
+    async def play() -> float:
+        may_answer = asyncio.Event()
+
+        async def program(_: Any) -> None:
+            await may_answer.wait()
+
+        request = PromptRequest(np.zeros(1, np.int32), SAMPLING, index=0, prompt_id="p", issue_version=0)
+        facts = EngineFacts(0, 64, read_codec=lambda: None)  # type: ignore[arg-type, return-value]
+        ctx = EngineContext(request, facts, lambda *_: asked, ToolBox({"program": program}))
+        calling = asyncio.create_task(ctx.call("program", None, timeout_s=60.0))
+        await until(lambda: clock.seconds == 0 and ctx.tool_time._under_way["call"] == 1)
+        clock.seconds = 1.0
+        generating = asyncio.create_task(ctx.generate([1], SAMPLING))
+        await until(lambda: ctx.tool_time._under_way["request"] == 1)
+        clock.seconds = 5.0
+        asked.set_result(Answer([], TokenStatistics(1, 4, 4.0, 0.0)))
+        await generating
+        clock.seconds = 7.0
+        may_answer.set()
+        await calling
+        clock.seconds = 100.0
+        return ctx.tool_time.seconds
+
+    assert asyncio.run(play()) == (1 - 0) + (7 - 5)
+
+
+async def until(happened: Any) -> None:
+    while not happened():
+        await asyncio.sleep(0)
