@@ -1,5 +1,6 @@
 """How the learners find each other: a store on the first rank, and the process group that all of them join."""
 
+import functools
 import os
 import socket
 from datetime import timedelta
@@ -67,3 +68,5 @@ def join(
         # CUDA operator.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     deepspeed.init_distributed(dist_backend=device.collective_backend, auto_mpi_discovery=False)
+    # DeepSpeed 0.19 makes its groups without a limit, so they would have the backend's own: 10 minutes with NCCL, 30 with gloo.
+    deepspeed.comm.comm.cdb.new_group = functools.partial(torch.distributed.new_group, timeout=timeout)

@@ -1,5 +1,6 @@
 """What is inside an engine actor: rollouts, their requests to the engine, and finished groups on their way out."""
 
+import math
 import threading
 import time
 from collections import deque
@@ -14,6 +15,9 @@ from open_instruct.data_types import GenerationResult, Moment, PromptRequest, Sa
 from open_instruct.engines.vllm_engine import completions_of
 from open_instruct.workflows.runner import Answer
 
+LENGTHS_KEPT = 256
+"""Finished requests whose mean length is what others are expected to come to."""
+
 
 @dataclass
 class HeldRequest:
@@ -25,10 +29,9 @@ class HeldRequest:
     reply: "Future[Answer]"
     admitted: Moment | None = None
 
-    @property
-    def num_tokens(self) -> int:
-        """Most tokens that the request can come to, prompts included."""
-        return self.sampling.n * (len(self.prompt) + self.sampling.max_tokens)
+    def num_tokens(self, response_length: float) -> float:
+        """Tokens that the request comes to if its responses have so many tokens, as far as it may; prompts included."""
+        return self.sampling.n * (len(self.prompt) + min(response_length, self.sampling.max_tokens))
 
     def answer(self, output: Any) -> Answer:
         """The answer to the request, made from vLLM's output once the request is finished."""
@@ -48,7 +51,9 @@ class HeldWork:
     """The account of one engine actor's work. `lock` guards the account and is notified when something leaves.
 
     Args:
-        max_num_seqs, max_tokens: limits of the engine. Once one of them is reached, no further prompt is taken in.
+        max_num_seqs, max_tokens: sequences and tokens that the engine has room for. Once one of them is reached, no further
+            prompt is taken in. Responses are expected to become as long as the last ones were, because with as many tokens as
+            they may have, few would fit where few use them up. Where they become longer, vLLM has some of them wait.
         version: version of the weights that the engine serves.
     """
 
@@ -64,6 +69,8 @@ class HeldWork:
         """Rollouts under way, by prompt id. The value is the prompt until its rollout makes the first request, then None."""
         self._outgoing: set[str] = set()
         """Prompt ids of finished groups that are not in the results queue yet."""
+        self._lengths: deque[float] = deque(maxlen=LENGTHS_KEPT)
+        """Mean lengths in tokens of the responses to the last finished requests."""
         self.began_at = time.monotonic()
         """When the engine actor last went from having no request to having one."""
 
@@ -135,6 +142,8 @@ class HeldWork:
         """The request is done. Its rollout gets the answer, unless the rollout was broken off."""
         with self._lock:
             del self._requests[held.request_id]
+            if not answer.error:
+                self._lengths.append(answer.statistics.num_response_tokens / held.sampling.n)
             self._lock.notify_all()
         if held.reply.set_running_or_notify_cancel():
             held.reply.set_result(answer)
@@ -164,7 +173,9 @@ class HeldWork:
         begun = [prompt.generation_config for prompt in self._silent()]
         held = [held.sampling for held in self._requests.values()]
         num_seqs = max(sum(config.n for config in [*held, *begun]), len(self._rollouts))
-        num_tokens = self.num_outstanding_tokens + sum(config.n * config.max_tokens for config in begun)
+        length = sum(self._lengths) / len(self._lengths) if self._lengths else math.inf
+        num_tokens = sum(held.num_tokens(length) for held in self._requests.values())
+        num_tokens += sum(config.n * min(length, config.max_tokens) for config in begun)
         return num_seqs < self._max_num_seqs and num_tokens < self._max_tokens
 
     @property
@@ -180,7 +191,7 @@ class HeldWork:
     @property
     def num_outstanding_tokens(self) -> int:
         """Most tokens that all requests together can come to."""
-        return sum(held.num_tokens for held in self._requests.values())
+        return sum(int(held.num_tokens(math.inf)) for held in self._requests.values())
 
     @property
     def has_rollouts(self) -> bool:

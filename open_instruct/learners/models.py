@@ -1,5 +1,6 @@
 """The models of a learner: how they are loaded, and the DeepSpeed engine around them."""
 
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -30,6 +31,7 @@ def join_sequence_parallel(args: GRPOConfig, device: Device, *, rank: int, world
         world_size=world_size,
         attn_implementation=device.attn_implementation,
         config=config,
+        timeout=timedelta(minutes=args.backend_timeout),
     )
 
 

@@ -8,6 +8,7 @@ exchange tokens for heads, and after it heads for tokens. Then the log-probs of 
 corrections and metrics see whole rows. A token's log-prob is computed where the token before it lies, whichever slice that is.
 """
 
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -25,13 +26,24 @@ class SequenceParallel:
 
     Args:
         size: ranks of a group; neighbours form a group.
+        timeout: after which an exchange fails; None is what torch has for the backend.
         attn_implementation: what computes the attention of a rank's heads.
         config: the text model's configuration.
     """
 
-    def __init__(self, *, size: int, rank: int, world_size: int, attn_implementation: str, config: Any) -> None:
+    def __init__(
+        self,
+        *,
+        size: int,
+        rank: int,
+        world_size: int,
+        attn_implementation: str,
+        config: Any,
+        timeout: timedelta | None = None,
+    ) -> None:
         groups = [list(range(first, first + size)) for first in range(0, world_size, size)]
-        made = [torch.distributed.new_group(ranks) for ranks in groups]  # every rank makes every group
+        # Every rank makes every group.
+        made = [torch.distributed.new_group(ranks, timeout=timeout) for ranks in groups]
         self._group: Any = made[rank // size]
         self._size, self._rank = size, rank % size
         self._config = config

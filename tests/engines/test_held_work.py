@@ -1,0 +1,48 @@
+"""How much an engine actor takes in."""
+
+import threading
+
+import numpy as np
+import pytest
+
+from open_instruct.data_types import PromptRequest, SamplingConfig, TokenStatistics
+from open_instruct.engines.held_work import HeldWork
+from open_instruct.workflows.runner import Answer
+
+GROUP = SamplingConfig(n=4, max_tokens=1000)
+PROMPT = np.zeros(20, np.int32)
+
+
+def taken_in(work: HeldWork, most: int = 100) -> int:
+    """Takes groups in until there is no room, or `most` of them."""
+    number = 0
+    while work.has_room() and number < most:
+        work.take_in([PromptRequest(PROMPT, GROUP, 0, f"p{number}", 0)])
+        work.submit(f"p{number}/", PROMPT, GROUP)
+        number += 1
+    return number
+
+
+def finish_all(work: HeldWork, length: int, error: str = "") -> None:
+    while work.waits_for_admission:
+        held = work.admit()
+        work.hand_over(held, Answer([], TokenStatistics(20, 4 * length, 1.0, 0.0), error))
+    work._rollouts.clear()
+
+
+@pytest.mark.parametrize(("length", "num_groups"), [(30, 25), (980, 2), (2000, 2)])
+def test_responses_are_expected_to_be_as_long_as_the_last_ones(length: int, num_groups: int) -> None:
+    work = HeldWork(threading.Condition(), max_num_seqs=256, max_tokens=5000)
+    assert taken_in(work) == 2  # 4 * (20 + 1000) tokens each; nothing is known yet
+    finish_all(work, length=5, error="generation_timeout")
+    assert taken_in(work) == 2  # a request that was broken off says nothing
+    finish_all(work, length)
+    assert taken_in(work) == num_groups
+    assert work.num_outstanding_tokens == num_groups * 4 * 1020
+
+
+def test_no_more_sequences_than_the_engine_has_room_for() -> None:
+    work = HeldWork(threading.Condition(), max_num_seqs=16, max_tokens=5000)
+    taken_in(work)
+    finish_all(work, length=1)
+    assert taken_in(work) == 4
