@@ -142,7 +142,15 @@ def create_components(
     wait = Waits(health, signals).wait
     sharing = DeviceSharing()
     if args.colocate:
-        sharing = ExclusiveSharing(manager, group, wait, devices, timeout_s=args.weight_sync_timeout_s)
+        sharing = ExclusiveSharing(
+            manager,
+            group,
+            wait,
+            devices,
+            timeout_s=args.weight_sync_timeout_s,
+            loading=lambda: supervisor.loading,
+            loading_timeout_s=args.init_timeout_s,
+        )
     return Components(
         manager, group, message_queue, supervisor, signals, health, wait, sharing, placement=pgs["actor"][0]
     )

@@ -7,7 +7,7 @@ generation ◄── engines: kv_cache ◄── learners sleep ◄── new we
 
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -61,18 +61,30 @@ class ExclusiveSharing(DeviceSharing):
         wait: waits for references; `Waits.wait`.
         devices: records whether engines may be started.
         timeout_s: deadline of one hand-over.
+        loading: references to engines that are being started again, which answer nothing before they are loaded.
+        loading_timeout_s: deadline of that.
     """
 
     is_exclusive = True
 
     def __init__(
-        self, manager: RolloutManager, group: RayTrainGroup, wait: Any, devices: FreeDevices, *, timeout_s: float
+        self,
+        manager: RolloutManager,
+        group: RayTrainGroup,
+        wait: Any,
+        devices: FreeDevices,
+        *,
+        timeout_s: float,
+        loading: Callable[[], list[Any]] = list,
+        loading_timeout_s: float = 0.0,
     ) -> None:
         self._manager = manager
         self._group = group
         self._wait_for = wait
         self._devices = devices
         self._timeout_s = timeout_s
+        self._loading = loading
+        self._loading_timeout_s = loading_timeout_s
         self._metrics: dict[str, float] = defaultdict(float)
         self._engines_are_asleep = False
         self._learners_are_awake = False
@@ -81,6 +93,14 @@ class ExclusiveSharing(DeviceSharing):
         self._offload_engines(keep_weights=False)  # each engine gets new weights before it wakes
 
     def _offload_engines(self, *, keep_weights: bool) -> None:
+        self._devices.for_engines = False
+        self._wait_for(
+            self._loading(),
+            what="engines: start",
+            timeout_s=self._loading_timeout_s,
+            limit="init_timeout_s",
+            without_dead=True,
+        )
         asked = self._manager.async_offload(keep_weights=keep_weights)
         released = self._timed("engines_offload", asked, without_dead=True)
         self._metrics["memory/engines_offloaded_bytes"] = sum(num_bytes or 0 for num_bytes in released)
@@ -121,7 +141,6 @@ class ExclusiveSharing(DeviceSharing):
         return dict(metrics)
 
     def _wake_learners(self) -> None:
-        self._devices.for_engines = False
         self._timed("learners_onload", self._group.async_onload())
         self._learners_are_awake = True
 

@@ -115,6 +115,11 @@ class EngineSupervisor:
         return list(self._futures.values())
 
     @property
+    def loading(self) -> list[Any]:
+        """A reference for each replacement, which is done when the engine is loaded, or its loading has failed."""
+        return [starting.ready for starting in self._starting.values()]
+
+    @property
     def ready(self) -> dict[int, "ActorHandle"]:
         """Replacements that are loaded and wait for weights."""
         loaded = {n for n, starting in self._starting.items() if ray.wait([starting.ready], timeout=0)[0]}

@@ -23,7 +23,23 @@ class Play:
             async_offload=lambda: self.note("learners sleep", 50), async_onload=lambda: self.note("learners wake")
         )
         self.devices = FreeDevices(for_engines=False)
-        self.sharing = ExclusiveSharing(manager, group, lambda refs, **_: refs, self.devices, timeout_s=1.0)
+        self.loading: list[str] = []
+        self.waits: list[tuple[list[Any], float]] = []
+        self.sharing = ExclusiveSharing(
+            manager,
+            group,
+            self.wait,
+            self.devices,
+            timeout_s=1.0,
+            loading=lambda: self.loading,
+            loading_timeout_s=60.0,
+        )
+
+    def wait(self, refs: list[Any], *, timeout_s: float, **_: Any) -> list[Any]:
+        if refs:
+            self.waits.append((refs, timeout_s))
+            assert refs is not self.loading or not self.devices.for_engines  # no other engine begins to load meanwhile
+        return refs
 
     def note(self, call: str, released: int = 0) -> list[int]:
         self.calls.append(call)
@@ -85,6 +101,17 @@ def test_engines_start_only_where_no_learner_is_awake() -> None:
     assert play.devices.for_engines
     play.sharing.learners_compute()
     assert not play.devices.for_engines
+
+
+def test_an_engine_that_is_being_started_again_is_waited_for_as_long_as_it_may_load() -> None:
+    play = Play()
+    with play.sharing.weight_update():
+        pass
+    play.waits.clear()
+    play.loading.append("engine 1")
+    play.sharing.learners_compute()
+    assert play.waits[0] == (["engine 1"], 60.0)
+    assert [limit for _, limit in play.waits[1:]] == [1.0, 1.0]  # the engines sleep, the learners wake
 
 
 def test_saving_has_the_learners_alone() -> None:
