@@ -5,7 +5,7 @@ places ─► learners, RolloutManager (controller, engines, queues) ─► Engi
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from open_instruct.rollouts.controller import RolloutController
 from open_instruct.rollouts.message_queue import MessageQueue
 from open_instruct.run.answers import was_killed
 from open_instruct.run.device_sharing import DeviceSharing, ExclusiveSharing, FreeDevices
+from open_instruct.run.engine_activity import EngineActivity
 from open_instruct.run.engine_supervisor import EngineSupervisor
 from open_instruct.run.health import Health, actors_of
 from open_instruct.run.placement_group import create_actor_group, create_placement_groups, create_rollout_manager
@@ -54,6 +55,7 @@ class Components:
     sharing: DeviceSharing
     """How learners and engines share devices."""
     placement: PlacementGroup | None = None
+    activity: EngineActivity = field(default_factory=EngineActivity)
 
     def wait_until_ready(self, args: GRPOConfig) -> None:
         """Wait until the controller, the engines and the learners have started, and engines and learners have their models."""

@@ -99,7 +99,6 @@ class EngineSupervisor:
         self._asked_at = 0.0
         self._updating_at: dict[int, float] = {}
         """When an engine was last seen to receive weights. `--engine_stall_timeout_s` counts from then."""
-        self._last_busy: dict[int, tuple[float, float, int]] = {}
         self.needs_weights: set[int] = set()
         """Engines that have prompts to wake up for, but discarded their weights when they fell asleep (level 2)."""
         self.num_restarts = 0
@@ -207,42 +206,6 @@ class EngineSupervisor:
         if num_left == 0:
             raise ComponentDied(f"engine {number} {cause}, no node has room for another engine, and no engine is left")
         components.error("engine %d is given up: no node has room for it. Going on with %d engines", number, num_left)
-
-    def busy(self) -> dict[str, float]:
-        """Metrics of the engines that serve. An engine that does not answer is left out.
-
-        Since the last call: the mean share of time in engine steps (`engines/busy_share`), and response tokens of finished groups
-        of all engines per second of wall time (`engines/tokens_per_second`). Since the start of the engines: how often and how
-        long the engines slept, and the bytes that their last sleeps gave back.
-        """
-        refs = {number: engine.take_inventory.remote() for number, engine in self.serving.items()}
-        answered, _ = ray.wait(list(refs.values()), num_returns=len(refs), timeout=1.0) if refs else ([], [])
-        now = time.monotonic()
-        shares, rates, inventories = [], [], []
-        for number, ref in refs.items():
-            if ref not in answered:
-                continue
-            try:
-                inventory = ray.get(ref, timeout=ANSWER_S)
-            except ray.exceptions.RayError:
-                continue  # the engine has died; the next check says so
-            inventories.append(inventory)
-            asked_at, busy_s, num_tokens = self._last_busy.get(
-                number, (now, inventory["busy_s"], inventory["num_generated_tokens"])
-            )
-            self._last_busy[number] = now, inventory["busy_s"], inventory["num_generated_tokens"]
-            if now > asked_at and inventory["busy_s"] >= busy_s:  # a new engine counts from 0
-                shares.append((inventory["busy_s"] - busy_s) / (now - asked_at))
-                rates.append((inventory["num_generated_tokens"] - num_tokens) / (now - asked_at))
-        if not shares:
-            return {}
-        return {
-            "engines/busy_share": sum(shares) / len(shares),
-            "engines/tokens_per_second": sum(rates),
-            "engines/num_sleeps": sum(inventory["num_sleeps"] for inventory in inventories),
-            "engines/asleep_s": sum(inventory["asleep_s"] for inventory in inventories),
-            "memory/engines_released_bytes": sum(inventory["memory_released_bytes"] for inventory in inventories),
-        }
 
     @staticmethod
     def _cause(future: Any) -> str:

@@ -229,7 +229,7 @@ def record_step(run: Run, step: TrainedStep, *, seconds: float) -> None:
         **run.timer.take(),
         **run.synchronizer.take_metrics(),
         **run.components.sharing.take_metrics(),
-        **run.components.supervisor.busy(),
+        **run.components.activity.metrics(run.components.supervisor.serving),
         **status.as_metrics(),
     }
     run.log.step(row)

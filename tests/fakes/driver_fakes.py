@@ -69,9 +69,6 @@ class FakeSupervisor:
     def load(self, number: int) -> None:
         self.ready[number] = self.engines[number]
 
-    def busy(self) -> dict[str, float]:
-        return {}
-
 
 class Remote:
     """An actor whose methods run at once: what `.remote` returns is the answer itself. Calls are noted."""
@@ -225,6 +222,7 @@ class PlayedComponents:
         self.signals = Signals()
         self.sharing = DeviceSharing()
         self.supervisor = FakeSupervisor(["engine 0", "engine 1"])
+        self.activity = SimpleNamespace(metrics=lambda serving: {})
         self.controller = PlayedController()
         self.group = PlayedLearners()
         self.manager = SimpleNamespace(
