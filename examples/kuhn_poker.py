@@ -170,7 +170,8 @@ class Seat:
         self._hear([user_message(news)], ctx, bridge, sampling.max_tokens)
         assert self.ledger is not None, "heard first"
         ids = self.ledger.token_ids
-        room = min(sampling.max_tokens - self.num_tokens, ctx.max_model_len - len(ids), most)
+        longest = min(ctx.max_model_len, ctx.max_prompt_tokens + sampling.max_tokens)
+        room = min(sampling.max_tokens - self.num_tokens, longest - len(ids), most)
         if room < 1:
             self.finish_reason = "length"
             return None
@@ -193,10 +194,9 @@ class Seat:
                 self.samples.append(self.ledger.sample(finish_reason="stop", goes_on=True))
             self.messages += messages
             self.ledger = Ledger(self._render(ctx))
-            if not self.samples and len(self.ledger.prompt_ids) + most > ctx.max_model_len:
-                raise RolloutFailed(
-                    f"the game begins with {len(self.ledger.prompt_ids)} tokens: more --max_prompt_token_length"
-                )
+            num_tokens = len(self.ledger.prompt_ids)
+            if not self.samples and num_tokens > min(ctx.max_prompt_tokens, ctx.max_model_len - most):
+                raise RolloutFailed(f"the game begins with {num_tokens} tokens: more --max_prompt_token_length")
             return
         try:
             inserted = bridge.suffix(messages, self._last_id)[: max(0, most - self.num_tokens)]

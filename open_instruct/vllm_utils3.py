@@ -98,10 +98,10 @@ class LLMRayActor:
             lambda requests: self._runner.start(*requests),
             gather_s=options.gather_s,
         )
-        read_codec = _codec_reader(options)
+        codec = _codec_reader(options)
         self._runner = RolloutRunner(
             options.workflow.make(),
-            EngineFacts(engine_id, options.max_model_len, read_codec, VllmParsers(read_codec)),
+            EngineFacts(engine_id, options.max_model_len, codec, VllmParsers(codec), options.max_prompt_tokens),
             self._work.submit,
             self._queues.hand_over,
             threads.fail,

@@ -84,6 +84,15 @@ def test_a_result_is_whole(make_stage: MakeStage) -> None:
     assert (result.index, result.prompt_id, result.issue_version, result.error) == (0, "train-0", 0, "")
 
 
+def test_room_for_longer_evaluations_is_no_room_for_longer_turns(make_stage: MakeStage) -> None:
+    """A prompt of 10 tokens, a response of 64 and two summaries of 64 are all that samples of a training prompt may have."""
+    stage = make_stage(max_prompt_tokens=10)
+    stage.put(RCPlan("1 + 1 " * 60, num_cycles=2))
+    [result] = stage.get()
+    assert "tokens of 202 that the model takes" in result.error
+    assert MAX_MODEL_LEN > 202
+
+
 def test_each_turn_has_the_versions_that_sampled_it(make_stage: MakeStage) -> None:
     """New weights come in the middle of the first turn, and again before the last."""
     stage = make_stage(slots=1)

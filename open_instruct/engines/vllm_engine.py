@@ -80,6 +80,8 @@ class EngineOptions:
     sleep: SleepOptions = field(default_factory=SleepOptions)
     workflow: WorkflowSpec = field(default_factory=lambda: WorkflowSpec(SINGLE_TURN))
     """The workflow that rolls prompts out."""
+    max_prompt_tokens: int | None = None
+    """Longest prompt of a rollout before the policy has said anything; None: only the model sets a limit."""
     extra: dict[str, Any] = field(default_factory=dict)
     """Further vLLM engine arguments that follow from the device (see `device.py`)."""
     env: dict[str, str] = field(default_factory=dict)

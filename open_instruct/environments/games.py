@@ -72,7 +72,11 @@ class Counter(ToolEnvironment):
 
 @ENVIRONMENTS.register("guess_number")
 class GuessNumber(ToolEnvironment):
-    """Guess a number between `min_val` and `max_val`. The row says `number`; without it the seed draws it."""
+    """Guess a number between `min_val` and `max_val`. The row says `number`; without it the seed draws it.
+
+    A wrong guess gives 1 less its share of the range that it is off: with 1 to 100, guessing 50 for 60 gives 1 - 10 / 99. Unlike
+    open-instruct's it never gives less than 0, because a guess of 10^9 would have a reward beside which no other counts.
+    """
 
     def __init__(self, min_val: int = 1, max_val: int = 100) -> None:
         if max_val <= min_val:
@@ -97,14 +101,15 @@ class GuessNumber(ToolEnvironment):
         given = arguments.get("number", 0)
         try:
             guess = int(given)
-        except (ValueError, TypeError):
+        except (ValueError, TypeError, OverflowError):  # JSON's 1e999 is an infinite number
             text = f"Invalid guess: {given}. Please provide an integer."
             return Observation([tool_message(name, text)], -0.1, num_errors=1)
         if guess == self._secret:
             self._has_won = True
             text = f"Correct! The number was {self._secret}. You got it in {self._num_guesses} guesses!"
             return Observation([tool_message(name, text)], 1.0, done=True)
-        closeness = 1.0 - abs(guess - self._secret) / (self._highest - self._lowest)
+        width = self._highest - self._lowest
+        closeness = 1.0 - min(abs(guess - self._secret), width) / width
         text = f"{guess} is too low. Try higher." if guess < self._secret else f"{guess} is too high. Try lower."
         return Observation([tool_message(name, text)], closeness)
 

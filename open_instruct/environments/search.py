@@ -7,7 +7,6 @@ import re
 import urllib.parse
 from collections import Counter, defaultdict
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from open_instruct.environments.base import ENVIRONMENTS, Schema, ToolEnvironment, ToolError, schema
@@ -49,7 +48,8 @@ def _words(text: str) -> list[str]:
 
 def read_texts(path: str) -> list[str]:
     """The texts of a file: `.jsonl` with `text` (and perhaps `title`) in each line, else one text in a line."""
-    lines = Path(path).read_text(encoding="utf-8").splitlines()
+    with open(path, "rb") as file:  # `str.splitlines` also splits at U+2028 and others, which JSON allows
+        lines = [line.decode("utf-8").removesuffix("\n").removesuffix("\r") for line in file]
     if not path.endswith(".jsonl"):
         return [line for line in lines if line.strip()]
     rows = [json.loads(line) for line in lines if line.strip()]

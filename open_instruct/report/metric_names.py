@@ -193,7 +193,7 @@ SECTIONS: dict[str, list[Metric]] = {
         Metric("eval/response_tokens_per_second", "response tokens per second of the evaluation"),
         Metric("eval/num_given_up", "prompts whose generation failed too often; they count as wrong"),
         Metric("eval/num_not_scored", "prompts that no verifier scored; they are left out"),
-        Metric("eval/rc/<metric>", "reasoning cache: accuracy and tokens by cycle"),
+        Metric("eval/rc/<metric>", "reasoning cache: accuracy and tokens by cycle, as means over trajectories"),
     ],
     "Time": [
         Metric("time/total", "the step, from the end of the step before"),

@@ -308,8 +308,9 @@ def _sampled_spans(sample: Sample) -> list[tuple[int, int]]:
 def straggler_metrics(groups: Sequence[ScoredGroup]) -> dict[str, Any]:
     """Who was slow: seconds per group in each phase, and the slowest of all phases together with its identity.
 
-    `agent_loop/tool_calls/*` are seconds in which tools alone were waited for. `agent_loop/slowest/response_length` is that of its longest response.
-    `agent_loop/num_preempted/*` is of the groups whose engine told it, and absent where none did.
+    `agent_loop/tool_calls/*` are seconds in which tools alone were waited for, and `agent_loop/slowest/response_length` is that
+    of the slowest group's longest response. `agent_loop/num_preempted/*` is of the groups whose engine told it, and absent where
+    none did.
     """
     statistics = [group.result.token_statistics for group in groups]
     phases = {

@@ -15,7 +15,7 @@ straggler.
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -172,6 +172,7 @@ class RolloutController:
         """Every engine has `version` or is just being sent it: admit what the staleness bound now allows."""
         with self._threads.lock:
             self._threads.raise_error()
+            self._evaluations.give_up_others(version)
             self._flow.set_version(version)
             self._num_param_syncs += 1
             self._threads.lock.notify_all()
@@ -207,13 +208,13 @@ class RolloutController:
     def eval(self, rollout_id: int) -> None:
         """Evaluate the weights of version `rollout_id`, and return when the last result has come.
 
-        An evaluation that is under way is waited for. The metrics are logged, and `take_evaluation` hands them over. The engines
-        must keep these weights meanwhile.
+        An evaluation of this version that is under way is waited for, and one of another version, which a `TimeoutError` has
+        left unfinished, is given up. The metrics are logged, and `take_evaluation` hands them over. The engines must keep these
+        weights meanwhile.
         """
         version = rollout_id
         self._begin(version)
-        if self._evaluations.current is None:
-            self._evaluations.start(version)
+        self._evaluations.go_on_with(version)
         self._evaluated = self._evaluations.collect(self._args.eval_timeout_s)
         logger.info("evaluation of version %d: %s", version, self._evaluated)
         self._tracker.log(self._evaluated, version)
@@ -320,8 +321,7 @@ class RolloutController:
         if group.scores is None:
             self._preparation.take(group.result)
         else:
-            scored = self._scoring.group(group.result, group.scores, group.num_failures)
-            scored = replace(scored, num_not_scored=group.num_not_scored)
+            scored = self._scoring.restored(group)
             if not self._preparation.ask_teacher(scored):
                 self._filling.take(scored)
 

@@ -184,6 +184,26 @@ class Evaluations:
             self.current = Evaluation(version, self._num_rows, max_attempts=self._args.max_generation_attempts)
             self._threads.lock.notify_all()
 
+    def go_on_with(self, version: int) -> None:
+        """Start the evaluation of `version`, unless it is under way. One of another version is given up."""
+        with self._threads.lock:
+            self.give_up_others(version)
+            if self.current is None:
+                self.start(version)
+
+    def give_up_others(self, version: int) -> None:
+        """The engines have `version` or are just being sent it, so an evaluation of other weights can no longer end: whoever
+        waited for it has lost patience. What still comes of it is known by its version, and dropped."""
+        with self._threads.lock:
+            if self.current is not None and self.current.version != version:
+                logger.warning(
+                    "the evaluation of version %d is given up, because version %d has come: %s",
+                    self.current.version,
+                    version,
+                    self.current.describe_missing(),
+                )
+                self.current = None
+
     def collect(self, timeout_s: float) -> dict[str, Any]:
         """`eval/*` metrics of the evaluation under way. Waits for its last result, and raises `TimeoutError` after
         `timeout_s`."""
@@ -195,7 +215,8 @@ class Evaluations:
                     f"evaluation: {evaluation.num_done} of {evaluation.num_rows} results after {timeout_s:g} s; "
                     f"{evaluation.describe_missing()}"
                 )
-            self.current = None
+            if self.current is evaluation:  # else another one took its place
+                self.current = None
         if evaluation.num_given_up:
             logger.warning("%s", evaluation.why_given_up())
         metrics = self._metrics(evaluation.groups) if evaluation.groups else {}

@@ -5,7 +5,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from open_instruct.data.prompt_dataset import PromptDataset, PromptRow
 from open_instruct.data_types import GenerationResult
 from open_instruct.rollouts.generation_failures import NOT_SCORED
 from open_instruct.rollouts.prompt_requests import PromptRequests
+from open_instruct.rollouts.rollout_state import FinishedGroup
 from open_instruct.scored_groups import ScoredGroup, ScorePart, take
 from open_instruct.verifiers.evolving_rubrics import EvolvingRubrics
 from open_instruct.verifiers.pool import VerifierPool
@@ -93,8 +94,7 @@ class ResultScoring:
         Args:
             scored_by: what each verifier of the row said of the judged samples.
         """
-        names = names_of_verifiers(self._dataset_of(result))
-        weights = [verifier_weight(name) for name in names]
+        names, weights = self._names_and_weights(result)
         scored = combined(scored_by, weights) if len(names) > 1 else scored_by[0]
         scores = iter(one.score for one in scored)
         rewards = self._workflow.rewards(
@@ -107,9 +107,8 @@ class ResultScoring:
         known_rewards = np.array([0.0 if reward is None else reward for reward in rewards], dtype=np.float32)
         num_failures = sum((one.failure or "").startswith("error") for one in scored)
         group = self.group(result, known_rewards, num_failures)
-        if len(names) > 1 and all(sample.is_judged for sample in result.samples):
-            parts = zip(names, weights, map(_as_array, scored_by), strict=True)
-            group = replace(group, parts=tuple(ScorePart(*part) for part in parts))
+        if all(sample.is_judged for sample in result.samples):
+            group = replace(group, parts=_parts(names, weights, map(_as_array, scored_by)))
         if len(known) < len(rewards):
             group = take(group, known)
         cost = sum(one.cost for one in scored)
@@ -126,6 +125,23 @@ class ResultScoring:
             )
             well_formed = np.array([is_well_formed(text) for text in texts])
         return ScoredGroup(result, dataset, rewards, num_failures, reward_weight=weight, well_formed=well_formed)
+
+    def restored(self, saved: FinishedGroup) -> ScoredGroup:
+        """A scored group of a saved state, as it was."""
+        assert saved.scores is not None, saved.result.prompt_id
+        kept = {one.name: getattr(saved, one.name) for one in fields(FinishedGroup)}
+        return replace(self.group(saved.result, saved.scores), **kept)
+
+    def all_wrong(self, result: GenerationResult, num_responses: int) -> ScoredGroup:
+        """A result that an engine gave up, as an evaluation counts it: 0 from each verifier for all of its responses."""
+        nothing = np.zeros(num_responses, dtype=np.float32)
+        names, weights = self._names_and_weights(result)
+        return replace(self.group(result, nothing), parts=_parts(names, weights, [nothing] * len(names)))
+
+    def _names_and_weights(self, result: GenerationResult) -> tuple[list[str], list[float]]:
+        """The verifiers of the result's row, and how much each counts."""
+        names = names_of_verifiers(self._dataset_of(result))
+        return names, [verifier_weight(name) for name in names]
 
     def _row(self, result: GenerationResult) -> PromptRow:
         return self._rows_of(result)[result.index]
@@ -153,6 +169,13 @@ def when_all_are_done(futures: Sequence[Future[Any]], then: Callable[[], None]) 
 
     for future in futures:
         future.add_done_callback(count)
+
+
+def _parts(names: list[str], weights: list[float], scores: Iterable[np.ndarray]) -> tuple[ScorePart, ...]:
+    """What each of several verifiers said. One verifier alone says what the group's scores say."""
+    if len(names) == 1:
+        return ()
+    return tuple(ScorePart(*part) for part in zip(names, weights, scores, strict=True))
 
 
 def _as_array(scored: Sequence[Scored]) -> np.ndarray:

@@ -16,15 +16,18 @@ from typing import Any
 import numpy as np
 
 from open_instruct.data_types import GenerationResult, Sample, TokenStatistics
+from open_instruct.scored_groups import ScorePart
 
 FORMAT_VERSION = 2
 FILE = "rollout_state.npz"
 ARRAYS = "prompts", "tokens", "logprobs", "masks", "scores"
+PART_SCORES = "part_scores"
+"""An array that states of earlier versions lack, as their groups lack `score_s`, `cost` and `parts`."""
 
 
 @dataclass(frozen=True)
 class FinishedGroup:
-    """A group that the engines have finished and no training step has used up."""
+    """A group that the engines have finished and no training step has used up. Its fields are fields of `ScoredGroup`."""
 
     result: GenerationResult
     scores: np.ndarray | None = None  # (G,) float32
@@ -33,6 +36,9 @@ class FinishedGroup:
     """Responses whose verifier failed."""
     num_not_scored: int = 0
     """Number of responses that are not among the samples, because no verifier scored them."""
+    score_s: float = 0.0
+    cost: float = 0.0
+    parts: tuple[ScorePart, ...] = ()
 
 
 def write_state(path: Path, state: dict[str, Any], finished: Sequence[FinishedGroup]) -> None:
@@ -42,6 +48,7 @@ def write_state(path: Path, state: dict[str, Any], finished: Sequence[FinishedGr
     prompts = [prompt for group in finished for prompt in _prompts(group.result)]
     masks = [sample.loss_mask for sample in samples if sample.loss_mask is not None]
     scores = [group.scores for group in finished if group.scores is not None]
+    part_scores = [part.scores for group in finished for part in group.parts]
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.partial")
     with beside.open("wb") as file:
@@ -53,6 +60,7 @@ def write_state(path: Path, state: dict[str, Any], finished: Sequence[FinishedGr
             logprobs=_joined([sample.logprobs for sample in samples], np.float32),
             masks=_joined(masks, np.bool_),
             scores=_joined(scores, np.float32),
+            part_scores=_joined(part_scores, np.float32),
         )
         file.flush()
         os.fsync(file.fileno())
@@ -69,15 +77,16 @@ def read_state(path: Path) -> tuple[dict[str, Any], list[FinishedGroup]]:
         with np.load(path, allow_pickle=False) as arrays:
             header = json.loads(arrays["header"].tobytes())
             version = header["format_version"]
-            flat = {} if version != FORMAT_VERSION else {name: arrays[name] for name in ARRAYS}
+            names = (*ARRAYS, *({PART_SCORES} & set(arrays)))
+            flat = {} if version != FORMAT_VERSION else {name: arrays[name] for name in names}
     except FileNotFoundError as error:
         raise ValueError(f"{path}: there is no such rollout state. Load a state that was saved.") from error
     except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
         raise ValueError(f"{path} is no rollout state: {error}. Load an older state.") from error
     if version != FORMAT_VERSION:
         raise ValueError(f"{path} has format {version}, this program reads {FORMAT_VERSION}.")
-    parts = {name: _Reader(array) for name, array in flat.items()}
-    return header["state"], [_group(group, parts) for group in header["groups"]]
+    readers = {name: _Reader(array) for name, array in flat.items()}
+    return header["state"], [_group(group, readers) for group in header["groups"]]
 
 
 def _prompts(result: GenerationResult) -> list[np.ndarray]:
@@ -104,6 +113,9 @@ def _header(group: FinishedGroup) -> dict[str, Any]:
         "is_scored": group.scores is not None,
         "num_failures": group.num_failures,
         "num_not_scored": group.num_not_scored,
+        "score_s": group.score_s,
+        "cost": group.cost,
+        "parts": [{"name": part.name, "weight": part.weight} for part in group.parts],
         "index": result.index,
         "prompt_id": result.prompt_id,
         "issue_version": result.issue_version,
@@ -125,10 +137,10 @@ class _Reader:
         return self._array[self._at - number : self._at]
 
 
-def _group(header: dict[str, Any], parts: Mapping[str, _Reader]) -> FinishedGroup:
-    prompts = [parts["prompts"].take(length) for length in header["prompt_lengths"]]
+def _group(header: dict[str, Any], arrays: Mapping[str, _Reader]) -> FinishedGroup:
+    prompts = [arrays["prompts"].take(length) for length in header["prompt_lengths"]]
     result = GenerationResult(
-        samples=[_sample(sample, prompts, parts) for sample in header["samples"]],
+        samples=[_sample(sample, prompts, arrays) for sample in header["samples"]],
         index=header["index"],
         prompt_id=header["prompt_id"],
         issue_version=header["issue_version"],
@@ -136,18 +148,26 @@ def _group(header: dict[str, Any], parts: Mapping[str, _Reader]) -> FinishedGrou
         token_statistics=TokenStatistics(**header["token_statistics"]),
         notes=header["notes"],
     )
-    scores = parts["scores"].take(len(result.samples)) if header["is_scored"] else None
-    return FinishedGroup(result, scores, header["num_failures"], header["num_not_scored"])
+    num_samples = len(result.samples)
+    return FinishedGroup(
+        result,
+        arrays["scores"].take(num_samples) if header["is_scored"] else None,
+        header["num_failures"],
+        header["num_not_scored"],
+        header.get("score_s", 0.0),
+        header.get("cost", 0.0),
+        tuple(ScorePart(**part, scores=arrays[PART_SCORES].take(num_samples)) for part in header.get("parts", ())),
+    )
 
 
-def _sample(header: dict[str, Any], prompts: Sequence[np.ndarray], parts: Mapping[str, _Reader]) -> Sample:
+def _sample(header: dict[str, Any], prompts: Sequence[np.ndarray], arrays: Mapping[str, _Reader]) -> Sample:
     own = {name: value for name, value in header.items() if name not in ("prompt", "length", "has_mask")}
     length = header["length"]
     return Sample(
         prompt_ids=prompts[header["prompt"]],
-        response_ids=parts["tokens"].take(length),
-        logprobs=parts["logprobs"].take(length),
-        loss_mask=parts["masks"].take(length) if header["has_mask"] else None,
+        response_ids=arrays["tokens"].take(length),
+        logprobs=arrays["logprobs"].take(length),
+        loss_mask=arrays["masks"].take(length) if header["has_mask"] else None,
         **own | {"version_spans": [(version, num) for version, num in header["version_spans"]]},
     )
 

@@ -9,6 +9,7 @@ are masked (`masked`). If a step of 8 groups is left without a token to train on
 
 import logging
 import time
+from dataclasses import fields
 from typing import Any
 
 import ray
@@ -192,4 +193,5 @@ class StepFilling:
     def finished_groups(self) -> list[FinishedGroup]:
         """Groups that are scored and not trained on: waiting, or taken by a step that is not trained yet."""
         scored = [*self.groups.values(), *(group for groups in self.taken.values() for group in groups)]
-        return [FinishedGroup(group.result, group.scores, group.num_failures, group.num_not_scored) for group in scored]
+        names = [one.name for one in fields(FinishedGroup)]
+        return [FinishedGroup(**{name: getattr(group, name) for name in names}) for group in scored]

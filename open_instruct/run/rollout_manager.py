@@ -186,6 +186,7 @@ def engine_options(args: GRPOConfig, device: Device, *, seed: int, max_model_len
         generation_timeout=args.generation_timeout,
         gather_s=GATHER_IN_TURNS_S if args.takes_turns else GATHER_S,
         workflow=args.workflow,
+        max_prompt_tokens=args.max_prompt_token_length,
         sleep=SleepOptions(
             after_s=args.engine_sleep_after_s,
             level=args.sleep_level,

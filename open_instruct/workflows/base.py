@@ -78,11 +78,14 @@ class Context(ABC):
     machine would decide which effect gets the lower number.
     """
 
-    def __init__(self, *, seed: int, max_model_len: int) -> None:
+    def __init__(self, *, seed: int, max_model_len: int, max_prompt_tokens: int | None = None) -> None:
         self.seed = seed
         """Seed of the prompt. Requests whose seeds are derived from it do not depend on what else the engine does."""
         self.max_model_len = max_model_len
-        """Most tokens, prompt and response together, that the engine accepts."""
+        """Most tokens, prompt and response together, that the engine accepts. It has room for the longest response of training
+        and evaluation, so it says nothing about how long the prompt of a rollout may be."""
+        self.max_prompt_tokens = max_model_len if max_prompt_tokens is None else max_prompt_tokens
+        """Most tokens of a rollout's prompt before the policy has said anything (`--max_prompt_token_length`)."""
         self._numbers: Counter[str] = Counter()
 
     @property

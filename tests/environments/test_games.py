@@ -1,6 +1,7 @@
 """Games that come with the project: their rules and rewards are open-instruct's."""
 
 import asyncio
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -57,6 +58,17 @@ def test_guess_number() -> None:
     assert numbers == {"guesses": 4, "solved": 1.0}
     with pytest.raises(ValueError, match="max_val must be above min_val"):
         GuessNumber(5, 5)
+
+
+def test_guess_number_answers_numbers_of_any_size_with_small_rewards() -> None:
+    numbers = ("1e999", "-Infinity", "NaN", "9" * 400, "-1000000000", "1e308", "101")
+    said, ended = play(
+        GuessNumber(), calls("guess", *(json.loads(f'{{"number": {one}}}') for one in numbers)), number=60
+    )
+    assert [one.reward for one in said] == pytest.approx([-0.1, -0.1, -0.1, 0.0, 0.0, 0.0, 1 - 41 / 99])
+    assert [one.num_errors for one in said] == [1, 1, 1, 0, 0, 0, 0]
+    assert said[0].messages[0]["content"] == "Invalid guess: inf. Please provide an integer."
+    assert ended["solved"] == 0.0
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from aiohttp import web
 
 from open_instruct.environments.base import Environment, Observation, ToolCall, ToolError, Turn
 from open_instruct.environments.python_tool import PythonTool
-from open_instruct.environments.search import Search, SerperSearch
+from open_instruct.environments.search import Search, SerperSearch, read_texts
 from open_instruct.environments.tools import calculate
 from open_instruct.system.sandbox import missing
 
@@ -123,6 +123,17 @@ def test_search_finds_the_text_with_the_rare_words(tmp_path: Path) -> None:
     ]
     assert Search.problem({"index": str(tmp_path / "no")}).startswith("the index")
     assert Search.problem({"index": str(path)}) == ""
+
+
+@pytest.mark.parametrize("letter", ["\u2028", "\u2029", "\x85", "\x0b", "\x0c", "\x1c", "\x1e"])
+def test_search_reads_texts_with_letters_that_end_lines_elsewhere(tmp_path: Path, letter: str) -> None:
+    lines, rows = tmp_path / "texts.txt", tmp_path / "texts.jsonl"
+    lines.write_text(f"one{letter}two\r\nthree\n\n", encoding="utf-8", newline="")
+    assert read_texts(str(lines)) == [f"one{letter}two", "three"]
+    written = (json.dumps({"text": f"{number}{letter}"}, ensure_ascii=False) for number in (1, 2))
+    rows.write_text("\r\n".join(written), encoding="utf-8", newline="")
+    assert read_texts(str(rows)) == [f"1{letter}", f"2{letter}"]
+    assert Search.problem({"index": str(rows)}) == ""
 
 
 def test_a_service_is_asked_as_it_wants_it_and_its_failures_are_not_the_models(monkeypatch: pytest.MonkeyPatch) -> None:

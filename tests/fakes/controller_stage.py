@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, ClassVar, cast
 
 import numpy as np
@@ -175,7 +176,7 @@ class Play:
     def answer(self, request: PromptRequest, scores: Scores = MIXED, version: int | None = None) -> GenerationResult:
         """Responses that score so, and tell which prompt they are for."""
         truth: Any = self.datasets[request.is_eval][request.index].ground_truth
-        right = json.loads(truth)["answer"]
+        right = truth[0] if isinstance(truth, list) else json.loads(truth)["answer"]
         texts = [
             f"{request.prompt_id}/{i} <answer>{right if score else 'no'}</answer>"
             for i, score in zip(range(request.generation_config.n), scores, strict=False)
@@ -327,6 +328,22 @@ def datasets(tokenizer: Any) -> tuple[PromptDataset, PromptDataset]:
     return load(10, 1), load(3, 1000)
 
 
+@pytest.fixture
+def rows_of_two_verifiers(tokenizer: Any, tmp_path: Path) -> PromptDataset:
+    """Ten rows whose responses are to have a right answer and to be short."""
+    rows = [
+        {
+            "messages": [{"role": "user", "content": f"{100 + number} ="}],
+            "ground_truth": [str(100 + number), "1000"],
+            "dataset": ["gsm8k", "max_length"],
+        }
+        for number in range(10)
+    ]
+    path = tmp_path / "rows_of_two_verifiers.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return load_rows(str(path), tokenizer)
+
+
 MakePlay = Callable[..., Play]
 
 
@@ -341,9 +358,16 @@ def make_play(
     monkeypatch.setattr(teacher_scoring, "ray", PlayedRay())
     plays: list[Play] = []
 
-    def make(*, room: int = 0, ready_steps: int = 0, **options: Any) -> Play:
+    def make(
+        *,
+        room: int = 0,
+        ready_steps: int = 0,
+        train: PromptDataset = datasets[0],
+        held_out: PromptDataset = datasets[1],
+        **options: Any,
+    ) -> Play:
         """`room` bundles fit into the prompt queue, `ready_steps` batches into the message queue; 0 is no limit."""
-        plays.append(Play(datasets[0], datasets[1], tokenizer, room=room, ready_steps=ready_steps, **options))
+        plays.append(Play(train, held_out, tokenizer, room=room, ready_steps=ready_steps, **options))
         return plays[-1]
 
     yield make

@@ -84,6 +84,7 @@ class RunnerStage:
         policy: Callable[[Say, ChatCodec], PlayedPolicy] = PlayedPolicy,
         chat: ChatCodec | None = None,
         max_model_len: int = 2048,
+        max_prompt_tokens: int | None = None,
     ) -> None:
         self.chat = chat or codec()
         self.workflow = workflow
@@ -91,7 +92,7 @@ class RunnerStage:
         self.results: list[GenerationResult] = []
         self.errors: list[BaseException] = []
         self._arrived = threading.Condition()
-        facts = EngineFacts(0, max_model_len, lambda: self.chat, vllm_parser)
+        facts = EngineFacts(0, max_model_len, lambda: self.chat, vllm_parser, max_prompt_tokens)
         self.runner = RolloutRunner(self.workflow, facts, self.policy.submit, self._finish, self._fail)
 
     def _finish(self, result: GenerationResult) -> None:
@@ -125,10 +126,19 @@ class Stage(RunnerStage):
         say: what the model says.
     """
 
-    def __init__(self, say: Say, *, chat: ChatCodec | None = None, max_model_len: int = 2048, **options: Any) -> None:
+    def __init__(
+        self,
+        say: Say,
+        *,
+        chat: ChatCodec | None = None,
+        max_model_len: int = 2048,
+        max_prompt_tokens: int | None = None,
+        **options: Any,
+    ) -> None:
         chosen = ConversationOptions(**options)
         chosen.tool_schemas = own_schemas(chosen)
-        super().__init__(Conversations(chosen), say, chat=chat, max_model_len=max_model_len)
+        lengths = {"max_model_len": max_model_len, "max_prompt_tokens": max_prompt_tokens}
+        super().__init__(Conversations(chosen), say, chat=chat, **lengths)
 
     def request(
         self,

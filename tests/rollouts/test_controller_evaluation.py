@@ -1,7 +1,7 @@
 # ruff: noqa: F811 - fixtures are imported
 """The controller has the weights evaluated."""
 
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 from controller_stage import (  # noqa: F401 - fixtures
@@ -15,9 +15,11 @@ from controller_stage import (  # noqa: F401 - fixtures
     identities,
     ids,
     make_play,
+    rows_of_two_verifiers,
     tokenizer,
 )
 
+from open_instruct.data.prompt_dataset import PromptDataset
 from open_instruct.verifiers.scoring_processes import Scored
 
 
@@ -138,6 +140,58 @@ def test_evaluation_prompt_that_is_broken_off_each_time_counts_as_wrong_and_is_c
     statistics = play.controller.get_statistics()
     assert (statistics["generation_errors"], statistics["generation_timeouts"]) == (2, 0)
     assert play.no_more_comes()
+
+
+def test_evaluation_prompt_that_is_given_up_counts_as_wrong_for_each_of_its_verifiers(
+    make_play: MakePlay, rows_of_two_verifiers: PromptDataset
+) -> None:
+    play = make_play(max_generation_attempts=1, held_out=rows_of_two_verifiers)
+    play.controller.start_evaluation(0)
+    play.start()
+    [slow, *others] = play.receive(10 + NUM_PROMPTS)[:10]
+    play.deliver(*(play.answer(request) for request in others), broken_off(play.answer(slow)))
+    metrics = play.controller.get_evaluation(TIMEOUT_S)
+    for name in ("verifiable", "gsm8k", "max_length"):
+        assert metrics[f"eval/objective/{name}_correct_rate"] == 0.9
+    assert not [name for name in metrics if " + " in name]
+
+
+def test_evaluation_that_took_too_long_is_given_up_before_that_of_another_version(make_play: MakePlay) -> None:
+    play = make_play(eval_timeout_s=QUIET_S)
+    play.start()
+    play.deliver(*(play.answer(request) for request in play.receive(NUM_PROMPTS)))
+    with pytest.raises(TimeoutError, match="0 of 3 results"):
+        play.controller.eval(0)
+    late = play.receive(3)
+    with pytest.raises(TimeoutError, match="3 prompts are not back from the engines"):
+        play.controller.eval(0)  # the same one goes on
+    play.batch(1)
+    play.finish_step(1)
+    play.receive(NUM_PROMPTS)
+    play.deliver(*(play.answer(request, [0]) for request in late))  # by the new weights, which ends no thread
+    play.controller._args.eval_timeout_s = TIMEOUT_S
+    with ThreadPoolExecutor(1) as caller:
+        evaluation = caller.submit(play.controller.eval, 1)
+        requests = play.receive(3)
+        assert ids(requests) == ["eval-1-0", "eval-1-1", "eval-1-2"]
+        play.deliver(*(play.answer(request, [0], version=0) for request in late))
+        play.deliver(*(play.answer(request) for request in requests))
+        evaluation.result(TIMEOUT_S)
+    metrics = play.controller.take_evaluation()
+    assert (metrics["eval/model_step_min"], metrics["eval/pass_at_1"]) == (1, 1.0)
+    assert play.controller.status()["prompts"]["issued"] == 2 * NUM_PROMPTS
+
+
+def test_evaluation_of_another_version_begins_without_new_weights_for_training(make_play: MakePlay) -> None:
+    """A loop of the user's own may evaluate what it never trains on."""
+    play = make_play(eval_timeout_s=QUIET_S)
+    play.start()
+    for version in (3, 5):
+        with pytest.raises(TimeoutError):
+            play.controller.eval(version)
+    evaluation = play.controller._evaluations.current
+    assert evaluation is not None
+    assert evaluation.version == 5
 
 
 def test_evaluation_prompt_that_an_engine_took_with_it_uses_up_no_attempt(make_play: MakePlay) -> None:

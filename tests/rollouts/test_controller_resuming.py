@@ -10,6 +10,7 @@ from controller_stage import (  # noqa: F401 - fixtures
     NUM_PROMPTS,
     NUM_STEPS,
     QUIET_S,
+    JudgesInThisProcess,
     MakePlay,
     Play,
     all_samples_of,
@@ -17,10 +18,13 @@ from controller_stage import (  # noqa: F401 - fixtures
     datasets,
     identities,
     make_play,
+    rows_of_two_verifiers,
     step_of,
     tokenizer,
 )
 
+from open_instruct.data.prompt_dataset import PromptDataset
+from open_instruct.rollouts import controller as rollout
 from open_instruct.rollouts import prompt_feeder
 from open_instruct.rollouts.rollout_state import read_state, write_state
 
@@ -118,6 +122,26 @@ def test_finished_groups_are_saved_and_not_generated_again(make_play: MakePlay, 
     resumed.deliver(*(resumed.answer(request) for request in issued_again))
     assert content_of(resumed.batch(3)) == content_of(expected[2])
     assert resumed.no_more_comes()
+
+
+def test_finished_groups_come_back_with_what_each_verifier_said_and_cost(
+    make_play: MakePlay,
+    rows_of_two_verifiers: PromptDataset,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(rollout, "VerifierPool", JudgesInThisProcess)
+    killed, resumed = (make_play(async_steps=1, train=rows_of_two_verifiers) for _ in range(2))
+    killed.start().run(1, 1)
+    before = killed.batch(2).metrics
+    killed.controller.save(1, str(tmp_path / "state.npz"))
+    resumed.controller.load(1, str(tmp_path / "state.npz"))
+    resumed.start(1)
+    after = resumed.batch(2).metrics
+    names = {name for name in before if name.startswith(("objective/", "agent_loop/compute_score/"))}
+    assert names >= {"objective/gsm8k_reward", "objective/max_length_reward", "objective/verifier_cost"}
+    assert {name: after[name] for name in names} == {name: before[name] for name in names}
+    assert not [name for name in after if " + " in name]
 
 
 def test_a_group_that_is_being_scored_is_saved_too(

@@ -4,13 +4,16 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from conftest import make_args
 from group_fakes import make_result
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from open_instruct.data_types import EVAL, GenerationResult, TokenStatistics
-from open_instruct.rollouts.evaluation import Evaluation, under_eval
+from open_instruct.rollouts.evaluation import Evaluation, Evaluations, under_eval
 from open_instruct.scored_groups import ScoredGroup
+from open_instruct.system.work_threads import WorkThreads
+from open_instruct.workflows.single_turn import SingleTurn
 
 TIMEOUT = "generation_timeout: over 1 s"
 
@@ -45,6 +48,23 @@ def issue_all(evaluation: Evaluation) -> list[int]:
 def come_back(evaluation: Evaluation, row: int) -> None:
     if evaluation.begin_scoring(result(row)):
         evaluation.add(group(row))
+
+
+def test_evaluation_that_ends_as_another_begins_does_not_end_that_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = WorkThreads("a test")
+    evaluations = Evaluations(make_args(), threads, SingleTurn(None), num_rows=1)
+    evaluations.start(7)
+    assert evaluations.current is not None
+    evaluations.current.leave_out(0)
+
+    def another_begins(*_: object) -> bool:
+        evaluations.go_on_with(8)
+        return True
+
+    monkeypatch.setattr(threads, "wait_for", another_begins)
+    assert evaluations.collect(1.0)["eval/model_step_min"] == 7
+    assert evaluations.current is not None
+    assert evaluations.current.version == 8
 
 
 def test_metrics_of_an_evaluation_never_have_the_name_of_training() -> None:

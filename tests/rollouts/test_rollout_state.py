@@ -10,7 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from open_instruct.data_types import TokenStatistics
+from open_instruct.rollouts import rollout_state
 from open_instruct.rollouts.rollout_state import FinishedGroup, read_state, write_state
+from open_instruct.scored_groups import ScorePart
 
 LENGTHS = st.lists(st.integers(0, 5), min_size=1, max_size=3)
 
@@ -45,9 +47,11 @@ def make_group(number: int, lengths: list[int], *, scored: bool) -> FinishedGrou
             for i, sample in enumerate(result.samples)
         ]
         result = replace(result, samples=samples, notes=[{"number": 1, "summary": "so far 12 {x}", "version": 3}])
-    return FinishedGroup(
-        result, rng.random(len(lengths)).astype(np.float32) if scored else None, num_failures=number % 2
-    )
+    if not scored:
+        return FinishedGroup(result)
+    scores, of_math, of_length = rng.random((3, len(lengths))).astype(np.float32)
+    parts = (ScorePart("math", 10.0, of_math), ScorePart("max_length", 0.5, of_length)) if number % 2 else ()
+    return FinishedGroup(result, scores, num_failures=number % 2, num_not_scored=1, score_s=0.1, cost=0.3, parts=parts)
 
 
 def assert_same(one: FinishedGroup, other: FinishedGroup) -> None:
@@ -64,7 +68,11 @@ def assert_same(one: FinishedGroup, other: FinishedGroup) -> None:
     assert (one.scores is None) == (other.scores is None)
     if one.scores is not None and other.scores is not None:
         np.testing.assert_array_equal(one.scores, other.scores)
-    assert one.num_failures == other.num_failures
+    for name in ("num_failures", "num_not_scored", "score_s", "cost"):
+        assert getattr(one, name) == getattr(other, name), name
+    for part, same in zip(one.parts, other.parts, strict=True):
+        assert (part.name, part.weight) == (same.name, same.weight)
+        np.testing.assert_array_equal(part.scores, same.scores)
 
 
 @given(st.lists(st.tuples(LENGTHS, st.booleans()), max_size=4))
@@ -76,6 +84,19 @@ def test_groups_come_back_as_they_were(tmp_path_factory: pytest.TempPathFactory,
     assert state == {"next_issue_number": 12}
     for one, other in zip(groups, read, strict=True):
         assert_same(one, other)
+
+
+def test_a_state_of_before_groups_had_parts_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    header = rollout_state._header
+    new = {"score_s", "cost", "parts"}
+    old_header = lambda group: {name: value for name, value in header(group).items() if name not in new}  # noqa: E731
+    monkeypatch.setattr(rollout_state, "_header", old_header)
+    write_state(tmp_path / "new.npz", {"step": 1}, [make_group(0, [3], scored=True), make_group(1, [2], scored=True)])
+    with np.load(tmp_path / "new.npz") as arrays:
+        np.savez(tmp_path / "old.npz", **{name: arrays[name] for name in arrays if name != "part_scores"})
+    _, [_, read] = read_state(tmp_path / "old.npz")
+    assert (read.score_s, read.cost, read.parts, read.num_failures) == (0.0, 0.0, (), 1)
+    np.testing.assert_array_equal(read.scores, make_group(1, [2], scored=True).scores)
 
 
 def test_a_write_that_is_cut_short_leaves_the_old_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

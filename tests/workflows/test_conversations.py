@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+from conftest import make_args
 from played_policy import Say, Stage
 from rc_fakes import codec
 
 from open_instruct.chat_codec import ChatCodec
 from open_instruct.data_types import GenerationResult, Sample
+from open_instruct.run.rollout_manager import engine_options
 
 MakeTalk = Callable[..., Stage]
 
@@ -168,6 +170,21 @@ def test_response_length_bounds_all_turns_together(talk: MakeTalk) -> None:
     stage = talk(turns("one two three four five six seven<end>"), per_turn_max_tokens=5, **CALCULATOR)
     [sample] = stage.roll_out().samples
     assert (len(sample.response_ids), sample.finish_reason) == (5, "length")
+
+
+def test_room_for_longer_evaluations_is_no_room_for_longer_prompts(talk: MakeTalk) -> None:
+    """`--eval_response_length` widens the engine's context, for conversations in training too."""
+    opens = {"env_config": {"env_name": "textarena", "game": "GuessTheNumber-v0"}}
+    for max_tokens in (60, 1024):  # in training and in an evaluation
+        stage = talk(turns("[5]<end>"), max_model_len=2048, max_prompt_tokens=20)
+        result = stage.roll_out(max_tokens=max_tokens, **opens)
+        assert result.error.endswith(" tokens, and --max_prompt_token_length allows 20")
+
+
+def test_engines_know_how_long_prompts_may_be_beside_what_fits() -> None:
+    args = make_args(max_prompt_token_length=40, response_length=60, eval_response_length=600)
+    engine = engine_options(args, args.device, seed=1, max_model_len=args.max_sequence_length)
+    assert (engine.max_model_len, engine.max_prompt_tokens) == (640, 40)
 
 
 def test_an_unknown_tool_is_answered_by_name(talk: MakeTalk) -> None:
@@ -362,6 +379,40 @@ def test_after_a_failure_the_conversation_begins_again_and_says_the_same(
     assert len(seeds) == len(stage.policy.samplings)  # each turn of each conversation has its own
 
 
+CLOSES_SLOWLY = """
+    import time
+
+    from open_instruct.environments.base import Ending, Environment, Observation, Opening
+
+
+    class Slow(Environment):
+        takes_text = True
+
+        async def reset(self, task, seed):
+            return Opening()
+
+        async def step(self, turn):
+            return Observation([], done=True)
+
+        async def finish(self):
+            return Ending(0.75)
+
+        async def close(self):
+            time.sleep(2.5)
+"""
+
+
+def test_an_environment_that_closes_slowly_keeps_its_reward(talk: MakeTalk, tmp_path: Path) -> None:
+    path = tmp_path / "slow.py"
+    path.write_text(textwrap.dedent(CLOSES_SLOWLY))
+    stage = talk(turns("well<end>"), tools=[f"{path}:Slow"], environment_step_timeout_s=1.0, pool_size=1)
+    result = stage.roll_out(n=1)
+    assert not result.error
+    assert result.samples[0].environment_reward == 0.75
+    assert result.notes[0]["num_restarts"] == 0
+    assert not stage.roll_out(n=1, number=1).error  # the only place is free again
+
+
 RESTORABLE = """
     import os
     from pathlib import Path
@@ -508,14 +559,22 @@ def test_where_the_template_drops_thoughts_the_conversation_branches(talk: MakeT
     assert result.notes[0]["num_branches"] == 1
 
 
-def test_a_branch_without_room_ends_the_conversation_where_it_is(talk: MakeTalk) -> None:
+@pytest.mark.parametrize(
+    ("max_tokens", "lengths"),
+    [(78, {}), (80, {"max_model_len": 88}), (80, {"max_prompt_tokens": 8})],
+    ids=["response", "model", "prompt"],
+)
+def test_a_branch_without_room_ends_the_conversation_where_it_is(
+    talk: MakeTalk, max_tokens: int, lengths: dict[str, int]
+) -> None:
+    """The first sample has 8 + 78 tokens, and the prompt of a second one would have 89."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(codec().tokenizer.name_or_path)
     tokenizer.chat_template = DROPS_THOUGHTS
     said = "<think>hm</think>\nCALL increment {}" + " 1" * 24 + "<end>"
-    stage = talk(turns(said), chat=ChatCodec(tokenizer), tool_parser_type="vllm_played", max_model_len=100)
-    result = stage.roll_out(n=1, max_tokens=78, env_config={"env_name": "counter", "target": 1})
+    stage = talk(turns(said), chat=ChatCodec(tokenizer), tool_parser_type="vllm_played", **lengths)
+    result = stage.roll_out(n=1, max_tokens=max_tokens, env_config={"env_name": "counter", "target": 1})
     assert not result.error
     (sample,) = result.samples
     assert text_of(sample) == said.replace("<end>", "<|end|>")

@@ -223,7 +223,22 @@ def test_accuracy_by_cycle() -> None:
     assert [part.scores.tolist() for part in rc_rewards.last_turns(rollouts)] == [[1], [1], [0], [0]]
 
 
-# --- evaluation -------------------------------------------------------------------------------------------------------
+def test_each_of_several_trajectories_counts_on_its_own() -> None:
+    """Two trajectories of two cycles for each problem. Of the first problem's, one is right in its second cycle."""
+    entries = [(REASONING, number, number - 1, -1) for number in (1, 1, 2, 2)]
+    metrics = rc_rewards.evaluation_metrics([scored(entries, [0, 0, 1, 0]), scored(entries, [1, 0, 0, 1])])
+    assert metrics["eval/rc/accuracy_any_cycle"] == (0.5 + 1.0) / 2
+    assert metrics["eval/rc/accuracy_cycle_2"] == 0.5
+    assert metrics["eval/rc/tokens_per_problem"] == 50  # of the 100 that two trajectories took together
+
+
+def test_a_problem_with_a_turn_that_was_not_scored_says_nothing_of_any_cycle() -> None:
+    entries = [(REASONING, number, number - 1, -1) for number in (1, 1, 2, 2)]
+    whole, torn = scored(entries, [1, 0, 0, 0]), scored(entries[:3], [1, 0, 1])
+    assert rc_rewards.evaluation_metrics([whole, torn])["eval/rc/accuracy_any_cycle"] == 0.5
+    metrics = rc_rewards.evaluation_metrics([torn])
+    assert "eval/rc/accuracy_any_cycle" not in metrics
+    assert metrics["eval/rc/accuracy_cycle_2"] == 1
 
 
 def test_trajectory_that_was_given_up_is_right_in_no_cycle() -> None:

@@ -50,14 +50,16 @@ def codec() -> ChatCodec:
 class Table:
     """A runner with the example's workflow."""
 
-    def __init__(self, kuhn: Any, codec: ChatCodec, say: Say, **options: Any) -> None:
+    def __init__(
+        self, kuhn: Any, codec: ChatCodec, say: Say, *, max_prompt_tokens: int | None = None, **options: Any
+    ) -> None:
         self.codec = codec
         self.workflow = kuhn.KuhnPoker(kuhn.KuhnPokerOptions(**options))
         self.policy = PlayedPolicy(say, codec)
         self._results: list[GenerationResult] = []
         self._errors: list[BaseException] = []
         self._arrived = threading.Event()
-        facts = EngineFacts(0, 1024, lambda: codec)
+        facts = EngineFacts(0, 1024, lambda: codec, max_prompt_tokens=max_prompt_tokens)
         self.runner = RolloutRunner(self.workflow, facts, self.policy.submit, self._finish, self._fail)
 
     def _finish(self, result: GenerationResult) -> None:
@@ -272,6 +274,8 @@ def test_a_turn_that_is_too_long_is_cut_off_and_no_room_loses(seat: MakeTable) -
 def test_a_game_whose_first_words_do_not_fit_gives_the_prompt_up(seat: MakeTable) -> None:
     result = seat(BETS_AND_CALLS).play(max_tokens=1000)
     assert re.fullmatch(r"the game begins with \d+ tokens: more --max_prompt_token_length", result.error)
+    short = seat(BETS_AND_CALLS, max_prompt_tokens=20).play()  # though the engine has room for it
+    assert re.fullmatch(r"the game begins with \d+ tokens: more --max_prompt_token_length", short.error)
 
 
 def test_a_game_that_takes_too_long_gives_the_prompt_up_by_name(seat: MakeTable) -> None:

@@ -23,6 +23,7 @@ from open_instruct.environments.base import (
     Turn,
     tool_message,
 )
+from open_instruct.environments.processes import CLOSE_S
 from open_instruct.environments.wire import (
     ending_from_json,
     observation_from_json,
@@ -39,6 +40,8 @@ ENVIRONMENT = "environment"
 """The tool of the context through which all environments are reached."""
 SLACK_S = 10.0
 """Beside an environment's own deadline: the time in which the pool notices and kills it."""
+FINISH_SLACK_S = CLOSE_S + SLACK_S
+"""The same at a conversation's end, where the environment is also closed. One that closes slowly has its reward all the same."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +71,6 @@ class Setting:
     parser: ToolParser
     bridge: Bridge
     max_steps: int
-    max_prompt_tokens: int
 
     @property
     def prompt_schemas(self) -> list[Schema]:
@@ -136,7 +138,7 @@ class Conversation:
         self._ctx = ctx
         self._number = number
         self._attempt = 0
-        self._longest = min(ctx.max_model_len, setting.max_prompt_tokens + setting.sampling.max_tokens)
+        self._longest = min(ctx.max_model_len, ctx.max_prompt_tokens + setting.sampling.max_tokens)
         """Tokens of a sample, prompt and response together."""
         self._last_id: int | None = None
         """The control token that ended the model's last turn; None if none did."""
@@ -182,10 +184,10 @@ class Conversation:
         if opening:
             self._messages += opening
             self._ledger = Ledger(self._render())
-            if len(self._ledger.prompt_ids) > self._setting.max_prompt_tokens:
+            if len(self._ledger.prompt_ids) > self._ctx.max_prompt_tokens:
                 raise RolloutFailed(
                     f"with what the environment says first the prompt has {len(self._ledger.prompt_ids)} tokens, and "
-                    f"--max_prompt_token_length allows {self._setting.max_prompt_tokens}"
+                    f"--max_prompt_token_length allows {self._ctx.max_prompt_tokens}"
                 )
 
     async def _lease(self, participant: Participant) -> Any:
@@ -408,7 +410,8 @@ class Conversation:
             if participant.spec.name not in self._leased:
                 continue
             self._leased.discard(participant.spec.name)
-            answer = await self._ask(participant, {"do": "finish"}, self._setting.options.environment_step_timeout_s)
+            limit = self._setting.options.environment_step_timeout_s + FINISH_SLACK_S
+            answer = await self._ask(participant, {"do": "finish"}, limit)
             ending = ending_from_json(answer["ending"])
             if ending.reward is not None:
                 rewards.append(ending.reward)

@@ -150,7 +150,6 @@ class Conversations(Workflow):
             parser=tool_parser(self.options.tool_parser_type, schemas, ctx.vllm_parser),
             bridge=self._bridge,
             max_steps=task.get("max_steps") or self.options.max_steps,
-            max_prompt_tokens=ctx.max_model_len - request.generation_config.max_tokens,
         )
 
     def _participants(self, facts: Mapping[str, Any], ground_truth: Any) -> list[Participant]:

@@ -77,9 +77,12 @@ def last_turns(rollouts: Sequence[ScoredGroup]) -> list[ScoredGroup]:
 
 def evaluation_metrics(rollouts: Sequence[ScoredGroup]) -> dict[str, float]:
     """`eval/rc/…` metrics: by cycle, the share of right answers and the mean tokens of the reasoning turn; over all cycles, the
-    share that is right in any cycle, and the share of turns that reached the token limit.
+    share of trajectories that are right in any cycle, the share of turns that reached the token limit, and the tokens that a
+    trajectory spends on its problem, those of summaries included.
 
-    Trajectories that were given up are right in no cycle, and their tokens are not known.
+    A problem has `--eval_pass_at_k` trajectories, and each counts on its own: of two, one of which is right in some cycle, 0.5
+    are. Trajectories that were given up are right in no cycle, and their tokens are not known. Problems of which a turn was not
+    scored are left out of the share that is right in any cycle.
     """
     finished = [rollout for rollout in rollouts if rollout.samples]
     if not finished:
@@ -97,11 +100,24 @@ def evaluation_metrics(rollouts: Sequence[ScoredGroup]) -> dict[str, float]:
         metrics[f"eval/rc/tokens_cycle_{number}"] = fmean(
             [len(response) for part in parts for response in part.result.responses]
         )
-    metrics["eval/rc/accuracy_any_cycle"] = fmean([bool(rollout.scores.max() >= 1 - 1e-6) for rollout in rollouts])
+    known = [scores for rollout in finished if (scores := _scores_by_trajectory(rollout)) is not None]
+    if known:
+        right = [float((scores.max(axis=0) >= 1 - 1e-6).mean()) for scores in known]
+        metrics["eval/rc/accuracy_any_cycle"] = share_finished * fmean(right)
     metrics["eval/rc/at_limit"] = fmean(
         [sample.finish_reason == "length" for rollout in finished for sample in rollout.samples]
     )
     metrics["eval/rc/tokens_per_problem"] = fmean(
-        [rollout.result.token_statistics.num_response_tokens for rollout in finished]
+        [
+            rollout.result.token_statistics.num_response_tokens / max(len(part.scores) for part in split(rollout))
+            for rollout in finished
+        ]
     )
     return metrics
+
+
+def _scores_by_trajectory(rollout: ScoredGroup) -> np.ndarray | None:
+    """(cycles, trajectories): the scores of an evaluated rollout, in each of whose cycles the trajectories have one order. None if
+    a turn was not scored, because then it is not there and the others may be anybody's."""
+    by_cycle = [part.scores for part in split(rollout)]
+    return np.stack(by_cycle) if len({len(scores) for scores in by_cycle}) == 1 else None

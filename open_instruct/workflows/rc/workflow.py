@@ -189,7 +189,10 @@ class ReasoningCache(Workflow):
             codec=codec,
             policies={REASONING: keep_versions, SUMMARIZATION: keep_versions},
             score=_nobody_scores,
-            max_model_len=ctx.max_model_len,
+            # in training not the engine's room for a longer evaluation: `lengths` promises shorter samples
+            max_model_len=min(
+                ctx.max_model_len, ctx.max_prompt_tokens + config.max_tokens + 2 * settings.max_summary_tokens
+            ),
         )
         try:
             rollout = await roll_out(turns, request.task, settings, config.n, request.prompt_id, self._weights)
