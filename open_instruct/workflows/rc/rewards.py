@@ -117,7 +117,9 @@ def evaluation_metrics(rollouts: Sequence[ScoredGroup]) -> dict[str, float]:
 
 
 def _scores_by_trajectory(rollout: ScoredGroup) -> np.ndarray | None:
-    """(cycles, trajectories): the scores of an evaluated rollout, in each of whose cycles the trajectories have one order. None if
-    a turn was not scored, because then it is not there and the others may be anybody's."""
+    """(cycles, trajectories): the scores of an evaluated rollout, in each of whose cycles the trajectories have one order.
+
+    None if a turn was not scored, because then it is not there and the others may be anybody's.
+    """
     by_cycle = [part.scores for part in split(rollout)]
     return np.stack(by_cycle) if len({len(scores) for scores in by_cycle}) == 1 else None
