@@ -1,7 +1,8 @@
 """Keeps checked and tokenized datasets on disk, under a hash of everything that they are made from.
 
-A dataset is found again only if nothing has changed: the rows of its sources, tokenizer and chat template, options, verifiers
-workflow and files of the user's, and the code that reads rows. So a cache is never out of date, and removing it is always safe.
+A dataset is found again only if nothing has changed: the rows of its sources, tokenizer and chat template, the libraries that
+tokenize, options, verifiers, workflow and files of the user's, and the code that reads rows. So a cache is never out of date,
+and removing it is always safe.
 """
 
 import functools

@@ -4,16 +4,24 @@ A checkpoint names rows by their numbers, and it holds samples that are not trai
 have another place in the order of the epoch, so some prompts would be issued twice and others never. Therefore each checkpoint
 contains the run's identity: everything that gives rows and samples their meaning. A run with another identity is refused before
 anything starts, with a message that names the differences.
+
+Data are compared by their rows. The names of their sources do not count, because a project may move, and a job may be submitted
+from another directory.
 """
 
 import hashlib
 import json
+import operator
 import os
+import tempfile
+from collections.abc import Callable
 from datetime import date
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from open_instruct.config.grpo_config import GRPOConfig
+from open_instruct.data.mixer import Amount, parse_mixer_list, splits_of_names
 from open_instruct.registry import options_of
 from open_instruct.workflows.base import WORKFLOWS, identity_options
 
@@ -49,8 +57,15 @@ OPTIONS = (
 """Options that must stay the same. Other options, such as the learning rate or the number of engines, may change."""
 _CHANGE_PROMPTS = "sft_messages_key", "rollout_workflow"
 _DATA = {"train": "training", "eval": "evaluation"}
+_MIXER_LISTS = {"train": "dataset_mixer_list", "eval": "dataset_mixer_eval_list"}
+_OF_SOURCES = {f"{name}{ending}" for name in _MIXER_LISTS.values() for ending in ("", "_splits")}
 _CONTENTS = {"prompts": "prompts", "ground_truths": "ground truths", "verifiers": "verifiers"}
-_TOKENIZER_PARTS = {"words": "other words", "chat_template": "another chat template", "special": "other special tokens"}
+_TOKENIZER_PARTS = {
+    "words": "other words",
+    "rules": "other rules, such as merges or a normalizer, by which it cuts text into words",
+    "chat_template": "another chat template",
+    "special": "other special tokens",
+}
 
 
 def run_identity(args: GRPOConfig, inputs: "RunInputs | None" = None) -> dict[str, Any]:
@@ -76,8 +91,14 @@ def run_identity(args: GRPOConfig, inputs: "RunInputs | None" = None) -> dict[st
 
 
 def tokenizer_identity(tokenizer: Any, name: str) -> dict[str, Any]:
-    """Everything that decides into which tokens a tokenizer turns a text, as a few hashes. They are hashes of the content, not of
-    the path, because a directory may move."""
+    """Everything that decides into which tokens a tokenizer turns a text, and back, as a few hashes. They are hashes of the
+    content, not of the path, because a directory may move. It takes half a second for 150,000 words.
+
+    Checkpoints of earlier versions have no `rules` and no `libraries`. Their runs go on: the other parts are compared, which they
+    have, and the prompts in tokens. `rules` are compared only under the same `libraries`, because a library may write the same
+    rules in another form after an upgrade. They are None (not known) if the tokenizer contains Python code for which the library
+    has no form.
+    """
     template = json.dumps(tokenizer.chat_template, sort_keys=True)
     special = [
         tokenizer.bos_token_id,
@@ -85,14 +106,42 @@ def tokenizer_identity(tokenizer: Any, name: str) -> dict[str, Any]:
         tokenizer.pad_token_id,
         sorted(tokenizer.all_special_ids),
     ]
+    backend = getattr(tokenizer, "backend_tokenizer", None)
     return {
         "name": name,
         "words": short_hash(json.dumps(sorted(tokenizer.get_vocab().items())).encode()),
+        "rules": _rules_of_files(tokenizer) if backend is None else _rules_of_backend(backend),
+        "libraries": ", ".join(f"{library} {version(library)}" for library in ("tokenizers", "transformers")),
         "chat_template": short_hash(template.encode()),
         "special": short_hash(json.dumps(special).encode()),
         # The templates of some models write the date into each prompt, so tomorrow the same rows have other tokens.
         "date": date.today().isoformat() if "strftime_now" in template else None,
     }
+
+
+def _rules_of_backend(backend: Any) -> str | None:
+    """A hash of all parts of a fast tokenizer but its truncation and padding, which change with each call."""
+    parts = (backend.model, backend.normalizer, backend.pre_tokenizer, backend.post_processor, backend.decoder)
+    try:
+        states = [b"" if part is None else part.__getstate__() for part in parts]
+    except Exception:  # tokenizers (0.23) raises nothing more special for a part that is written in Python
+        return None
+    added = [(number, token.__getstate__()) for number, token in sorted(backend.get_added_tokens_decoder().items())]
+    return short_hash(b"".join(hashlib.sha256(state).digest() for state in states) + json.dumps(added).encode())
+
+
+def _rules_of_files(tokenizer: Any) -> str:
+    """A hash of the files as which a tokenizer without a backend is saved: settings, vocabulary, merges, and the code that came
+    with it. The chat template is a part of its own."""
+    with tempfile.TemporaryDirectory() as directory:
+        tokenizer.save_pretrained(directory)
+        files = sorted(path for path in Path(directory).rglob("*") if path.is_file())
+        contents = [
+            (str(path.relative_to(directory)), short_hash(path.read_bytes()))
+            for path in files
+            if not path.name.startswith("chat_template")
+        ]
+    return short_hash(json.dumps([type(tokenizer).__name__, contents]).encode())
 
 
 def short_hash(content: bytes) -> str:
@@ -106,26 +155,29 @@ def says_which_data(saved: dict[str, Any]) -> bool:
 
 def differences(saved: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """Differences from the run of a checkpoint, in words. Parts that only one of the two identities contains are not compared."""
-    options = _different_options(saved.get("options", saved), now["options"])
+    before = saved.get("options", saved)
+    options = _different_options(before, now["options"])
     if not (says_which_data(saved) and says_which_data(now)):
-        return list(options.values())
+        # The checkpoint may say no more of the data than their names. Data that cannot be read now are told elsewhere.
+        same = _any_names if says_which_data(saved) else operator.eq
+        sources = (_different_sources(flag, before, now["options"], same=same) for flag in _MIXER_LISTS.values())
+        return [*options.values(), *(told for of_list in sources for told in of_list)]
     texts = _different_texts(saved["texts"], now["texts"])
     tokenizer = _different_tokenizer(saved["tokenizer"], now["tokenizer"])
     explained = bool(texts or tokenizer or options.keys() & set(_CHANGE_PROMPTS))
     dates = {saved["tokenizer"]["date"], now["tokenizer"]["date"]}
-    data = [
-        told
-        for key in _DATA
-        if (told := _different_data(key, saved[key], now[key], passes_over_prompts=explained or len(dates) > 1))
-    ]
+    passes_over_prompts = explained or len(dates) > 1
+    data = [told for key in _DATA for told in _different_data(key, saved, now, passes_over_prompts=passes_over_prompts)]
     return [*options.values(), *texts, *tokenizer, *data]
 
 
 def _different_options(saved: dict[str, Any], now: dict[str, Any]) -> dict[str, str]:
+    """Without the options that name data: see `_different_sources`."""
     return {
         name: f"--{name} was {saved[name]!r}, now {now[name]!r}"
         for name in now
         if name in saved
+        and name not in _OF_SOURCES
         and saved[name] != now[name]
         and not (name == "model_name_or_path" and _is_same_model(saved, now))
     }
@@ -151,11 +203,62 @@ def _different_texts(saved: dict[str, Any], now: dict[str, Any]) -> list[str]:
 
 
 def _different_tokenizer(saved: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    changed = [text for part, text in _TOKENIZER_PARTS.items() if saved[part] != now[part]]
+    compared = set(_TOKENIZER_PARTS)
+    known = saved.get("rules") is not None and now["rules"] is not None
+    if not known or saved.get("libraries") != now["libraries"] or saved["words"] != now["words"]:
+        compared.remove("rules")  # other words have other rules
+    changed = [text for part, text in _TOKENIZER_PARTS.items() if part in compared and saved[part] != now[part]]
     return [f"the tokenizer ({saved['name']} then, {now['name']} now) has {', '.join(changed)}"] if changed else []
 
 
-def _different_data(key: str, saved: Any, now: Any, *, passes_over_prompts: bool) -> str:
+def _different_data(key: str, saved: dict[str, Any], now: dict[str, Any], *, passes_over_prompts: bool) -> list[str]:
+    """How the rows differ, and the lists that name them. Names count if the rows differ, so that the user sees why; where prompts
+    are passed over, a file must still have its own name, in whichever directory it is."""
+    rows = _different_rows(key, saved[key], now[key], passes_over_prompts=passes_over_prompts)
+    same = operator.eq if rows else _same_last_part if passes_over_prompts else _any_names
+    sources = _different_sources(_MIXER_LISTS[key], saved.get("options", saved), now["options"], same=same)
+    return [*sources, *([rows] if rows else [])]
+
+
+def _different_sources(
+    flag: str, saved: dict[str, Any], now: dict[str, Any], *, same: Callable[[str, str], bool]
+) -> list[str]:
+    """How a mixer list differs: its length, its amounts, the split of each source, and names that are not `same`."""
+    saved = now | saved  # an option that an earlier version did not save counts as the same
+    then, here = _sources(saved, flag), _sources(now, flag)
+    if then is None or here is None or len(then) != len(here):
+        names = flag, f"{flag}_splits"
+        return [f"--{name} was {saved[name]!r}, now {now[name]!r}" for name in names if saved[name] != now[name]]
+    told = []
+    if not all(same(one[0], other[0]) for one, other in zip(then, here, strict=True)):
+        told.append(f"--{flag} was {saved[flag]!r}, now {now[flag]!r}")
+    for (_, amount_then, split_then), (name, amount, split) in zip(then, here, strict=True):
+        if repr(amount_then) != repr(amount):  # 1 is one row, and 1.0 are all
+            told.append(f"--{flag}: the amount of {name} was {amount_then!r}, now {amount!r}")
+        if split_then != split:
+            told.append(f"--{flag}_splits: the split of {name} was {split_then!r}, now {split!r}")
+    return told
+
+
+def _sources(options: dict[str, Any], flag: str) -> list[tuple[str, Amount, str]] | None:
+    """Name, amount and split of each source; None if the lists cannot be read, which is told elsewhere."""
+    try:
+        pairs = parse_mixer_list(options[flag])
+        splits = splits_of_names(options[f"{flag}_splits"], len(pairs))
+    except (ValueError, TypeError):  # anybody may have written to the checkpoint
+        return None
+    return [(name, amount, split) for (name, amount), split in zip(pairs, splits, strict=True)]
+
+
+def _any_names(_saved: str, _now: str) -> bool:
+    return True
+
+
+def _same_last_part(saved: str, now: str) -> bool:
+    return os.path.basename(saved) == os.path.basename(now)
+
+
+def _different_rows(key: str, saved: Any, now: Any, *, passes_over_prompts: bool) -> str:
     """`passes_over_prompts`: prompts are not compared, because their tokens differ for a reason that is reported already, or
     because of the date in them."""
     if saved is None or now is None:

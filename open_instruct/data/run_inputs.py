@@ -143,15 +143,17 @@ def _cache(args: GRPOConfig) -> DatasetCache:
 def _cache_key(
     args: GRPOConfig, tokenizer: Any, flag: str, system_prompt: str | None, exclude: PromptDataset | None
 ) -> str | None:
-    """None if a source cannot be read."""
-    workflow = args.workflow
+    """None if a source cannot be read, or not everything is known of the tokenizer."""
+    workflow, of_tokenizer = args.workflow, tokenizer_identity(tokenizer, args.tokenizer_name)
+    if of_tokenizer["rules"] is None:
+        return None
     try:
         pairs = parse_mixer_list(getattr(args, flag))
         splits = splits_of_names(getattr(args, f"{flag}_splits"), len(pairs))
     except ValueError:
         return None  # `load_prompts` says what is wrong
     facts = {
-        "tokenizer": tokenizer_identity(tokenizer, args.tokenizer_name),
+        "tokenizer": of_tokenizer,
         "exclude": exclude and exclude.fingerprint(),
         "system_prompt": system_prompt,
         "verifier_config": asdict(args.verifier_config),

@@ -4,10 +4,14 @@
     driver               ─► run_state.json, last          names and sizes (in bytes) of all the files
                             sync everything, rename, sync the parent directory
 
+A directory that replaces another takes its name in one system call (`renameat2`). Where a file system lacks that call, two
+renames are needed, and whoever looks next mends what a kill between the two leaves (`put_back`).
+
 A checkpoint is whole if `run_state.json` can be read and every file that it lists exists with the listed size. A checkpoint that
 is not whole (torn by the crash of a machine, or copied in part) is skipped, and a run resumes from the newest whole one.
 """
 
+import ctypes
 import errno
 import json
 import os
@@ -24,6 +28,7 @@ STATE_FILE = "run_state.json"
 SEEN_S = 30.0
 """How long a file that another node has written may take to be seen here, because network file systems cache directories."""
 POLL_S = 0.2
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # of linux/fcntl.h and linux/fs.h
 _PREFIX = "step_"
 _NAME = re.compile(rf"{_PREFIX}([0-9]{{6}}|[1-9][0-9]{{6,}})")
 _FILES = "files"
@@ -93,24 +98,57 @@ def files_in(directory: Path) -> dict[str, int]:
 def atomic_directory(directory: Path) -> Iterator[Path]:
     """Yields a directory to write into, which replaces `directory` when the block ends without an error.
 
-    Its whole content is on the disk before its name is, so after a power loss there is the old directory or the new one.
+    Its whole content is on the disk before its name is, so after a power loss or a kill there is the old directory or the new
+    one. On a file system that cannot exchange two names, the old one may need `put_back` first.
     """
-    beside = directory.with_name(f".{directory.name}.partial")
-    shutil.rmtree(beside, ignore_errors=True)
+    beside, aside = directory.with_name(f".{directory.name}.partial"), _aside(directory)
+    put_back(directory)
+    for left_by_a_kill in (beside, aside):
+        shutil.rmtree(left_by_a_kill, ignore_errors=True)
     try:
         beside.mkdir(parents=True)
         yield beside
         sync_to_disk([*beside.rglob("*"), beside])
+        _take_name(directory, beside)
     except BaseException:
+        put_back(directory)
         shutil.rmtree(beside, ignore_errors=True)  # on a full disk it would take up space that other files need
         raise
-    aside = directory.with_name(f".{directory.name}.old")
-    shutil.rmtree(aside, ignore_errors=True)
-    if directory.exists():
-        directory.rename(aside)
-    beside.rename(directory)
     sync_to_disk([directory.parent])
-    shutil.rmtree(aside, ignore_errors=True)
+    for old in (beside, aside):
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def put_back(directory: Path) -> None:
+    """Give a directory its name again if its writer was killed between the two renames that replace it."""
+    if directory.exists() or not _aside(directory).exists():
+        return
+    try:
+        _aside(directory).rename(directory)
+    except OSError as error:  # another process has just put it back, or replaced it
+        if error.errno not in (errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST):
+            raise
+
+
+def _aside(directory: Path) -> Path:
+    return directory.with_name(f".{directory.name}.old")
+
+
+def _take_name(directory: Path, beside: Path) -> None:
+    """Give `beside` the name `directory`. A directory that has this name is called `beside` or `_aside(directory)` then."""
+    if not directory.exists():
+        beside.rename(directory)
+    elif not _exchange(directory, beside):
+        directory.rename(_aside(directory))
+        beside.rename(directory)
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Exchange the names of two directories at once. False where the C library, the kernel or the file system (NFS) cannot."""
+    renameat2 = getattr(ctypes.CDLL(None), "renameat2", None)
+    if renameat2 is None:
+        return False
+    return renameat2(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0
 
 
 @dataclass(frozen=True)
@@ -138,6 +176,8 @@ class CheckpointStore:
 
     def steps(self) -> list[int]:
         """Training steps with a checkpoint, in order. Some of the checkpoints may be torn."""
+        for path in self._set_aside():
+            put_back(path)
         found = (_NAME.fullmatch(path.parent.name) for path in self._directory.glob(f"{_PREFIX}*/{STATE_FILE}"))
         return sorted(int(match[1]) for match in found if match)
 
@@ -145,12 +185,22 @@ class CheckpointStore:
         return self._directory / f"{_PREFIX}{training_step:06d}"
 
     def remove_partial(self) -> None:
-        """Remove checkpoints that a killed run wrote only in part. On a full disk they would take the space of the next one."""
+        """Remove what a killed run wrote only in part, and what it had replaced. On a full disk they would take the space of the
+        next checkpoint."""
         for path in self._directory.glob(f".{_PREFIX}*.partial"):
             shutil.rmtree(path, ignore_errors=True)
+        for path in self._set_aside():
+            put_back(path)
+            shutil.rmtree(_aside(path), ignore_errors=True)
+
+    def _set_aside(self) -> list[Path]:
+        """The checkpoints of which an older one is set aside."""
+        names = (path.name[1 : -len(".old")] for path in self._directory.glob(f".{_PREFIX}*.old"))
+        return [self._directory / name for name in names if _NAME.fullmatch(name)]
 
     def has(self, training_step: int) -> bool:
         """Whether the checkpoint of this step exists and is whole."""
+        put_back(self.path(training_step))
         return isinstance(_read_state(self.path(training_step)), dict)
 
     def newest(self) -> Checkpoint | None:
@@ -206,6 +256,7 @@ class CheckpointStore:
             if num_kept < self._keep_last:
                 num_kept += self.has(step)
                 continue
+            shutil.rmtree(_aside(self.path(step)), ignore_errors=True)  # else it would be put back
             (self.path(step) / STATE_FILE).unlink()  # now it is no checkpoint, even if the removal is interrupted
             shutil.rmtree(self.path(step))
 

@@ -1,15 +1,17 @@
 """Tokenized datasets are found again only if nothing that they are made from has changed."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from conftest import make_args
+from conftest import TINY_MODEL, make_args
 
+from open_instruct.config import model_checks
 from open_instruct.config.grpo_config import GRPOConfig
-from open_instruct.data import dataset_cache, run_inputs
+from open_instruct.data import dataset_cache, run_identity, run_inputs
 from open_instruct.data.run_inputs import RunInputs, load_inputs
 
 ROWS = [
@@ -131,6 +133,27 @@ def test_code_that_changes_reads_again(
     loaded(tmp_path, data)
     monkeypatch.setattr(dataset_cache, "_code", lambda: "other code")
     loaded(tmp_path, data)
+    assert len(reads) == 2
+
+
+def test_a_tokenizer_with_another_normalizer_reads_again(tmp_path: Path, data: Path, reads: list[str]) -> None:
+    model = shutil.copytree(TINY_MODEL, tmp_path / "model")
+    options = {"tokenizer_name_or_path": str(model)}
+    first = loaded(tmp_path, data, **options)
+    content = json.loads((model / "tokenizer.json").read_text())
+    content["normalizer"] = {"type": "Replace", "pattern": {"String": "+"}, "content": "-"}
+    (model / "tokenizer.json").write_text(json.dumps(content))
+    model_checks._load.cache_clear()  # as in a process that has read no tokenizer yet
+    assert loaded(tmp_path, data, **options).train_dataset.fingerprint() != first.train_dataset.fingerprint()
+    assert len(reads) == 2
+
+
+def test_data_of_a_tokenizer_that_is_not_known_in_full_are_not_kept(
+    tmp_path: Path, data: Path, reads: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_identity, "_rules_of_backend", lambda _: None)
+    for _ in range(2):
+        loaded(tmp_path, data)
     assert len(reads) == 2
 
 

@@ -132,6 +132,65 @@ def test_changed_meaning_of_samples_is_refused(saved: Saved, options: dict[str, 
     assert told in "\n".join(saved.start_again(**options))
 
 
+def test_a_run_goes_on_when_its_project_has_moved(saved: Saved, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(saved.directory)
+    assert (
+        saved.start_again(dataset_mixer_list=["train.jsonl", "1.0"], dataset_mixer_eval_list=["test.jsonl", "1.0"])
+        == []
+    )
+    (saved.directory / "data").mkdir()
+    saved.train.rename("data/rows.jsonl")
+    assert saved.start_again(dataset_mixer_list=["data/rows.jsonl", "1.00"]) == []
+
+
+def two_sources(saved: Saved) -> dict[str, Any]:
+    """Options of a run that has two sources, of which the newest checkpoint now is."""
+    saved.write(more := saved.directory / "more.jsonl", [row(n) for n in range(10, 15)])
+    options = {"dataset_mixer_list": [str(saved.train), "1.0", str(more), "1.0"]}
+    inputs, _ = load_inputs(args := saved.args(**options))
+    saved.save(json.loads(json.dumps(run_identity.run_identity(args, inputs))))
+    return options
+
+
+def test_splits_are_compared_as_they_apply_to_each_source(saved: Saved) -> None:
+    options = two_sources(saved)
+    assert saved.start_again(**options, dataset_mixer_list_splits=["train", "train"]) == []
+    [mistake] = saved.start_again(**options, dataset_mixer_list_splits=["train", "test"])
+    more = options["dataset_mixer_list"][2]
+    assert f"another run: --dataset_mixer_list_splits: the split of {more} was 'train', now 'test'. To go on" in mistake
+
+
+def test_amounts_are_compared_even_if_the_rows_are_the_same(saved: Saved) -> None:
+    [mistake] = saved.start_again(dataset_mixer_list=[str(saved.train), "5"])
+    assert f"another run: --dataset_mixer_list: the amount of {saved.train} was 1.0, now 5. To go on" in mistake
+    saved.write(saved.train, [row(0)])
+    inputs, _ = load_inputs(args := saved.args())
+    saved.save(json.loads(json.dumps(run_identity.run_identity(args, inputs))))
+    [mistake] = saved.start_again(dataset_mixer_list=[str(saved.train), "1"])
+    assert f"the amount of {saved.train} was 1.0, now 1. To go on" in mistake
+
+
+def test_sources_in_another_order_or_number_are_refused_with_their_names(saved: Saved) -> None:
+    options = two_sources(saved)
+    one, _, other, _ = then = options["dataset_mixer_list"]
+    now = [other, "1.0", one, "1.0"]
+    [mistake] = saved.start_again(dataset_mixer_list=now)
+    assert (
+        f"another run: --dataset_mixer_list was {then}, now {now}; the training data: 10 rows as then, but" in mistake
+    )
+    saved.write(joined := saved.directory / "joined.jsonl", [row(n) for n in (*range(5), *range(10, 15))])
+    now = [str(joined), "1.0"]
+    [mistake] = saved.start_again(dataset_mixer_list=now)
+    assert f"another run: --dataset_mixer_list was {then}, now {now}. To go on" in mistake
+
+
+def test_data_of_another_file_are_refused_with_its_name(saved: Saved) -> None:
+    saved.write(other := saved.directory / "other.jsonl", [row(n) for n in range(20, 25)])
+    [mistake] = saved.start_again(dataset_mixer_list=[str(other), "1.0"])
+    names = f"--dataset_mixer_list was {[str(saved.train), '1.0']}, now {[str(other), '1.0']}"
+    assert f"another run: {names}; the training data: 5 rows as then, but with other prompts" in mistake
+
+
 def test_another_column_of_messages_is_told_by_its_option_alone(saved: Saved) -> None:
     rows = [row(n, chat=[{"role": "user", "content": f"What is {n} + 1?"}]) for n in range(5)]
     for path, some in ((saved.train, rows), (saved.eval, [row(n, chat=row(n)["messages"]) for n in (100, 101)])):
@@ -168,6 +227,12 @@ def test_a_tokenizer_is_compared_by_what_it_does_not_by_its_place(saved: Saved) 
     (changed / "tokenizer_config.json").write_text(json.dumps(config | {"chat_template": template}))
     [mistake] = saved.start_again(tokenizer_name_or_path=str(changed))
     assert f"the tokenizer ({TINY_MODEL} then, {changed} now) has another chat template. To go on" in mistake
+    content = json.loads((TINY_MODEL / "tokenizer.json").read_text())
+    content["model"]["merges"].reverse()
+    merged = shutil.copytree(TINY_MODEL, saved.directory / "merged")
+    (merged / "tokenizer.json").write_text(json.dumps(content))
+    [mistake] = saved.start_again(tokenizer_name_or_path=str(merged))
+    assert f"the tokenizer ({TINY_MODEL} then, {merged} now) has other rules, such as merges or a norm" in mistake
 
 
 def test_prompts_of_another_day_are_no_other_prompts(saved: Saved) -> None:
@@ -177,8 +242,13 @@ def test_prompts_of_another_day_are_no_other_prompts(saved: Saved) -> None:
     assert run_identity.differences(saved.identity, now) != []
     saved.identity["tokenizer"]["date"], now["tokenizer"]["date"] = "2026-03-01", "2026-03-02"
     assert run_identity.differences(saved.identity, now) == []
+    now["options"]["dataset_mixer_list"] = ["/moved/to/train.jsonl", "1.0"]
+    assert run_identity.differences(saved.identity, now) == []
+    now["options"]["dataset_mixer_list"] = [str(saved.directory / "others.jsonl"), "1.0"]
+    [told] = run_identity.differences(saved.identity, now)  # nothing else shows that the prompts are others
+    assert told.startswith("--dataset_mixer_list was [")
     now["train"]["ground_truths"] = "others"
-    assert "other ground truths" in run_identity.differences(saved.identity, now)[0]
+    assert "other ground truths" in run_identity.differences(saved.identity, now)[1]
 
 
 def test_a_checkpoint_of_an_earlier_version_is_compared_as_far_as_it_says(saved: Saved) -> None:
@@ -192,6 +262,17 @@ def test_a_checkpoint_of_an_earlier_version_is_compared_as_far_as_it_says(saved:
     assert saved.start_again() == []  # the resumed run warns that it is not known
     [mistake] = saved.start_again(seed=9)
     assert "another run: --seed was 1, now 9. To go on" in mistake
+    saved.train.rename(renamed := saved.directory / "renamed.jsonl")
+    [mistake] = saved.start_again(dataset_mixer_list=[str(renamed), "1.0"])  # it has nothing but the name
+    assert f"another run: --dataset_mixer_list was {[str(saved.train), '1.0']}, now " in mistake
+
+
+@pytest.mark.parametrize("junk", [5, None, ["a"], ["a", "many"], [["a"], {}]])
+def test_a_damaged_mixer_list_of_a_checkpoint_is_told_as_it_is(saved: Saved, junk: Any) -> None:
+    saved.identity["options"]["dataset_mixer_list"] = junk
+    saved.save(saved.identity)
+    [mistake] = saved.start_again()
+    assert f"another run: --dataset_mixer_list was {junk!r}, now " in mistake
 
 
 def test_where_the_data_cannot_be_read_the_options_are_compared_all_the_same(saved: Saved) -> None:
@@ -199,6 +280,8 @@ def test_where_the_data_cannot_be_read_the_options_are_compared_all_the_same(sav
     mistakes = saved.start_again(seed=9)
     assert any("train.jsonl" in mistake for mistake in mistakes)
     assert any("--seed was 1, now 9" in mistake for mistake in mistakes)
+    [mistake] = saved.start_again(dataset_mixer_list=["not/here.jsonl", "1.0"])
+    assert "no such file" in mistake  # whether these are the data of the run is told once they can be read
 
 
 def test_a_fingerprint_of_many_rows_is_cheap() -> None:

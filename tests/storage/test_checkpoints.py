@@ -2,6 +2,9 @@
 
 import json
 import os
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -49,12 +52,20 @@ def test_a_directory_appears_when_it_is_whole(tmp_path: Path) -> None:
     assert os.listdir(target.parent) == ["model"]
 
 
-def test_a_new_directory_takes_the_place_of_the_old_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize("can_exchange", [True, False])
+def test_a_new_directory_takes_the_place_of_the_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, can_exchange: bool
+) -> None:
+    if not can_exchange:
+        monkeypatch.setattr(checkpoints, "_exchange", lambda *_: False)
     target = tmp_path / "model"
-    for name in ("old", "new"):
+    for name in ("old", "new", "newest"):
         with atomic_directory(target) as beside:
             (beside / name).write_text(name)
-    assert files(target) == ["new"]
+        assert files(target) == [name]
+        assert os.listdir(tmp_path) == ["model"]
+        (tmp_path / ".model.old").mkdir()  # as after a kill right behind the second rename
+        (tmp_path / ".model.old" / "older").write_text("older")
 
 
 def test_an_error_leaves_the_old_directory(tmp_path: Path) -> None:
@@ -172,6 +183,129 @@ def test_a_writer_killed_at_its_last_step_leaves_no_checkpoint(
     assert store.steps() == [1]
     store.save(2, {"step": 2}, write_weights)
     assert store.steps() == [1, 2]
+
+
+# --- killed between two renames ---------------------------------------------------------------------------------------
+
+KILLED = """
+import os, shutil, sys
+from pathlib import Path
+from open_instruct.storage import checkpoints
+
+directory, way, moment = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+calls = 0
+
+def mortal(call):
+    def counted(*args, **kwargs):
+        global calls
+        calls += 1
+        if calls == moment:
+            os._exit(9)
+        return call(*args, **kwargs)
+    return counted
+
+if way == "two renames":
+    checkpoints._exchange = lambda *_: False
+checkpoints._exchange, Path.rename = mortal(checkpoints._exchange), mortal(Path.rename)
+shutil.rmtree, os.fsync = mortal(shutil.rmtree), mortal(os.fsync)
+store = checkpoints.CheckpointStore(directory, keep_last=-1)
+store.save(2, {"from": "new"}, lambda path: (path / "weights").write_text("new") and {})
+"""
+
+
+@pytest.mark.parametrize("way", ["exchange", "two renames"])
+def test_a_writer_killed_at_any_moment_leaves_the_old_checkpoint_or_the_new_one(tmp_path: Path, way: str) -> None:
+    outcomes = []
+    for moment in range(1, 30):
+        store = CheckpointStore(tmp_path / str(moment), keep_last=-1)
+        store.save(2, {"from": "old"}, lambda path: {"weights": (path / "weights").write_text("old")})
+        words = [sys.executable, "-c", KILLED, str(store.path(2).parent), way, str(moment)]
+        done = subprocess.run(words, check=False, capture_output=True, text=True, timeout=120)
+        if done.returncode == 0:
+            break
+        assert done.returncode == 9, done.stderr
+        assert store.path(2).exists() or way == "two renames"
+        with pytest.raises(OSError, match="disk full"), atomic_directory(store.path(2)) as beside:
+            write_half_and_fail(beside)  # it begins by removing what was left
+        newest = store.newest()
+        assert newest is not None
+        assert newest.state["from"] == (store.path(2) / "weights").read_text()
+        outcomes.append(newest.state["from"])
+    else:
+        raise AssertionError("it was killed each time")
+    assert outcomes == sorted(outcomes, reverse=True)  # the old one up to some moment, then the new one
+    assert set(outcomes) == {"old", "new"}
+
+
+def set_aside(store: CheckpointStore, step: int) -> Path:
+    """As after a kill between the two renames."""
+    return store.path(step).rename(store.path(step).with_name(f".{store.path(step).name}.old"))
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        lambda store: store.has(2),
+        lambda store: store.steps() == [1, 2],
+        lambda store: store.newest().training_step == 2,
+        lambda store: store.remove_partial() or store.path(2).is_dir(),
+    ],
+    ids=["has", "steps", "newest", "remove_partial"],
+)
+def test_a_checkpoint_that_was_set_aside_is_found_wherever_one_looks(
+    store: CheckpointStore, look: Callable[[CheckpointStore], bool]
+) -> None:
+    for step in (1, 2):
+        store.save(step, {"step": step}, write_weights)
+    set_aside(store, 2)
+    assert look(store)
+    assert sorted(os.listdir(store.path(2).parent)) == ["step_000001", "step_000002"]
+
+
+def test_a_checkpoint_that_was_replaced_does_not_come_back_when_the_new_one_is_dropped(store: CheckpointStore) -> None:
+    """A kill right after the second rename leaves the old one aside."""
+    store.save(1, {"from": "old"}, write_weights)
+    aside = set_aside(store, 1)
+    aside.rename(kept := aside.with_name("kept"))
+    store.save(1, {"from": "new"}, write_weights)
+    kept.rename(aside)
+    newest = store.newest()
+    assert newest is not None
+    assert newest.state == {"from": "new"}
+    for step in (2, 3):
+        store.save(step, {"step": step}, write_weights)
+    assert store.steps() == [2, 3]
+    assert sorted(os.listdir(aside.parent)) == ["step_000002", "step_000003"]
+
+
+def test_what_was_replaced_takes_no_room_of_the_next_run(store: CheckpointStore) -> None:
+    store.save(1, {"step": 1}, write_weights)
+    set_aside(store, 1).joinpath("large").write_bytes(bytes(1000))
+    store.path(1).mkdir()
+    store.remove_partial()
+    assert os.listdir(store.path(1).parent) == ["step_000001"]
+    assert os.listdir(store.path(1)) == []
+
+
+def test_an_error_between_the_two_renames_leaves_the_old_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path / "model"
+    with atomic_directory(target) as beside:
+        (beside / "old").write_text("old")
+    rename = Path.rename
+
+    def fails(path: Path, to: Path) -> Path:
+        if path.suffix == ".partial":
+            raise OSError("storage is gone")
+        return rename(path, to)
+
+    monkeypatch.setattr(checkpoints, "_exchange", lambda *_: False, raising=False)
+    monkeypatch.setattr(Path, "rename", fails)
+    with pytest.raises(OSError, match="storage is gone"), atomic_directory(target) as beside:
+        (beside / "new").write_text("new")
+    assert files(target) == ["old"]
+    assert os.listdir(tmp_path) == ["model"]
 
 
 # --- torn checkpoints -------------------------------------------------------------------------------------------------
