@@ -1,4 +1,4 @@
-"""Finds the answer in a response, and reads it as a number, as LaTeX, or as words.
+"""Finds the answer in its tags or its box, and reads an answer as a number, as LaTeX, or as words.
 
 Text that could mean two answers, or that Python reads differently from a person, is not read as a number (`1,42`), and does not
 equal the answer that it resembles (`A, B` is not B). Every reader takes time that is linear in the length of the text.
@@ -25,76 +25,43 @@ def extract_answer(text: str) -> str | None:
     return text[start : text.index("</answer>", start)].strip()
 
 
+_BOX_OR_BRACE = re.compile(r"(\\boxed[ \t\n]*)?\{|\}")
+_BARE_BOX = re.compile(r"\\boxed(?![A-Za-z])(?![ \t]*\{)[ \t]*([^\n$]{1,100})")
+
+
 def boxed_answer(text: str) -> str | None:
-    """Content of the last complete `\\boxed{…}`, including braces inside it; None if there is none."""
+    """Content of the last complete `\\boxed{…}`, including braces inside it; without one, what stands behind a `\\boxed` that has
+    no braces (`$\\boxed 3$`), up to the end of its formula or line; else None."""
     best = (-1, 0)
     open_braces: list[tuple[int, bool]] = []  # where the content begins, and whether the brace belongs to a box
-    for match in re.finditer(r"(\\boxed)?\{|\}", text):
+    for match in _BOX_OR_BRACE.finditer(text):
         if match[0] != "}":
             open_braces.append((match.end(), match[1] is not None))
         elif open_braces:
             begin, is_box = open_braces.pop()
             best = max(best, (begin, match.start())) if is_box else best
-    return text[best[0] : best[1]].strip() if best[0] >= 0 else None
+    return text[best[0] : best[1]].strip() if best[0] >= 0 else _bare_box(text)
 
 
-LONGEST_WHOLE = 100
-"""Longest response, in characters, that may be an answer as it is."""
-_FINAL = re.compile(r"final answer is:? *\$?(.{1,400}?)\$?\.? *(?:I hope it is correct|\n|\Z)", re.IGNORECASE)
-_ANSWER_LINE = re.compile(
-    r"^ *(?:\*\*)?answer(?:\*\*)?: *(?:\*\*)?(.{1,400}?)(?:\*\*)?\.? *$", re.IGNORECASE | re.MULTILINE
-)
-_IN_MATHS = re.compile(r"\$([^$]{1,400})\$|\\\(([^$]{1,400}?)\\\)")
-LAST_PART = 4000
-"""Characters at the end of a response in which an answer without a box is looked for."""
-
-
-def math_answer(text: str) -> str | None:
-    """The answer in a response: the last `\\boxed{…}`; without one, what `Final Answer: The final answer is $…$.` says, or a last
-    line `Answer: …`; without these, the last `$…$` or `\\(…\\)`; else the whole response, if it is short enough to be an
-    answer."""
-    if (boxed := boxed_answer(text)) is not None or "\\boxed" in text:
-        return boxed
-    if (final := final_answer(text)) is not None:
-        return final
-    lines = list(_ANSWER_LINE.finditer(text[-LAST_PART:]))
-    if lines:
-        return lines[-1][1].strip().strip("$")
-    formulas = list(_IN_MATHS.finditer(text[-LAST_PART:]))
-    if not formulas:
-        return whole_answer(text)
-    return None if _is_hedged(text[-LAST_PART:], formulas) else (formulas[-1][1] or formulas[-1][2]).strip()
-
-
-def _is_hedged(text: str, formulas: list[re.Match[str]]) -> bool:
-    """Whether the sentence of the last formula denies it, or offers another one: `not $4$`, `$4$ or $5$`, `$4$, or maybe 5`."""
-    last = formulas[-1]
-    start = max(text.rfind(end, 0, last.start()) for end in (". ", "\n", "? ", "! "))
-    sentence_before = text[start + 1 : last.start()]
-    sentence_behind = re.split(r"[.?!](?:\s|$)|\n", text[last.end() :], maxsplit=1)[0]
-    words = re.compile(
-        r"\b(?:or|not|nor|neither|either|perhaps|maybe|unless|n't|cannot|isn't|doesn't|but)\b", re.IGNORECASE
-    )
-    return words.search(sentence_before) is not None or words.search(sentence_behind) is not None
-
-
-def final_answer(text: str) -> str | None:
-    """What `The final answer is $…$. I hope it is correct.` says (Minerva, arXiv:2206.14858, appendix D); None without it."""
-    found = list(_FINAL.finditer(text[-LAST_PART:]))
-    return found[-1][1].strip().strip("$") if found else None
-
-
-def whole_answer(text: str) -> str | None:
-    """The response itself, if it is one short line."""
-    text = text.strip()
-    return text if text and len(text) <= LONGEST_WHOLE and "\n" not in text else None
+def _bare_box(text: str) -> str | None:
+    """`3` in `\\boxed 3`; None if a word stands there, because then the sentence is about boxes."""
+    last = next(iter(deque(_BARE_BOX.finditer(text), maxlen=1)), None)
+    content = re.split(r"\\[)\]]", last[1], maxsplit=1)[0].strip().rstrip(".") if last else ""
+    is_word = len(content) > 1 and content[:2].isalpha()
+    return content if content and not is_word else None
 
 
 # --- LaTeX ------------------------------------------------------------------------------------------------------------
 
 MAX_NUMBER = 1000
 """Longest text, in characters, that is read as a number, because Python takes quadratic time to read a number."""
-_IGNORED = re.compile(r"\\(?:left|right|displaystyle|quad|qquad)(?![A-Za-z])|\\[!,;: ]|\\?\$|~")
+_SPACING = re.compile(r"(\\\\)|\\(?:left|right|displaystyle|quad|qquad)(?![A-Za-z])|\\[!,;: ]|~")
+"""What says nothing but how things are set. The end of a row in a matrix, `\\\\ `, is found first, because it is no `\\ `."""
+_DOLLAR = re.compile(r"\\?\$")
+_FONT = re.compile(
+    r"(?:\\(?:text|textbf|textit|textrm|textsf|texttt|mbox|mathbf|mathit|mathrm|mathsf|boldsymbol|bold|bm|underline))? ?\{(.*)\}",
+    re.DOTALL,
+)
 _SPACES = re.compile(r"(?<![0-9]) | (?![0-9])")
 """Single spaces that may be removed. Spaces between two digits stay: `4 2` is not 42."""
 _THOUSANDS = re.compile(r"(?<=[0-9])(?:\{,\}|\\,|,)(?=[0-9]{3}(?![0-9]))")
@@ -116,11 +83,10 @@ _FRACTION = re.compile(r"([-+]?)(?:\\frac\{([-+]?[0-9]+)\}\{([-+]?[0-9]+)\}|([0-
 def math_value(latex: str) -> tuple[Fraction | str, str]:
     """The exact number that LaTeX stands for, or else the LaTeX without spacing; and the unit behind the number, or ""."""
     text = latex.strip().rstrip(".").replace("\N{MINUS SIGN}", "-").replace("{,}", ",")
-    text = " ".join(_IGNORED.sub(" ", _THOUSANDS.sub(",", text)).split())
-    if whole := re.fullmatch(r"\\text\{([^{}]*)\}", text):
-        text = whole[1].strip()
+    text = " ".join(_DOLLAR.sub(" ", without_spacing(_THOUSANDS.sub(",", text))).split())
     if len(text) > MAX_NUMBER:
         return _compact(text), ""
+    text = without_font(text)
     with_unit = _UNIT.fullmatch(text)
     unit = _unit(with_unit) if with_unit else None
     number = _exactly(_compact(with_unit[1])) if with_unit and unit is not None else None
@@ -129,6 +95,36 @@ def math_value(latex: str) -> tuple[Fraction | str, str]:
     text = _compact(text)
     number = _exactly(text)
     return (text if number is None else number), ""
+
+
+def without_spacing(latex: str) -> str:
+    """LaTeX with a space in place of every command that only says how things are set: `\\left`, `\\,`, `~`."""
+    return _SPACING.sub(r"\1 ", latex)
+
+
+def without_font(latex: str) -> str:
+    """What is set in a font: 3 of `\\mathbf{3}`, `even` of `\\text{even}`, and the letter alone of `\\textbf{(C)}`."""
+    text = _without_groups(latex)
+    if text.startswith("(") and text.endswith(")"):
+        inner = _without_groups(text[1:-1].strip())
+        return inner if len(inner) == 1 and inner.isalpha() else text
+    return text
+
+
+def _without_groups(text: str) -> str:
+    while (whole := _FONT.fullmatch(text)) and _is_balanced(whole[1]):
+        text = whole[1].strip().rstrip(".")
+    return text
+
+
+def _is_balanced(latex: str) -> bool:
+    """Whether every brace that opens here also closes here: `a}{b` is the inside of two groups, not of one."""
+    depth = 0
+    for match in re.finditer(r"\\.|[{}]", latex):
+        depth += {"{": 1, "}": -1}.get(match[0], 0)
+        if depth < 0:
+            return False
+    return depth == 0
 
 
 def _compact(latex: str) -> str:

@@ -1,19 +1,18 @@
 """Verifiers that read one answer out of a response and compare it with the label: numbers, words, mathematics."""
 
+import functools
 from fractions import Fraction
 
 from open_instruct.verifiers import math_equivalence
 from open_instruct.verifiers.answer_reading import (
     count_numbers,
     extract_answer,
-    final_answer,
     last_number,
-    math_answer,
     math_value,
     normalize_answer,
-    whole_answer,
 )
 from open_instruct.verifiers.base import VerificationResult, VerifierFunction, single_label
+from open_instruct.verifiers.math_answers import answer_of_label, final_answer, math_answer, whole_answer
 
 PLAIN_DIGITS = 18
 
@@ -37,9 +36,10 @@ class GSM8KVerifier(VerifierFunction):
         self._wanted(label)
 
     def _wanted(self, label: object) -> Fraction:
-        text = single_label(label).rpartition("####")[2]
+        text = single_label(label)
         if _is_plain(text):
             return Fraction(int(text))  # as `last_number` reads it, in a tenth of the time
+        text = answer_of_label(text) or text
         wanted = last_number(text)
         if wanted is None or count_numbers(text) > 1:
             raise ValueError(f"a gsm8k ground truth must hold one number, got {label!r:.80}")
@@ -66,11 +66,27 @@ class StringMatcherVerifier(VerifierFunction):
         return VerificationResult(float(normalize_answer(answer) == wanted))
 
 
+@functools.lru_cache(maxsize=1024)  # a label may be a long solution, and all responses of a group have the same one
+def _wanted(label: str) -> tuple[str, Fraction | str, str]:
+    """The answer that a label of `math` asks for: as text, as a value, and the unit of the value."""
+    if _is_plain(label):
+        return label, Fraction(int(label)), ""  # as `math_value` reads it, in a tenth of the time
+    text = answer_of_label(label)
+    value, unit = math_value(text) if text is not None else ("", "")
+    if text is None or value == "":
+        raise ValueError(
+            "a math ground truth must hold a number, LaTeX or a few words, or be a text that says its answer in \\boxed{…}, "
+            f"behind #### or as `The answer is …`, got {label!r:.80}"
+        )
+    return text, value, unit
+
+
 class MathVerifier(VerifierFunction):
     """1 if the answer equals the label: as a number, as LaTeX without its spacing, or as mathematics (`math_equivalence.py`).
 
-    The answer is the last `\\boxed{…}`, or what `math_answers` finds without one. `3` and `3\\text{ cm}` are equal,
-    `3\\text{ m}` and `3\\text{ cm}` are not; nor are `42` and `42\\%`, or `42\\text{ or 43}`.
+    The answer is the last `\\boxed{…}`, or what `math_answers.py` finds without one. A label is an answer, or a whole solution
+    that says it (`answer_of_label`). `3` and `3\\text{ cm}` are equal, `3\\text{ m}` and `3\\text{ cm}` are not; nor are `42`
+    and `42\\%`, or `42\\text{ or 43}`.
     """
 
     name = "math"
@@ -78,30 +94,21 @@ class MathVerifier(VerifierFunction):
     def __call__(
         self, tokenized_prediction: list[int], prediction: str, label: object, query: str | None = None
     ) -> VerificationResult:
-        wanted, unit = self._wanted(label)
+        wanted, value_wanted, unit = _wanted(single_label(label))
         answer = self.find_answer(prediction)
         if answer is None:
             return VerificationResult(0.0, reasoning="no answer found")
         value, unit_of_answer = math_value(answer)
         units_agree = unit == unit_of_answer or ("" in (unit, unit_of_answer) and "%" not in (unit, unit_of_answer))
-        if value == wanted:
+        if value == value_wanted:
             return VerificationResult(float(units_agree))
-        return VerificationResult(float(math_equivalence.are_equal(answer, single_label(label))))
+        return VerificationResult(float(math_equivalence.are_equal(answer, wanted)))
 
     def find_answer(self, prediction: str) -> str | None:
         return math_answer(prediction)
 
     def check_label(self, label: object) -> None:
-        self._wanted(label)
-
-    def _wanted(self, label: object) -> tuple[Fraction | str, str]:
-        text = single_label(label)
-        if _is_plain(text):
-            return Fraction(int(text)), ""  # as `math_value` reads it, in a tenth of the time
-        wanted, unit = math_value(text)
-        if wanted == "":
-            raise ValueError(f"a math ground truth must hold a number or LaTeX, got {label!r:.80}")
-        return wanted, unit
+        _wanted(single_label(label))
 
     def prepare(self, dataset: str) -> None:
         math_equivalence.prepare()

@@ -9,22 +9,36 @@ Needs `prepare`, which imports sympy: a scorer cannot import it in its jail.
 
 import functools
 import logging
+import math
 import re
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from fractions import Fraction
 from typing import Any
 
-from open_instruct.verifiers.answer_reading import math_value
+from open_instruct.verifiers.answer_reading import math_value, without_font, without_spacing
+from open_instruct.verifiers.math_names import (
+    begins_a_statement,
+    has_variable,
+    is_multiple_of_a_variable,
+    may_be_same,
+    may_stand_before_equals,
+    name_of,
+)
+from open_instruct.verifiers.math_parts import Parts, bracketed, listed, matrix, sides_of_equation, union
 
 LONGEST = 300
 """Longest expression, in characters, that is given to sympy."""
 PATIENCE_S = 2.0
-"""Seconds that one comparison may take; then the two are not equal."""
+"""Seconds that one comparison of two expressions may take; then the two are not equal."""
+PATIENCE_IN_ALL_S = 6.0
+"""Seconds after which no further element of a list, a set or a matrix is compared."""
+_end: ContextVar[float] = ContextVar("end", default=math.inf)
 MOST_DIGITS = 30
-MOST_ELEMENTS = 12
+MOST_ELEMENTS = 16
 LARGEST_EXPONENT = 1000
 LARGEST_FACTORIAL = 100
 
@@ -35,13 +49,13 @@ _COMMANDS = frozenset(
         "cosh tanh theta alpha beta gamma delta lambda mu phi rho sigma tau omega epsilon binom",
     )
 )
-_OPEN_CLOSE = {"(": ")", "[": "]", "{": "}"}
 _DEGREES = re.compile(r"(?:\^\{?\\circ\}?|\\degree|°|\\,?\\?\$)")
 _BASE_TEN = re.compile(r"(?<=[0-9])_\{?10\}?$")
-_SEVERAL = re.compile(r"[%<>≤≥≠∈±]|\\(?:pm|mp|leq?|geq?|neq?|in|lt|gt)(?![A-Za-z])")
+_SEVERAL = re.compile(r"[%<>≤≥≠∈±]|[!~]=|\\(?:pm|mp|leq?|geq?|neq?|in|lt|gt)(?![A-Za-z])")
 """Signs of a statement that more than one number fulfils, or of a share."""
-_NAME = re.compile(r"[A-Za-z](?:_\{?[A-Za-z0-9]+\}?)?(?:\([A-Za-z](?:,[A-Za-z])*\))?'?")
-"""What may stand before an equals sign: `x`, `a_1`, `f(x)`."""
+_SEPARATE = re.compile(r"\\q?quad(?![A-Za-z])[^=]*=")
+"""Space before a second statement: `x = 1 \\quad y = 2`."""
+_ELEMENT_OF = re.compile(r"^[A-Za-z] *(?:\\in(?![A-Za-z])|∈)")
 _UNIT_BEHIND = re.compile(r"^(.*[^\\])\\(?:text|mathrm|mbox)\{([^{}]*)\}(\^\{?[23]\}?)?$")
 _EXPONENT = re.compile(r"\^\{?-?([0-9]+)")
 _ALLOWED = re.compile(r"[A-Za-z0-9+\-*/^_{}()\[\].!' \\|]*")
@@ -58,7 +72,11 @@ def are_equal(answer: str, label: str) -> bool:
     left, right = _plain(answer), _plain(label)
     if left is None or right is None:
         return False
-    return _equal(left, right)
+    token = _end.set(time.monotonic() + PATIENCE_IN_ALL_S)
+    try:
+        return _equal(left, right)
+    finally:
+        _end.reset(token)
 
 
 def prepare() -> None:
@@ -70,6 +88,7 @@ def prepare() -> None:
         ("x^2+2x+1", "(x+1)^2"),
         (r"\sin x", r"\cos x"),
         ("4!", "x"),
+        ("2x+3y=6", "4x+6y=12"),
     ):
         are_equal(*pair)
 
@@ -78,40 +97,79 @@ def prepare() -> None:
 
 
 def _plain(latex: str) -> str | None:
-    """The expression without spacing, degrees, base 10, a name before an equals sign; None if it can be no single answer."""
+    """The expression without spacing, font, degrees and base 10; None if it can be no single answer."""
     text = latex.strip().strip("$").rstrip(".").replace("\N{MINUS SIGN}", "-").replace("\\%", "%")
-    text = re.sub(r"\\(?:left|right|displaystyle|quad|qquad)(?![A-Za-z])|\\[!,;: ]|~", " ", text)
-    text = _BASE_TEN.sub("", _DEGREES.sub("", text).strip())
-    if (
-        "%" in text
-        or "\\pm" in text
-        or "\\mp" in text
-        or re.search(r"[<>≤≥≠∈]|\\(?:leq?|geq?|neq?|in|ne|lt|gt)(?![A-Za-z])", text)
-    ):
+    text = _of_interval(text)
+    if _SEVERAL.search(text) or _SEPARATE.search(text):
         return None
-    name, equals, value = text.partition("=")
-    if equals:
-        if "=" in value or not _NAME.fullmatch(name.replace(" ", "")):
-            return None
-        text = value.strip()
-    return text or None
+    return without_font(_BASE_TEN.sub("", _DEGREES.sub("", without_spacing(text)).strip())) or None
 
 
-def _equal(left: str, right: str) -> bool:
-    if _same_value(left, right):
+def _of_interval(text: str) -> str:
+    """`[1, 2]` of `x \\in [1, 2]`; `x \\in 5` as it is."""
+    found = _ELEMENT_OF.match(text)
+    inner = without_spacing(text[found.end() :]).strip() if found else ""
+    return inner if found and (union(inner) or bracketed(inner)) else text
+
+
+def _equal(answer: str, label: str) -> bool:
+    if _same_value(answer, label):
         return True
-    for split in (_union, _bracketed, _listed):
-        parts, others = split(left), split(right)
-        if (parts is None) != (others is None):
+    if time.monotonic() > _end.get():
+        return False
+    lists = listed(answer), listed(label)
+    if any(lists):
+        return _same_parts(*lists)
+    if "=" in answer or "=" in label:
+        sides, sides_of_label = sides_of_equation(answer), sides_of_equation(label)
+        if sides is None or sides_of_label is None:
             return False
-        if parts is not None and others is not None:
-            (shape, elements), (other_shape, other_elements) = parts, others
-            if shape != other_shape or not 0 < len(elements) == len(other_elements) <= MOST_ELEMENTS:
-                return False
-            if shape == "{}":
-                return _equal_as_sets(elements, other_elements)
-            return all(map(_equal, elements, other_elements))
-    return _same_expression(left, right)
+        if max(len(sides), len(sides_of_label)) > 1:
+            return _equal_with_equations(sides, sides_of_label)
+    for split in (union, bracketed, matrix):
+        parts, others = split(answer), split(label)
+        if parts or others:
+            return _same_parts(parts, others)
+    return _same_expression(answer, label)
+
+
+def _same_parts(parts: Parts, others: Parts) -> bool:
+    if parts is None or others is None:
+        return False
+    (kind, elements), (other_kind, other_elements) = parts, others
+    if kind != other_kind or not 0 < len(elements) == len(other_elements) <= MOST_ELEMENTS:
+        return False
+    if kind == "{}":
+        return _equal_as_sets(elements, other_elements)
+    return all(map(_equal, elements, other_elements))
+
+
+def _equal_with_equations(answer: list[str], label: list[str]) -> bool:
+    """Whether the sides of an answer say the same as those of a label; at least one of them is an equation.
+
+    The last side of an answer counts: `a+b = 3` is 3, because the question may ask for `a+b`. Of a label only a name is left
+    out: `x = 3` is 3, `2x+3y = 6` is an equation. An equation equals its multiples: `12 = 4x+6y`, `2x+3y-6 = 0`.
+    """
+    *before, value = answer
+    *before_in_label, wanted = label
+    for left in (before, before_in_label):
+        if not all(map(may_stand_before_equals, left)) or any(map(begins_a_statement, left[1:])):
+            return False
+    if not before_in_label:
+        if is_multiple_of_a_variable(before[0]) or not _equal(value, wanted):
+            return False
+        return has_variable(before[0]) or _equal(before[0], value)
+    name_in_label = name_of(before_in_label[0])
+    name = name_of(before[0]) if before else name_in_label
+    if name and name_in_label and may_be_same(name, name_in_label) and _equal(value, wanted):
+        return True
+    return len(answer) == len(label) == 2 and _same_equation(answer, label)
+
+
+def _same_equation(answer: list[str], label: list[str]) -> bool:
+    if not all(map(_is_safe, (*answer, *label))):
+        return False
+    return _are_multiples("=".join(answer), "=".join(label))
 
 
 def _same_value(left: str, right: str) -> bool:
@@ -127,51 +185,6 @@ def _equal_as_sets(elements: list[str], others: list[str]) -> bool:
             return False
         left.remove(match)
     return True
-
-
-Parts = tuple[str, list[str]] | None
-"""The kind of a whole, and its elements; None if the text is no such whole."""
-
-
-def _union(text: str) -> Parts:
-    parts = re.split(r"\\cup(?![A-Za-z])|∪", text)
-    return ("union", [part.strip() for part in parts]) if len(parts) > 1 else None
-
-
-def _bracketed(text: str) -> Parts:
-    """`(1, 2)`, `[0, 1)`, `\\{1, 2\\}`: brackets around two or more elements, or a set around one."""
-    opening, closing = text[:1], text[-1:]
-    inner = text[1:-1]
-    if text.startswith("\\{") and text.endswith("\\}"):
-        opening, closing, inner = "{", "}", text[2:-2]
-    elif opening == "{" or opening not in _OPEN_CLOSE or closing not in _OPEN_CLOSE.values():
-        return None
-    elements = _split_at_commas(inner)
-    if elements is None or (len(elements) < 2 and opening != "{"):
-        return None
-    return opening + closing, elements
-
-
-def _listed(text: str) -> Parts:
-    elements = _split_at_commas(text)
-    return ("list", elements) if elements is not None and len(elements) > 1 else None
-
-
-def _split_at_commas(text: str) -> list[str] | None:
-    """Parts between commas outside of brackets; None if brackets do not match, or a part is empty."""
-    depth, start, parts = 0, 0, []
-    for position, character in enumerate(text):
-        if character in "([{":
-            depth += 1
-        elif character in ")]}":
-            depth -= 1
-            if depth < 0:
-                return None
-        elif character == "," and depth == 0:
-            parts.append(text[start:position].strip())
-            start = position + 1
-    parts.append(text[start:].strip())
-    return parts if depth == 0 and all(parts) else None
 
 
 # --- single expressions -----------------------------------------------------------------------------------------------
@@ -222,19 +235,40 @@ def _has_power_in_power(text: str) -> bool:
 
 @functools.lru_cache(maxsize=1024)
 def _by_sympy(left: str, right: str) -> bool:
-    from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
-
-    def parsed(text: str) -> Any:
-        kinds = [LatexExtractionConfig(), ExprExtractionConfig()]
-        return parse(f"${text}$", kinds, parsing_timeout=0)  # without its own limit, which needs signals
+    from math_verify import verify
 
     def compare() -> bool:
-        wanted, given = parsed(right), parsed(left)
-        if not wanted or not given or isinstance(wanted[0], str) or isinstance(given[0], str):
-            return False  # it could not be read, and texts have been compared already
+        given, wanted = _parsed(left), _parsed(right)
         return verify(wanted, given, float_rounding=12, numeric_precision=20, strict=True, timeout_seconds=0)
 
     return bool(within(PATIENCE_S, compare))
+
+
+@functools.lru_cache(maxsize=1024)
+def _are_multiples(left: str, right: str) -> bool:
+    """Whether an equation is another one multiplied by a number. (math-verify solves both, and calls all equal that it cannot
+    solve: `f(2) = 3` and `f(3) = 3`.)"""
+    from sympy import Eq, simplify
+
+    def compare() -> bool:
+        given, wanted = _parsed(left)[0], _parsed(right)[0]
+        if not all(isinstance(equation, Eq) for equation in (given, wanted)):
+            return False
+        ratio = simplify((given.lhs - given.rhs) / (wanted.lhs - wanted.rhs))
+        return ratio.is_number and ratio.is_finite and not ratio.is_zero
+
+    return bool(within(PATIENCE_S, compare))
+
+
+def _parsed(latex: str) -> list[Any]:
+    """The expression as sympy has it, then as text. Raises `ValueError` if there is none: texts have been compared already."""
+    from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse
+
+    kinds = [LatexExtractionConfig(), ExprExtractionConfig()]
+    found = parse(f"${latex}$", kinds, parsing_timeout=0)  # without its own limit, which needs signals
+    if not found or isinstance(found[0], str):
+        raise ValueError(f"no expression: {latex}")
+    return found
 
 
 class _TookTooLong(BaseException):

@@ -281,9 +281,9 @@ def test_no_hostile_answer_is_right_or_raises(name: str) -> None:
     ids=lambda text: text[:12],
 )
 def test_long_answers_take_linear_time(name: str, text: str) -> None:
-    started = time.monotonic()
+    started = time.process_time()  # a busy machine does not count
     assert score_response(name, LABELS[name], [], text).score <= 0.1
-    assert time.monotonic() - started < 5
+    assert time.process_time() - started < 5
 
 
 @pytest.mark.slow

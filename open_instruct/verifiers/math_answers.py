@@ -1,0 +1,185 @@
+"""Finds the answer in the text of a mathematical response, and in a label that is a whole solution.
+
+Text that offers two answers is given back as it stands, and then it equals nothing. Every search looks at the last `LAST_PART`
+characters alone, or takes time that is linear in the length of the text.
+"""
+
+import re
+
+from open_instruct.verifiers.answer_reading import boxed_answer
+
+LONGEST_WHOLE = 100
+"""Longest response, in characters, that may be an answer as it is."""
+LONGEST_ANSWER = 400
+LAST_PART = 4000
+"""Characters at the end of a response in which an answer without a box is looked for."""
+_DISPLAY = (
+    r"\$\$(?P<dollars>(?:[^$\\]|\\.)+?)\$\$|\\\[(?P<brackets>.+?)\\\]"
+    r"|\\begin\{(?P<kind>equation|align|gather|multline)(?P<star>\*?)\}(?P<environment>.+?)\\end\{(?P=kind)(?P=star)\}"
+)
+_display = re.compile(_DISPLAY, re.DOTALL)
+_formula = re.compile(
+    rf"\\[\\$]|{_DISPLAY}|\$(?P<dollar>(?:[^$\\]|\\.)+?)\$|\\\((?P<parentheses>.+?)\\\)",
+    re.DOTALL,
+)
+"""A formula; or `\\\\` or `\\$`, which is read here so that it begins no formula."""
+_LINES = re.compile(r"\\begin\{(aligned|split|gathered)\}(.*)\\end\{\1\}", re.DOTALL)
+_BODIES = ("dollars", "brackets", "environment", "dollar", "parentheses")
+_FINAL = re.compile(r"final answer is\b", re.IGNORECASE)
+_ANSWER_LINE = re.compile(r"^ *(?:\*\*)?(?:final )?answer(?:\*\*)?:", re.IGNORECASE | re.MULTILINE)
+_STATED_IN_LABEL = re.compile(r"\banswer(?: is\b|(?:\*\*)?:)", re.IGNORECASE)
+_END_OF_STATEMENT = re.compile(r"\n|I hope it is correct", re.IGNORECASE)
+_DENIAL = re.compile(r"\b(?:or|not|nor|neither|either|perhaps|maybe|unless|n't|cannot|isn't|doesn't)\b", re.IGNORECASE)
+_OFFERS_MORE = re.compile(rf"{_DENIAL.pattern}|\b(?:but|no|wrong)\b|[0-9$\\]", re.IGNORECASE)
+_REMARK = re.compile(r"[.,;:!()]|because\b|since\b|as\b|which\b", re.IGNORECASE)
+"""How a text begins that may follow an answer without changing it. `million` does not begin so."""
+
+
+def math_answer(text: str) -> str | None:
+    """The answer in a response; None if there is none.
+
+    It is the last `\\boxed{…}`; without one, what `Final Answer: The final answer is $…$.` says, or a last line `Answer: …`;
+    without these, the last formula (`$…$`, `\\(…\\)`, `$$…$$`, `\\[…\\]`), unless its sentence denies it or offers another;
+    without any formula, the whole response, if it is short enough to be an answer.
+    """
+    if (boxed := boxed_answer(text)) is not None or "\\boxed" in text:
+        return boxed
+    if (final := final_answer(text)) is not None:
+        return final
+    end = _last_part(text)
+    if (said := _answer_line(end)) is not None:
+        return said
+    formulas = [found for found in _formula.finditer(end) if found.lastgroup]
+    if not formulas:
+        return whole_answer(text)
+    return None if _is_hedged(end, formulas[-1]) else _body(formulas[-1])
+
+
+def _answer_line(end: str) -> str | None:
+    """What the last line `Answer: …` says, or the formula or the one short line behind `Answer:` that ends the text."""
+    for found in reversed(list(_ANSWER_LINE.finditer(end))):
+        behind = end[found.end() :]
+        below = behind.strip("* \r\n")
+        formula = _formula.match(below)
+        is_formula = formula is not None and not below[formula.end() :].strip(" .")
+        begins_here = behind.partition("\n")[0].strip(" *\r") != ""
+        if begins_here or is_formula or ("$" not in below and whole_answer(below)):
+            return _statement(behind)
+    return None
+
+
+def final_answer(text: str) -> str | None:
+    """What `The final answer is $…$. I hope it is correct.` says (Minerva, arXiv:2206.14858, appendix D); None without it, and an
+    empty text if nothing follows it."""
+    end = _last_part(text)
+    found = list(_FINAL.finditer(end))
+    return _statement(end[found[-1].end() :]) if found else None
+
+
+def whole_answer(text: str) -> str | None:
+    """The response itself, if it is one short line."""
+    text = text.strip()
+    return text if text and len(text) <= LONGEST_WHOLE and "\n" not in text else None
+
+
+def answer_of_label(label: str) -> str | None:
+    """The answer that a label holds: in its last box, behind its last `####`, or behind `The answer is`; else the label itself.
+
+    None if a box has no end, or if the label is a long text in none of these forms.
+    """
+    if "\\boxed" in label:
+        return boxed_answer(label)
+    if "####" in label:
+        return _without_delimiters(label.rpartition("####")[2].strip().partition("\n")[0])
+    is_prose = len(label) > LONGEST_WHOLE and _num_words(label) > 5
+    end = _last_part(label)
+    if found := list(_STATED_IN_LABEL.finditer(end)):
+        said = _statement(end[found[-1].end() :])
+        if said and (not is_prose or _num_words(said) <= 3):
+            return said
+    return None if is_prose else _without_delimiters(label)
+
+
+# --- parts of a text --------------------------------------------------------------------------------------------------
+
+
+def _last_part(text: str) -> str:
+    """The end of a text. It begins with a whole line where it can, so that no formula is cut in two."""
+    if len(text) <= LAST_PART:
+        return text
+    end = text[-LAST_PART:]
+    return end.partition("\n")[2] or end
+
+
+def _body(formula: re.Match[str]) -> str:
+    body = next(formula[name] for name in _BODIES if name in formula.re.groupindex and formula[name] is not None)
+    lines = _LINES.fullmatch(body.strip())
+    if lines or formula["environment"] is not None:
+        body = _last_equation(lines[2] if lines else body)
+    return body.strip().rstrip(".,;")
+
+
+def _last_equation(lines: str) -> str:
+    """`x = 1 + 2 = 3` of the lines `x &= 1 + 2 \\\\ &= 3`: the last line, and those before it that it goes on from."""
+    rows = [row.replace("&", " ").strip() for row in lines.split("\\\\")]
+    rows = [row for row in rows if row] or [""]
+    first = next((number for number in range(len(rows) - 1, -1, -1) if not rows[number].startswith("=")), 0)
+    return " ".join(rows[first:])
+
+
+def _statement(text: str) -> str:
+    """What is stated at the beginning of `text`, which follows `the final answer is`: a formula, also on the next lines, with a
+    unit in words behind it; or the rest of the line."""
+    text = text.lstrip(" \t\r\n:*")
+    line = _END_OF_STATEMENT.split(text, maxsplit=1)[0].strip(" \t\r*")
+    formula = _formula.match(line) or _display.match(text)
+    if formula is None or not formula.lastgroup:
+        return _first_sentence(line)
+    behind = _END_OF_STATEMENT.split(text[formula.end() :], maxsplit=1)[0].strip(" \t\r*")
+    if behind in ("%", "\\%", "%.", "\\%."):
+        return _body(formula) + "\\%"
+    if not behind or (_REMARK.match(behind) and not _OFFERS_MORE.search(behind)):
+        return _body(formula)
+    words, _, remark = behind.partition(". ")
+    unit = words.rstrip(".").split()
+    is_unit = len(unit) <= 3 and all(word.replace(".", "").replace("/", "").isalpha() for word in unit)
+    if is_unit and not _OFFERS_MORE.search(remark):
+        return f"{_body(formula)}\\text{{ {' '.join(unit)}}}"
+    return line.rstrip(".").strip("$")
+
+
+def _first_sentence(line: str) -> str:
+    """A line as an answer: without a further sentence, if that only remarks on a number or a formula."""
+    found = re.match(r"(.{0,400}?[0-9)}\]])[.!] +(.*)", line)
+    if found and not _OFFERS_MORE.search(found[2]):
+        line = found[1]
+    return line[: LONGEST_ANSWER + 1].rstrip(".").strip("$")
+
+
+def _is_hedged(text: str, formula: re.Match[str]) -> bool:
+    """Whether the sentence of the last formula denies it, or offers another one: `not $4$`, `$4$ or $5$`, `$4$, or maybe 5`."""
+    before, behind = text[: formula.start()], text[formula.end() :]
+    if _display.fullmatch(formula[0]):  # a line of its own, in the middle of its sentence
+        before, behind = before.rstrip(), behind.lstrip() if behind.lstrip()[:1].islower() else behind
+    start = max(before.rfind(end) for end in (". ", "\n", "? ", "! "))
+    sentence_before = "" if before.endswith((".", "?", "!")) else before[start + 1 :]
+    sentence_behind = re.split(r"[.?!](?:\s|$)|\n", behind, maxsplit=1)[0]
+    return _DENIAL.search(sentence_before) is not None or (
+        re.search(rf"{_DENIAL.pattern}|\bbut\b", sentence_behind, re.IGNORECASE) is not None
+    )
+
+
+# --- labels -----------------------------------------------------------------------------------------------------------
+
+
+def _without_delimiters(text: str) -> str:
+    """`42` of `$42$`; any other text as it is."""
+    text = text.strip()
+    formula = _formula.match(text)
+    return _body(formula) if formula and formula.lastgroup and formula.end() == len(text) else text
+
+
+def _num_words(text: str) -> int:
+    """Words of three letters and more; names of LaTeX are no words."""
+    without_names = re.sub(r"\\(?:begin|end)\{[a-z*]*\}(?:\{[lcr| ]*\})?|\\[A-Za-z]+", " ", text)
+    return len(re.findall(r"[^\W\d_]{3,}", without_names))
