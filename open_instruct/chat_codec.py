@@ -26,19 +26,28 @@ LITERAL = "\ue000"
 
 def hide_special_tokens(text: str, spellings: Sequence[str]) -> str:
     """The text with each spelled-out special token replaced by its number in `spellings`, between two `LITERAL`."""
+    text = text.replace(LITERAL, "")  # of a private use area: no text has it but to deceive
     if not any(spelling in text for spelling in spellings):
         return text
-    text = text.replace(LITERAL, "")  # of a private use area: no text has it but to deceive
     pattern = "|".join(re.escape(spelling) for spelling in spellings)  # the longest come first
     return re.sub(pattern, lambda match: f"{LITERAL}{spellings.index(match[0])}{LITERAL}", text)
 
 
 def show_special_tokens(text: str, spellings: Sequence[str]) -> str:
     """What `hide_special_tokens` was given."""
-    return _HIDDEN.sub(lambda match: spellings[int(match[1])], text)
+    return _HIDDEN.sub(lambda match: spellings[int(match[1])] if int(match[1]) < len(spellings) else match[0], text)
 
 
-_HIDDEN = re.compile(f"{LITERAL}([0-9]+){LITERAL}")
+def hidden_in(value: Any, spellings: Sequence[str]) -> Any:
+    """A message, or a part of one, with `hide_special_tokens` applied to all texts in it."""
+    if isinstance(value, str):
+        return hide_special_tokens(value, spellings)
+    if isinstance(value, Mapping):
+        return {hidden_in(key, spellings): hidden_in(inner, spellings) for key, inner in value.items()}
+    return [hidden_in(inner, spellings) for inner in value] if isinstance(value, list | tuple) else value
+
+
+_HIDDEN = re.compile(f"{LITERAL}([0-9]{{1,6}}){LITERAL}")
 
 
 class ChatCodec:
@@ -85,8 +94,15 @@ class ChatCodec:
         """Token ids of a rendered prompt in which `hide_special_tokens` has hidden some: they become ordinary text."""
         token_ids: list[int] = []
         for number, part in enumerate(_HIDDEN.split(text)):
-            token_ids += self._as_text(self._special_tokens[int(part)]) if number % 2 else self.encode(part)
+            token_ids += self._of_number(part) if number % 2 else self.encode(part)
         return token_ids
+
+    def _of_number(self, digits: str) -> list[int]:
+        """Token ids of a hidden special token; of the marks themselves, if a model wrote them around any other number."""
+        number = int(digits)
+        if number < len(self._special_tokens):
+            return self._as_text(self._special_tokens[number])
+        return self.encode(f"{LITERAL}{digits}{LITERAL}")
 
     def encode_continued(self, text: str) -> list[int]:
         """`encode_hidden` of a text that follows other tokens. Some tokenizers write a space before the first word of a text: not
@@ -98,7 +114,7 @@ class ChatCodec:
         token_ids: list[int] = []
         for number, part in enumerate(_HIDDEN.split(text)):
             if number % 2:
-                token_ids += self._as_text(self._special_tokens[int(part)])
+                token_ids += self._of_number(part)
             elif part:
                 token_ids += self.encode(anchor + part)[len(first) :]
         return token_ids
@@ -115,10 +131,7 @@ class ChatCodec:
 
     def hidden(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """A message whose special tokens are hidden, so that they become ordinary text (`encode_hidden`)."""
-        return {
-            key: hide_special_tokens(value, self._special_tokens) if isinstance(value, str) else value
-            for key, value in message.items()
-        }
+        return hidden_in(message, self._special_tokens)
 
     def control_token(self, token_id: int) -> str:
         """The spelling of a special token; empty for any other token."""

@@ -35,7 +35,7 @@ from open_instruct.learners.step_sums import NonfiniteSteps
 from open_instruct.option_text import shown
 from open_instruct.report.metric_names import alerts_are_on_metrics
 from open_instruct.report.run_log import RunLog
-from open_instruct.report.slack import tell_slack
+from open_instruct.report.slack import ADDRESSES, slack_address, tell_slack
 from open_instruct.run.components import SHUTDOWN_AFTER_FAILURE_S, SHUTDOWN_S
 from open_instruct.run.dry_run import dry_run
 from open_instruct.run.evaluation import maybe_evaluate  # noqa: F401 - open-instruct has it here
@@ -89,6 +89,10 @@ def _run_alone(args: GRPOConfig, inputs: "RunInputs", roles: Roles) -> int:
         raise UnusableDirectory(
             f"--output_dir {args.output_dir}: {describe(error)}. Remove it, or give another one."
         ) from error
+    if args.send_slack_alerts and not slack_address():
+        logger.warning(
+            "--send_slack_alerts: nobody will be told, because the environment has no %s", " or ".join(ADDRESSES)
+        )
     logger.info("%s", inputs.template.text)
     for warning in inputs.template_warnings:
         logger.warning("%s", warning)

@@ -95,9 +95,9 @@ class ScoredGroup:
 
     @property
     def by_verifier(self) -> "tuple[ScorePart, ...]":
-        """What each verifier said, by the name of its family: `reasoning_gym` for `reasoning_gym/chain_sum`."""
+        """What each verifier said, by its family's name: `reasoning_gym` for `reasoning_gym/chain_sum`, `math` for `MATH`."""
         parts = self.parts or (ScorePart(self.dataset, self.reward_weight, self.scores),)
-        return tuple(replace(part, name=part.name.partition("/")[0].partition("?")[0]) for part in parts)
+        return tuple(replace(part, name=part.name.partition("/")[0].partition("?")[0].lower()) for part in parts)
 
     def rewards(self, verification_reward: float) -> np.ndarray:
         """(G,): the rewards that advantages are made from."""

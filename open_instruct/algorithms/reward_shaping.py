@@ -31,6 +31,10 @@ class RewardShaping:
         is_by_form = self.form != "ignored" or not self.counts_score
         return is_by_form or self.non_stop_reward is not None or self.overlong_buffer > 0
 
+    def highest(self, reward: float) -> float:
+        """The highest reward of a response whose right answer is worth `reward`."""
+        return (reward if self.counts_score else 0.0) + (self.form_reward if self.form == "rewarded" else 0.0)
+
     def apply(
         self,
         rewards_G: np.ndarray,

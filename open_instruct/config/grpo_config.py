@@ -188,7 +188,7 @@ class GRPOConfig(
         """How an evaluation prompt is sampled, without the seed."""
         return SamplingConfig(
             temperature=self.temperature if self.eval_temperature is None else self.eval_temperature,
-            top_p=1.0 if self.eval_top_p is None else self.eval_top_p,
+            top_p=self.vllm_top_p if self.eval_top_p is None else self.eval_top_p,
             max_tokens=self.response_length if self.eval_response_length is None else self.eval_response_length,
             n=self.eval_pass_at_k,
             stop=tuple(self.stop_strings),

@@ -74,8 +74,8 @@ class RolloutOptions:
     """Sample further prompts until num_unique_prompts_rollout groups of a step can be trained on, in place of those that
     filter_zero_std_samples leaves out."""
     no_resampling_pass_rate: float | None = None
-    """Do not sample a prompt again, in later passes over the data, once the mean score of its group was this or more. By default
-    all prompts are sampled in each pass."""
+    """Do not sample a prompt again, in later passes over the data, once the mean reward of its group was this share of the
+    highest or more. Rewards are those that are trained on, with penalties. By default all prompts are sampled in each pass."""
     mask_truncated_completions: bool = False
     """Do not train on responses that were cut off at response_length."""
 
@@ -358,7 +358,7 @@ class EvaluationOptions:
     eval_temperature: float | None = None
     """Sampling temperature in evaluation; 0 is greedy. By default the temperature of training."""
     eval_top_p: float | None = None
-    """Nucleus sampling in evaluation. By default 1.0, which is off."""
+    """Nucleus sampling in evaluation. By default that of training (vllm_top_p)."""
     eval_pass_at_k: int = 1
     """Responses to each prompt of an evaluation, with pass@1, 2, 4, … up to this number."""
     eval_completions: int = 64
@@ -436,7 +436,8 @@ class TrackingOptions:
     wandb_group_name: str | None = None
     """Group of runs in wandb."""
     send_slack_alerts: bool = False
-    """Tell a Slack channel when the run has failed. The address is read from SLACK_WEBHOOK in the environment."""
+    """Tell a Slack channel when the run has failed. The address is read from SLACK_WEBHOOK or
+    SLACK_WEBHOOK_URL in the environment."""
     alerts: list[str] = field(default_factory=list)
     """Upper limits on metrics, such as max_sample_age=3. A step with a metric above its limit gets a warning in the log and the
     key alerts in its row of metrics.jsonl."""

@@ -29,9 +29,13 @@ DIFFERENT: dict[str, str] = {
     "llm_judge_model": "its server is named by --llm_judge_api_base or OPENAI_BASE_URL",
     "local_eval_every": "also after the last step",
     "loss_fn": "eight losses; dapo by default, as there",
+    "lr_scheduler_type": "constant has the warm-up of --warmup_ratio too, there none",
     "mask_truncated_completions": "such responses count in the baseline of their group; there they are removed first",
+    "max_steps": "after the last call the model has one more turn, in which it can answer; there the response ends behind what "
+    "the tool answers",
     "num_mini_batches": "divides samples, each is trained on once; there packed rows are divided and the rest is dropped",
-    "output_dir": "files lie in it as it is; there <exp>__<seed>__<time> is appended",
+    "output_dir": "files lie in it as it is, models in step_<number>/ and the last one in model/; there <exp>__<seed>__<time> is "
+    "appended, steps lie in <output_dir>_checkpoints/ and the last model in output_dir itself",
     "pool_size": "processes of environments on an engine, begun when needed; there actors of each tool, ready from the start; "
     "a tool's own, in tool_configs, has no effect",
     "rho_mask_sequence_level": "per response; --rho_as_in_open_instruct takes a packed row, as there",
@@ -40,8 +44,10 @@ DIFFERENT: dict[str, str] = {
     "save_traces": "writes open-instruct's rollouts (a file per step) to rollouts_save_path, by default rollouts/ in output_dir; "
     "also samples/, in a format that dataset_mixer_list reads",
     "system_prompt_override_file": "the file's text as it is; there white space around it is removed",
+    "tools": "the verifier reads the last turn of the model, there the whole response with what tools have answered",
     "use_rho_correction": "by default only where samples may be stale; there always",
     "vllm_enable_prefix_caching": "the cache is emptied with each new version of the weights",
+    "wandb_project": "by default open_instruct, there open_instruct_internal",
     "weight_decay": "holds for all weights; there biases and norms are spared",
 }
 """Options of both projects that do not mean the same in both, and how they differ."""

@@ -7,20 +7,21 @@ the next batch is read, checked and rendered.
 """
 
 import itertools
+import json
 from array import array
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from open_instruct.chat_codec import LITERAL, ChatCodec, hide_special_tokens, show_special_tokens, special_tokens
+from open_instruct.chat_codec import LITERAL, ChatCodec, hidden_in, show_special_tokens, special_tokens
 from open_instruct.data.load_report import LoadReport, SourceReport
 from open_instruct.data.mixer import Amount, DatasetError, Mistakes, parse_mixer_list, rows_of_amount, splits_of_names
 from open_instruct.data.prompt_dataset import PromptDataset, PromptDatasetBuilder, prompt_key
-from open_instruct.data.row_checks import CheckedRow, RowError, RowReader, RowRules, check_row
+from open_instruct.data.row_checks import MESSAGE_KEYS, CheckedRow, RowError, RowReader, RowRules, check_row
 from open_instruct.data.sources import BATCH_ROWS, RawRow, SourceError, iter_rows
 from open_instruct.verifiers.verifiers import check_label as check_label_of_verifier
 
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
 ROLES = ("system", "user", "assistant", "tool")
 """Roles of which a chat template may leave messages out on purpose."""
+TOLD = ("system", "tool")
+"""Those of them of which it is told. Of the assistant's messages many templates leave out the thoughts."""
 CHARACTERS_OF_A_TOKEN = 100
 """More characters than one token of any tokenizer has. With a limit of 256 tokens, a prompt of over 25,600 characters is too
 long; it is not tokenized, because that may take minutes."""
@@ -214,19 +217,20 @@ class _Source:
     def _hide_special_tokens(self, row: CheckedRow) -> CheckedRow:
         """The row, with special tokens in its messages hidden from the tokenizer, so that they stay text. Only the template may
         add special tokens; in the messages themselves they are a mistake or an attack, and they are counted."""
-        text = "\n".join(part for message in row.messages for part in (message["role"], message["content"]))
+        text = "\n".join(part for message in row.messages for part in _texts_of(message))
+        if LITERAL in text:
+            row = self._hidden(row)
         for token in self.rules.special_tokens:  # a comprehension takes four times as long
             if token in text:
                 self.report.num_with_special_tokens += 1
                 self.report.first_with_special_tokens = self.report.first_with_special_tokens or row.place
                 if self.rules.reader.own_prompt is not None:  # a workflow that makes its own prompts takes them out
                     return row
-                messages = [
-                    {key: hide_special_tokens(value, self.rules.special_tokens) for key, value in message.items()}
-                    for message in row.messages
-                ]
-                return replace(row, messages=messages)
+                return self._hidden(row)
         return row
+
+    def _hidden(self, row: CheckedRow) -> CheckedRow:
+        return replace(row, messages=[hidden_in(message, self.rules.special_tokens) for message in row.messages])
 
     def _take(self, prompts: Iterator[Prompt], builder: PromptDatasetBuilder) -> None:
         """Add prompts to the dataset, or count them as left out."""
@@ -270,7 +274,10 @@ class _Source:
         """Without rows of which the template leaves a message out because it does not know the message's role."""
         kept_rows, kept_texts = [], []
         for row, text in zip(rows, texts, strict=True):
-            if (role := _unknown_role(row, text)) is None:
+            if (role := _left_out(row, text, lambda role: role not in ROLES)) is None:
+                if _left_out(row, text, lambda role: role in TOLD):
+                    self.report.num_with_left_out += 1
+                    self.report.first_with_left_out = self.report.first_with_left_out or row.place
                 kept_rows.append(row)
                 kept_texts.append(text)
             else:
@@ -321,7 +328,14 @@ class _Source:
         return rendered, texts
 
 
-def _unknown_role(row: CheckedRow, text: str) -> str | None:
-    """A role whose message is missing in `text`, the prompt as the template wrote it."""
-    others = (message for message in row.messages if message["role"] not in ROLES)
-    return next((message["role"] for message in others if message["content"].strip() not in text), None)
+def _texts_of(message: Mapping[str, Any]) -> tuple[str, ...]:
+    """Role, content, and what else is in a message, as one text."""
+    if len(message) == len(MESSAGE_KEYS):  # as nearly always
+        return message["role"], message["content"]
+    return message["role"], message["content"], json.dumps(message, ensure_ascii=False, default=str)
+
+
+def _left_out(row: CheckedRow, text: str, concerns: Callable[[str], bool]) -> str | None:
+    """A role that `concerns` is true of and whose message is missing in `text`, the prompt as the template wrote it."""
+    messages = (message for message in row.messages if concerns(message["role"]))
+    return next((message["role"] for message in messages if message["content"].strip() not in text), None)

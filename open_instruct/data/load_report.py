@@ -18,6 +18,9 @@ class SourceReport:
     """Rows, kept or not, whose messages spell out a special token. It stays text."""
     first_with_special_tokens: str = ""
     """Place of the first such row."""
+    num_with_left_out: int = 0
+    """Rows with a system message, or an answer of a tool, that the chat template leaves out."""
+    first_with_left_out: str = ""
     num_with_unused_tools: int = 0
     """Rows whose column `tools` names tools, in a run without conversations."""
     first_with_unused_tools: str = ""
@@ -63,9 +66,16 @@ class LoadReport:
             for source in self.sources
             if source.num_with_unused_tools
         ]
-        return unused + [
+        left_out = [
+            f"{source.name}: the chat template leaves out a system message or a tool's answer in {source.num_with_left_out} of "
+            f"{source.num_rows} rows (the first: {source.first_with_left_out}), so the model does not see it"
+            for source in self.sources
+            if source.num_with_left_out
+        ]
+        spelled_out = [
             f"{source.name}: {source.num_with_special_tokens} of {source.num_rows} rows spell out special tokens of the "
             f"tokenizer, which stay text in the prompt (the first: {source.first_with_special_tokens})"
             for source in self.sources
             if source.num_with_special_tokens
         ]
+        return [*unused, *left_out, *spelled_out]

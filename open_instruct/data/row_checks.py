@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from open_instruct.chat_codec import ChatCodec
+from open_instruct.chat_codec import LITERAL, ChatCodec
 from open_instruct.data.sample_record import NON_TENSOR_BATCH, has_proto_columns, prompt_fields
 from open_instruct.data.sources import Columns, RawRow
 from open_instruct.verifiers.reasoning_gym_data import check_verifier_name
@@ -27,6 +27,7 @@ ENVIRONMENT_KEY = "environment"
 CONFIG_KEY, TOOLS_KEY = "env_config", "tools"
 FACTS_KEYS = (CONFIG_KEY, ENVIRONMENT_KEY, TOOLS_KEY)
 """Columns that a workflow may read beside prompt and ground truth."""
+MESSAGE_KEYS = ("role", "content")
 EMPTY = (None, "", [], {})
 """Values of a column that say nothing."""
 
@@ -84,7 +85,7 @@ class CheckedRow:
     """A row that can be trained on, if its prompt is not too long."""
 
     place: str
-    messages: list[dict[str, str]]
+    messages: list[dict[str, Any]]
     ground_truth: object
     dataset: str
     number: int = 0
@@ -170,7 +171,7 @@ def _names_environment(config: object) -> bool:
 
 
 def _facts(
-    columns: Mapping[str, Any], messages: list[dict[str, str]], reader: RowReader
+    columns: Mapping[str, Any], messages: list[dict[str, Any]], reader: RowReader
 ) -> tuple[dict[str, Any], tuple[dict[str, Any], ...]]:
     """What the workflow reads from a row's columns, and the tools that the prompt describes."""
     assert reader.facts is not None
@@ -203,7 +204,7 @@ def _with_finished_text(
     if not text:
         raise RowError(f"{column!r} is empty")
     _check_text(text, f"'{column}'")
-    return CheckedRow(row.place, [], ground_truth, dataset, rendered=text)
+    return CheckedRow(row.place, [], ground_truth, dataset, rendered=text.replace(LITERAL, ""))
 
 
 def _check_proto_row(row: RawRow, rules: RowRules) -> CheckedRow:
@@ -314,19 +315,25 @@ def _check_verifier(value: str, rules: RowRules, column: str) -> str:
     return name
 
 
-def _check_messages(value: object) -> list[dict[str, str]]:
+def _check_messages(value: object) -> list[dict[str, Any]]:
+    """Messages with role and content, and what else a chat template may read, such as `tool_calls` or OLMo's `functions`."""
     if not isinstance(value, list):
         raise RowError(f"messages must be a list of {{role, content}}, got {type(value).__name__}")
     messages = []
     for message in value:
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise RowError(f"a message must be an object with role and content, got {message!r:.80}")
+        further = {key: given for key, given in message.items() if key not in MESSAGE_KEYS and given is not None}
         content = message.get("content")
+        if content is None and further:
+            content = ""  # a message may consist of calls alone
         if not isinstance(content, str):
             raise RowError(f"a message's content must be text, got {type(content).__name__}")
         _check_text(content, "a message's content")
         _check_text(message["role"], "a message's role")
-        messages.append({"role": message["role"], "content": content})
+        if further:
+            _check_text(json.dumps(further, ensure_ascii=False, default=str), "a message")
+        messages.append({"role": message["role"], "content": content, **further})
     return messages
 
 
@@ -339,7 +346,7 @@ def _check_text(text: str, what: str) -> None:
         raise RowError(f"{what} is not valid text: {err}") from err
 
 
-def _prompt_messages(messages: list[dict[str, str]], system_prompt: str | None) -> list[dict[str, str]]:
+def _prompt_messages(messages: list[dict[str, Any]], system_prompt: str | None) -> list[dict[str, Any]]:
     """The messages without a demonstration at the end, and with `system_prompt` as system message if it is given."""
     if messages and messages[-1]["role"] == "assistant":
         messages = messages[:-1]

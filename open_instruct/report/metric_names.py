@@ -97,7 +97,10 @@ SECTIONS: dict[str, list[Metric]] = {
             "batch/filtered_prompts_<zero|solved|nonzero>", "of these with all scores 0, all 1, or alike in between"
         ),
         Metric("batch/filtered_prompts_pct", "share of the groups that were left out, 0 to 1"),
-        Metric("batch/no_resampled_prompts", "groups solved at `--no_resampling_pass_rate` or more, with that option"),
+        Metric(
+            "batch/no_resampled_prompts",
+            "groups whose mean reward is `--no_resampling_pass_rate` of the highest or more",
+        ),
         Metric("batch/percent_solved_<mean|hist>", "mean score of each group, 0 to 1", "there of shaped rewards"),
         Metric("val/solve_rate_hist", "the same as `batch/percent_solved_hist`"),
         Metric("val/total_reward_groups", "groups that the step trained on"),
@@ -144,9 +147,15 @@ SECTIONS: dict[str, list[Metric]] = {
         ),
     ],
     "Loss and policy": [
-        Metric("loss/policy_avg", "policy part of the loss"),
-        Metric("loss/<kl|ce|distillation>_avg", "its other parts, where there are any"),
-        Metric("loss/total_avg", "the loss per token", "there scaled for the backward pass"),
+        Metric(
+            "loss/policy_avg",
+            "policy part of the loss, divided as `--loss_denominator` says",
+            "there always a mean over tokens, with `--num_epochs` that of the last pass",
+        ),
+        Metric(
+            "loss/<kl|ce|distillation>_avg", "its other parts, where there are any, divided in the same way", "the same"
+        ),
+        Metric("loss/total_avg", "the loss that is minimised: the sum of these", "there scaled for the backward pass"),
         Metric("objective/kl<0|1|2|3|4>_avg", "estimators of the KL to the reference policy"),
         Metric("objective/teacher_kl_avg", "KL to the teacher"),
         Metric(

@@ -9,18 +9,22 @@ from open_instruct.system.masking import without_secrets
 
 logger = logging.getLogger(__name__)
 
-ADDRESS = "SLACK_WEBHOOK"
-"""Variable of the environment that holds the address of the channel's webhook."""
+ADDRESSES = ("SLACK_WEBHOOK", "SLACK_WEBHOOK_URL")
+"""Variables of the environment of which one holds the address of the channel's webhook; open-instruct reads the second."""
 PATIENCE_S = 10.0
 MOST_CHARACTERS = 3000
 """Slack shows no more."""
 
 
+def slack_address() -> str:
+    """Empty if the environment has none."""
+    return next(filter(None, map(os.environ.get, ADDRESSES)), "")
+
+
 def tell_slack(text: str) -> None:
     """Send a message. Whatever goes wrong is logged and nothing else: a failed run must still end in order."""
-    address = os.environ.get(ADDRESS)
+    address = slack_address()
     if not address:
-        logger.warning("nobody is told over Slack: the environment has no %s", ADDRESS)
         return
     body = json.dumps({"text": without_secrets(text)[:MOST_CHARACTERS]}).encode()
     try:

@@ -147,7 +147,6 @@ def step_metrics(
     kept: Sequence[ScoredGroup],
     *,
     num_prompts: int,
-    no_resampling_pass_rate: float | None = None,
 ) -> dict[str, Any]:
     """What a training step's batch was made of. `groups` are all groups generated for the step, `kept` the groups that are
     trained on; `num_prompts` as many as a step is meant to have.
@@ -163,7 +162,7 @@ def step_metrics(
     unsolved = [group for group in kept if not group.scores.max() >= SOLVED]
     solved_shares = [float(group.scores.mean()) for group in kept]
     num_response_tokens = sum(group.result.token_statistics.num_response_tokens for group in kept)
-    metrics: dict[str, Any] = {
+    return {
         "batch/total_prompts": len(kept),
         "batch/filtered_prompts": len(dropped),
         "batch/filtered_prompts_zero": num_zero,
@@ -188,9 +187,6 @@ def step_metrics(
         "time/generation": last_end - min(one.start_time for one in statistics),
         **_size_metrics(kept),
     }
-    if no_resampling_pass_rate is not None:
-        metrics["batch/no_resampled_prompts"] = sum(group.scores.mean() >= no_resampling_pass_rate for group in groups)
-    return metrics
 
 
 def _num_prompt_tokens(group: ScoredGroup) -> int:

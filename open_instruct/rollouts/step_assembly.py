@@ -231,6 +231,12 @@ class StepAssembly:
         ]
         self._unsent = list(self._kept)  # without --streaming nothing was sent before
 
+    def _solved_metrics(self) -> dict[str, int]:
+        enough = self._args.no_resampling_pass_rate
+        if enough is None:
+            return {}
+        return {"batch/no_resampled_prompts": sum(pass_rate(group, self._args) >= enough for group in self.groups)}
+
     def metrics(self, now: float) -> dict[str, Any]:
         """Metrics of the whole step, whose last partial batch was made at Unix time `now`. Rewards and lengths are means over the
         groups that are trained on, as in open-instruct; `all_groups/*` over all that were generated, also those without a
@@ -254,8 +260,8 @@ class StepAssembly:
                 self.groups,
                 groups,
                 num_prompts=args.num_unique_prompts_rollout,
-                no_resampling_pass_rate=args.no_resampling_pass_rate,
             ),
+            **self._solved_metrics(),
             **batch_building.straggler_metrics(self.groups),
             **batch_building.freshness_metrics(
                 self.training_step,
@@ -271,6 +277,12 @@ class StepAssembly:
             "time/verification": self.groups[-1].score_s,  # the step waited for the last group alone
         }
         return metrics | (batch_building.advantage_metrics(samples) if samples else {})
+
+
+def pass_rate(group: ScoredGroup, args: GRPOConfig) -> float:
+    """The mean reward of a group, as a share of the highest that a response can have."""
+    highest = args.reward_shaping.highest(args.verification_reward * group.reward_weight)
+    return float(group.rewards(args.verification_reward).mean()) / (highest or 1.0)
 
 
 def _no_advantages(rewards_G: np.ndarray, *, lengths_G: np.ndarray) -> np.ndarray:

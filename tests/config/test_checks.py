@@ -560,6 +560,7 @@ def test_derived_values(make_args: MakeArgs, tmp_path: Path) -> None:
     assert args.max_sequence_length == 512
     assert (args.train_sampling.n, args.train_sampling.stop, args.train_sampling.max_tokens) == (4, ("x",), 256)
     assert (args.eval_sampling.n, args.eval_sampling.temperature, args.eval_sampling.top_p) == (1, 1.0, 1.0)
+    assert dataclasses.replace(args, vllm_top_p=0.9, temperature=0.7).eval_sampling.top_p == 0.9  # as in open-instruct
     told = dataclasses.replace(
         args, run_name="mine", checkpoint_state_dir="c", eval_temperature=0.0, eval_top_p=0.5, eval_response_length=300
     )

@@ -96,7 +96,7 @@ def test_a_tool_that_is_not_here_is_named() -> None:
     _, notes = translated(["--tools", "python", "generic_sandbox", "dr_agent_mcp"])
     assert notes["tools"].startswith("NOT HERE: generic_sandbox: it needs Docker")
     assert "NOT HERE: dr_agent_mcp: it is Ai2's package" in notes["tools"]
-    assert translated(["--tools", "python"])[1] == {}
+    assert translated(["--tools", "python"])[1] == {"tools": DIFFERENT["tools"]}
 
 
 @pytest.mark.parametrize("script", LINES)

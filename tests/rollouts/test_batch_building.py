@@ -235,7 +235,7 @@ def test_step_metrics() -> None:
         make_group([0.5, 0.5], prompt_id="e", spans=[(9, 1)], seconds=2.0),
     ]
     groups = [dropped[0], kept[0], dropped[1], kept[1], dropped[2]]
-    metrics = step_metrics(groups, kept, num_prompts=4, no_resampling_pass_rate=0.5)
+    metrics = step_metrics(groups, kept, num_prompts=4)
     histograms = {name: metrics.pop(name) for name in list(metrics) if is_histogram(metrics[name])}
     assert metrics == {
         "batch/total_prompts": 2,
@@ -244,7 +244,6 @@ def test_step_metrics() -> None:
         "batch/filtered_prompts_solved": 1,
         "batch/filtered_prompts_nonzero": 1,
         "batch/filtered_prompts_pct": 0.6,
-        "batch/no_resampled_prompts": 3,  # a, d, e
         "batch/percent_solved_mean": 0.375,
         "batch/prompt_lengths_mean": 3.0,
         "batch/response_lengths_mean": 2.0,

@@ -10,7 +10,7 @@ from group_fakes import ended_by, make_result
 
 from open_instruct.data_types import TokenStatistics, TrainingSample
 from open_instruct.rollouts.staleness import CONSUMED, MASKED, ZERO_STD, Assignment, IssuedPrompt
-from open_instruct.rollouts.step_assembly import CollationOptions, StepAssembly
+from open_instruct.rollouts.step_assembly import CollationOptions, StepAssembly, pass_rate
 from open_instruct.scored_groups import ScoredGroup, split
 
 NUM_GROUPS = 64
@@ -128,6 +128,30 @@ def test_shaped_rewards_decide_what_is_trained_on() -> None:
     assert metrics["objective/verifiable_correct_rate"] == 1
 
 
+@pytest.mark.parametrize(
+    ("options", "rate"),
+    [
+        ({}, 1.0),
+        ({"non_stop_penalty": True, "non_stop_penalty_value": -1.0}, (3 * 10 - 1) / 40),
+        (
+            {"apply_r1_style_format_reward": True, "additive_format_reward": True, "r1_style_format_reward": 5.0},
+            40 / 60,
+        ),
+    ],
+)
+def test_prompts_are_solved_by_the_rewards_that_are_trained_on(options: dict[str, Any], rate: float) -> None:
+    """All four answers are right, one was cut off, and none has the form; as in open-instruct."""
+    args = make_args(no_resampling_pass_rate=0.9, **options)
+    right = finished(0, "stop", "stop", "length", "stop", scores=[1, 1, 1, 1])
+    formless = np.zeros(4, dtype=bool)
+    shaped = args.reward_shaping.apply(right.rewards(10.0), right.lengths, right.stopped, formless)
+    shaped = shaped if args.reward_shaping.is_on else None
+    right = dataclasses.replace(right, shaped_rewards=shaped, well_formed=formless)
+    assert pass_rate(right, args) == pytest.approx(rate)
+    assembly = assembled(args, [right])
+    assert assembly._solved_metrics() == {"batch/no_resampled_prompts": int(rate >= 0.9)}
+
+
 def test_the_batch_says_how_many_responses_it_trains_on() -> None:
     args = make_args(mask_truncated_completions=True)
     assembly = assembled(args, [finished(0, "stop", "length", "stop", "stop")])
@@ -147,3 +171,11 @@ def test_a_group_whose_first_conversation_goes_on_counts_in_the_rewards() -> Non
     assert metrics["all_groups/scores"] == metrics["scores"] == 10 * 3 / 8
     assert metrics["objective/not_scored"] == metrics["objective/verifier_failures"] == 2
     assert metrics["objective/verifier_cost"] == 0.5
+
+
+def test_metrics_of_a_verifier_have_its_name_however_rows_spell_it() -> None:
+    groups = [dataclasses.replace(finished(n, *["stop"] * 4), dataset=name) for n, name in enumerate(["MATH", "math"])]
+    assembly = assembled(make_args(), groups)
+    assembly.next_partial_batch(last=True)
+    names = {name for name in assembly.metrics(now=1.0) if name.startswith("objective/") and name.endswith("_reward")}
+    assert names == {"objective/math_reward", "objective/verifiable_reward"}
