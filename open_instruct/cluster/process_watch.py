@@ -96,6 +96,7 @@ class ProcessWatch:
         self._actors = actors
         self._limit_s = limit_s
         self._home = ray.get_runtime_context().get_node_id()
+        self._find_stopped = ray.remote(find_stopped)  # once, because Ray keeps every function that is made
         self._eyes: dict[str, Any] = {}
         """By node, the task that is looking at the processes of another node now."""
         self._names: dict[tuple[str, int], str] = {}
@@ -126,7 +127,7 @@ class ProcessWatch:
         for node, pids in by_node.items():
             if node not in self._eyes:
                 there = NodeAffinitySchedulingStrategy(node, soft=False)
-                ask = ray.remote(find_stopped).options(num_cpus=0, max_retries=0, scheduling_strategy=there)
+                ask = self._find_stopped.options(num_cpus=0, max_retries=0, scheduling_strategy=there)
                 self._eyes[node] = ask.remote(pids)
 
     def _pids_by_node(self) -> dict[str, list[int]]:

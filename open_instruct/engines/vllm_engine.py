@@ -10,18 +10,14 @@ vLLM's engine core, which schedules requests and runs the model, lives in one of
 vLLM 0.32 waits without a limit for a core in its own process, even for a dead core. `VLLMEngine` does not.
 """
 
-import contextlib
 import math
 import os
 import queue
-import shutil
-import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,6 +25,7 @@ import numpy as np
 from open_instruct.chat_templates import AS_IT_IS, TokenizerSetup
 from open_instruct.cluster.network_interface import OF_NCCL, network_interface
 from open_instruct.data_types import Completion, SamplingConfig
+from open_instruct.engines.engine_files import EngineFiles, remove_own_files
 from open_instruct.engines.engine_sleep import SleepOptions
 from open_instruct.engines.kv_ages import CacheUse, KvAges
 from open_instruct.system.shared_cores import CorePlace
@@ -43,6 +40,8 @@ WORKER_EXTENSION = "open_instruct.engines.vllm_weight_transfer.WeightUpdateExten
 """Methods that vLLM adds to its workers for us. They are called by name, because a core in its own process takes no functions."""
 MOST_BLOCKS = 2**20
 """Blocks of a key-value cache whose size the engine does not say."""
+CORE_DIED = "EngineDeadError"
+"""What vLLM raises where a core in its own process died of an error; where it was killed, vLLM raises nothing."""
 SCHEDULING = "scheduling"
 """What vLLM calls the part of an engine that a pause puts to sleep."""
 
@@ -160,7 +159,7 @@ class VLLMEngine:
     def shutdown(self) -> None:
         """End the core and the worker processes that it may have, and remove their files."""
         self._engine.engine_core.shutdown()
-        _remove_own_files()
+        remove_own_files()
 
     def _ask(self, what: str, call: Callable[..., Any], *args: object, limited: bool = True, **kwargs: object) -> Any:
         """`call(*args, **kwargs)`, unless the core dies or, where the call is `limited`, takes too long.
@@ -178,6 +177,10 @@ class VLLMEngine:
             except TimeoutError:
                 if answer.done():  # the call itself raised one
                     raise
+            except Exception as error:
+                if type(error).__name__ == CORE_DIED:
+                    raise EngineCoreLost(f"the engine core died; {what} was under way") from error
+                raise
             if self._resources is not None and self._resources.engine_dead:
                 raise EngineCoreLost(f"the process of the engine core died; {what} was under way")
             if time.monotonic() > ends_at:
@@ -205,38 +208,6 @@ class _CallThread:
                 answer.set_exception(error)
 
 
-RPC_DIRECTORY = "VLLM_RPC_BASE_PATH"
-"""The variable that says where vLLM puts its sockets, which it never removes."""
-PREFIX = "open_instruct-engine-"
-LONGEST_PATH = 107 - len("/00000000-0000-0000-0000-000000000000")
-"""Longest path of a directory in which vLLM can make a socket: 107 bytes are what the kernel takes."""
-
-
-@contextlib.contextmanager
-def _files_of_its_own() -> Iterator[None]:
-    """To put around the start of an engine: what vLLM puts into the directory of temporary files goes into one that
-    `_remove_own_files` removes."""
-    directory = tempfile.mkdtemp(prefix=PREFIX)
-    if len(directory.encode()) > LONGEST_PATH:
-        os.rmdir(directory)
-        yield
-        return
-    os.environ[RPC_DIRECTORY] = directory
-    # What torch has compiled stays where other engines find it.
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path(tempfile.gettempdir()) / f"torchinductor_{os.getuid()}"))
-    before, tempfile.tempdir = tempfile.tempdir, directory
-    try:
-        yield
-    finally:
-        tempfile.tempdir = before
-
-
-def _remove_own_files() -> None:
-    directory = os.environ.pop(RPC_DIRECTORY, "")
-    if os.path.basename(directory).startswith(PREFIX):
-        shutil.rmtree(directory, ignore_errors=True)
-
-
 def make_engine(options: EngineOptions, version: int) -> Any:
     """A vLLM `LLMEngine` that labels its tokens with `version`. Sets `options.env` in this process first."""
     os.environ.update(options.env)
@@ -248,8 +219,12 @@ def make_engine(options: EngineOptions, version: int) -> Any:
 
     register_weight_transfer()
     register_cpu_kernels()
-    with _files_of_its_own():
-        engine = LLMEngine.from_engine_args(_engine_args(options))
+    try:
+        with EngineFiles().take_temporary_files():
+            engine = LLMEngine.from_engine_args(_engine_args(options))
+    except BaseException:
+        remove_own_files()
+        raise
     engine.set_weight_version(str(version))
     return engine
 

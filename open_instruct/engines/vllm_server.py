@@ -21,6 +21,7 @@ from types import TracebackType
 from typing import IO
 
 from open_instruct.device import Device, allocator_env
+from open_instruct.engines.engine_files import EngineFiles
 from open_instruct.engines.server_keys import VLLM_KEY_VARIABLE
 
 END_TIMEOUT_S = 15.0
@@ -75,6 +76,7 @@ class VllmServer:
         self.log_path = Path(log_path)
         self._process: subprocess.Popen[bytes] | None = None
         self._log: IO[bytes] | None = None
+        self._files: EngineFiles | None = None
 
     @property
     def url(self) -> str:
@@ -85,9 +87,10 @@ class VllmServer:
         assert self._process is None, f"{self.url} runs already"
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
         self._log = open(self.log_path, "ab")  # noqa: SIM115 - closed by `stop`
+        self._files = EngineFiles()
         self._process = subprocess.Popen(
             self.options.command,
-            env=self.options.environment,
+            env=self.options.environment | self._files.env,
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=subprocess.STDOUT,
@@ -146,6 +149,9 @@ class VllmServer:
                 process.wait(END_TIMEOUT_S)
             _signal_group(process.pid, signal.SIGKILL)  # also processes that the server may have left behind
             process.wait(END_TIMEOUT_S)
+        if self._files is not None:
+            self._files.remove()
+            self._files = None
         if self._log is not None:
             self._log.close()
             self._log = None

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from conftest import TIMEOUT_S, make_args
 
-from open_instruct.engines.vllm_engine import PREFIX
+from open_instruct.engines.engine_files import PREFIX
 from open_instruct.run.teachers import create_teachers
 
 TOP_K = 5
