@@ -6,20 +6,24 @@ import os
 import socket
 import struct
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from open_instruct.config.verifier_options import VerifierConfig
 from open_instruct.system.sandbox import Jail
 from open_instruct.verifiers.base import NotScored
-from open_instruct.verifiers.code_children import GRACE_S, MOST_BYTES
+from open_instruct.verifiers.code_children import GRACE_S
+from open_instruct.verifiers.code_data import MOST_BYTES, as_json, encode
 from open_instruct.verifiers.keeper import KeeperStart
 from open_instruct.verifiers.scoring_processes import Keeper, Scorer, ScoringJob, UnavailableError
 from open_instruct.verifiers.verifiers import score_response
 
+FAILED = object()
+"""In place of a value: the program has failed, or its value is none of JSON. It equals nothing."""
 NOTHING = ScoringJob("", None, [], [], None)
 MAX_CALLS = 100_000
 """Of one test to its program."""
@@ -30,6 +34,14 @@ class TestResult:
     """What came of one test."""
 
     passed: bool
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came of a step: a value or `FAILED`."""
+
+    value: Any
     seconds: float
 
 
@@ -56,75 +68,65 @@ class CodeRuns:
         Raises:
             NotScored: no process can be started here.
         """
-        results: list[TestResult] = []
+        answers: list[Answer] = []
         async with self._places:
-            while len(results) < len(tests):
+            while len(answers) < len(tests):
                 async with self._child() as of_program, self._child() as of_test:
-                    await self._until_one_ends(of_program, of_test, program, tests, limit_s, results)
-        return results
+                    left = [partial(_run_test, of_program, of_test, program, test) for test in tests[len(answers) :]]
+                    await _until_one_ends(of_program, program, left, limit_s, answers)
+        return [TestResult(one.value is True, one.seconds) for one in answers]
+
+    async def run_calls(self, program: str, function: str, calls: Sequence[list[Any]], limit_s: float) -> list[Answer]:
+        """What a function of a program returns for these arguments, or the method of that name of its class `Solution`, as values
+        of JSON. Raises `NotScored` as above."""
+        answers: list[Answer] = []
+        async with self._places:
+            while len(answers) < len(calls):
+                async with self._child() as child:
+                    left = [partial(_run_call, child, function, arguments) for arguments in calls[len(answers) :]]
+                    await _until_one_ends(child, program, left, limit_s, answers)
+        return answers
 
     async def run_stdio(self, program: str, inputs: Sequence[str], limit_s: float) -> list[tuple[str | None, float]]:
-        """What the program writes for each input, in a process of its own each; None if it failed. And the seconds it took."""
-        outputs: list[tuple[str | None, float]] = []
+        """What the program writes for each input, in a process of its own each; None if it failed. And the seconds it took.
+        Raises `NotScored` as above."""
         async with self._places:
-            for text in inputs:
-                async with self._child() as child:
-                    started = time.monotonic()
-                    try:
-                        async with asyncio.timeout(limit_s + GRACE_S):
-                            answer = await child.ask({"do": "stdio", "code": program, "input": text})
-                    except (ProgramEnded, TimeoutError):
-                        answer = {"error": "ended"}
-                    seconds = time.monotonic() - started
-                    output = (
-                        answer.get("output") if answer.get("error") is None and seconds <= limit_s + GRACE_S else None
-                    )
-                    outputs.append((output if isinstance(output, str) else None, seconds))
-        return outputs
+            return [await self._run_on(program, text, limit_s) for text in inputs]
+
+    async def _run_on(self, program: str, text: str, limit_s: float) -> tuple[str | None, float]:
+        with _Streams.of(text) as streams:
+            async with self._child(streams.input, streams.output) as child:
+                started = time.monotonic()
+                try:
+                    async with asyncio.timeout(limit_s + GRACE_S):
+                        answer = await child.ask({"do": "stdio", "code": program})
+                except (ProgramEnded, TimeoutError):
+                    answer = {"error": "ended"}
+                seconds = time.monotonic() - started
+            is_done = answer.get("error", "") is None and seconds <= limit_s + GRACE_S
+            return streams.written() if is_done else None, seconds
 
     def close(self) -> None:
         if self._keeper is not None:
             self._keeper.kill()  # the kernel then kills its children
         self._forking.shutdown(wait=False, cancel_futures=True)
 
-    async def _until_one_ends(
-        self,
-        of_program: "_Channel",
-        of_test: "_Channel",
-        program: str,
-        tests: Sequence[str],
-        limit_s: float,
-        results: list[TestResult],
-    ) -> None:
-        """Run tests until all have been run, or one has ended a process; that one has failed."""
-        started = time.monotonic()
-        try:
-            async with asyncio.timeout(limit_s + GRACE_S):
-                loaded = await of_program.ask({"do": "program", "code": program})
-            names = loaded.get("names")
-            if (
-                loaded.get("error") is not None
-                or not isinstance(names, list)
-                or not all(isinstance(n, str) for n in names)
-            ):
-                results += [TestResult(False, time.monotonic() - started)] * (len(tests) - len(results))
-                return
-            for test in tests[len(results) :]:
-                started = time.monotonic()
-                async with asyncio.timeout(limit_s + GRACE_S):
-                    passed = await _run_test(of_program, of_test, test, names)
-                results.append(TestResult(passed, time.monotonic() - started))
-        except (ProgramEnded, TimeoutError):
-            results.append(TestResult(False, time.monotonic() - started))
-
     @asynccontextmanager
-    async def _child(self) -> AsyncIterator["_Channel"]:
+    async def _child(self, *streams: int) -> AsyncIterator["_Channel"]:
+        """A new process, with the file descriptors of its standard input and output, if it shall have any."""
         loop = asyncio.get_running_loop()
         try:
             child = await loop.run_in_executor(self._forking, self._fork)
         except (UnavailableError, RuntimeError) as error:
             raise NotScored(f"no process for a program: {error}") from error
         try:
+            try:
+                if streams:
+                    socket.send_fds(child.socket, [b"f"], streams)
+                else:
+                    child.socket.sendall(b"f")
+            except OSError as error:
+                raise NotScored(f"no process for a program: {error}") from error
             yield _Channel(child.socket)
         finally:
             child.kill()
@@ -146,15 +148,109 @@ class CodeRuns:
         raise AssertionError("the last attempt returns or raises")
 
 
-async def _run_test(of_program: "_Channel", of_test: "_Channel", test: str, names: list[str]) -> bool:
-    """Pass the test's calls on to the program, and its answers back, until the test is over."""
-    message = await of_test.ask({"do": "test", "code": test, "names": names})
+async def _until_one_ends(
+    of_program: "_Channel",
+    program: str,
+    steps: Sequence[Callable[[dict[str, Any]], Awaitable[Any]]],
+    limit_s: float,
+    answers: list[Answer],
+) -> None:
+    """Take steps, with what the loaded program offers, until all have been taken, or one has ended a process; that one has
+    failed."""
+    started = time.monotonic()
+    try:
+        async with asyncio.timeout(limit_s + GRACE_S):
+            loaded = await of_program.ask({"do": "program", "code": program})
+        if loaded.get("error") is not None:
+            answers += [Answer(FAILED, time.monotonic() - started)] * len(steps)
+            return
+        for step in steps:
+            started = time.monotonic()
+            async with asyncio.timeout(limit_s + GRACE_S):
+                value = await step(loaded)
+            answers.append(Answer(value, time.monotonic() - started))
+    except (ProgramEnded, TimeoutError):
+        answers.append(Answer(FAILED, time.monotonic() - started))
+
+
+async def _run_test(
+    of_program: "_Channel", of_test: "_Channel", program: str, test: str, offered: dict[str, Any]
+) -> bool:
+    """Pass the test's calls on to the program, and its answers back, until the test is over. `program` is its text, of which the
+    test's process reads the imports."""
+    message = await of_test.ask({"do": "test", "code": test, "program": program, "offered": offered})
     for _ in range(MAX_CALLS):
         call = message.get("call")
         if not isinstance(call, dict):
             return message.get("done") is True and message.get("error") is None
         message = await of_test.ask(await of_program.ask(call))
     raise ProgramEnded
+
+
+async def _run_call(child: "_Channel", function: str, arguments: list[Any], offered: dict[str, Any]) -> Any:
+    def refuse(value: Any) -> int:
+        raise TypeError(type(value).__name__)  # arguments come from JSON
+
+    answer = await child.ask({"do": "method", "name": function, "arguments": encode(arguments, refuse)})
+    if answer.get("error") is not None or "value" not in answer:
+        return FAILED
+    try:
+        return as_json(answer["value"])
+    except (ValueError, TypeError, RecursionError):
+        return FAILED
+
+
+class _Streams:
+    """Standard input and output of a program. The output is read while the program runs, because a pipe may be small."""
+
+    def __init__(self, given: int, ours: int, theirs: int) -> None:
+        self.input, self.output, self._end = given, theirs, ours
+        self._data = bytearray()
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(ours, self._read)
+
+    @classmethod
+    @contextmanager
+    def of(cls, text: str) -> Iterator["_Streams"]:
+        """Raises `NotScored` if the machine has no memory or no files left."""
+        with ExitStack() as opened:
+            try:
+                given = os.memfd_create("input")
+                opened.callback(os.close, given)
+                with open(given, "wb", closefd=False) as file:
+                    file.write(text.encode(errors="replace"))
+                os.lseek(given, 0, os.SEEK_SET)
+                ours, theirs = os.pipe()
+            except OSError as error:
+                raise NotScored(f"no input or output for a program: {error}") from error
+            os.set_blocking(ours, False)
+            opened.callback(os.close, theirs)
+            streams = cls(given, ours, theirs)
+            opened.callback(streams._stop)
+            yield streams
+
+    def written(self) -> str | None:
+        """What has been written; None if it is too much."""
+        while self._read():
+            pass
+        return self._data.decode(errors="replace") if len(self._data) <= MOST_BYTES else None
+
+    def _read(self) -> bool:
+        """Read a part, if there is one. After too much the pipe is closed, so that the program fails at once."""
+        try:
+            part = os.read(self._end, 2**16) if self._end >= 0 else b""
+        except BlockingIOError:
+            return False
+        self._data += part
+        if not part or len(self._data) > MOST_BYTES:
+            self._stop()
+        return bool(part)
+
+    def _stop(self) -> None:
+        if self._end >= 0:
+            self._loop.remove_reader(self._end)
+            os.close(self._end)
+            self._end = -1
 
 
 class _Channel:

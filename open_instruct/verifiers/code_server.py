@@ -19,8 +19,9 @@ from aiohttp import web
 from open_instruct.config.verifier_options import VerifierConfig
 from open_instruct.system.sandbox import missing
 from open_instruct.verifiers.base import NotScored
+from open_instruct.verifiers.code_blocks import LONGEST_PROGRAM
 from open_instruct.verifiers.code_runs import CodeRuns
-from open_instruct.verifiers.code_verifiers import LONGEST_PROGRAM, CodeStdioVerifier, CodeVerifier
+from open_instruct.verifiers.code_verifiers import CodeStdioVerifier, CodeVerifier
 
 LONGEST_LIMIT_S = 600.0
 LARGEST_REQUEST = 200 * 2**20

@@ -13,6 +13,7 @@ import pickle
 import re
 import zlib
 from collections.abc import Sequence
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -21,29 +22,19 @@ import aiohttp
 from open_instruct.config.verifier_options import VerifierConfig
 from open_instruct.system.sandbox import missing
 from open_instruct.verifiers.base import NotScored, VerificationResult, VerifierFunction
+from open_instruct.verifiers.code_blocks import program_in
 from open_instruct.verifiers.code_children import GRACE_S
-from open_instruct.verifiers.text_verifiers import behind_thoughts
 
 if TYPE_CHECKING:
     from open_instruct.verifiers.code_runs import CodeRuns
 
-_BLOCK = re.compile(r"```[ \t]*(?:python3?|py)?[ \t]*\n(.*?)```", re.DOTALL | re.IGNORECASE)
-LONGEST_PROGRAM = 200_000
-"""Characters."""
+_NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,6})?", re.ASCII)
 MOST_TESTS = 1000
 LARGEST_TESTS = 100 * 2**20
 """Bytes, unpacked."""
 ATTEMPTS = 3
 QUEUE_S = 1800.0
 """Seconds that a program may wait for its turn."""
-
-
-def program_in(response: str) -> str:
-    """The last block of code behind the thoughts; without one, all that is there."""
-    text = response.rpartition("</think>")[2]
-    end = text.rfind("```")
-    blocks = _BLOCK.findall(text) if end >= 0 else []
-    return (blocks[-1] if blocks else behind_thoughts(text))[:LONGEST_PROGRAM]
 
 
 class CodeVerifier(VerifierFunction):
@@ -147,7 +138,11 @@ class CodeVerifier(VerifierFunction):
 
 
 class CodeStdioVerifier(CodeVerifier):
-    """The share of the inputs to which a program writes the right output, spaces at the ends of lines not counted."""
+    """The share of the inputs to which a program writes the right output.
+
+    Rows of LiveCodeBench that call a function (`testtype` `functional`) have its arguments as input, a line of JSON each, and as
+    output what it returns, in JSON.
+    """
 
     name = "code_stdio"
     path = "test_program_stdio"
@@ -157,9 +152,23 @@ class CodeStdioVerifier(CodeVerifier):
         good = tests and len(tests) <= MOST_TESTS
         if not good or not all(isinstance(test, dict) and {"input", "output"} <= test.keys() for test in tests):
             raise ValueError(f"a code_stdio ground truth must be a list of {{input, output}}, got {label!r:.80}")
+        if any(
+            test.get("testtype", "functional" if test.get("fn_name") else "stdin") == "functional" for test in tests
+        ):
+            function = _function_in(tests)
+            for test in tests:
+                _call_in(test)
+            return [{**test, "testtype": "functional", "fn_name": function} for test in tests]
         return tests
 
     async def run(self, runs: "CodeRuns", program: str, tests: list[Any], limit_s: float) -> list[tuple[bool, float]]:
+        if tests[0].get("testtype") == "functional":
+            calls = [_call_in(test) for test in tests]
+            answers = await runs.run_calls(program, tests[0]["fn_name"], [given for given, _ in calls], limit_s)
+            return [
+                (bool(answer.value == wanted), answer.seconds)
+                for answer, (_, wanted) in zip(answers, calls, strict=True)
+            ]
         outputs = await runs.run_stdio(program, [str(test["input"]) for test in tests], limit_s)
         return [
             (output is not None and same_output(output, str(test["output"])), seconds)
@@ -167,10 +176,51 @@ class CodeStdioVerifier(CodeVerifier):
         ]
 
 
+def _function_in(tests: Sequence[dict[str, Any]]) -> str:
+    """The function that a row's tests call. Raises `ValueError` if none of them names it."""
+    for test in tests:
+        metadata = read_json(test.get("metadata"))
+        more = metadata if isinstance(metadata, dict) else {}
+        for name in (test.get("fn_name"), more.get("fn_name"), more.get("func_name")):
+            if isinstance(name, str) and name.isidentifier():
+                return name
+    raise ValueError(
+        "a code_stdio ground truth with tests of testtype functional must say which function they call: add "
+        '"fn_name": "<function>" to each test (LiveCodeBench has it as func_name in the metadata of the row)'
+    )
+
+
+def _call_in(test: dict[str, Any]) -> tuple[list[Any], Any]:
+    """The arguments of a functional test, and what the function must return. Raises `ValueError` if they are no JSON."""
+    try:
+        lines = [line for line in str(test["input"]).split("\n") if line.strip()]
+        return [json.loads(line) for line in lines], json.loads(str(test["output"]))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(
+            f"a functional test must have its arguments as lines of JSON, and the output as JSON: {test!r:.200}"
+        ) from error
+
+
 def same_output(written: str, wanted: str) -> bool:
-    """Equal line by line, without spaces at the ends of lines and empty lines at the end."""
-    lines, others = ([line.rstrip() for line in text.rstrip().splitlines()] for text in (written, wanted))
-    return lines == others
+    """Equal line by line, without spaces around lines and empty lines around the text. Lines of numbers may write them in other
+    ways (3.0 for 3), as with LiveCodeBench and open-instruct."""
+    lines, others = ([line.split() for line in text.strip().split("\n")] for text in (written, wanted))
+    return len(lines) == len(others) and all(map(_same_line, lines, others))
+
+
+def _same_line(words: list[str], others: list[str]) -> bool:
+    if words == others:
+        return True
+    are_numbers = len(words) == len(others) and all(_NUMBER.fullmatch(word) for word in (*words, *others))
+    return are_numbers and list(map(Decimal, words)) == list(map(Decimal, others))
+
+
+def read_json(text: object) -> Any:
+    """What a JSON text holds; anything else as it is."""
+    try:
+        return json.loads(text) if isinstance(text, str) else text
+    except (ValueError, RecursionError):
+        return text
 
 
 def read_list(label: object) -> list[Any]:

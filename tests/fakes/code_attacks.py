@@ -2,7 +2,8 @@
 
 Each of `BREAKS_OUT` is the body of `attack()`, which returns something true where it succeeds; the program's function then gives
 the right answer, so that an attack that succeeds passes the test. Each of `PRETENDS` is a program that should fail the test
-`assert f(2) == 4`.
+`assert f(2) == 4`. Each of `WANTS_TO_BE_ASKED` is a program and a test that it should fail, which it passes if the test lets it
+say whether it is right.
 """
 
 import textwrap
@@ -120,6 +121,91 @@ PRETENDS = {
     "null bytes": "\0",
     "deep nesting": "x = " + "(" * 5000 + ")" * 5000,
     "a generator": "def f(x):\n    while True: yield 4",
+}
+
+_CLOSE = "assert abs(f(2) - 1.41421) < 1e-4"
+_SETS = "assert set(f([1, 2])) == set([2, 3])"
+_WRONG = "def f(x): return 0\n"
+_SAYS_YES = "class E:\n    def {name}(self, *a): return True\ndef f(x): return E()"
+
+WANTS_TO_BE_ASKED = {
+    "its own abs": (_WRONG + "def abs(x): return 0", _CLOSE),
+    "its own set": (_WRONG + "def set(x): return 0", _SETS),
+    "its own sorted": (_WRONG + "def sorted(x): return 0", "assert sorted(f(2)) == sorted([2, 1])"),
+    "its own list": (_WRONG + "def list(x): return 0", "assert list(f(2)) == list((1, 2))"),
+    "its own tuple": (_WRONG + "tuple = lambda x: 0", "assert tuple(f(2)) == tuple([1, 2])"),
+    "its own all": (_WRONG + "def all(x): return True", "assert all(a == b for a, b in zip([f(2)], [4]))"),
+    "its own isinstance": (_WRONG + "def isinstance(*a): return True", "assert isinstance(f(2), str)"),
+    "its own types": (_WRONG + "class str:\n    def __new__(c, x): return 0", "assert str(f(2)) == str(1.5)"),
+    "its own round": (_WRONG + "round = lambda *a: 0", "assert round(f(2), 2) == round(1.41421, 2)"),
+    "a value for a builtin": (_WRONG + "len = abs", "assert len(f(2)) == 0"),
+    "its own math": (
+        _WRONG + "class math:\n    isclose = staticmethod(lambda *a, **k: True)",
+        "assert math.isclose(f(2), 1.41421)",
+    ),
+    "its own math behind an import": (
+        "import math\n" + _WRONG + "class math:\n    isclose = staticmethod(lambda *a, **k: True)",
+        "assert math.isclose(f(2), 1.41421)",
+    ),
+    "its own numpy": (_WRONG + "class np:\n    allclose = lambda *a: True", "assert np.allclose(f(2), [1.5])"),
+    "its own isclose": (_WRONG + "def isclose(*a, **k): return True", "assert isclose(f(2), 1.41421)"),
+    "its own Counter": (_WRONG + "def Counter(x): return 0", "assert Counter(f(2)) == Counter([1, 2])"),
+    "an import by another name": ("from math import floor as abs\n" + _WRONG, _CLOSE),
+    "a module by another name": ("import operator as math\n" + _WRONG, "assert math.isclose(f(2), 1.41421)"),
+    "a tool by another name": (
+        "from operator import truth as isclose\n" + _WRONG,
+        "assert isclose(f(2) + 1.41421)",
+    ),
+    "the end of the process by another name": ("from sys import exit as f", "assert f(0) == 4"),
+    "its own abs beside a library's name": (
+        "def add(a, b): return 0\ndef abs(x): return 2",
+        "assert abs(add(1, -3)) == 2",
+    ),
+    "both sides its own": (
+        "def sorted(x): return 0\ndef list(x): return 0",
+        "assert sorted([3, 1]) == list((1, 3))",
+    ),
+    "Python's instead of its own": ("def f(x): return 0", "assert sorted([3, 1]) == [1, 3]"),
+    "another than the one tested": (
+        "def abs(x): return 0\ndef round(*a): return 0",
+        "x = round(2.567, 2)\nassert abs(x - 2.57) < 1e-9",
+    ),
+    "in it": (_SAYS_YES.format(name="__contains__"), "assert 3 in f(2)"),
+    "begins with it": (_SAYS_YES.format(name="startswith"), "assert f(2).startswith('ab')"),
+    "a part of it": (_SAYS_YES.format(name="issubset"), "assert f(2).issubset({1, 2})"),
+    "all of it": (_SAYS_YES.format(name="all"), "assert f(2).all()"),
+    "nothing between": ("class E:\n    def __sub__(self, o): return 0\ndef f(x): return E()", _CLOSE),
+    "nothing between, from the right": (
+        "class E:\n    def __rsub__(self, o): return 0\ndef f(x): return E()",
+        "assert abs(1.41421 - f(2)) < 1e-4",
+    ),
+    "smaller and larger": (
+        "class E:\n    def __lt__(self, o): return True\n    __gt__ = __lt__\ndef f(x): return E()",
+        "assert 1.41 < f(2) < 1.42",
+    ),
+    "a hash": (
+        "class E:\n    def __eq__(self, o): return True\n    def __hash__(self): return 4\ndef f(x): return E()",
+        "assert f(2) in {1, 4}",
+    ),
+    "not unequal": ("class E:\n    def __ne__(self, o): return False\ndef f(x): return E()", "assert not f(2) != 4"),
+    "an array": (
+        "class E:\n    __array_priority__ = 99\n    def __array__(self, *a): return 4\n"
+        "    __array_interface__ = {'data': (0, True), 'shape': (1,), 'typestr': '<i8', 'version': 3}\n"
+        "    def __array_ufunc__(self, *a, **k): return True\ndef f(x): return E()",
+        "import numpy\nassert numpy.allclose(f(2), [1.5])",
+    ),
+    "items that are equal to everything": (
+        "class E:\n    def __eq__(self, o): return True\ndef f(x):\n    yield E()\n    yield E()",
+        "assert list(f(2)) == [1, 2]",
+    ),
+    "the end of a loop": ("def f(x): raise StopIteration", "assert all(x == 4 for x in map(f, [1, 2]))"),
+    "an end of the test": ("def f(g): g(0)", "import sys\nf(sys.exit)\nassert False"),
+    "an assertion passed over": (
+        "def f(g):\n    try: g(3)\n    except BaseException: pass",
+        "def check(x): assert x == 4\nf(check)",
+    ),
+    "an exception of the name": ("class f(Exception):\n    def __eq__(self, o): return True", "assert f(2) == 4"),
+    "the imports that are there": ("", "assert gcd(12, 18) == 6"),
 }
 
 

@@ -23,9 +23,9 @@ from rc_fakes import free_port
 from open_instruct.config.verifier_options import VerifierConfig
 from open_instruct.system.sandbox import Jail, limit_resources, python_files, restrict_files
 from open_instruct.verifiers import code_children, code_server, code_verifiers
-from open_instruct.verifiers.code_children import TooMuch, decode, encode
+from open_instruct.verifiers.code_data import TooMuch, decode, encode
 from open_instruct.verifiers.code_runs import CodeRuns
-from open_instruct.verifiers.code_verifiers import program_in, read_list, same_output
+from open_instruct.verifiers.code_verifiers import read_list
 from open_instruct.verifiers.pool import VerifierPool
 from open_instruct.verifiers.scoring_processes import Scorer
 from open_instruct.verifiers.verifiers import check_label, import_verifiers
@@ -88,7 +88,7 @@ def written(program: str, *inputs: str) -> list[str | None]:
             "class S:\n    def __init__(self): self.n = 0\n    def up(self): self.n += 1; return self.n",
             "s = S(); s.up()\nassert s.up() == 2",
         ),
-        ("def f(x): raise KeyError(x)", "try:\n    f(1)\n    assert False\nexcept RuntimeError: pass"),
+        ("def f(x): raise KeyError(x)", "try:\n    f(1)\n    assert False\nexcept KeyError: pass"),
     ],
 )
 def test_right_programs_pass(code: str, test: str) -> None:
@@ -144,6 +144,7 @@ class RunsAsNobody(CodeRuns):
     """Its processes are forked from this one, and belong to nobody, whom limits on processes bind too."""
 
     def _fork(self) -> Scorer:
+        code_children.prepare()
         ours, theirs = socket.socketpair()
         parent = os.getpid()
         if pid := os.fork():
@@ -275,29 +276,6 @@ def test_outputs_are_compared() -> None:
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "are_same"),
-    [("1\n2\n", "1\n2", True), ("1 \n2", "1\n2", True), ("1 2", "1  2", False), ("", "\n", True), ("1", "1.0", False)],
-)
-def test_spaces_at_the_ends_do_not_count(one: str, other: str, are_same: bool) -> None:
-    assert same_output(one, other) == are_same
-
-
-@pytest.mark.parametrize(
-    ("response", "found"),
-    [
-        ("```python\na\n```", "a\n"),
-        ("```\na\n```", "a\n"),
-        ("```py\na\n``` and ```python\nb\n```", "b\n"),
-        ("<think>```python\na\n```</think>none", "none"),
-        ("a = 1", "a = 1"),
-        ("```python\na", "```python\na"),
-    ],
-)
-def test_the_last_block_is_the_program(response: str, found: str) -> None:
-    assert program_in(response) == found
-
-
-@pytest.mark.parametrize(
     ("dataset", "label", "problem"),
     [
         ("code", [], "a list of 1 to 1000 tests"),
@@ -388,6 +366,9 @@ def test_the_server_scores_as_its_processes_do(server: str) -> None:
     pairs = [{"input": "1", "output": "2"}, {"input": "5", "output": "7"}]
     program = "```python\nprint(int(input()) + 1)\n```"
     assert scored("code_stdio", pairs, program, code_api_url=f"{server}/test_program_stdio") == [0.5]
+    calls = [{"input": "[1]", "output": wanted, "fn_name": "total"} for wanted in ("1", "2")]
+    for url in (server, None):
+        assert scored("code_stdio", calls, "def total(x: List[int]): return sum(x)", code_api_url=url) == [0.5]
 
 
 def test_requests_of_open_instruct_are_answered(server: str) -> None:

@@ -1,0 +1,84 @@
+"""Finds the program in a response: the last block of code behind the thoughts."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from open_instruct.verifiers.text_verifiers import behind_thoughts
+
+LONGEST_PROGRAM = 200_000
+"""Characters."""
+_PYTHON = re.compile(r"\{?\.?(?:i?python|pypy|py)[\d.]*(?![\w+#-])", re.IGNORECASE)
+
+
+@dataclass
+class _Block:
+    fence: str
+    indent: int
+    language: str
+    lines: list[str] = field(default_factory=list)
+    is_closed: bool = False
+
+    @property
+    def may_be_python(self) -> bool:
+        return not self.language or _PYTHON.match(self.language) is not None
+
+    @property
+    def code(self) -> str:
+        """A block in a list is indented as a whole."""
+        return "".join(re.sub(rf"^[ \t]{{0,{self.indent}}}", "", line) + "\n" for line in self.lines)
+
+    def is_fence(self, line: str) -> bool:
+        """Whether a line of the block closes it, or opens the next without having closed this one. A fence that is indented
+        further stands in a text of the program."""
+        inner = line.lstrip(" \t")
+        return inner.startswith(self.fence) and len(line) - len(inner) <= self.indent + 3
+
+    def add(self, line: str) -> None:
+        """A line of code. A single fence behind it (print(1)```) closes the block."""
+        before, marks, after = line.rpartition(self.fence)
+        if marks and before.strip() and not after.strip() and marks not in before and marks[0] == "`":
+            self.is_closed, line = True, before
+        self.lines.append(line)
+
+
+def program_in(response: str) -> str:
+    """The last block that is in Python or says no language, else the last in any. A block without an end is taken if there is no
+    other, because the response may have been cut there. Without blocks, all that is there."""
+    text = response.rpartition("</think>")[2]
+    blocks = list(_blocks(text.replace("\r\n", "\n")))
+    closed = [block for block in blocks if block.is_closed] or blocks
+    python = [block for block in closed if block.may_be_python] or closed
+    return (python[-1].code if python else behind_thoughts(text))[:LONGEST_PROGRAM]
+
+
+def _blocks(text: str) -> Iterator[_Block]:
+    block: _Block | None = None
+    for line in text.split("\n"):
+        if block is None:
+            block = _opened(line)
+            continue
+        if not block.is_fence(line):
+            block.add(line)
+        if block.is_closed or block.is_fence(line):
+            block.is_closed = True
+            yield block
+            rest = line.lstrip(" \t").lstrip(block.fence[0]) if block.is_fence(line) else ""
+            begins_with_language = rest[:1].strip() and block.fence not in rest  # ```python, unlike: ``` and ```python
+            block = _opened(line if begins_with_language else rest)
+    if block is not None:
+        yield block
+
+
+def _opened(line: str) -> _Block | None:
+    """The block that a line opens. Behind other words a fence opens one if nothing but a language is behind it."""
+    for mark in "`~":
+        before, marks, info = line.rpartition(3 * mark)
+        before, language = before.rstrip(mark), info.strip()
+        if not marks or mark in language:
+            continue
+        if not before.strip():
+            return _Block(line[len(before) : len(line) - len(info)], len(before), language)
+        if mark == "`" and " " not in language and before.count(marks) % 2 == 0:
+            return _Block(marks, len(before) - len(before.lstrip(" \t")), language)
+    return None

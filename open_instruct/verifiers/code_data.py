@@ -1,0 +1,220 @@
+"""How values cross between a program's process and a test's: as JSON, from which the reader rebuilds values of its own types.
+
+A value of any other type stays where it is, and a number stands for it. So no method of a program's types runs beside a test.
+"""
+
+import builtins
+import datetime
+import json
+import os
+import struct
+import sys
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from decimal import Decimal
+from fractions import Fraction
+from types import ModuleType
+from typing import Any
+
+MOST_BYTES = 2**20
+"""Of a message, and of a program's output."""
+DEEPEST = 50
+OPERATORS_OF_ONE = "len str repr bool hash getitem setitem delitem neg pos abs invert"
+OPERATORS_OF_TWO = "add sub mul truediv floordiv mod pow matmul and_ or_ xor lshift rshift lt le gt ge"
+"""What a test may do with one object of the program, and with two. Names as in `operator` and `builtins`."""
+LARGEST_IN_JSON = 2**53
+
+
+ERRORS: dict[str, type[Exception]] = {
+    name: kind
+    for name, kind in vars(builtins).items()
+    if isinstance(kind, type) and issubclass(kind, Exception) and kind not in (StopIteration, StopAsyncIteration)
+    if not issubclass(kind, BaseExceptionGroup)
+}
+
+
+class TooMuch(ValueError):
+    """A message, or what is in it, is too large or nested too deep."""
+
+
+_ATOMS: dict[str, tuple[type, Callable[[Any], str], Callable[[str], Any]]] = {
+    "int": (
+        int,
+        lambda value: hex(int.__int__(value)),
+        lambda text: int(text, 16),
+    ),  # decimal digits have a limit, and take long
+    "float": (float, float.__repr__, float),
+    "bytes": (bytes, bytes.hex, bytes.fromhex),
+    "bytearray": (bytearray, bytearray.hex, bytearray.fromhex),
+    "decimal": (Decimal, Decimal.__str__, Decimal),
+    "datetime": (datetime.datetime, datetime.datetime.isoformat, datetime.datetime.fromisoformat),
+    "date": (datetime.date, datetime.date.isoformat, datetime.date.fromisoformat),  # behind `datetime`, which is one
+    "time": (datetime.time, datetime.time.isoformat, datetime.time.fromisoformat),
+}
+"""Types with a text that holds the whole value: type, to text, from text."""
+_COMPOUNDS: dict[str, tuple[type, Callable[[Any], Any], Callable[[list[Any]], Any]]] = {
+    "list": (list, list.__iter__, list),
+    "tuple": (tuple, tuple.__iter__, tuple),
+    "set": (set, set.__iter__, set),
+    "frozenset": (frozenset, frozenset.__iter__, frozenset),
+    "deque": (deque, deque.__iter__, deque),
+    "keys": (type({}.keys()), iter, lambda parts: dict.fromkeys(parts).keys()),
+    "values": (type({}.values()), iter, lambda parts: dict(enumerate(parts)).values()),
+    "items": (type({}.items()), iter, lambda parts: dict(parts).items()),
+    "counter": (Counter, Counter.items, lambda parts: Counter(dict(parts))),
+    "complex": (complex, lambda value: (value.real, value.imag), lambda parts: complex(*parts)),
+    "range": (range, lambda value: (value.start, value.stop, value.step), lambda parts: range(*parts)),
+    "slice": (slice, lambda value: (value.start, value.stop, value.step), lambda parts: slice(*parts)),
+    "fraction": (Fraction, lambda value: (value.numerator, value.denominator), lambda parts: Fraction(*parts)),
+    "timedelta": (
+        datetime.timedelta,
+        lambda value: (value.days, value.seconds, value.microseconds),
+        lambda parts: datetime.timedelta(*parts),
+    ),
+}
+"""Types that are made of other values: type, to parts, from parts."""
+
+
+def encode(value: Any, keep: Callable[[Any], Any], depth: int = 0) -> Any:
+    """A value as JSON. What is no plain data is kept by `keep`, and the number or the list that it returns stands for it.
+
+    Values of types derived from plain ones (`defaultdict`, a named tuple) become plain; so do numpy's numbers and arrays.
+    """
+    if depth > DEEPEST:
+        raise TooMuch("nested too deep")
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, int) and abs(int.__int__(value)) < LARGEST_IN_JSON:
+        return int.__int__(value)
+    for name, (kind, to_text, _) in _ATOMS.items():
+        if isinstance(value, kind):
+            return {name: to_text(value)}
+    for name, (kind, to_parts, _) in _COMPOUNDS.items():
+        if isinstance(value, kind):
+            return {name: [encode(part, keep, depth + 1) for part in to_parts(value)]}
+    if isinstance(value, dict):
+        return {"dict": [[encode(part, keep, depth + 1) for part in pair] for pair in dict.items(value)]}
+    if type(value).__module__ == "numpy" and hasattr(value, "tolist"):
+        return encode(value.tolist(), keep, depth + 1)
+    return {"object": keep(value)}
+
+
+def decode(data: Any, remote: Callable[[Any], Any], depth: int = 0) -> Any:
+    """What `encode` made JSON of; `remote` makes the stand-in of an object. Raises `ValueError` for anything else, and what the
+    types of the parts raise for values that do not fit."""
+    if depth > DEEPEST:
+        raise TooMuch("nested too deep")
+    if data is None or type(data) in (bool, str, int):
+        return data
+    if not isinstance(data, dict) or len(data) != 1:
+        raise ValueError("not plain data")
+    ((name, content),) = data.items()
+    if name in _ATOMS and isinstance(content, str):
+        return _ATOMS[name][2](content)
+    if name in _COMPOUNDS and isinstance(content, list):
+        return _COMPOUNDS[name][2]([decode(part, remote, depth + 1) for part in content])
+    if name == "dict":
+        return {decode(key, remote, depth + 1): decode(value, remote, depth + 1) for key, value in content}
+    if name == "object" and type(content) in (int, list):
+        return remote(content)
+    raise ValueError("not plain data")
+
+
+def as_json(data: Any) -> Any:
+    """What `encode` made of a value that JSON knows too; tuples are lists. For the controller, which rebuilds no other types,
+    because some take long with the right parts. Raises `ValueError` for other values."""
+    if data is None or type(data) in (bool, str, int):
+        return data
+    if not isinstance(data, dict) or len(data) != 1:
+        raise ValueError("not plain data")
+    ((name, content),) = data.items()
+    if name in ("int", "float") and isinstance(content, str):
+        return _ATOMS[name][2](content)
+    if name in ("list", "tuple") and isinstance(content, list):
+        return [as_json(part) for part in content]
+    if name == "dict" and isinstance(content, list):
+        pairs = [(key, as_json(value)) for key, value in content]
+        if all(isinstance(key, str) for key, _ in pairs):
+            return dict(pairs)
+    raise ValueError("no value of JSON")
+
+
+# --- messages ---------------------------------------------------------------------------------------------------------
+
+
+class Channel:
+    """A child's messages to and from the controller."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def receive(self) -> dict[str, Any]:
+        """Raises `EOFError` when the controller has closed the channel."""
+        head = self._read(8)
+        return json.loads(self._read(struct.unpack("!Q", head)[0]))
+
+    def send(self, message: dict[str, Any]) -> None:
+        content = json.dumps(message).encode()
+        if len(content) > MOST_BYTES:
+            content = json.dumps({"error": "too much"}).encode()
+        content = struct.pack("!Q", len(content)) + content
+        while content:  # the jail allows `read` and `write` alone
+            content = content[os.write(self._descriptor, content) :]
+
+    def _read(self, size: int) -> bytes:
+        data = bytearray()
+        while len(data) < size:
+            part = os.read(self._descriptor, min(size - len(data), 2**16))
+            if not part:
+                raise EOFError
+            data += part
+        return bytes(data)
+
+
+def failure_in(call: Callable[[], object]) -> dict[str, Any]:
+    """What `call` raised, as a message: the name of its type, those of all its base types, and its arguments where they are small
+    plain data. Empty if `call` came to its end; `sys.exit(0)` is an end."""
+    try:
+        call()
+    except SystemExit as error:
+        return {} if error.code in (None, 0) else {"error": "SystemExit"}
+    except BaseException as error:  # a program may raise anything
+        kinds = [kind.__name__[:100] for kind in type(error).__mro__]
+        return {"error": kinds[0], "kinds": kinds[:20], "arguments": _small(error.args)}
+    return {}
+
+
+def error_in(message: dict[str, Any], known: Mapping[str, type[Exception]] | None = None) -> Exception:
+    """The exception that `failure_in` tells of, as the nearest of those that are known and of Python's own; `RuntimeError` if
+    there is none.
+
+    Never `StopIteration` or `SystemExit`, with which a program could end a loop of the test (`all(map(f, …))`), or the test.
+    """
+    kinds, name = message.get("kinds"), message.get("error")
+    types = ERRORS | dict(known or {})
+    own = [types[kind] for kind in kinds if isinstance(kind, str) and kind in types] if isinstance(kinds, list) else []
+    if own:
+        try:
+            return own[0](*decode(message.get("arguments"), lambda _: None))
+        except Exception:  # the other side's type may take other arguments, or its message be nonsense
+            return own[0]()
+    return RuntimeError(f"the program failed: {name}")
+
+
+def _small(arguments: Any) -> Any:
+    def refuse(value: Any) -> int:
+        raise TypeError(type(value).__name__)
+
+    try:
+        data = encode(list(arguments), refuse)
+    except Exception:  # arguments of a program's exception may be anything
+        return {"list": []}
+    return data if len(json.dumps(data)) <= 4096 else {"list": []}
+
+
+def new_module(name: str) -> dict[str, Any]:
+    """The names of a new module that `sys.modules` knows, because dataclasses look up their own."""
+    module = sys.modules[name] = ModuleType(name)
+    return vars(module)

@@ -1,0 +1,186 @@
+"""The jailed process that runs a program of the model. It is asked what functions answer, or for output, and knows no test."""
+
+import atexit
+import builtins
+import contextlib
+import copy
+import functools
+import importlib
+import json
+import operator
+import sys
+import threading
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from open_instruct.verifiers.code_data import (
+    OPERATORS_OF_ONE,
+    OPERATORS_OF_TWO,
+    Channel,
+    decode,
+    encode,
+    error_in,
+    failure_in,
+    new_module,
+)
+
+USUAL_MODULES = (
+    "string re datetime collections heapq bisect copy math random statistics itertools functools operator io json "
+    "typing"
+)
+"""Modules whose names a program has without an import, as with LiveCodeBench and open-instruct."""
+MOST_NAMES = 5000
+DEEPEST_RECURSION = 50_000
+"""As LiveCodeBench's."""
+CHUNK_BYTES = 2**16
+
+OPERATORS: dict[str, Callable[..., Any]] = {
+    name: getattr(operator, name, None) or getattr(builtins, name)
+    for name in f"{OPERATORS_OF_ONE} {OPERATORS_OF_TWO} eq iter getattr setattr delattr isinstance".split()
+} | {"copy": copy.copy, "deepcopy": copy.deepcopy, "value": lambda value: value}
+"""What a test may do with objects of the program beside calling them."""
+
+
+@functools.cache
+def usual_names() -> dict[str, Any]:
+    """Names that are there before a program begins. They hide no builtin (`pow` is not `math.pow`)."""
+    names: dict[str, Any] = {}
+    for module in USUAL_MODULES.split():
+        exec(f"from {module} import *", names)
+    names |= {module: importlib.import_module(module) for module in ("sys", *USUAL_MODULES.split())}
+    return {name: value for name, value in names.items() if not hasattr(builtins, name)}
+
+
+class ProgramProcess:
+    """Each public method does what a message asks for, and returns the answer."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._objects: list[Any] = []
+        self._numbers: dict[int, int] = {}
+        """Of the objects, by `id`; they are kept, so no other object comes to have theirs."""
+        self._names: dict[str, Any] = {}
+        self._offered: set[str] = set()
+
+    def program(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Run a program, so that its functions can be called. Says which names it has made: what can be called, values,
+        and exceptions with their base types."""
+        self._names, failure = _run("program", message["code"])
+        usual, nothing = usual_names(), object()
+        made = {
+            name: value
+            for name, value in self._names.items()
+            if not name.startswith("__") and not isinstance(value, ModuleType) and usual.get(name, nothing) is not value
+        }
+        kept = list(made)[-MOST_NAMES:]
+        self._offered = set(kept)
+        return failure | {
+            "names": [name for name in kept if callable(made[name])],
+            "values": [name for name in kept if not callable(made[name])],
+            "errors": {name: [kind.__name__ for kind in made[name].__mro__] for name in kept if _is_error(made[name])},
+        }
+
+    def call(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Call a function, a method or an operator."""
+        result: dict[str, Any] = {}
+
+        def call() -> None:
+            function = decode(message["function"], self._find)
+            arguments, named = decode(message["arguments"], self._find)
+            result["value"] = encode(function(*arguments, **named), self._keep)
+            result["arguments"] = encode(list(arguments), self._keep)  # as the call has left them
+
+        return failure_in(call) or result
+
+    def method(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Call a method of a new `Solution`, or without such a class a function of the program."""
+        result: dict[str, Any] = {}
+
+        def call() -> None:
+            owner, name = self._names.get("Solution"), message["name"]
+            if not isinstance(owner, type) or not hasattr(owner, name):
+                function = self._find(["name", name])
+            else:
+                function = getattr(owner(), name)
+            result["value"] = encode(function(*decode(message["arguments"], self._find)), self._keep)
+
+        return failure_in(call) or result
+
+    def take(self, message: dict[str, Any]) -> dict[str, Any]:
+        """The next items of an iterator, at most as many as asked for; fewer if they are large."""
+        iterator = self._objects[message["object"]]
+        items: list[Any] = []
+        is_over = False
+
+        def take() -> None:
+            nonlocal is_over
+            size = 0
+            while len(items) < message["most"] and size < CHUNK_BYTES:
+                try:
+                    item = next(iterator)
+                except StopIteration:
+                    is_over = True
+                    return
+                items.append(encode(item, self._keep))
+                size += len(json.dumps(items[-1]))
+
+        return failure_in(take) | {"items": items, "is_over": is_over}
+
+    def stdio(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Run a program whose standard input and output the controller holds."""
+        sys.stdin = sys.__stdin__ = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
+        ours = sys.stdout = sys.__stdout__ = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+        sys.argv = ["program"]
+        atexit._clear()  # those of the process that this one was forked from
+        _, failure = _run("__main__", message["code"])
+        for thread in threading.enumerate():
+            if thread is not threading.current_thread() and not thread.daemon:
+                thread.join()
+        failure_in(atexit._run_exitfuncs)  # Python does not fail for them either
+        for stream in (sys.stdout, ours):
+            with contextlib.suppress(Exception):  # a program may have closed it, or put anything in its place
+                stream.flush()
+        return {"error": failure.get("error")}
+
+    def _keep(self, value: Any) -> int:
+        number = self._numbers.setdefault(id(value), len(self._objects))
+        if number == len(self._objects):
+            self._objects.append(value)
+        return number
+
+    def _find(self, reference: Any) -> Any:
+        """What a test means: an object by its number, or a kind of thing and its name."""
+        if isinstance(reference, int):
+            return self._objects[reference]
+        kind, which = reference
+        if kind == "name":
+            if which not in self._offered:
+                raise NameError(f"name {which!r} is not defined")
+            return self._names[which]
+        if kind == "function":
+            return lambda *arguments, **named: self._ask_test(which, arguments, named)
+        if kind == "iterator":
+            return iter(decode(which, self._find))
+        return OPERATORS[which] if kind == "operator" else getattr(builtins, which)
+
+    def _ask_test(self, function: int, arguments: Any, named: Any) -> Any:
+        """Call a function of the test, which waits for an answer; before it gives its own it may call the program in turn."""
+        self._channel.send({"function": function, "arguments": encode((arguments, named), self._keep)})
+        while (message := self._channel.receive())["do"] != "return":
+            self._channel.send({"call": self.call, "take": self.take}[message["do"]](message))
+        if message.get("error") is not None:
+            raise error_in(message)
+        return decode(message["value"], self._find)
+
+
+def _is_error(value: Any) -> bool:
+    return isinstance(value, type) and issubclass(value, Exception)
+
+
+def _run(name: str, code: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Run code as a module of that name. Returns the module's names, and what `failure_in` says."""
+    sys.setrecursionlimit(DEEPEST_RECURSION)
+    names = new_module(name)
+    names.update(usual_names())
+    return names, failure_in(lambda: exec(compile(code, "program", "exec"), names))

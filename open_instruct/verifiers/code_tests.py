@@ -1,0 +1,295 @@
+"""The jailed process that runs the tests of a row. Functions and objects of the program are stand-ins, which ask the program's
+process.
+
+What a test expects stays here. A stand-in equals no plain value and never sends one to be compared; where a test compares two
+objects of the program, the program says what it thinks of its own.
+"""
+
+import builtins
+import itertools
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from open_instruct.verifiers.code_data import (
+    ERRORS,
+    OPERATORS_OF_ONE,
+    OPERATORS_OF_TWO,
+    Channel,
+    decode,
+    encode,
+    error_in,
+    failure_in,
+    new_module,
+)
+from open_instruct.verifiers.code_names import names_given
+
+MOST_ITEMS = 100_000
+"""Of an iterator that a test gives to a program."""
+LARGEST_CHUNK = 256
+_VERDICTS = {
+    *(name for kind in (str, bytes, set, float, int) for name in dir(kind) if name.startswith("is")),
+    *("startswith", "endswith", "all", "any", "equals"),
+}
+"""Methods that say yes or no to what is expected of a text or a set (`f(2).startswith("ab")`)."""
+
+
+class TestProcess:
+    """Runs tests, one after another."""
+
+    __test__ = False
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._functions: list[Callable[..., Any]] = []
+        """Those of the test that the program may call."""
+        self._remotes: dict[int, Remote] = {}
+        self._items: dict[int, Items] = {}
+        self._errors: dict[str, type[Exception]] = {}
+        """Stand-ins of the exceptions that the program defines."""
+        self._made: set[int] = set()
+        """Objects that the test has made itself of a class of the program."""
+        self._has_failed = False
+        """Whether an assertion failed in a function of the test, which the program could pass over."""
+
+    def test(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Run a test."""
+        for kept in (self._functions, self._remotes, self._items, self._errors, self._made):
+            kept.clear()
+        self._has_failed = False
+        failure = failure_in(lambda: self._run(message))
+        return {"done": True, "error": "AssertionError" if self._has_failed else failure.get("error")}
+
+    def _run(self, message: dict[str, Any]) -> None:
+        code, offered = message["code"], message["offered"]
+        callables, values, errors = ({str(name) for name in offered[kind]} for kind in ("names", "values", "errors"))
+        given = names_given(code, callables | values, message["program"])
+        self._errors = {name: _error_type(name, offered["errors"][name]) for name in errors & given.of_program}
+        names = new_module("test")
+        names |= (
+            given.own | {name: Remote(self, ["name", name]) for name in callables & given.of_program} | self._errors
+        )
+        for name in values & given.of_program:
+            if name in code:
+                names[name] = self.operator("value", Remote(self, ["name", name]))
+        exec(compile(code, "test", "exec"), names)
+
+    # --- asking the program
+
+    def call(self, function: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        """Have the program's process call something. Changes that the call makes to lists and the like are made here too."""
+        given = [encode(one, self._give) for one in arguments]
+        data = {"tuple": [{"tuple": given}, encode(named, self._give)]}
+        answer = self._ask({"do": "call", "function": {"object": function}, "arguments": data})
+        left = answer.get("arguments")
+        if not isinstance(left, dict) or not isinstance(left.get("list"), list) or "value" not in answer:
+            raise error_in(answer, self._errors)
+        for one, before, after in zip(arguments, given, left["list"], strict=True):
+            if before != after:
+                _make_same(one, self._rebuilt(after))
+        value = self._rebuilt(answer["value"])
+        if isinstance(value, Remote) and function[0:1] == ["name"] and _is_class_name(function[1]):
+            self._made.add(reference_of(value))
+        return value
+
+    def is_made(self, reference: Any) -> bool:
+        """Whether the test has made this object by calling a class, so that it expects no text or set in its place."""
+        return isinstance(reference, int) and reference in self._made
+
+    def operator(self, name: str, *arguments: Any) -> Any:
+        return self.call(["operator", name], arguments, {})
+
+    def take(self, number: int, most: int) -> tuple[list[Any], bool, Exception | None]:
+        """The next items of an iterator of the program; whether there are no more; what it raised behind them."""
+        answer = self._ask({"do": "take", "object": number, "most": most}, may_fail=True)
+        items = self._rebuilt({"list": answer.get("items")})
+        error = error_in(answer, self._errors) if answer.get("error") is not None else None
+        return items, answer.get("is_over") is True or not items, error
+
+    def items(self, number: int) -> "Items":
+        """The iterator of that number: there is one, so that nothing is lost between two loops."""
+        return self._items.setdefault(number, Items(self, number))
+
+    def _ask(self, own: dict[str, Any], *, may_fail: bool = False) -> dict[str, Any]:
+        self._channel.send({"call": own})
+        while "function" in (answer := self._channel.receive()):
+            self._channel.send({"call": {"do": "return"} | self._call_of_program(answer)})
+        if answer.get("error") is not None and not may_fail:
+            raise error_in(answer, self._errors)
+        return answer
+
+    def _call_of_program(self, message: dict[str, Any]) -> dict[str, Any]:
+        """The program calls a function that the test has given to it."""
+        result: dict[str, Any] = {}
+
+        def call() -> None:
+            arguments, named = self._rebuilt(message["arguments"])
+            result["value"] = encode(self._functions[message["function"]](*arguments, **named), self._give)
+
+        failure = failure_in(call)
+        self._has_failed |= "AssertionError" in failure.get("kinds", ())
+        return failure or result
+
+    def _rebuilt(self, data: Any) -> Any:
+        try:
+            return decode(data, self._remote)
+        except Exception as error:  # the answer of a program may be anything
+            raise RuntimeError("the program's answer makes no sense") from error
+
+    def _remote(self, number: Any) -> "Remote":
+        if not isinstance(number, int):
+            raise ValueError("not the number of an object")
+        return self._remotes.setdefault(number, Remote(self, number))  # the same one, for `is`
+
+    def _give(self, value: Any) -> Any:
+        """How a program knows what is no plain data."""
+        if isinstance(value, Remote):
+            return reference_of(value)
+        if callable(value):
+            name = getattr(value, "__name__", "")
+            if getattr(builtins, name, None) is value:
+                return ["builtin", name]
+            self._functions.append(value)
+            return ["function", len(self._functions) - 1]
+        if isinstance(value, Iterator):
+            return ["iterator", encode(list(itertools.islice(value, MOST_ITEMS)), self._give)]
+        raise TypeError(f"{type(value).__name__} cannot be given to a program")
+
+
+# --- stand-ins --------------------------------------------------------------------------------------------------------
+
+
+class Remote:
+    """A function or an object of the program, as a test sees it."""
+
+    __slots__ = ("__process", "__reference")
+
+    def __init__(self, process: TestProcess, reference: Any) -> None:
+        object.__setattr__(self, "_Remote__process", process)
+        object.__setattr__(self, "_Remote__reference", reference)
+
+    def __call__(self, /, *arguments: Any, **named: Any) -> Any:
+        return self.__process.call(self.__reference, arguments, named)
+
+    def __getattr__(self, name: str) -> Any:
+        is_inner = name.startswith("__") and name not in (
+            "__name__",
+            "__dict__",
+        )  # numpy would read memory where one says
+        if is_inner or (name in _VERDICTS and not self.__process.is_made(self.__reference)):
+            raise AttributeError(name)
+        return self.__process.operator("getattr", self, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self.__process.operator("setattr", self, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        self.__process.operator("delattr", self, name)
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        return isinstance(other, Remote) and self.__process.operator("eq", self, other) is True
+
+    def __iter__(self) -> "Items":
+        iterator = self.__process.operator("iter", self)
+        number = reference_of(iterator) if isinstance(iterator, Remote) else None
+        if not isinstance(number, int):
+            raise TypeError("the program gives no iterator")
+        return self.__process.items(number)
+
+    def __next__(self) -> Any:
+        if not isinstance(self.__reference, int):
+            raise TypeError("no iterator")
+        return next(self.__process.items(self.__reference))
+
+    def __contains__(self, item: Any) -> bool:
+        """Looked for here, because a `__contains__` of the program would be told what is expected."""
+        return any(one is item or one == item for one in self)
+
+    def __instancecheck__(self, instance: Any) -> bool:
+        return isinstance(instance, Remote) and self.__process.operator("isinstance", instance, self) is True
+
+    def __copy__(self) -> Any:
+        return self.__process.operator("copy", self)
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return self.__process.operator("deepcopy", self)
+
+
+def _asked(name: str) -> Any:
+    def ask(self: Remote, *arguments: Any) -> Any:
+        return process_of(self).operator(name, self, *arguments)
+
+    return ask
+
+
+def _asked_of_two(name: str) -> Any:
+    """An operator whose other side is an object of the program too: `f(2) - 1.4` would send what is expected."""
+
+    def ask(self: Remote, other: Any) -> Any:
+        return process_of(self).operator(name, self, other) if isinstance(other, Remote) else NotImplemented
+
+    return ask
+
+
+for _name in OPERATORS_OF_ONE.split():
+    setattr(Remote, f"__{_name}__", _asked(_name))
+for _name in OPERATORS_OF_TWO.split():
+    setattr(Remote, f"__{_name.rstrip('_')}__", _asked_of_two(_name))
+
+
+def reference_of(remote: Remote) -> Any:
+    """How the program knows it: the number of an object, or `["name", <name>]`."""
+    return object.__getattribute__(remote, "_Remote__reference")
+
+
+def process_of(remote: Remote) -> TestProcess:
+    return object.__getattribute__(remote, "_Remote__process")
+
+
+class Items:
+    """An iterator of the program. Items come in chunks, of which the first is small, because there may be no end."""
+
+    def __init__(self, process: TestProcess, number: int) -> None:
+        self._process, self._number = process, number
+        self._ready: deque[Any] = deque()
+        self._most, self._is_over = 1, False
+        self._error: Exception | None = None
+
+    def __iter__(self) -> "Items":
+        return self
+
+    def __next__(self) -> Any:
+        if not self._ready and not self._is_over:
+            items, self._is_over, self._error = self._process.take(self._number, self._most)
+            self._ready.extend(items)
+            self._most = min(2 * self._most, LARGEST_CHUNK)
+        if self._ready:
+            return self._ready.popleft()
+        error, self._error = self._error, None
+        raise error or StopIteration
+
+
+def _is_class_name(name: str) -> bool:
+    """`Trie` and `LRUCache`, but no `trie`, `Find_Max` or `F`."""
+    return name[:1].isupper() and "_" not in name and not name.isupper()
+
+
+def _error_type(name: str, kinds: list[str]) -> type[Exception]:
+    """An exception of the program's, of the same builtin type."""
+    return type(name, (next((ERRORS[kind] for kind in kinds if kind in ERRORS), Exception),), {})
+
+
+def _make_same(given: Any, left: Any) -> None:
+    """Change a list or the like of the test as a call has changed the program's copy."""
+    if type(given) is not type(left):
+        return
+    if isinstance(given, list | bytearray):
+        given[:] = left
+    elif isinstance(given, deque):
+        given.clear()
+        given.extend(left)
+    elif isinstance(given, dict | set):
+        given.clear()
+        given.update(left)
