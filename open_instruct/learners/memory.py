@@ -1,36 +1,55 @@
 """How much memory a learner will need, from the model's configuration alone.
 
-Weights are counted on torch's meta device, which holds no numbers. What a forward pass keeps for the backward pass is counted
-there too: the model runs on a micro-batch of the largest size, and torch tells which tensors it would keep.
+Weights are counted on torch's meta device, which holds no numbers; so is what a forward pass keeps (`activations.py`). What lies
+where is read from DeepSpeed 0.19.8 (`runtime/zero/stage3.py`, `stage_1_and_2.py`) and from this project's own copies.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
-
-import torch
 
 from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.device import Device
-from open_instruct.learners.cpu_norms import use_fewer_passes
-from open_instruct.learners.lora import add_adapter
+from open_instruct.learners.activations import CannotCount, activation_bytes, model_on_meta
+from open_instruct.learners.checkpoint_format import CheckpointFormat
+from open_instruct.learners.lora import Adapters
+from open_instruct.weight_transports import RAY_OBJECT
 
-ATTENTION = "memory_of_attention"
-"""Name under which Transformers knows the attention that computes nothing."""
 FULL = 4
 """Bytes of a float32, which moments, masters and sums of gradients are."""
-LOGIT_COPIES = 3
-"""Logits, log-probs and gradients of one chunk."""
 PROCESS_BYTES = 400 * 2**20
 """What a learner takes on CPU before it has a model: Python, torch, DeepSpeed, Ray. As measured (`benchmarks/memory.py`)."""
 BUCKET_ELEMENTS = 5 * 10**8
 """Most gradients that DeepSpeed sends at once, out of a copy (`reduce_bucket_size`)."""
 GATHERED_ELEMENTS = 10**9
 """Weights that ZeRO stage 3 holds whole at once (`stage3_max_live_parameters`)."""
+STATES = "weights", "gradients", "optimizer", "reference"
+"""What lies on the device or in main memory."""
+
+
+@dataclass(frozen=True)
+class MainMemory:
+    """Bytes of main memory that a learner on a GPU needs besides its program."""
+
+    weights: int = 0
+    """With `deepspeed_offload_param` this learner's share, page-locked; with `deepspeed_offload_optimizer` at stage 2, the new
+    weights on their way to the GPU."""
+    gradients: int = 0
+    """With `deepspeed_offload_optimizer`: what the optimizer reads, and at stage 3 the sum too."""
+    optimizer: int = 0
+    """With `deepspeed_offload_optimizer`: moments and masters."""
+    reference: int = 0
+    """With `deepspeed_offload_param` its weights; with `ref_policy_update_freq` in 16 bits its copy in float32."""
+    asleep: int = 0
+    """With `colocate`: copies of what was on the GPU, page-locked, which are kept for the next time."""
+
+    @property
+    def total(self) -> int:
+        return sum(vars(self).values())
 
 
 @dataclass(frozen=True)
 class LearnerMemory:
-    """Bytes that one learner needs at most."""
+    """Bytes that one learner needs at most on its device, which on CPU is main memory."""
 
     weights: int
     """At ZeRO stage 3 this learner's share (and that of `deepspeed_zpg`), and those that are gathered."""
@@ -39,114 +58,149 @@ class LearnerMemory:
     optimizer: int
     """Moments, and the fp32 master weights where they are apart from the weights."""
     reference: int
-    activations: int
-    """What the forward pass of the largest micro-batch keeps for the backward pass, and the logits of one chunk."""
+    activations: int | None
+    """What the forward pass of the largest micro-batch keeps for the backward pass, and the logits of one chunk. None if that
+    could not be counted."""
     program: int
     """What the process takes without a model; 0 on GPU, where it depends on the driver."""
+    in_main_memory: MainMemory = field(default_factory=MainMemory)
+    """What a learner on a GPU needs besides, off the GPU; on CPU nothing."""
+    why_unknown: str = ""
+    """Why activations are not known."""
+    sent: int = 0
+    """All weights, or adapters alone, that engines get in an update. No part of the total, because they lie in shared memory."""
+
+    @property
+    def parts(self) -> dict[str, int | None]:
+        return {name: getattr(self, name) for name in (*STATES, "activations", "program")}
 
     @property
     def total(self) -> int:
-        return sum(vars(self).values())
+        """All that is known."""
+        return sum(num_bytes or 0 for num_bytes in self.parts.values())
 
 
 def learner_memory(args: GRPOConfig, device: Device) -> LearnerMemory:
     """What each learner of a run needs. Nothing is read but the model's configuration."""
-    model = _on_meta(args, device)
-    num_weights = sum(parameter.numel() for parameter in model.parameters())
-    num_trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-    stage = args.deepspeed_stage if device.dtype == "float32" else max(args.deepspeed_stage, 2)
-    shares_of_states = args.num_learners if stage >= 2 else 1
-    shares_of_weights = args.num_learners if stage == 3 else 1
-    item = device.torch_dtype.itemsize
-    on_gpu = device.kind != "cpu"
-    held = 0 if on_gpu and args.deepspeed_offload_param else item * num_weights // shares_of_weights
-    second_share = item * num_weights // args.deepspeed_zpg if args.deepspeed_zpg > 1 else 0
-    gathered = item * min(num_weights, GATHERED_ELEMENTS) if stage == 3 else 0
-    has_masters = stage == 2 or item != FULL
-    in_buckets = item * (1 if stage == 0 else 2)
-    as_sent = FULL if item != FULL else 0
-    has_own_reference = args.load_ref_policy and not args.use_peft
-    return LearnerMemory(
-        weights=held + second_share + gathered,
-        gradients=FULL * num_trained // shares_of_states + (in_buckets + as_sent) * min(num_trained, BUCKET_ELEMENTS),
-        optimizer=0
-        if on_gpu and args.deepspeed_offload_optimizer
-        else (2 * FULL + FULL * has_masters) * num_trained // shares_of_states,
-        reference=held + second_share + gathered if has_own_reference else 0,
-        activations=_activations(model, args, device),
+    model = model_on_meta(args, device)
+    states = _States(args, device, model)
+    activations, why_unknown = None, ""
+    try:
+        activations = activation_bytes(model, args, device)
+    except CannotCount as error:
+        why_unknown = str(error)
+    on_device = LearnerMemory(
+        weights=states.held_on_device + states.passing_through,
+        gradients=states.gradients_on_device + states.buckets,
+        optimizer=0 if args.deepspeed_offload_optimizer else states.optimizer,
+        reference=states.has_own_reference * (states.held_on_device + states.passing_through),
+        activations=activations,
         program=PROCESS_BYTES if device.kind == "cpu" else 0,
+        why_unknown=why_unknown,
+        sent=states.item * (states.num_trained if _sends_adapters_alone(model, args, device) else states.num_weights),
     )
-
-
-def num_micro_batch_tokens(args: GRPOConfig) -> int:
-    """Tokens of the largest micro-batch on one learner."""
-    return -(-args.per_device_train_batch_size * args.pack_length // args.sequence_parallel_size)
-
-
-def _on_meta(args: GRPOConfig, device: Device) -> Any:
-    """The model that is trained, without memory."""
-    from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
-
-    AttentionInterface.register(ATTENTION, _keep_inputs_and_output)
-    trusted = args.trust_remote_code
-    config = AutoConfig.from_pretrained(
-        args.model_name_or_path, revision=args.model_revision, trust_remote_code=trusted
+    main = MainMemory(
+        weights=states.weights_in_main_memory,
+        gradients=states.gradients_in_main_memory,
+        optimizer=states.optimizer if args.deepspeed_offload_optimizer else 0,
+        reference=states.has_own_reference * (states.held_off_device + states.exact_reference),
+        asleep=states.asleep if device.kind != "cpu" and args.colocate else 0,
     )
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(
-            config, dtype=device.torch_dtype, attn_implementation=ATTENTION, trust_remote_code=trusted
-        )
-        if device.has_faster_layers:
-            use_fewer_passes(model)
-        if args.use_peft:
-            add_adapter(model, args)
-    return model.train()
+    if device.kind == "cpu":  # both are the same memory
+        return replace(on_device, **{name: getattr(on_device, name) + getattr(main, name) for name in STATES})
+    return replace(on_device, in_main_memory=main)
 
 
-def _activations(model: Any, args: GRPOConfig, device: Device) -> int:
-    """Bytes of the largest micro-batch."""
-    config = model.config.get_text_config()
-    num_tokens = num_micro_batch_tokens(args)
-    rows = max(args.per_device_train_batch_size, num_tokens // args.max_sequence_length, 1)
-    kept = _kept_for_backward(model, rows, -(-num_tokens // rows))
-    item = device.torch_dtype.itemsize
-    if args.gradient_checkpointing:  # the input of each layer, and all of one layer
-        num_layers = config.num_hidden_layers
-        kept = kept // num_layers + num_layers * num_tokens * config.hidden_size * item
-    of_head = num_tokens * config.hidden_size * item
-    chunk = min(num_tokens * config.vocab_size, max(device.logits_at_once, config.vocab_size))
-    return kept + of_head + LOGIT_COPIES * FULL * chunk
+class _States:
+    """Bytes of the parts of one learner's state, wherever they lie."""
+
+    def __init__(self, args: GRPOConfig, device: Device, model: Any) -> None:
+        trained = [parameter.numel() for parameter in model.parameters() if parameter.requires_grad]
+        self.num_weights, self.num_trained = sum(parameter.numel() for parameter in model.parameters()), sum(trained)
+        self.largest = max(trained)
+        self.args, self.item = args, device.torch_dtype.itemsize
+        self.stage = args.deepspeed_stage if self.item == FULL else max(args.deepspeed_stage, 2)
+        self.shares_of_weights = args.num_learners if self.stage == 3 else 1
+        self.trained_here = self.num_trained // (args.num_learners if self.stage >= 2 else 1)
+        self.offloads = args.deepspeed_offload_optimizer
+        self.has_own_reference = args.load_ref_policy and not args.use_peft
+
+    @property
+    def held(self) -> int:
+        return self.item * self.num_weights // self.shares_of_weights
+
+    @property
+    def held_on_device(self) -> int:
+        return 0 if self.args.deepspeed_offload_param else self.held
+
+    @property
+    def held_off_device(self) -> int:
+        return self.held if self.args.deepspeed_offload_param else 0
+
+    @property
+    def passing_through(self) -> int:
+        """Weights of other learners that stage 3 holds: the secondary share, and those that are gathered."""
+        zpg = self.args.deepspeed_zpg
+        second_share = self.item * self.num_weights // zpg if zpg > 1 else 0
+        return second_share + (self.item * min(self.num_weights, GATHERED_ELEMENTS) if self.stage == 3 else 0)
+
+    @property
+    def weights_in_main_memory(self) -> int:
+        """Page-locked memory is handed out in powers of two (torch's `CachingHostAllocator`). At stage 2 new weights, and the
+        gradient of one parameter, go through buffers."""
+        if self.args.deepspeed_offload_param:
+            frozen = self.item * (self.num_weights - self.num_trained) // self.shares_of_weights
+            return frozen + _power_of_two(self.item * self.trained_here)
+        return self.item * (self.trained_here + self.largest) if self.offloads and self.stage == 2 else 0
+
+    @property
+    def optimizer(self) -> int:
+        has_masters = self.stage == 2 or self.item != FULL or self.offloads
+        return (2 * FULL + FULL * has_masters) * self.trained_here
+
+    @property
+    def sum_is_on_device(self) -> bool:
+        """Whether gradients are added up on the device: with offload at stage 2 in 16 bits alone."""
+        return not self.offloads or (self.stage == 2 and self.item != FULL)
+
+    @property
+    def gradients_on_device(self) -> int:
+        of_one_parameter = self.item * self.largest if self.offloads and self.stage == 2 else 0
+        return FULL * self.trained_here * self.sum_is_on_device + of_one_parameter
+
+    @property
+    def gradients_in_main_memory(self) -> int:
+        """The gradients of the masters, and the sum where it is there."""
+        return FULL * self.trained_here * (2 - self.sum_is_on_device) if self.offloads else 0
+
+    @property
+    def buckets(self) -> int:
+        """Copies that are sent. With offload at stage 3, the part of a bucket that is added up comes back to the device."""
+        of_element = self.item * (1 if self.stage == 0 else 2) + (FULL if self.item != FULL else 0)
+        bucket = min(self.num_trained, BUCKET_ELEMENTS)
+        comes_back = FULL * bucket // self.args.num_learners if self.offloads and self.stage == 3 else 0
+        return of_element * bucket + comes_back
+
+    @property
+    def exact_reference(self) -> int:
+        """What `MovingReference` holds."""
+        moves = self.args.ref_policy_update_freq is not None and self.item != FULL
+        return FULL * self.num_weights // self.shares_of_weights if moves else 0
+
+    @property
+    def asleep(self) -> int:
+        """What `StateOffload` moves. Between steps there are sums of gradients at stage 3 alone; within a step that streams,
+        at every stage."""
+        has_sum = self.sum_is_on_device and (self.stage == 3 or self.args.streaming)
+        optimizer = 0 if self.offloads else self.optimizer
+        return self.held_on_device * (1 + self.has_own_reference) + optimizer + FULL * self.trained_here * has_sum
 
 
-def _kept_for_backward(model: Any, rows: int, columns: int) -> int:
-    """Bytes that a forward pass of the layers keeps, weights not counted."""
-    weights = {id(parameter) for parameter in model.parameters()}
-    seen: dict[int, torch.Tensor] = {}
-
-    def keep(tensor: torch.Tensor) -> torch.Tensor:
-        base = tensor._base if tensor._base is not None else tensor
-        if id(tensor) not in weights and id(base) not in weights:
-            seen[id(base)] = base  # held, so that no other tensor gets its id
-        return tensor
-
-    ids = torch.zeros(rows, columns, dtype=torch.int64, device="meta")
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        output = model.base_model(input_ids=ids, position_ids=ids, use_cache=False).last_hidden_state
-    del output
-    return sum(tensor.nbytes for tensor in seen.values())
+def _sends_adapters_alone(model: Any, args: GRPOConfig, device: Device) -> bool:
+    if not args.use_peft or device.weight_transport != RAY_OBJECT:
+        return False
+    return Adapters(model).base(dict(CheckpointFormat(model).metadata())) is not None
 
 
-class _Attention(torch.autograd.Function):
-    """Keeps what fused attention keeps: queries, keys, values and output."""
-
-    @staticmethod
-    def forward(ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        output = query.new_empty(*query.shape[:-1], value.shape[-1])
-        ctx.save_for_backward(query, key, value, output)
-        return output
-
-
-def _keep_inputs_and_output(
-    module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, **__: Any
-) -> tuple[torch.Tensor, None]:
-    return _Attention.apply(query, key, value).transpose(1, 2).contiguous(), None
+def _power_of_two(num_bytes: int) -> int:
+    return 1 << (num_bytes - 1).bit_length()

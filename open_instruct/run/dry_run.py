@@ -2,10 +2,9 @@
 loaded, generated or written.
 """
 
-from collections import Counter
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-import ray
 from ray.util.placement_group import remove_placement_group
 
 from open_instruct.cluster import bundles
@@ -14,6 +13,7 @@ from open_instruct.config.cli import fail_with
 from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.option_text import shown
 from open_instruct.report.run_summary import format_table
+from open_instruct.run.main_memory import NodeLoad, engine_worker_bytes, node_bytes, node_loads
 from open_instruct.run.placement_group import create_placement_groups
 from open_instruct.run.ray_session import ray_cluster
 from open_instruct.system.interruption import tell
@@ -24,6 +24,15 @@ if TYPE_CHECKING:
 
 GIB = 2**30
 PLACING_OPTIONS = "num_learners_per_node", "vllm_num_engines", "vllm_tensor_parallel_size", "colocate"
+SMALLER_LEARNERS = (
+    "What makes it smaller: --deepspeed_stage 3 with more learners, --deepspeed_offload_optimizer, --gradient_checkpointing, "
+    "--use_peft, a smaller --pack_length, --sequence_parallel_size, --load_ref_policy False."
+)
+LESS_MAIN_MEMORY = (
+    "What makes it smaller: --deepspeed_stage 3 with more learners, fewer learners on a node, --use_peft, and each of these left "
+    "out: --deepspeed_offload_optimizer, --deepspeed_offload_param, --colocate, --engine_sleep_after_s, "
+    "--ref_policy_update_freq, --weight_transport ray_object."
+)
 
 
 def dry_run(args: GRPOConfig) -> int:
@@ -33,35 +42,29 @@ def dry_run(args: GRPOConfig) -> int:
 
     learner, engine = learner_memory(args, args.device), engine_memory(args, args.device)
     with ray_cluster(args.stopped_timeout_s):
-        places = _places(args)
-    tell(format_table(_rows(args, places, learner, engine), ("<", "<"), gap=3))
-    if problem := _shortage(args, learner, engine):
+        loads = _loads(args)
+    tell(format_table(_rows(args, loads, learner, engine), ("<", "<"), gap=3))
+    if problem := _shortage(args, loads, learner, engine):
         tell(problem)
         return 1
     return 0
 
 
-def _places(args: GRPOConfig) -> list[tuple[str, str]]:
+def _loads(args: GRPOConfig) -> list[NodeLoad]:
     """Reserve a place for every part, and give the places back."""
     try:
         groups = create_placement_groups(args)
     except CannotPlace as error:
         fail_with([f"{shown(args, *PLACING_OPTIONS)}: {error}"])
-    address = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
     try:
-        return [
-            (what, ", ".join(f"{number} on {address[node]}" for node, number in Counter(nodes).items()))
-            for what, nodes in (
-                ("learners", bundles.node_ids(groups["actor"])),
-                ("workers of engines", bundles.node_ids(groups["rollout"])[: args.num_engine_workers]),
-            )
-        ]
+        workers = bundles.node_ids(groups["rollout"])[: args.num_engine_workers]
+        return node_loads(bundles.node_ids(groups["actor"]), workers)
     finally:
         remove_placement_group(groups["actor"][0])
 
 
 def _rows(
-    args: GRPOConfig, places: list[tuple[str, str]], learner: "LearnerMemory", engine: "EngineMemory"
+    args: GRPOConfig, loads: list[NodeLoad], learner: "LearnerMemory", engine: "EngineMemory"
 ) -> list[tuple[str, str]]:
     lengths = args.lengths
     longest = args.num_samples_per_step * lengths.trained
@@ -73,9 +76,9 @@ def _rows(
             f"{args.num_samples_per_prompt_rollout:,})",
         ),
         ("tokens per step", f"{longest:,} at most"),
-        *places,
-        ("memory of each learner", _size(learner.total)),
-        *((f"  {name}", _size(num_bytes)) for name, num_bytes in vars(learner).items() if num_bytes),
+        ("learners", _placed({load.address: load.num_learners for load in loads})),
+        ("workers of engines", _placed({load.address: load.num_workers for load in loads})),
+        *_learner_rows(learner),
         ("memory of each engine's worker", _size(engine.total)),
         ("  weights", _size(engine.weights)),
         (
@@ -83,26 +86,61 @@ def _rows(
             f"{_size(engine.cache)}, {engine.num_cached_tokens:,} tokens" if engine.cache else "not known: no GPU here",
         ),
         *((("  program", _size(engine.program)),) if engine.program else ()),
+        *_main_memory_rows(args, loads, learner, engine),
     ]
 
 
-def _shortage(args: GRPOConfig, learner: "LearnerMemory", engine: "EngineMemory") -> str:
-    """What is lacking on a device; "" if nothing is. On CPU all workers of this machine share its memory."""
-    available = args.device.memory.total_bytes()
-    if args.device.kind == "cpu":
-        needed = learner.total * max(args.num_learners_per_node) + engine.total * args.num_engine_workers
-    elif args.single_gpu_mode:
-        needed = learner.total + engine.total
-    else:
-        needed = max(learner.total, engine.total)
-    if available is None or needed <= available:
-        return ""
-    place = "machine" if args.device.kind == "cpu" else "GPU"
-    return (
-        f"This run needs {_size(needed)} on a {place} that has {_size(available)}. What makes it smaller: --deepspeed_stage 3 "
-        f"with more learners, --deepspeed_offload_optimizer, --gradient_checkpointing, --use_peft, a smaller --pack_length, "
-        f"--sequence_parallel_size, --load_ref_policy False."
-    )
+def _placed(numbers: dict[str, int]) -> str:
+    return ", ".join(f"{number} on {address}" for address, number in numbers.items() if number)
+
+
+def _learner_rows(learner: "LearnerMemory") -> Iterator[tuple[str, str]]:
+    yield "memory of each learner", _size(learner.total) + _besides(learner)
+    for name, num_bytes in learner.parts.items():
+        if num_bytes is None:
+            yield f"  {name}", f"not known: {learner.why_unknown}"
+        elif num_bytes:
+            yield f"  {name}", _size(num_bytes)
+
+
+def _besides(learner: "LearnerMemory") -> str:
+    return " and activations" if learner.activations is None else ""
+
+
+def _main_memory_rows(
+    args: GRPOConfig, loads: list[NodeLoad], learner: "LearnerMemory", engine: "EngineMemory"
+) -> Iterator[tuple[str, str]]:
+    """What GPUs do not hold, and what is needed of each node, where on CPU everything is."""
+    main = learner.in_main_memory
+    if main.total:
+        yield "main memory of each learner", _size(main.total)
+        yield from ((f"  {name}", _size(num_bytes)) for name, num_bytes in vars(main).items() if num_bytes)
+    if of_engine := engine_worker_bytes(args, engine):
+        yield "main memory of each engine's worker", _size(of_engine)
+    on_cpu = args.device.kind == "cpu"
+    for load in loads:
+        there = "not known how much is there" if load.memory_bytes is None else f"{_size(load.memory_bytes)} are there"
+        besides = _besides(learner) if on_cpu and load.num_learners else "" if on_cpu else " and programs"
+        needed = _size(node_bytes(args, learner, engine, load)) + besides
+        yield f"main memory on {load.address}", f"{needed}; {there}"
+
+
+def _shortage(args: GRPOConfig, loads: list[NodeLoad], learner: "LearnerMemory", engine: "EngineMemory") -> str:
+    """What is lacking, on a GPU or in the main memory of a node; "" if nothing is."""
+    found = []
+    if args.device.kind != "cpu":
+        available = args.device.memory.total_bytes()
+        needed = learner.total + engine.total if args.single_gpu_mode else max(learner.total, engine.total)
+        if available is not None and needed > available:
+            found.append(f"This run needs {_size(needed)} on a GPU that has {_size(available)}. {SMALLER_LEARNERS}")
+    cure = SMALLER_LEARNERS if args.device.kind == "cpu" else LESS_MAIN_MEMORY
+    for load in loads:
+        needed = node_bytes(args, learner, engine, load)
+        if load.memory_bytes is not None and needed > load.memory_bytes:
+            found.append(
+                f"This run needs {_size(needed)} of main memory on {load.address}, which has {_size(load.memory_bytes)}. {cure}"
+            )
+    return "\n".join(found)
 
 
 def _size(num_bytes: int) -> str:

@@ -1,17 +1,21 @@
 """What `--dry_run` says about memory: counted by hand for a small model. `benchmarks/memory.py` compares it with real runs."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from conftest import make_args
+from conftest import TIMEOUT_S, make_args
+from ranks import Rank, started_ranks
 
-from open_instruct.device import Device
+from open_instruct.device import Device, current_device
 from open_instruct.engines.engine_memory import cache_bytes_per_token, engine_memory
 from open_instruct.learners import memory, models
-from open_instruct.learners.cpu_norms import use_fewer_passes
-from open_instruct.learners.memory import LearnerMemory, learner_memory
-from open_instruct.learners.models import engine_around
+from open_instruct.learners.activations import CannotCount
+from open_instruct.learners.memory import STATES, LearnerMemory, MainMemory, learner_memory
+from open_instruct.learners.models import build_engine, engine_around
+from open_instruct.learners.optimizer_step import torch_optimizer
+from open_instruct.learners.state_offload import _tensors_in
 
 CPU, GPU = Device("cpu", "float32", "sdpa"), Device("cuda", "bfloat16", "sdpa")
 
@@ -32,7 +36,7 @@ def test_one_learner_in_float32(num_weights: int) -> None:
     assert said.weights == said.reference == 4 * num_weights
     assert said.gradients == 2 * 4 * num_weights  # the gradients, and the copy that is sent
     assert said.optimizer == 8 * num_weights
-    assert said.total == sum(vars(said).values())
+    assert said.total == sum(num_bytes or 0 for num_bytes in said.parts.values())
     assert counted(CPU).reference == 0
 
 
@@ -73,13 +77,57 @@ def test_buckets_are_no_larger_than_what_is_trained(
 def test_what_is_kept_in_main_memory_takes_none_of_the_gpu(num_weights: int) -> None:
     options = {"deepspeed_stage": 3, "num_learners_per_node": [4]}
     plain = counted(GPU, **options)
+    assert plain.in_main_memory == MainMemory()
     moments = counted(GPU, **options, deepspeed_offload_optimizer=True)
+    share = num_weights // 4
     assert plain.optimizer > moments.optimizer == 0
+    assert moments.gradients == (2 * 2 + 4) * num_weights + 4 * share  # buckets, and the part of one that is added up
+    assert moments.in_main_memory == MainMemory(optimizer=12 * share, gradients=(4 + 4) * share)
     weights = counted(GPU, **options, deepspeed_offload_param=True)
-    assert plain.weights - weights.weights == 2 * num_weights // 4
+    assert plain.weights - weights.weights == 2 * share
+    assert 2 * share <= weights.in_main_memory.total == weights.in_main_memory.weights < 4 * share  # a power of two
     assert counted(GPU, **options, deepspeed_zpg=2).weights - plain.weights == 2 * num_weights // 2
-    on_cpu = counted(CPU, **options, deepspeed_offload_optimizer=True, deepspeed_offload_param=True)
-    assert on_cpu == counted(CPU, **options)
+
+
+def test_stage_2_adds_gradients_up_on_the_gpu(num_weights: int) -> None:
+    options = {"deepspeed_stage": 2, "num_learners_per_node": [4]}
+    plain, offloaded = counted(GPU, **options), counted(GPU, **options, deepspeed_offload_optimizer=True)
+    assert 0 <= offloaded.gradients - plain.gradients < 2 * num_weights  # a buffer for the largest parameter
+    main, share = offloaded.in_main_memory, num_weights // 4
+    assert (main.optimizer, main.gradients) == (12 * share, 4 * share)
+    assert 2 * share < main.weights < 2 * share + 2 * num_weights
+
+
+def test_main_memory_is_one_on_cpu() -> None:
+    options = {"deepspeed_stage": 3, "deepspeed_offload_optimizer": True}
+    on_gpu, on_cpu = (counted(Device(kind, "bfloat16", "sdpa"), **options) for kind in ("cuda", "cpu"))
+    assert on_cpu.in_main_memory == MainMemory()
+    for name in STATES:
+        assert getattr(on_cpu, name) == getattr(on_gpu, name) + getattr(on_gpu.in_main_memory, name)
+
+
+def test_a_learner_that_sleeps_keeps_its_state_in_main_memory(num_weights: int) -> None:
+    options = {"colocate": True, "load_ref_policy": True}
+    assert counted(GPU, **options).in_main_memory.asleep == (2 + 2 + 12) * num_weights
+    assert counted(GPU, **options, streaming=True).in_main_memory.asleep == (2 + 2 + 12 + 4) * num_weights
+    assert counted(GPU, **options, deepspeed_stage=3).in_main_memory.asleep == (2 + 2 + 12 + 4) * num_weights
+    offloaded = counted(GPU, **options, deepspeed_stage=3, deepspeed_offload_optimizer=True).in_main_memory
+    assert offloaded.asleep == (2 + 2) * num_weights
+    assert counted(CPU, **options).in_main_memory == MainMemory()
+
+
+def test_a_moving_reference_in_16_bits_has_a_copy_in_float32(num_weights: int) -> None:
+    options = {"load_ref_policy": True, "ref_policy_update_freq": 2, "num_learners_per_node": [2]}
+    assert counted(GPU, **options).in_main_memory == MainMemory(reference=4 * num_weights)
+    assert counted(GPU, **options, deepspeed_stage=3).in_main_memory.reference == 4 * num_weights // 2
+    assert counted(Device("cuda", "float32", "sdpa"), **options).in_main_memory == MainMemory()
+
+
+def test_engines_get_all_weights_or_adapters_alone(num_weights: int) -> None:
+    assert counted(CPU).sent == 4 * num_weights
+    assert counted(CPU, use_peft=True, lora_r=2).sent < 0.2 * 4 * num_weights
+    through_gloo = Device("cpu", "float32", "sdpa", chosen_transport="gloo")
+    assert counted(through_gloo, use_peft=True, lora_r=2).sent > 4 * num_weights
 
 
 def test_an_adapter_takes_little_and_its_reference_nothing(num_weights: int) -> None:
@@ -89,36 +137,28 @@ def test_an_adapter_takes_little_and_its_reference_nothing(num_weights: int) -> 
     assert said.optimizer < 0.1 * 8 * num_weights
 
 
-def test_activations_are_what_torch_keeps(tied_model: str) -> None:
-    """Against a real forward pass on CPU, whose attention keeps what fused attention keeps."""
-    import torch
-    from transformers import AutoModelForCausalLM
+def test_activations_that_cannot_be_counted_are_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> int:
+        raise CannotCount("it asks for numbers")
 
-    model = AutoModelForCausalLM.from_pretrained(tied_model, dtype=torch.float32, attn_implementation="sdpa")
-    use_fewer_passes(model)  # as learners do
-    storages: dict[int, int] = {}
-    weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
-
-    def keep(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in weights:
-            storages[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    ids = torch.ones(4, 128, dtype=torch.int64)
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        output = model.model(input_ids=ids, position_ids=torch.arange(128)[None].expand(4, -1), use_cache=False)
-    on_meta = memory._on_meta(make_args(model_name_or_path=tied_model), CPU)
-    assert memory._kept_for_backward(on_meta, 4, 128) == pytest.approx(sum(storages.values()), rel=0.05)
-    del output
+    before = counted(CPU)
+    monkeypatch.setattr(memory, "activation_bytes", refuse)
+    said = counted(CPU)
+    assert said.activations is None
+    assert said.why_unknown == "it asks for numbers"
+    assert before.activations is not None
+    assert said.total == before.total - before.activations
 
 
 def test_activations_grow_with_tokens_and_shrink_with_checkpointing() -> None:
-    few, many = (counted(CPU, pack_length=length, response_length=32).activations for length in (512, 2048))
+    def activations(**options: Any) -> int:
+        return counted(CPU, response_length=32, **options).activations or 0
+
+    few, many = (activations(pack_length=length) for length in (512, 2048))
     assert 3 < many / few < 5
-    assert counted(CPU, pack_length=2048, gradient_checkpointing=True).activations < 0.75 * many
-    shared = counted(CPU, pack_length=2048, sequence_parallel_size=2, num_learners_per_node=[2])
-    assert shared.activations == pytest.approx(many / 2, rel=0.1)
+    assert 0 < activations(pack_length=2048, gradient_checkpointing=True) < 0.75 * many
+    shared = activations(pack_length=2048, sequence_parallel_size=2, num_learners_per_node=[2])
+    assert shared == pytest.approx(many / 2, rel=0.1)
 
 
 def test_the_cache_of_an_engine(tied_model: str) -> None:
@@ -138,3 +178,46 @@ def test_an_engine_that_gets_adapters_alone_holds_fewer_copies() -> None:
     merged = engine_memory(make_args(**options), Device("cpu", "float32", "sdpa", chosen_transport="gloo")).weights
     assert adapters < 0.6 * all_weights
     assert merged == all_weights
+
+
+# --- against what DeepSpeed holds ---
+
+
+@pytest.fixture(scope="module")
+def rank(ray_session: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    with started_ranks(ray_session, 1, tmp_path_factory.mktemp("rank"), __name__) as [one]:
+        yield one
+
+
+def held_with_offload(rank: Rank, stage: int, dtype: str) -> dict[str, int]:
+    """Bytes of what DeepSpeed would keep in main memory beside a GPU, while it adds gradients up and makes a step."""
+    args = make_args(deepspeed_stage=stage, deepspeed_offload_optimizer=True)
+    engine = build_engine(args, current_device(kind="cpu", dtype=dtype), world_size=rank.world_size)
+    tokens = torch.randint(3, 60, (2, 16))
+    for is_last in (False, True):
+        engine.set_gradient_accumulation_boundary(is_last)
+        logprobs = engine(tokens, torch.arange(16).expand_as(tokens), 1.0)[0]
+        engine.backward(logprobs.sum(), scale_wrt_gas=False)
+    zero = engine.optimizer
+    masters = list(zero.fp32_partitioned_groups_flat if stage == 3 else zero.single_partition_of_fp32_groups)
+    names = "grad_partitions_flat_buffer", "accumulated_grads_in_cpu"
+    gradients = [master.grad for master in masters] + [getattr(zero, name, None) for name in names]
+    names = "param_buffer_of_bit16_for_cpu_offload_groups", "temp_grad_buffer_for_cpu_offload"
+    found = {"gradients": num_bytes(gradients), "weights": num_bytes([getattr(zero, name, None) for name in names])}
+    engine.step()
+    moments = [dict(state) for state in torch_optimizer(engine).state.values()]
+    return {**found, "optimizer": num_bytes([masters, moments])}
+
+
+def num_bytes(tensors: Any) -> int:
+    storages = [tensor.untyped_storage() for tensor in _tensors_in(tensors)]
+    return sum({storage._cdata: storage.nbytes() for storage in storages}.values())
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("stage", [2, 3])
+def test_main_memory_is_what_deepspeed_holds_there(ray_session: Any, rank: Any, stage: int, dtype: str) -> None:
+    held = ray_session.get(rank.call.remote(held_with_offload, stage, dtype), timeout=TIMEOUT_S)
+    options = {"deepspeed_stage": stage, "deepspeed_offload_optimizer": True}
+    said = counted(Device("cuda", dtype, "sdpa"), **options).in_main_memory
+    assert held == {name: pytest.approx(getattr(said, name), rel=0.01, abs=4096) for name in held}

@@ -3,24 +3,34 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from conftest import TINY_MODEL, make_args
+from model_families import build_model
 
 from open_instruct.device import Device
-from open_instruct.device_memory import DeviceMemory
+from open_instruct.device_memory import DeviceMemory, memory_of_machine_bytes
 from open_instruct.engines.engine_memory import EngineMemory
-from open_instruct.learners.memory import LearnerMemory
-from open_instruct.run.dry_run import _shortage
+from open_instruct.learners.memory import LearnerMemory, MainMemory
+from open_instruct.run import main_memory
+from open_instruct.run.dry_run import _rows, _shortage
+from open_instruct.run.main_memory import NodeLoad, node_bytes, node_loads
 
 ROOT = Path(__file__).parents[2]
 SUMS = "reasoning_gym/chain_sum?min_terms=2&max_terms=2&min_digits=1&max_digits=1&size=64&seed=7"
 GIB = 2**30
 
 
-def test_everything_is_said_and_nothing_is_written(tmp_path: Path) -> None:
-    words = ["--model_name_or_path", str(TINY_MODEL), "--dataset_mixer_list", SUMS, "1.0", "--dry_run"]
+@pytest.mark.parametrize("further", [[], ["--use_peft"]], ids=["dense", "mixture with adapters"])
+def test_everything_is_said_and_nothing_is_written(tmp_path: Path, further: list[str]) -> None:
+    if further:
+        build_model("qwen3_moe", tmp_path / "mixture")
+    model = str(tmp_path / "mixture") if further else str(TINY_MODEL)
+    words = ["--model_name_or_path", model, "--dataset_mixer_list", SUMS, "1.0", "--dry_run", *further]
     words += ["--output_dir", str(tmp_path / "out"), "--num_unique_prompts_rollout", "4", "--total_episodes", "64"]
     words += ["--max_prompt_token_length", "64", "--response_length", "32", "--pack_length", "128"]
     done = subprocess.run(
@@ -41,30 +51,104 @@ def test_everything_is_said_and_nothing_is_written(tmp_path: Path) -> None:
     assert said["learners"].startswith("1 on ")
     assert said["workers of engines"].startswith("1 on ")
     assert "memory of each learner" in said
+    assert said["activations"].endswith("MiB")
+    [node] = [text for name, text in said.items() if name.startswith("main memory on ")]
+    assert node.endswith(" are there")
     assert said["key-value cache"].endswith("tokens")
     assert not (tmp_path / "out").exists()
 
 
+GPU, CPU = Device("cuda", "bfloat16", "sdpa"), Device("cpu", "float32", "sdpa")
+
+
+def learner_of(weights: int, **options: Any) -> LearnerMemory:
+    known: dict[str, Any] = {"gradients": 0, "optimizer": 0, "reference": 0, "activations": 0, "program": 0}
+    return LearnerMemory(weights=weights, **{**known, **options})
+
+
+ENGINE = EngineMemory(weights=GIB, cache=GIB, num_cached_tokens=1, program=GIB)
+
+
+def options_on(monkeypatch: pytest.MonkeyPatch, device: Device, **options: Any) -> Any:
+    args = make_args(**options)
+    monkeypatch.setattr(type(args), "device", device)
+    return args
+
+
 @pytest.mark.parametrize(
-    ("kind", "total_gib", "options", "problem"),
+    ("total_gib", "options", "problem"),
     [
-        ("cpu", 9, {}, ""),
-        ("cpu", 7, {}, "This run needs 8,192 MiB on a machine that has 7,168 MiB."),
-        ("cpu", 11, {"num_learners_per_node": [2]}, "This run needs 13.0 GiB on a machine that has 11.0 GiB."),
-        ("cuda", 6, {}, ""),
-        ("cuda", 4, {}, "This run needs 5,120 MiB on a GPU that has 4,096 MiB."),
-        ("cuda", None, {}, ""),
-        ("cuda", 7, {"single_gpu_mode": True}, "This run needs 8,192 MiB on a GPU"),
+        (6, {}, ""),
+        (4, {}, "This run needs 5,120 MiB on a GPU that has 4,096 MiB."),
+        (None, {}, ""),
+        (7, {"single_gpu_mode": True}, "This run needs 8,192 MiB on a GPU"),
     ],
 )
-def test_what_does_not_fit_is_said(
-    monkeypatch: pytest.MonkeyPatch, kind: str, total_gib: int | None, options: dict[str, object], problem: str
+def test_what_does_not_fit_on_a_gpu_is_said(
+    monkeypatch: pytest.MonkeyPatch, total_gib: int | None, options: dict[str, Any], problem: str
 ) -> None:
     monkeypatch.setattr(DeviceMemory, "total_bytes", lambda self: total_gib and total_gib * GIB)
-    args = make_args(**options)
-    monkeypatch.setattr(type(args), "device", Device(kind, "float32", "sdpa"))  # type: ignore[arg-type]
-    learner = LearnerMemory(weights=5 * GIB, gradients=0, optimizer=0, reference=0, activations=0, program=0)
-    engine = EngineMemory(weights=GIB, cache=GIB, num_cached_tokens=1, program=GIB)
-    said = _shortage(args, learner, engine)
+    args = options_on(monkeypatch, GPU, **options)
+    said = _shortage(args, [NodeLoad("10.0.0.1", 1, 1, GIB)], learner_of(5 * GIB), ENGINE)
     assert said.startswith(problem)
     assert bool(said) == bool(problem)
+
+
+@pytest.mark.parametrize(
+    ("device", "options", "load", "needed_gib"),
+    [
+        (CPU, {}, (1, 1), 5 + 3 + 2),  # weights are in Ray's objects once
+        (CPU, {}, (2, 0), 2 * 5),
+        (CPU, {"vllm_tensor_parallel_size": 2}, (0, 2), 2 * 3 + 2 + 2 * 2),  # and in each of two processes
+        (GPU, {}, (8, 8), 8 * 7),
+        (GPU, {"colocate": True}, (8, 8), 8 * 7 + 8),
+        (GPU, {"engine_sleep_after_s": 1.0}, (0, 8), 8),
+        (GPU, {"engine_sleep_after_s": 1.0, "engine_sleep_level": 2}, (0, 8), 0),
+        (replace(CPU, chosen_transport="shm"), {}, (2, 0), 2 * 5 + 2 * 1),  # a buffer of 1 GiB in shared memory
+        (replace(GPU, chosen_transport="ray_object"), {}, (0, 2), 2 + 2 * 2),
+    ],
+)
+def test_main_memory_of_a_node_is_that_of_its_learners_and_engines(
+    monkeypatch: pytest.MonkeyPatch, device: Device, options: dict[str, Any], load: tuple[int, int], needed_gib: int
+) -> None:
+    args = options_on(monkeypatch, device, **options)
+    main = MainMemory(optimizer=7 * GIB) if device.kind == "cuda" else MainMemory()
+    learner = learner_of(5 * GIB, in_main_memory=main, sent=2 * GIB)
+    assert node_bytes(args, learner, ENGINE, NodeLoad("10.0.0.1", *load, None)) == needed_gib * GIB
+
+
+@pytest.mark.parametrize("device", [CPU, GPU], ids=["cpu", "cuda"])
+def test_what_does_not_fit_in_main_memory_is_said_with_the_node(
+    monkeypatch: pytest.MonkeyPatch, device: Device
+) -> None:
+    monkeypatch.setattr(DeviceMemory, "total_bytes", lambda self: None)
+    args = options_on(monkeypatch, device)
+    learner = learner_of(5 * GIB, in_main_memory=MainMemory(optimizer=5 * GIB) if device is GPU else MainMemory())
+    loads = [NodeLoad(f"10.0.0.{number}", 2, 0, memory) for number, memory in enumerate((10 * GIB, 9 * GIB, None))]
+    [said] = _shortage(args, loads, learner, ENGINE).splitlines()
+    assert said.startswith("This run needs 10.0 GiB of main memory on 10.0.0.1, which has 9,216 MiB. What makes it ")
+    assert ("each of these left out: --deepspeed_offload_optimizer" in said) == (device is GPU)
+
+
+def test_what_is_not_known_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    args = options_on(monkeypatch, CPU)
+    learner = learner_of(5 * GIB, activations=None, why_unknown="it asks for numbers")
+    said = dict(_rows(args, [NodeLoad("10.0.0.1", 1, 0, None)], learner, ENGINE))
+    assert said["memory of each learner"] == "5,120 MiB and activations"
+    assert said["  activations"] == "not known: it asks for numbers"
+    assert said["main memory on 10.0.0.1"] == "5,120 MiB and activations; not known how much is there"
+
+
+def test_a_node_has_what_ray_found_free_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    own, other, silent = (
+        {"NodeID": name, "NodeManagerAddress": f"address of {name}", "Resources": resources}
+        for name, resources in (("own", {}), ("other", {"memory": 6.0, "object_store_memory": 2.0}), ("silent", {}))
+    )
+    context = SimpleNamespace(get_node_id=lambda: "own")
+    ray = SimpleNamespace(nodes=lambda: [own, other, silent], get_runtime_context=lambda: context)
+    monkeypatch.setattr(main_memory, "ray", ray)
+    assert node_loads(["own", "other", "other"], ["other", "silent"]) == [
+        NodeLoad("address of own", 1, 0, memory_of_machine_bytes()),
+        NodeLoad("address of other", 2, 1, 8),
+        NodeLoad("address of silent", 0, 1, None),
+    ]

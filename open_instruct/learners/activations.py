@@ -1,0 +1,153 @@
+"""What a learner keeps from the forward pass of a micro-batch for the backward pass, found without memory: the model runs on
+torch's meta device, which holds no numbers, and torch tells which tensors it would keep.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from open_instruct.config.grpo_config import GRPOConfig
+from open_instruct.device import Device
+from open_instruct.learners.cpu_norms import use_fewer_passes
+from open_instruct.learners.lora import add_adapter
+
+ATTENTION = "memory_of_attention"
+"""Name under which Transformers knows the attention that computes nothing."""
+FLOAT32_BYTES = 4
+LOGIT_COPIES = 3
+"""Logits, log-probs and gradients of one chunk."""
+
+
+class CannotCount(RuntimeError):
+    """The model does not run without numbers; the message says why."""
+
+
+def model_on_meta(args: GRPOConfig, device: Device) -> Any:
+    """The model that is trained, without memory. Like a learner it drops nothing."""
+    from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
+
+    AttentionInterface.register(ATTENTION, _keep_inputs_and_output)
+    trusted = args.trust_remote_code
+    config = AutoConfig.from_pretrained(
+        args.model_name_or_path, revision=args.model_revision, trust_remote_code=trusted
+    )
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(
+            config, dtype=device.torch_dtype, attn_implementation=ATTENTION, trust_remote_code=trusted
+        )
+        if device.has_faster_layers:
+            use_fewer_passes(model)
+        if args.use_peft:
+            add_adapter(model, args)
+            _as_dtype_of_model(model, device.torch_dtype)
+    return model.eval()
+
+
+def _as_dtype_of_model(model: Any, dtype: torch.dtype) -> None:
+    """Adapters get the dtype of the layers that they are beside. peft 0.21 sees to it wherever tensors have numbers."""
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.to(dtype)
+
+
+def activation_bytes(model: Any, args: GRPOConfig, device: Device) -> int:
+    """Bytes of the largest micro-batch: what is kept, and the logits of one chunk.
+
+    Args:
+        model: from `model_on_meta`.
+
+    Raises:
+        CannotCount: `model` does not run there.
+    """
+    config = model.config.get_text_config()
+    num_tokens = num_micro_batch_tokens(args)
+    rows = max(args.per_device_train_batch_size, num_tokens // args.max_sequence_length, 1)
+    kept = kept_for_backward(model, rows, -(-num_tokens // rows))
+    item = device.torch_dtype.itemsize
+    if args.gradient_checkpointing:  # the input of each layer, and all of one layer
+        num_layers = config.num_hidden_layers
+        kept = kept // num_layers + num_layers * num_tokens * config.hidden_size * item
+    of_head = num_tokens * config.hidden_size * item
+    chunk = min(num_tokens * config.vocab_size, max(device.logits_at_once, config.vocab_size))
+    return kept + of_head + LOGIT_COPIES * FLOAT32_BYTES * chunk
+
+
+def num_micro_batch_tokens(args: GRPOConfig) -> int:
+    """Tokens of the largest micro-batch on one learner."""
+    return -(-args.per_device_train_batch_size * args.pack_length // args.sequence_parallel_size)
+
+
+def kept_for_backward(model: Any, rows: int, columns: int) -> int:
+    """Bytes that a forward pass of the layers keeps, weights not counted. Raises CannotCount."""
+    weights = {id(parameter) for parameter in model.parameters()}
+    seen: dict[int, torch.Tensor] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        base = tensor._base if tensor._base is not None else tensor
+        if id(tensor) not in weights and id(base) not in weights:
+            seen[id(base)] = base  # held, so that no other tensor gets its id
+        return tensor
+
+    ids = torch.zeros(rows, columns, dtype=torch.int64, device="meta")
+    try:
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), _GroupedMM(), _no_autocast():
+            output = model.base_model(input_ids=ids, position_ids=ids, use_cache=False).last_hidden_state
+    except Exception as error:  # somebody's model may ask for numbers in any way
+        [cause, *_] = [*str(error).splitlines(), type(error).__name__]
+        raise CannotCount(f"{type(model).__name__} does not run without numbers ({cause})") from error
+    del output
+    return sum(tensor.nbytes for tensor in seen.values())
+
+
+class _Attention(torch.autograd.Function):
+    """Keeps what fused attention keeps: queries, keys, values and output."""
+
+    @staticmethod
+    def forward(ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        output = query.new_empty(*query.shape[:-1], value.shape[-1])
+        ctx.save_for_backward(query, key, value, output)
+        return output
+
+
+def _keep_inputs_and_output(
+    module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, **__: Any
+) -> tuple[torch.Tensor, None]:
+    return _Attention.apply(query, key, value).transpose(1, 2).contiguous(), None
+
+
+# --- what torch 2.13 does not do on its meta device: mixtures of experts fail without it (`test_every_family_is_counted`) ---
+
+
+class _GroupedMM(TorchFunctionMode):
+    """Stands in for the product of tokens and experts, whose meta kernel takes bfloat16 alone. Transformers 5.19 asks for the
+    product in `grouped_mm_experts_forward`."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch._grouped_mm:
+            return _GroupedProduct.apply(*args[:2])
+        return func(*args, **(kwargs or {}))
+
+
+class _GroupedProduct(torch.autograd.Function):
+    """Keeps what torch's grouped product keeps: of two factors the one that the other's gradient is computed from."""
+
+    @staticmethod
+    def forward(ctx: Any, tokens: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
+        of_tokens, of_experts = ctx.needs_input_grad
+        ctx.save_for_backward(tokens if of_experts else None, experts if of_tokens else None)
+        return tokens.new_empty(tokens.shape[0], experts.shape[-1])
+
+
+@contextmanager
+def _no_autocast() -> Iterator[None]:
+    """Lets code that switches autocast off for its own part do so in vain: autocast knows no meta device, and is never on here.
+    peft 0.21 does so where it adds adapters to experts."""
+    before = torch.autocast
+    torch.autocast = lambda *_, **__: nullcontext()  # type: ignore[assignment,misc]
+    try:
+        yield
+    finally:
+        torch.autocast = before  # type: ignore[misc]

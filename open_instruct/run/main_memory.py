@@ -1,0 +1,85 @@
+"""How much main memory each node of a cluster needs for a run: what learners and engines keep off their GPUs, and on CPU all."""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import ray
+
+from open_instruct.config.grpo_config import GRPOConfig
+from open_instruct.device_memory import memory_of_machine_bytes
+from open_instruct.weight_transports import RAY_OBJECT, SHM
+
+if TYPE_CHECKING:
+    from open_instruct.engines.engine_memory import EngineMemory
+    from open_instruct.learners.memory import LearnerMemory
+
+
+@dataclass(frozen=True)
+class NodeLoad:
+    """What a run puts on a node."""
+
+    address: str
+    num_learners: int
+    num_workers: int
+    """Workers of engines."""
+    memory_bytes: int | None
+    """What the node has; None where nobody knows."""
+
+
+def node_loads(learners: Iterable[str], workers: Iterable[str]) -> list[NodeLoad]:
+    """The nodes of a run, given the node of each learner and of each worker. To be called while Ray runs.
+
+    Of its own machine this process knows the memory. Of others Ray knows what was free when Ray started there.
+    """
+    own = ray.get_runtime_context().get_node_id()
+    num_learners, num_workers = Counter(learners), Counter(workers)
+    known: dict[str, Any] = {node["NodeID"]: node for node in ray.nodes()}
+    return [
+        NodeLoad(
+            known[node]["NodeManagerAddress"],
+            num_learners[node],
+            num_workers[node],
+            memory_of_machine_bytes() if node == own else _free_at_start(known[node]["Resources"]),
+        )
+        for node in num_learners | num_workers
+    ]
+
+
+def _free_at_start(resources: dict[str, float]) -> int | None:
+    """Ray divides what is free into room for its objects and memory for all else."""
+    if "memory" not in resources:
+        return None
+    return int(resources["memory"] + resources.get("object_store_memory", 0))
+
+
+def engine_worker_bytes(args: GRPOConfig, engine: "EngineMemory") -> int:
+    """Main memory that an engine's worker on a GPU takes: its weights while it sleeps, unless it drops them. With `colocate` even
+    engines that drop them keep them at times, when learners alone are needed for a checkpoint."""
+    if args.device.kind == "cpu":
+        return 0
+    sleeps_by_itself = args.engine_sleep_after_s is not None and args.sleep_level == 1
+    return engine.weights if args.colocate or sleeps_by_itself else 0
+
+
+def shared_bytes(args: GRPOConfig, learner: "LearnerMemory", load: NodeLoad) -> int:
+    """What an update of the weights takes of a node's memory. As Ray objects all buckets are there until the last has come, and
+    engines whose model is in other processes copy them to each."""
+    from open_instruct.learners.weight_sync import CHUNK_BYTES
+
+    if args.device.weight_transport == RAY_OBJECT and load.num_workers:
+        in_one_process = args.device.kind == "cpu" and args.vllm_tensor_parallel_size == 1
+        return learner.sent * (1 if in_one_process else 1 + load.num_workers)
+    if args.device.weight_transport == SHM:
+        return min(CHUNK_BYTES, learner.sent) * load.num_learners
+    return 0
+
+
+def node_bytes(args: GRPOConfig, learner: "LearnerMemory", engine: "EngineMemory", load: NodeLoad) -> int:
+    """Main memory that the run takes on a node, as far as it is known."""
+    if args.device.kind == "cpu":
+        each_learner, each_worker = learner.total, engine.total
+    else:
+        each_learner, each_worker = learner.in_main_memory.total, engine_worker_bytes(args, engine)
+    return load.num_learners * each_learner + load.num_workers * each_worker + shared_bytes(args, learner, load)
