@@ -62,6 +62,7 @@ class GenerationLoop:
             return
         if self._state.may_admit:
             self._admit()
+        self._abort_given_up()
         self._break_off_late_requests()
         if not self._engine.has_unfinished_requests():
             if self._state.may_fall_asleep:
@@ -90,14 +91,13 @@ class GenerationLoop:
             if not self._engine.has_unfinished_requests():
                 with self._lock:
                     self._lock.wait_for(lambda: self._calls or not self._work.will_submit, FIRST_REQUESTS_S)
-        while self._work.waits_for_admission:
-            held = self._work.admit()
+        while (held := self._work.admit()) is not None:
             prompt = {"prompt_token_ids": held.prompt.tolist()}
             self._engine.add_request(held.request_id, prompt, sampling_params(held.sampling))
 
     def _finish(self, output: Any) -> None:
         held = self._work.get(output.request_id)
-        if held is not None:  # else it was broken off
+        if held is not None:  # else it was broken off or given up
             answer = held.answer(output)
             aged = self._kv_ages.aged(held.prompt, output.num_cached_tokens, answer.completions)
             self._hand_over(held, replace(answer, completions=aged))
@@ -105,6 +105,11 @@ class GenerationLoop:
     def _hand_over(self, held: HeldRequest, answer: Answer) -> None:
         self.num_generated_tokens += answer.statistics.num_response_tokens
         self._work.hand_over(held, answer)
+
+    def _abort_given_up(self) -> None:
+        """Abort requests whose answers nobody waits for any more. They would hold sequences and cache up to their last token."""
+        if given_up := self._work.take_given_up():
+            self._engine.abort_request(given_up)
 
     def _break_off_late_requests(self) -> None:
         """Abort requests that have taken longer than `generation_timeout`, and answer them with an error. Others go on."""

@@ -19,7 +19,7 @@ LENGTHS_KEPT = 256
 """Finished requests whose mean length is what others are expected to come to."""
 
 
-@dataclass
+@dataclass(eq=False)
 class HeldRequest:
     """A request to the engine."""
 
@@ -65,6 +65,8 @@ class HeldWork:
         self._requests: dict[str, HeldRequest] = {}
         """Requests of rollouts and of direct calls, by request id."""
         self._to_admit: deque[HeldRequest] = deque()
+        self._given_up: list[str] = []
+        """Ids of requests that the engine has although nobody waits for their answers any more."""
         self._rollouts: dict[str, PromptRequest | None] = {}
         """Rollouts under way, by prompt id. The value is the prompt until its rollout makes the first request, then None."""
         self._outgoing: set[str] = set()
@@ -111,10 +113,16 @@ class HeldWork:
     # --- requests -----------------------------------------------------------------------------------------------------
 
     def submit(self, request_id: str, prompt: np.ndarray, sampling: SamplingConfig) -> "Future[Answer]":
-        """Take in a request to the engine. `prompt` is (Q,) int32. The part of `request_id` before a slash names the rollout."""
+        """Take in a request to the engine. `prompt` is (Q,) int32. The part of `request_id` before a slash names the prompt.
+
+        The answer must not go to another request, so no id may come again while the engine may still have an earlier request of
+        this id. Whoever cancels the future gives the request up.
+        """
         held = HeldRequest(request_id, prompt, sampling, Future())
+        held.reply.add_done_callback(lambda reply: self._give_up(held) if reply.cancelled() else None)
         prompt_id = request_id.partition("/")[0]
         with self._lock:
+            assert request_id not in self._requests, request_id
             if prompt_id in self._rollouts:
                 self._rollouts[prompt_id] = None
             if not self._requests:
@@ -124,24 +132,46 @@ class HeldWork:
             self._lock.notify_all()
         return held.reply
 
+    def _give_up(self, held: HeldRequest) -> None:
+        """Nobody waits for the answer any more. So the request occupies nothing here from now on, and the engine is told to abort
+        it, if the engine has it."""
+        with self._lock:
+            if self._requests.pop(held.request_id, None) is None:
+                return  # its answer is here, or it was broken off
+            if held.admitted is None:
+                self._to_admit.remove(held)
+            else:
+                self._given_up.append(held.request_id)
+            self._lock.notify_all()
+
+    def take_given_up(self) -> list[str]:
+        """Ids of the requests that the engine has to abort."""
+        with self._lock:
+            given_up, self._given_up = self._given_up, []
+            return given_up
+
     @property
     def waits_for_admission(self) -> bool:
         return bool(self._to_admit)
 
-    def admit(self) -> HeldRequest:
-        """The next request for the engine. The request's time limit runs from now on."""
-        held = self._to_admit.popleft()
-        held.admitted = Moment()
-        return held
+    def admit(self) -> HeldRequest | None:
+        """The next request for the engine, whose time limit runs from now on. None if none waits, because a request that has
+        waited may be given up at any time."""
+        with self._lock:
+            if not self._to_admit:
+                return None
+            held = self._to_admit.popleft()
+            held.admitted = Moment()
+            return held
 
     def get(self, request_id: str) -> HeldRequest | None:
-        """None if the request was broken off."""
+        """None if the request was broken off or given up."""
         return self._requests.get(request_id)
 
     def hand_over(self, held: HeldRequest, answer: Answer) -> None:
         """The request is done. Its rollout gets the answer, unless the rollout was broken off."""
         with self._lock:
-            del self._requests[held.request_id]
+            self._requests.pop(held.request_id, None)  # it may have been given up meanwhile
             if not answer.error:
                 self._lengths.append(answer.statistics.num_response_tokens / held.sampling.n)
             self._lock.notify_all()

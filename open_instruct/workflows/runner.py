@@ -69,7 +69,7 @@ class Answer:
 
 
 Submit = Callable[[str, np.ndarray, SamplingConfig], "Future[Answer]"]
-"""Hands a request to the engine: `(request id, token ids, sampling)`."""
+"""Hands a request to the engine: `(request id, token ids, sampling)`. To cancel the future is to give the request up."""
 
 
 @dataclass(frozen=True)
@@ -112,16 +112,27 @@ class ToolTime:
 
 
 class EngineContext(Context):
-    """The context of one rollout inside an engine actor."""
+    """The context of one rollout inside an engine actor.
 
-    def __init__(self, request: PromptRequest, facts: EngineFacts, submit: Submit, tools: "ToolBox") -> None:
+    Args:
+        number: of the rollout, among all of this engine. A prompt that is issued again keeps its id, and its effects have the
+            same names and numbers as before. So this number alone keeps its requests apart from those of the earlier rollout.
+    """
+
+    def __init__(
+        self, request: PromptRequest, facts: EngineFacts, submit: Submit, tools: "ToolBox", *, number: int = 0
+    ) -> None:
         super().__init__(
             seed=request.generation_config.seed or 0,
             max_model_len=facts.max_model_len,
             max_prompt_tokens=facts.max_prompt_tokens,
         )
         self._prompt_id = request.prompt_id
+        self._number = number
         self._submit = submit
+        self._asked: set[Future[Answer]] = set()
+        """Requests that are under way."""
+        self._is_over = False
         self._tools = tools
         self._facts = facts
         self.answers: list[TokenStatistics] = []
@@ -151,15 +162,28 @@ class EngineContext(Context):
                 f"{effect}: a prompt of {len(prompt_ids)} tokens and {sampling.max_tokens} more do not fit into the "
                 f"{self.max_model_len} that the model takes"
             )
-        return self._wait_for(self._submit(f"{self._prompt_id}/{effect}", prompt_ids, sampling))
+        if self._is_over:
+            raise RolloutFailed(f"{effect}: the rollout has ended")
+        request_id = f"{self._prompt_id}/{effect}/{self._number}"
+        return self._wait_for(self._submit(request_id, prompt_ids, sampling))
 
     async def _wait_for(self, future: "Future[Answer]") -> list[Completion]:
-        with self.tool_time.during("request"):
-            answer = await asyncio.wrap_future(future)
+        self._asked.add(future)
+        try:
+            with self.tool_time.during("request"):
+                answer = await asyncio.wrap_future(future)  # whoever cancels this cancels the request
+        finally:
+            self._asked.discard(future)
         self.answers.append(answer.statistics)
         if answer.error:
             raise GenerationFailed(answer.error)
         return answer.completions
+
+    def end(self) -> None:
+        """The rollout has ended. Cancel the requests of tasks that it has left behind, and let these make no further ones."""
+        self._is_over = True
+        for future in self._asked:
+            future.cancel()
 
     def _call(self, effect: Effect, tool: str, arguments: Any, timeout_s: float) -> Awaitable[Any]:
         # In a `contextvars` context of its own, where nothing is watched, because tools may read clocks and draw numbers.
@@ -258,20 +282,19 @@ class RolloutRunner:
             self._fail(error)
 
     async def _result(self, request: PromptRequest) -> GenerationResult:
-        began = Moment()
-        ctx = EngineContext(request, self._facts, self._submit, self._tools)
+        began, number = Moment(), self._num_rollouts
+        self._num_rollouts += 1
+        ctx = EngineContext(request, self._facts, self._submit, self._tools, number=number)
+        is_watched = number < WATCHED_FIRST or number % WATCHED_EVERY == 0
         try:
             rollout = self._workflow.run(request, ctx)
-            trajectory = await (watched(rollout) if self._is_watched() else rollout)
+            trajectory = await (watched(rollout) if is_watched else rollout)
         except Exception as error:
             return GenerationResult.given_up(request, self._facts.engine_id, self._cause(first_of(error)), began)
+        finally:
+            ctx.end()
         self._num_errors_in_a_row = 0
         return self._to_result(request, trajectory, ctx, began)
-
-    def _is_watched(self) -> bool:
-        number = self._num_rollouts
-        self._num_rollouts += 1
-        return number < WATCHED_FIRST or number % WATCHED_EVERY == 0
 
     def _cause(self, error: BaseException) -> str:
         """Why a rollout is given up. An error of the workflow's own code costs one rollout, because anybody may write a workflow.

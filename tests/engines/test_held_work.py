@@ -24,8 +24,7 @@ def taken_in(work: HeldWork, most: int = 100) -> int:
 
 
 def finish_all(work: HeldWork, length: int, error: str = "") -> None:
-    while work.waits_for_admission:
-        held = work.admit()
+    while (held := work.admit()) is not None:
         work.hand_over(held, Answer([], TokenStatistics(20, 4 * length, 1.0, 0.0), error))
     work._rollouts.clear()
 
@@ -46,3 +45,38 @@ def test_no_more_sequences_than_the_engine_has_room_for() -> None:
     taken_in(work)
     finish_all(work, length=1)
     assert taken_in(work) == 4
+
+
+def test_a_request_that_is_given_up_leaves_the_account_at_once() -> None:
+    work = HeldWork(threading.Condition(), max_num_seqs=8, max_tokens=5000)
+    replies = [work.submit(f"p{number}/", PROMPT, GROUP) for number in range(3)]
+    admitted = work.admit()
+    assert admitted is not None
+    assert not work.has_room()
+    replies[0].cancel()
+    replies[1].cancel()
+    assert work.num_outstanding_tokens == 4 * 1020
+    assert work.has_room()
+    assert work.take_given_up() == ["p0/"]  # the engine has only this one
+    assert work.take_given_up() == []
+    [last] = iter(work.admit, None)
+    assert last.request_id == "p2/"
+
+
+def test_an_answer_that_comes_when_its_request_is_given_up_is_dropped() -> None:
+    work = HeldWork(threading.Condition(), max_num_seqs=8, max_tokens=5000)
+    reply = work.submit("p0/", PROMPT, GROUP)
+    held = work.admit()
+    assert held is not None
+    reply.cancel()
+    work.hand_over(held, Answer([], TokenStatistics(20, 4, 1.0, 0.0)))
+    assert reply.cancelled()
+    assert not work.has_requests
+
+
+def test_an_id_that_is_in_the_engine_cannot_come_again() -> None:
+    """The answer to the first request would go to the second."""
+    work = HeldWork(threading.Condition(), max_num_seqs=8, max_tokens=5000)
+    work.submit("p0/", PROMPT, GROUP)
+    with pytest.raises(AssertionError, match="p0/"):
+        work.submit("p0/", PROMPT, GROUP)

@@ -122,7 +122,7 @@ def test_what_a_tool_says_is_in_the_response_and_not_trained_on(calculator: str,
     assert result.notes == {"seed": 1}
     assert result.token_statistics.num_response_tokens == 2 * NUM_TOKENS
     assert 0 < result.token_statistics.tool_time < result.token_statistics.generation_time
-    assert sorted(stage.vllm.came) == ["train-0/sample-0-0", "train-0/sample-1-0"]
+    assert sorted(stage.vllm.came) == ["train-0/sample-0-0/0", "train-0/sample-1-0/0"]
 
 
 FAILING = """

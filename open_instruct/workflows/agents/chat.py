@@ -2,13 +2,13 @@
 conversation only grows."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from open_instruct.chat_codec import END_THINK, ChatCodec
 from open_instruct.data_types import Completion
 from open_instruct.workflows.agents.branches import Branch, Talk
-from open_instruct.workflows.agents.protocol import ChatRequest, Refused
+from open_instruct.workflows.agents.protocol import Asked, ChatRequest, Refused, cleaned
 from open_instruct.workflows.conversations.bridge import Bridge, CannotBridge
 from open_instruct.workflows.conversations.tool_parsers import ToolParser, VllmParsers, tool_parser
 
@@ -30,7 +30,9 @@ class Chat:
         self._of_vllm = of_vllm
         self._parsers: dict[str, ToolParser] = {}
         self._said: dict[str, str] = {}
-        """By the message as the program got it: the model's turn with control tokens."""
+        """By the message, in any of its wordings: the model's turn with control tokens."""
+        self._wordings: dict[str, set[str]] = {}
+        """By the message as the program got it: the keys of its wordings."""
 
     def prompt(self, request: ChatRequest, branches: Sequence[Branch]) -> tuple[Branch | None, list[int]]:
         """The token ids of a request, and the sample in which it goes on. None: the messages are rendered anew.
@@ -56,7 +58,8 @@ class Chat:
         if token_ids and self._codec.control_token(token_ids[-1]):
             last_id = token_ids.pop()
         raw = self._codec.decode_all(token_ids)
-        message: Message = {"role": "assistant", "content": self._codec.decode(token_ids)}
+        wordings = self._wordings_of(token_ids, request.asked)
+        message: Message = {"role": "assistant", "content": next(iter(wordings))}
         calls = self._parser(request.tools).calls(raw) if self._parses(request) else []
         if calls:
             message["tool_calls"] = [
@@ -67,24 +70,54 @@ class Chat:
                 }
                 for position, call in enumerate(calls)
             ]
-        self._said[_key(message)] = raw
+        self._remember(message, wordings)
         return message, Talk([*request.messages, message], request.tools, raw, last_id)
 
     def spellings(self, said: Completion) -> list[str]:
         return [self._codec.decode_all([token_id]) for token_id in said.token_ids.tolist()]
 
+    def _wordings_of(self, token_ids: list[int], asked: Asked) -> dict[str, str]:
+        """The texts by which a program may know the model's turn, each with the same text with control tokens. The first is what
+        the program gets: without what the model was stopped at, unless the program wants that. The others are with it, and with
+        all that the last token holds.
+        """
+        stopped = bool(token_ids) and token_ids[-1] in asked.stop_token_ids
+        cuts = [(token_ids[:-1] if stopped else token_ids, False), (token_ids, True)]
+        wordings = {}
+        for ids, keeps in sorted(cuts, key=lambda cut: cut[1] != asked.keeps_stop):
+            text, raw = (cut_at(decode(ids), asked.stop, keeps=keeps) for decode in self._decoders)
+            wordings[text] = raw
+        text, raw = (decode(token_ids) for decode in self._decoders)
+        return wordings | {text: raw}
+
+    @property
+    def _decoders(self) -> tuple[Callable[[list[int]], str], Callable[[list[int]], str]]:
+        return self._codec.decode, self._codec.decode_all
+
+    def _remember(self, message: Message, wordings: Mapping[str, str]) -> None:
+        own = self._wordings.setdefault(_key(message), set())
+        self._said[_key(message)] = wordings[message["content"]]
+        for text, raw in wordings.items():
+            key = _key({**message, "content": text})
+            self._said.setdefault(key, raw)  # another turn may really have said it
+            own.add(key)
+
     def _going_on(self, request: ChatRequest, branches: Sequence[Branch]) -> Branch | None:
-        """The sample whose messages the request begins with, and the longest of them."""
+        """The sample whose messages the request begins with, and the longest of them; rather one with the same wordings."""
         asked = [_key(message) for message in request.messages]
         found: Branch | None = None
-        longest = 0
+        best = (0, False)
         for branch in branches:
             if branch.talk is None or branch.talk.tools != request.tools:
                 continue
-            known = branch.talk.messages
-            if longest < len(known) < len(asked) and list(map(_key, known)) == asked[: len(known)]:
-                found, longest = branch, len(known)
+            known = [_key(message) for message in branch.talk.messages]
+            rank = (len(known), known == asked[: len(known)])
+            if best < rank and len(known) < len(asked) and all(map(self._is_same, known, asked)):
+                found, best = branch, rank
         return found
+
+    def _is_same(self, known: str, asked: str) -> bool:
+        return known == asked or asked in self._wordings.get(known, ())
 
     def _suffix(self, talk: Talk, following: Sequence[Message], request: ChatRequest) -> list[int] | None:
         """Token ids between what the model said and its next turn; None if the template cannot say them."""
@@ -139,8 +172,21 @@ class Chat:
     def _parser(self, tools: Sequence[Mapping[str, Any]]) -> ToolParser:
         key = json.dumps(tools, sort_keys=True)
         if key not in self._parsers:
-            self._parsers[key] = tool_parser(self._parser_type, [dict(tool) for tool in tools], self._of_vllm)
+            try:
+                self._parsers[key] = tool_parser(self._parser_type, [dict(tool) for tool in tools], self._of_vllm)
+            except ValueError as error:  # vLLM checks them too
+                raise Refused(f"tools: {error}") from error
         return self._parsers[key]
+
+
+def cut_at(text: str, stop: Sequence[str], *, keeps: bool) -> str:
+    """The text up to where the model was stopped, as vLLM cuts it: at the stop string that ends first, without it or with it.
+    Letters behind it, which its last token may hold, are left out."""
+    found = [(begin + len(one), begin) for one in stop if (begin := text.find(one)) >= 0]
+    if not found:
+        return text
+    end, begin = min(found, key=lambda place: place[0])
+    return text[: end if keeps else begin]
 
 
 def _key(message: Message) -> str:
@@ -153,8 +199,8 @@ def _key(message: Message) -> str:
 def _arguments(call: Mapping[str, Any]) -> Any:
     arguments = call["function"]["arguments"]
     try:
-        return json.loads(arguments) if isinstance(arguments, str) else arguments
-    except (ValueError, RecursionError):
+        return cleaned(json.loads(arguments)) if isinstance(arguments, str) else arguments
+    except (ValueError, RecursionError, Refused):
         return arguments
 
 

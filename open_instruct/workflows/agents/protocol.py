@@ -17,6 +17,8 @@ from open_instruct.data_types import Completion, SamplingConfig
 
 LIMIT_REACHED = "limit_reached"
 """Code of an error that says that the rollout may not have more tokens or samples."""
+DEEPEST = 64
+"""Most levels of lists and objects within each other. Templates and parsers walk through them, and Python's stack has an end."""
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "n": (1,),
     "best_of": (1,),
@@ -44,7 +46,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 }
 """Fields that are taken with these values alone, or as null."""
 _NO_EFFECT = {
-    *("skip_special_tokens", "spaces_between_special_tokens", "detokenize", "include_stop_str_in_output"),
+    *("skip_special_tokens", "spaces_between_special_tokens", "detokenize"),
     *("routed_experts_prompt_start", "output_kind", "flat_logprobs"),
     *("cache_salt", "priority", "request_id", "user", "metadata", "store", "safety_identifier", "prompt_cache_key"),
     *("stream_options", "service_tier", "session_id"),
@@ -77,6 +79,8 @@ class Asked:
     stop: tuple[str, ...] = ()
     stop_token_ids: frozenset[int] = frozenset()
     seed: int | None = None
+    keeps_stop: bool = False
+    """Whether a message holds what the model was stopped at (`include_stop_str_in_output`)."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +109,7 @@ def generate_request(body: Any, sampling: SamplingConfig, *, model: str, vocab_s
     Raises:
         Refused: it asks for something that cannot be; the text says what.
     """
-    values = _object(body, "the body")
+    values = _object(cleaned(body), "the body")
     _check_model(values, model)
     token_ids = values.get("token_ids")
     if not isinstance(token_ids, list) or not token_ids or not all(type(one) is int for one in token_ids):
@@ -130,7 +134,7 @@ def chat_request(body: Any, sampling: SamplingConfig, *, model: str) -> ChatRequ
     Raises:
         Refused: as for `generate_request`.
     """
-    values = _object(body, "the body")
+    values = _object(cleaned(body), "the body")
     _check_model(values, model)
     own = {"model", "messages", "tools", "max_completion_tokens", "logprobs", "return_token_ids"}
     _refuse_unknown(values, {*own, *_WISHES})
@@ -138,27 +142,28 @@ def chat_request(body: Any, sampling: SamplingConfig, *, model: str) -> ChatRequ
     if not isinstance(messages, list) or not messages:
         raise Refused("messages must be a list that is not empty")
     tools = values.get("tools") or []
-    if not isinstance(tools, list) or not all(_is_tool(tool) for tool in tools):
-        raise Refused('tools must be a list of {"type": "function", "function": {"name": …}}')
+    if not isinstance(tools, list):
+        raise Refused(_WRONG_TOOLS)
     if values.get("max_completion_tokens") is not None:
         values = {**values, "max_tokens": values["max_completion_tokens"]}
     return ChatRequest(
         [_message(one) for one in messages],
         _asked(values, sampling),
-        tools,
+        [_tool(one) for one in tools],
         values.get("tool_choice") != "none",
         bool(values.get("return_token_ids")),
         bool(values.get("logprobs")),
     )
 
 
-_WISHES = {"max_tokens", "stop", "stop_token_ids", "seed", "temperature", "top_p"}
+_WISHES = {"max_tokens", "stop", "stop_token_ids", "seed", "temperature", "top_p", "include_stop_str_in_output"}
+_WRONG_TOOLS = 'tools must be a list of {"type": "function", "function": {"name": …}}'
 
 
 def _asked(values: Mapping[str, Any], sampling: SamplingConfig) -> Asked:
     for name, ours in (("temperature", sampling.temperature), ("top_p", sampling.top_p)):
         given = values.get(name)
-        if given is not None and (not _is_number(given) or not math.isclose(given, ours)):
+        if given is not None and ((number := finite(given)) is None or not math.isclose(number, ours)):
             raise Refused(
                 f"{name} {given!r:.40}: what is sampled is trained on, and this run samples with {name} {ours:g}. Leave it out."
             )
@@ -171,9 +176,12 @@ def _asked(values: Mapping[str, Any], sampling: SamplingConfig) -> Asked:
     if not isinstance(stop, list) or not all(isinstance(one, str) and one for one in stop):
         raise Refused("stop must be a text, or a list of texts, none of them empty")
     ids = values.get("stop_token_ids") or []
-    if not isinstance(ids, list) or not all(type(one) is int for one in ids):
-        raise Refused("stop_token_ids must be a list of whole numbers")
-    return Asked(max_tokens, tuple(stop), frozenset(ids), seed)
+    if not isinstance(ids, list) or not all(type(one) is int and 0 <= one < 2**31 for one in ids):
+        raise Refused("stop_token_ids must be a list of token ids")
+    keeps_stop = values.get("include_stop_str_in_output")
+    if keeps_stop is not None and not isinstance(keeps_stop, bool):
+        raise Refused(f"include_stop_str_in_output {keeps_stop!r:.40}: it must be true or false")
+    return Asked(max_tokens, tuple(stop), frozenset(ids), seed, bool(keeps_stop))
 
 
 def _refuse_unknown(values: Mapping[str, Any], own: set[str], where: str = "") -> None:
@@ -191,27 +199,51 @@ def _refuse_unknown(values: Mapping[str, Any], own: set[str], where: str = "") -
 def _message(message: Any) -> dict[str, Any]:
     """A message with those of its fields that are not empty; parts of text become one text."""
     values = _object(message, "a message")
-    if not isinstance(values.get("role"), str):
+    if not isinstance(values.get("role"), str) or not values["role"]:
         raise Refused("a message needs a role")
     known = {"role", "content", "name", "tool_calls", "tool_call_id"}
     if unknown := [name for name, value in values.items() if value and name not in known]:
         raise Refused(f"messages: a message with {unknown[0]!r:.40}, which this endpoint does not read. Leave it out.")
     read = {name: values[name] for name in known if values.get(name)}
+    for name in ("name", "tool_call_id"):
+        if not isinstance(read.get(name, ""), str):
+            raise Refused(f"messages: {name} must be a text, got {read[name]!r:.40}")
     read["content"] = _text(values.get("content"))
     if "tool_calls" in read:
+        if not isinstance(read["tool_calls"], list):
+            raise Refused(f"messages: tool_calls must be a list, got {read['tool_calls']!r:.40}")
         read["tool_calls"] = [_call(call) for call in read["tool_calls"]]
     return read
 
 
 def _text(content: Any) -> str:
     if content is None or isinstance(content, str):
-        return _valid(content or "")
+        return content or ""
     is_text = isinstance(content, list) and all(
         isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str) for part in content
     )
     if not is_text:
         raise Refused("messages: a content that is neither a text nor a list of parts of text")
-    return _valid("".join(part["text"] for part in content))
+    return "".join(part["text"] for part in content)
+
+
+def cleaned(value: Any, levels: int = DEEPEST) -> Any:
+    """A JSON value whose texts are all valid.
+
+    Raises:
+        Refused: lists and objects are within each other on more than so many levels.
+    """
+    if isinstance(value, str):
+        return _valid(value)
+    if not isinstance(value, dict | list):
+        return value
+    if not levels:
+        raise Refused(f"lists and objects are nested on more than {DEEPEST} levels")
+    if isinstance(value, dict):
+        return {_valid(name): cleaned(inner, levels - 1) for name, inner in value.items()}
+    if set(map(type, value)) == {int}:  # token ids, of which there are many
+        return value
+    return [cleaned(inner, levels - 1) for inner in value]
 
 
 def _valid(text: str) -> str:
@@ -221,19 +253,48 @@ def _valid(text: str) -> str:
 
 def _call(call: Any) -> dict[str, Any]:
     function = call.get("function") if isinstance(call, dict) else None
-    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+    name, arguments = (function.get("name"), function.get("arguments")) if isinstance(function, dict) else (None, None)
+    if not isinstance(name, str) or not isinstance(call.get("id") or "", str):
         raise Refused("messages: tool_calls must be a list of calls of functions")
-    arguments = function.get("arguments") or "{}"
+    if not isinstance(arguments or "", str | dict):
+        raise Refused(f"messages: the arguments of a call must be a text, got {arguments!r:.40}")
     return {
-        "id": str(call.get("id") or ""),
+        "id": call.get("id") or "",
         "type": "function",
-        "function": {"name": function["name"], "arguments": arguments},
+        "function": {"name": name, "arguments": arguments or "{}"},
     }
 
 
-def _is_tool(tool: Any) -> bool:
+def _tool(tool: Any) -> dict[str, Any]:
+    """A tool with those of its fields that are not null."""
     function = tool.get("function") if isinstance(tool, dict) and tool.get("type") == "function" else None
-    return isinstance(function, dict) and isinstance(function.get("name"), str)
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not function["name"]:
+        raise Refused(_WRONG_TOOLS)
+    described = _without_null(function)
+    if not isinstance(described.get("description", ""), str):
+        raise Refused(f"tools: the description of {function['name']:.40} must be a text")
+    if "parameters" in described:
+        described["parameters"] = _parameters(described["parameters"], function["name"])
+    return {**_without_null(tool), "function": described}
+
+
+def _parameters(parameters: Any, tool: str) -> dict[str, Any]:
+    """The parameters of a tool, as far as parsers of calls look at them: a JSON schema of an object."""
+    where = f"tools: the parameters of {tool:.40}"
+    if not isinstance(parameters, dict):
+        raise Refused(f"{where} must be a JSON schema, got {parameters!r:.40}")
+    absent = {name for name in ("properties", "required") if parameters.get(name, ()) is None}
+    read = {name: value for name, value in parameters.items() if name not in absent}
+    properties, required = read.get("properties", {}), read.get("required", [])
+    if not isinstance(properties, dict) or not all(isinstance(one, dict) for one in properties.values()):
+        raise Refused(f"{where}: properties must be an object of JSON schemas")
+    if not isinstance(required, list) or not all(isinstance(one, str) for one in required):
+        raise Refused(f"{where}: required must be a list of names")
+    return read
+
+
+def _without_null(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _check_model(values: Mapping[str, Any], model: str) -> None:
@@ -248,8 +309,15 @@ def _object(value: Any, what: str) -> dict[str, Any]:
     return value
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def finite(value: Any) -> float | None:
+    """A number as a float; None if it is no number, or one that no float holds."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None
 
 
 # --- replies ----------------------------------------------------------------------------------------------------------

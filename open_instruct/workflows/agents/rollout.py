@@ -6,7 +6,6 @@ plain values. Requests of one program may be under way at once; each has a numbe
 
 import asyncio
 import json
-import math
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -25,6 +24,7 @@ from open_instruct.workflows.agents.protocol import (
     chat_body,
     chat_request,
     error_body,
+    finite,
     generate_body,
     generate_request,
     models_body,
@@ -409,16 +409,11 @@ def verdict_of(line: str) -> Verdict | None:
         return None
     metrics = said.get("metrics")
     numbers = {
-        str(name): float(value)
+        name: number
         for name, value in (metrics.items() if isinstance(metrics, dict) else ())
-        if _is_number(value)
+        if (number := finite(value)) is not None
     }
-    reward = float(said["reward"]) if _is_number(said["reward"]) else None
-    return Verdict(reward, numbers)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return Verdict(finite(said["reward"]), numbers)
 
 
 def _quoted(errors: str) -> str:

@@ -16,6 +16,8 @@ from open_instruct.workflows.base import CallParser
 VLLM = "vllm_"
 OWN_TURN = ("legacy", "dr_tulu")
 """The forms whose answers stand in the model's own turn."""
+DEEPEST = 64
+"""Most levels of lists and objects in the arguments of a call. Others walk through them, and Python's stack has an end."""
 VllmParsers = Callable[[str, Sequence[Schema]], CallParser]
 """Makes a parser of vLLM from its name and the tools."""
 
@@ -75,8 +77,8 @@ class DrTuluParser(LegacyParser):
 
 
 class VllmToolParser(ToolParser):
-    """One of vLLM's parsers. Arguments that are no JSON object are given as the tool's first parameter, and the tool says what it
-    thinks of them."""
+    """One of vLLM's parsers. Arguments that are no JSON object, or have too many levels, are given as the tool's first parameter,
+    and the tool says what it thinks of them."""
 
     def __init__(self, schemas: Sequence[Schema], parse: CallParser) -> None:
         self._parse = parse
@@ -89,6 +91,8 @@ class VllmToolParser(ToolParser):
                 arguments: Any = json.loads(written or "{}")
             except (ValueError, RecursionError):
                 arguments = written
+            if _is_deep(arguments, DEEPEST):
+                arguments = written
             if not isinstance(arguments, dict):
                 arguments = {self._parameters.get(name, "text"): arguments}
             found.append(ToolCall(name, arguments))
@@ -98,7 +102,18 @@ class VllmToolParser(ToolParser):
 def first_parameter(described: Schema) -> str:
     """The first parameter that a tool needs; without any, `text`."""
     parameters = described["function"].get("parameters") or {}
-    return str(next(iter([*parameters.get("required", ()), *parameters.get("properties", ())]), "text"))
+    required, properties = (
+        parameters.get(name) or () for name in ("required", "properties")
+    )  # null in dumps of pydantic
+    return str(next(iter([*required, *properties]), "text"))
+
+
+def _is_deep(value: Any, levels: int) -> bool:
+    """Whether lists and objects are within each other on more than so many levels."""
+    if not isinstance(value, dict | list):
+        return False
+    inside = value.values() if isinstance(value, dict) else value
+    return not levels or any(_is_deep(inner, levels - 1) for inner in inside)
 
 
 def tool_parser(kind: str, schemas: Sequence[Schema], of_vllm: VllmParsers) -> ToolParser:
