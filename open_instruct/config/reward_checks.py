@@ -50,7 +50,20 @@ def rewards_fit_the_advantage(args: GRPOConfig) -> Iterator[str]:
     if ADVANTAGES.fact(args.advantage_normalization_type, "over_step") and args.streaming:
         options = shown(args, "advantage_normalization_type", "streaming")
         yield f"{options}: this advantage needs the rewards of the whole step first. Leave out streaming."
-    may_be_negative = args.overlong_buffer_len > 0 or (args.non_stop_penalty and args.non_stop_penalty_value < 0)
-    if args.advantage_normalization_type == "maxrl" and may_be_negative:
-        options = shown(args, "advantage_normalization_type", "overlong_buffer_len", "non_stop_penalty_value")
-        yield f"{options}: maxrl takes no negative reward. Choose another advantage, or leave out the penalty."
+    negative = _makes_rewards_negative(args)
+    if args.advantage_normalization_type == "maxrl" and negative:
+        options = shown(args, "advantage_normalization_type", *negative)
+        yield (
+            f"{options}: a reward may be negative, which maxrl counts as 0. Choose another advantage, or leave out the penalty."
+        )
+
+
+def _makes_rewards_negative(args: GRPOConfig) -> list[str]:
+    """Options by which a reward may fall below 0. What environments give is not known before the run."""
+    shaping = args.reward_shaping
+    may_be_negative = {
+        "overlong_buffer_len": shaping.overlong_buffer > 0 and shaping.overlong_penalty > 0,
+        "non_stop_penalty_value": shaping.non_stop_reward is not None and shaping.non_stop_reward < 0,
+        "r1_style_format_reward": shaping.form == "rewarded" and shaping.form_reward < 0,
+    }
+    return [option for option, is_so in may_be_negative.items() if is_so]

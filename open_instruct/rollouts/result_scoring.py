@@ -12,7 +12,7 @@ import numpy as np
 
 from open_instruct.algorithms.reward_shaping import is_well_formed
 from open_instruct.data.prompt_dataset import PromptDataset, PromptRow
-from open_instruct.data_types import GenerationResult
+from open_instruct.data_types import GenerationResult, Sample
 from open_instruct.rollouts.generation_failures import NOT_SCORED
 from open_instruct.rollouts.prompt_requests import PromptRequests
 from open_instruct.rollouts.rollout_state import FinishedGroup
@@ -50,10 +50,7 @@ class ResultScoring:
         """Have the result verified. `done` is called in a thread of the verifiers, with what each verifier of the row said, and
         with the seconds that it took."""
         row = self._row(result)
-        token_ids = [sample.answer_ids.tolist() for sample in result.samples if sample.is_judged]
-        # of an empty list transformers makes one empty text
-        texts = self._tokenizer.batch_decode(token_ids, skip_special_tokens=True) if token_ids else []
-        texts = [self._workflow.answer(text) for text in texts]
+        token_ids, texts = self._answers(result.samples)
         started = time.perf_counter()
         checks = checks_of_row(row.dataset, row.ground_truth)
         if self.rubrics is not None and not result.is_eval:
@@ -70,11 +67,17 @@ class ResultScoring:
         for group in groups:
             row = self._row(group.result)
             labels = [truth for name, truth in checks_of_row(row.dataset, row.ground_truth) if is_rubric(name)]
-            token_ids = [sample.response_ids.tolist() for sample in group.samples]
-            texts = self._tokenizer.batch_decode(token_ids, skip_special_tokens=True) if labels else []
-            compared += [(label, texts) for label in labels]
+            texts = self._answers(group.samples)[1] if labels else []
+            compared += [(label, texts) for label in labels if texts]
         self.rubrics.learn(training_step, compared)
         return self.rubrics.take_metrics()
+
+    def _answers(self, samples: Iterable[Sample]) -> tuple[list[list[int]], list[str]]:
+        """What verifiers read of the samples that are judged: token ids and texts."""
+        token_ids = [sample.answer_ids.tolist() for sample in samples if sample.is_judged]
+        # of an empty list transformers makes one empty text
+        texts = self._tokenizer.batch_decode(token_ids, skip_special_tokens=True) if token_ids else []
+        return token_ids, [self._workflow.answer(text) for text in texts]
 
     def close(self) -> None:
         """End verifiers and comparisons."""

@@ -10,7 +10,15 @@ from open_instruct.config.verifier_options import VerifierConfig
 
 
 class NotScored(Exception):
-    """A verifier cannot say anything of a response, through no fault of the response. The text says why."""
+    """A verifier cannot say anything of a response, through no fault of the response. The text says why.
+
+    Args:
+        cost: US dollars that were spent nevertheless.
+    """
+
+    def __init__(self, why: str = "", *, cost: float = 0.0) -> None:
+        super().__init__(why)
+        self.cost = cost
 
 
 @dataclass(frozen=True)

@@ -22,9 +22,9 @@ from open_instruct.chat_codec import END_THINK
 from open_instruct.config.verifier_options import VerifierConfig
 from open_instruct.system.event_loop_thread import EventLoopThread
 from open_instruct.verifiers.base import NotScored
-from open_instruct.verifiers.judge import JudgeClient
-from open_instruct.verifiers.judge_prompts import new_criteria_question
-from open_instruct.verifiers.rubric_verifier import Criterion, read_rubric
+from open_instruct.verifiers.judge import client_of
+from open_instruct.verifiers.judge_prompts import CRITERION, longest_label, new_criteria_question
+from open_instruct.verifiers.rubric_verifier import Criterion, judged_part, read_rubric
 
 logger = logging.getLogger(__name__)
 
@@ -54,8 +54,7 @@ class EvolvingRubrics:
 
     def __init__(self, config: VerifierConfig, max_active: int, kept_in: Path | None = None) -> None:
         model = os.environ.get(MODEL) or config.llm_judge_model
-        self._client = JudgeClient(replace(config, llm_judge_model=model))
-        self._room = config.llm_judge_max_context_length - config.llm_judge_max_tokens
+        self._client = client_of(replace(config, llm_judge_model=model))
         self._max_active = max_active
         self._kept_in = kept_in
         self._calls = EventLoopThread("evolving rubrics")
@@ -74,7 +73,8 @@ class EvolvingRubrics:
         return {"query": question, "rubrics": [asdict(one) for one in (*criteria, *found)]}
 
     def learn(self, training_step: int, groups: Sequence[tuple[object, Sequence[str]]]) -> Future[None] | None:
-        """Have the responses to each label compared. Returns at once; the criteria count when they are there."""
+        """Have the responses to each label compared, as far as the judge of a rubric sees them. Returns at once; the criteria
+        count when they are there."""
         if not groups:
             return None
         try:
@@ -140,14 +140,13 @@ class EvolvingRubrics:
         key = _key(label)
         with self._lock:
             known = [*of_data, *self._found.get(key, QuestionRubric()).active]
-        asked = new_criteria_question(question, responses, [one.description for one in known], max_tokens=self._room)
+        seen = [judged_part(response) for response in responses]
         new: list[Criterion] | None = None
         try:
-            judgement = await self._client.ask(asked)
-            new = read_new_criteria(judgement.text)
-            with self._lock:
-                self._cost += judgement.cost
+            new = await self._ask(question, seen, known)
         except NotScored as error:
+            with self._lock:
+                self._cost += error.cost
             logger.warning("no new criteria for a rubric: %s", error)
         with self._lock:
             self._counts.update({"asked": 1, "of the data": len(of_data), "answered": new is not None})
@@ -155,10 +154,20 @@ class EvolvingRubrics:
                 self._take(key, of_data, new)
         return {
             "query": question,
-            "responses": list(responses),
+            "responses": seen,
             "existing": [one.description for one in known],
             "new": None if new is None else [asdict(one) for one in new],
         }
+
+    async def _ask(self, question: str, responses: Sequence[str], known: Sequence[Criterion]) -> list[Criterion] | None:
+        """Criteria beside which responses can be judged: a longer description would leave all of them not scored."""
+        max_tokens = self._client.max_question_tokens
+        criteria = [one.description for one in known]
+        judgement = await self._client.ask(new_criteria_question(question, responses, criteria, max_tokens=max_tokens))
+        with self._lock:
+            self._cost += judgement.cost
+        new, longest = read_new_criteria(judgement.text), longest_label(CRITERION, max_tokens)
+        return None if new is None else [one for one in new if len(one.description) <= longest]
 
     def _take(self, key: str, of_data: Sequence[Criterion], new: Sequence[Criterion]) -> None:
         """Several comparisons for one question may run at the same time, and find the same."""

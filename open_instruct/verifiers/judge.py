@@ -11,17 +11,18 @@ import logging
 import os
 import tempfile
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import aiohttp
 
-from open_instruct.config.verifier_options import VerifierConfig
+from open_instruct.config.verifier_options import JudgeOptions, VerifierConfig
 from open_instruct.verifiers.answer_reading import extract_answer
 from open_instruct.verifiers.base import NotScored, VerificationResult, VerifierFunction
-from open_instruct.verifiers.judge_prompts import TASKS, JudgeTask, question
+from open_instruct.verifiers.judge_prompts import TASKS, JudgeTask, longest_label, num_characters, question
+from open_instruct.verifiers.judge_turns import Turns
 from open_instruct.verifiers.text_verifiers import behind_thoughts
 
 logger = logging.getLogger(__name__)
@@ -51,12 +52,14 @@ class Judgement:
 
 
 class JudgeClient:
-    """Asks one judge. Sessions and limits belong to event loops, of which each process has one."""
+    """Asks one judge, at most `llm_judge_max_concurrency` times at once. All who ask the same judge share a client
+    (`client_of`), so that the limit is the judge's. Sessions belong to event loops: verifiers have one, evolving rubrics another.
+    """
 
     def __init__(self, config: VerifierConfig) -> None:
         self._config = config
         self._sessions: WeakKeyDictionary[asyncio.AbstractEventLoop, aiohttp.ClientSession] = WeakKeyDictionary()
-        self._limits: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
+        self._turns = Turns(config.llm_judge_max_concurrency)
         self._kept = Path(config.llm_judge_cache_dir) if config.llm_judge_cache_dir else None
 
     @property
@@ -76,9 +79,7 @@ class JudgeClient:
         key = hashlib.sha256(json.dumps([self._address, body, attempt], sort_keys=True).encode()).hexdigest()
         if (found := self._find(key)) is not None:
             return Judgement(found, 0.0)
-        loop = asyncio.get_running_loop()
-        limit = self._limits.setdefault(loop, asyncio.Semaphore(self._config.llm_judge_max_concurrency))
-        async with limit:
+        async with self._turns:
             judgement = await self._post(body)
         self._keep(key, judgement.text)
         return judgement
@@ -89,15 +90,23 @@ class JudgeClient:
         Raises:
             NotScored: as `ask`, or the judge's answers hold no score.
         """
-        config, cost = self._config, 0.0
-        room = config.llm_judge_max_context_length - config.llm_judge_max_tokens
-        text = question(task, query=query, response=response, label=label, max_tokens=room)
+        cost = 0.0
+        text = question(task, query=query, response=response, label=label, max_tokens=self.max_question_tokens)
         for attempt in range(ATTEMPTS):
-            judgement = await self.ask(text, attempt=attempt)
+            try:
+                judgement = await self.ask(text, attempt=attempt)
+            except NotScored as error:
+                error.cost += cost
+                raise
             cost += judgement.cost
             if (score := task.read(judgement.text)) is not None:
                 return VerificationResult(score, cost, judgement.text)
-        raise NotScored("the judge's answer holds no score")
+        raise NotScored("the judge's answer holds no score", cost=cost)
+
+    @property
+    def max_question_tokens(self) -> int:
+        """Tokens of the longest question."""
+        return self._config.llm_judge_max_context_length - self._config.llm_judge_max_tokens
 
     @property
     def longest_wait_s(self) -> float:
@@ -111,10 +120,19 @@ class JudgeClient:
             raise ValueError(
                 f"{name}: no judge is named. Give --llm_judge_model, and its server by --llm_judge_api_base"
             )
-        if config.llm_judge_max_context_length <= config.llm_judge_max_tokens:
+        if self.max_question_tokens <= 0:
             raise ValueError(
                 f"{name}: --llm_judge_max_context_length {config.llm_judge_max_context_length} leaves no room beside "
                 f"--llm_judge_max_tokens {config.llm_judge_max_tokens}"
+            )
+
+    def check_length(self, task: JudgeTask, label: object, what: str) -> None:
+        """Raises `ValueError` if a label, called `what`, leaves no room for a response in the question of `task`."""
+        length, longest = num_characters(task, label), longest_label(task, self.max_question_tokens)
+        if length > longest:
+            raise ValueError(
+                f"{what} of {length} characters leaves no room for a response in the question to the judge: it may have at most "
+                f"{max(longest, 0)}. Shorten it, or raise --llm_judge_max_context_length as far as the judge allows."
             )
 
     async def close(self) -> None:
@@ -173,10 +191,11 @@ class JudgeClient:
             tokens = [int(usage.get(name) or 0) for name in ("prompt_tokens", "completion_tokens")]
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise NotScored(f"the judge's answer is no completion ({type(error).__name__})") from error
-        if not isinstance(text, str):
-            raise NotScored("the judge's answer holds no text")
         prices = self._config.llm_judge_price_per_million_tokens
-        return Judgement(text, max(sum(price * number for price, number in zip(prices, tokens, strict=True)), 0) / 1e6)
+        cost = max(sum(price * number for price, number in zip(prices, tokens, strict=True)), 0) / 1e6
+        if not isinstance(text, str):
+            raise NotScored("the judge's answer holds no text", cost=cost)
+        return Judgement(text, cost)
 
     def _find(self, key: str) -> str | None:
         if self._kept is None:
@@ -198,6 +217,15 @@ class JudgeClient:
             logger.warning("a judgement could not be kept: %s", error.strerror or error)
 
 
+_clients: WeakValueDictionary[str, JudgeClient] = WeakValueDictionary()
+
+
+def client_of(config: VerifierConfig) -> JudgeClient:
+    """The client of all who ask with these options."""
+    key = repr([getattr(config, option.name) for option in fields(JudgeOptions)])
+    return _clients.setdefault(key, JudgeClient(config))
+
+
 async def _whole(answer: aiohttp.ClientResponse) -> bytes:
     content = bytearray()
     async for part in answer.content.iter_any():
@@ -214,7 +242,7 @@ class JudgeVerifier(VerifierFunction):
 
     def __init__(self, verifier_config: VerifierConfig | None = None) -> None:
         super().__init__(f"general-{self.task}", verifier_config=verifier_config)
-        self._client = JudgeClient(self.verifier_config)
+        self._client = client_of(self.verifier_config)
 
     @classmethod
     def is_complete(cls) -> bool:
@@ -234,6 +262,7 @@ class JudgeVerifier(VerifierFunction):
         self._client.check(self.name)
         if TASKS[self.task].needs_label and label in (None, "", []):
             raise ValueError(f"{self.name}: the judge needs a ground truth")
+        self._client.check_length(TASKS[self.task], label, f"{self.name}: a ground truth")
 
     async def close(self) -> None:
         await self._client.close()

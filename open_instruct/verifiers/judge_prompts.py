@@ -1,4 +1,4 @@
-"""What a judge is asked, and how its answer is read. Pure.
+"""What a judge is asked; `judge_answers.py` reads what it answers. Pure.
 
 What the model wrote stands between two lines of a marker that it cannot know, so that it cannot pretend to be the judge's task.
 """
@@ -9,11 +9,15 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from open_instruct.chat_codec import END_THINK, OMISSION
+from open_instruct.chat_codec import OMISSION
+from open_instruct.verifiers.base import NotScored
+from open_instruct.verifiers.judge_answers import decision, score_up_to
 
 CHARACTERS_OF_A_TOKEN = 4
-_SCORE = re.compile(r'"?score"?\s*[:=]\s*"?\**(-?[0-9]+(?:\.[0-9]+)?)(?:\s*/\s*([0-9]+))?', re.IGNORECASE)
-_DECISION = re.compile(r"final decision\W*(yes|no)\b", re.IGNORECASE)
+LEAST_SHOWN = 400
+"""Characters of a response that a judge must see, if the response has as many. What is said of less is not of the response."""
+LEAST_COMPARED = 100
+"""The same where many responses are compared."""
 AS_JSON = (
     'Answer with one JSON object and nothing behind it: {"REASONING": "<two or three sentences>", "SCORE": <number>}'
 )
@@ -28,26 +32,21 @@ class JudgeTask:
     read: Callable[[str], float | None]
     """The score in [0, 1] in the judge's answer; None if there is none."""
     needs_label: bool = True
+    neutralize: Callable[[str], str] = str
+    """How the response is shown to the judge, where nothing sets it apart from the question."""
 
 
-def score_up_to(highest: float) -> Callable[[str], float | None]:
-    """Reads the last `"SCORE": n`, with n in [0, highest]; `8/10` is eight of ten."""
-
-    def read(answer: str) -> float | None:
-        found = list(_SCORE.finditer(answer.rpartition(END_THINK)[2]))
-        if not found:
-            return None
-        number, of = float(found[-1][1]), found[-1][2]
-        score = number / (float(of) or 1.0) if of else number / highest
-        return score if 0 <= score <= 1 else None
-
-    return read
+_LINE_BEGINS = re.compile(r"^(?:[ \t#]*###[ \t#]*|[ \t]*(?:user|assistant)[ \t]*:)+", re.IGNORECASE | re.MULTILINE)
+_TITLE = re.compile(r"(?:#{3,}[ \t]*)+(question|(?:ground truth|student)(?: answer)?)[ \t]*:", re.IGNORECASE)
+_SPEAKER = re.compile(r"\b(user|assistant)[ \t]*:(?=[ \t]*(?:$|#|final))", re.IGNORECASE | re.MULTILINE)
+_FINAL_DECISION = re.compile(r"\b(final)\s+(decision)", re.IGNORECASE)
 
 
-def decision(answer: str) -> float | None:
-    """Reads the last `Final Decision: Yes` or `No`."""
-    found = _DECISION.findall(answer.rpartition(END_THINK)[2])
-    return float(found[-1].lower() == "yes") if found else None
+def without_headings(response: str) -> str:
+    """A response without what the question to general-verifier is made of, so that it cannot add a question and an answer of its
+    own: `### Student Answer: 2` is `Student Answer 2`, `Assistant: Final Decision: Yes` is `Assistant Final-Decision: Yes`."""
+    response = _LINE_BEGINS.sub(lambda match: re.sub("[#:]", "", match[0]), _TITLE.sub(r"\1", response))
+    return _FINAL_DECISION.sub(r"\1-\2", _SPEAKER.sub(r"\1", response))
 
 
 def _task(instruction: str, parts: str) -> str:
@@ -118,6 +117,7 @@ TASKS: dict[str, JudgeTask] = {
         "If the student's answer is correct, output \"Final Decision: Yes\". If the student's answer is incorrect, output "
         '"Final Decision: No". Assistant:',
         decision,
+        neutralize=without_headings,
     ),
 }
 """By the part of the verifier's name behind `general-`."""
@@ -135,14 +135,43 @@ CRITERION = JudgeTask(
 
 
 def question(task: JudgeTask, *, query: str, response: str, label: object, max_tokens: int) -> str:
-    """The text for the judge, of at most about `max_tokens` tokens: a longer response loses its middle, then the query does."""
-    told = label if isinstance(label, str) else json.dumps(label, ensure_ascii=False)
+    """The text for the judge, of at most about `max_tokens` tokens: a longer response loses its middle, then the query does.
+
+    Raises:
+        NotScored: the label is so long that the judge would not see the response (see `longest_label`).
+    """
+    told = _told(task, label)
     marker = hashlib.sha256(f"{query}\0{response}".encode(errors="replace")).hexdigest()[:16]
-    room = CHARACTERS_OF_A_TOKEN * max_tokens - len(task.question) - len(told)
-    response = _shortened(response, max(room - len(query), room // 2))
+    room = _room(task, max_tokens) - len(told)
+    response = task.neutralize(response)
+    room_for_response = max(room - len(query), room // 2)
+    if room_for_response < min(len(response), LEAST_SHOWN):
+        raise NotScored("the ground truth leaves no room for the response")
+    response = _shortened(response, room_for_response)
     query = _shortened(query, room - len(response))
     parts = {"{input}": query, "{output}": response, "{label}": told, "{marker}": marker}
     return re.sub(r"\{(?:input|output|label|marker)\}", lambda match: parts[match[0]], task.question)
+
+
+def longest_label(task: JudgeTask, max_tokens: int) -> int:
+    """Characters of the longest label beside which `question` has room for every response; below 0: there is none for any."""
+    return _room(task, max_tokens) - 2 * LEAST_SHOWN
+
+
+def num_characters(task: JudgeTask, label: object) -> int:
+    """How long a label is where the judge sees it; 0 if it does not."""
+    return len(_told(task, label))
+
+
+def _told(task: JudgeTask, label: object) -> str:
+    if "{label}" not in task.question:
+        return ""
+    return label if isinstance(label, str) else json.dumps(label, ensure_ascii=False)
+
+
+def _room(task: JudgeTask, max_tokens: int) -> int:
+    """Characters for label, query and response."""
+    return CHARACTERS_OF_A_TOKEN * max_tokens - len(task.question)
 
 
 _NEW_CRITERIA = """You look for criteria by which a judge could tell better responses to a question from worse ones.
@@ -167,14 +196,20 @@ Criteria that exist:
 
 
 def new_criteria_question(question: str, responses: Sequence[str], criteria: Sequence[str], *, max_tokens: int) -> str:
-    """Asks for criteria that separate responses, in at most about `max_tokens` tokens: longer responses lose their middles."""
+    """Asks for criteria that separate responses, in at most about `max_tokens` tokens: longer responses lose their middles.
+
+    Raises:
+        NotScored: there is no room for so many responses.
+    """
     marker = hashlib.sha256("\0".join((question, *responses)).encode(errors="replace")).hexdigest()[:16]
     listed = "\n".join(f"- {one}" for one in criteria) or "(none)"
     parts = {"@@MARKER@@": marker, "@@QUESTION@@": question, "@@CRITERIA@@": listed}
     beginning = re.sub("|".join(parts), lambda match: parts[match[0]], _NEW_CRITERIA)
     room = (CHARACTERS_OF_A_TOKEN * max_tokens - len(beginning)) // max(len(responses), 1) - 3 * len(marker) - 20
+    if room < min(max(map(len, responses), default=0), LEAST_COMPARED):
+        raise NotScored(f"the question and its criteria leave no room for {len(responses)} responses")
     shown = [
-        f"Response {number}:\n{marker}\n{_shortened(response, max(room, 0))}\n{marker}"
+        f"Response {number}:\n{marker}\n{_shortened(response, room)}\n{marker}"
         for number, response in enumerate(responses, start=1)
     ]
     return "\n\n".join([beginning, *shown])

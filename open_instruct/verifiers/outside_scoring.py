@@ -47,7 +47,7 @@ class OutsideScoring:
         except TimeoutError:
             return Scored(None, "timeout")
         except NotScored as error:
-            return Scored(None, f"unavailable: {error}"[:MAX_FAILURE])
+            return Scored(None, f"unavailable: {error}"[:MAX_FAILURE], error.cost)
         except Exception as error:  # whatever a user's verifier raises costs one response
             return Scored(None, f"error: {type(error).__name__}: {error}"[:MAX_FAILURE])
         return Scored(result.score, None, result.cost)

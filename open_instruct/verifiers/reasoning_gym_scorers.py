@@ -59,7 +59,11 @@ def mend(task: str, dataset: Any) -> Scorer:
 
 
 class _Checked:
-    """Passes an answer on to a scorer only if the answer has a reasonable length and is written as the task asks for it."""
+    """Passes an answer on to a scorer only if the answer has a reasonable length and is written as the task asks for it.
+
+    An answer at which the scorer raises an error has 0, as `null` where boxnet wants a list: if such answers were not scored,
+    nothing would keep a policy from them. Where the scorer raises at the row's own answer too, the error is the label's.
+    """
 
     def __init__(self, score: Callable[[str, dict], float], has_form: Callable[[str], object] | None) -> None:
         self._score = score
@@ -71,7 +75,24 @@ class _Checked:
             return 0.0
         if answer and self._has_form and not self._has_form(answer.strip()):
             return 0.0
-        return float(self._score(answer, entry))
+        try:
+            score = float(self._score(answer, entry))
+        except _FAULTS_OF_THE_MACHINE:
+            raise
+        except Exception:  # a scorer may raise anything at an answer that it did not expect
+            self._score(_known_answer(entry), entry)  # raises too if the label is at fault
+            return 0.0
+        return score if 0.0 <= score <= 1.0 else 0.0
+
+
+_FAULTS_OF_THE_MACHINE = (MemoryError, OSError, ImportError)
+
+
+def _known_answer(entry: dict) -> str:
+    """An answer that the scorer of a row understands: the row's own, or its example; else, in `boxnet`, a plan without a step."""
+    metadata = entry.get("metadata", {})
+    known = (entry["answer"], metadata.get("example_answer"), metadata.get("example_correct_answer"))
+    return next((answer for answer in known if isinstance(answer, str)), "[]")
 
 
 class _Guarded:

@@ -9,11 +9,12 @@ import json
 import math
 import os
 import re
+from collections.abc import Awaitable, Iterable
 from dataclasses import dataclass, replace
 
 from open_instruct.config.verifier_options import VerifierConfig
-from open_instruct.verifiers.base import VerificationResult, VerifierFunction
-from open_instruct.verifiers.judge import JudgeClient
+from open_instruct.verifiers.base import NotScored, VerificationResult, VerifierFunction
+from open_instruct.verifiers.judge import client_of
 from open_instruct.verifiers.judge_prompts import CRITERION
 from open_instruct.verifiers.text_verifiers import behind_thoughts
 
@@ -42,7 +43,7 @@ class RubricVerifier(VerifierFunction):
     def __init__(self, verifier_config: VerifierConfig | None = None) -> None:
         super().__init__(verifier_config=verifier_config)
         config = self.verifier_config
-        self._client = JudgeClient(replace(config, llm_judge_model=os.environ.get(MODEL) or config.llm_judge_model))
+        self._client = client_of(replace(config, llm_judge_model=os.environ.get(MODEL) or config.llm_judge_model))
 
     @property
     def outside_timeout_s(self) -> float:
@@ -52,13 +53,10 @@ class RubricVerifier(VerifierFunction):
         self, tokenized_prediction: list[int], prediction: str, label: object, query: str | None = None
     ) -> VerificationResult:
         asked, criteria = read_rubric(label)
-        answers = _ANSWER.findall(prediction)
-        response = answers[-1].strip() if answers else behind_thoughts(prediction)
-        judged = await asyncio.gather(
-            *(
-                self._client.judge(CRITERION, query=asked or query or "", response=response, label=one.description)
-                for one in criteria
-            )
+        response = judged_part(prediction)
+        query = asked or query or ""
+        judged = await _all(
+            self._client.judge(CRITERION, query=query, response=response, label=one.description) for one in criteria
         )
         total = sum(one.score * criterion.weight for one, criterion in zip(judged, criteria, strict=True))
         share = total / sum(abs(criterion.weight) for criterion in criteria)
@@ -67,10 +65,28 @@ class RubricVerifier(VerifierFunction):
 
     def check_label(self, label: object) -> None:
         self._client.check(self.name)
-        read_rubric(label)
+        for criterion in read_rubric(label)[1]:
+            self._client.check_length(CRITERION, criterion.description, f"{self.name}: a criterion")
 
     async def close(self) -> None:
         await self._client.close()
+
+
+async def _all(judgements: Iterable[Awaitable[VerificationResult]]) -> list[VerificationResult]:
+    """All of them. Raises what one of them raised when all are done, with the cost of all."""
+    said = await asyncio.gather(*judgements, return_exceptions=True)
+    failed = [one for one in said if isinstance(one, BaseException)]
+    if not failed:
+        return [one for one in said if isinstance(one, VerificationResult)]
+    if isinstance(failed[0], NotScored):
+        failed[0].cost = sum(one.cost for one in said if isinstance(one, VerificationResult | NotScored))
+    raise failed[0]
+
+
+def judged_part(response: str) -> str:
+    """What a judge sees of a response: the last `<answer>…</answer>`, or else what stands behind the thoughts."""
+    answers = _ANSWER.findall(response)
+    return answers[-1].strip() if answers else behind_thoughts(response)
 
 
 def read_rubric(label: object) -> tuple[str, list[Criterion]]:

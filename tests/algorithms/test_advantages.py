@@ -51,9 +51,17 @@ def test_maxrl_divides_by_the_mean(rewards: list[float]) -> None:
     np.testing.assert_allclose(group_advantages(np.array(rewards), "maxrl"), expected, atol=1e-6)
 
 
-def test_maxrl_refuses_negative_rewards() -> None:
-    with pytest.raises(ValueError, match="'maxrl' takes no negative reward, and there is -1"):
-        group_advantages(np.array([1.0, -1.0]), "maxrl")
+@pytest.mark.parametrize(
+    ("rewards", "expected"),
+    [
+        ([1.0, -1.0], [1.0, -1.0]),
+        ([1.0, -3.0, 0.0, 0.0], [3.0, -1.0, -1.0, -1.0]),
+        ([-1.0, -2.0, 0.0], [0.0, 0.0, 0.0]),
+    ],
+)
+def test_maxrl_takes_a_negative_reward_for_a_failure(rewards: list[float], expected: list[float]) -> None:
+    """An environment may give one in the middle of a run, and no option says so before."""
+    np.testing.assert_allclose(group_advantages(np.array(rewards), "maxrl"), expected)
 
 
 def test_opo_weighs_its_baseline_by_length() -> None:

@@ -385,9 +385,37 @@ def test_a_teacher_reads_one_token_more_than_the_model(make_args: MakeArgs, mode
     assert "the teacher reads 600 tokens at most, and 601 are needed. Set shorter lengths." in mistake
 
 
+MAXRL = {"advantage_normalization_type": "maxrl"}
+FORM = {"apply_r1_style_format_reward": True, "additive_format_reward": True}
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"overlong_buffer_len": 16}, "--overlong_buffer_len 16"),
+        ({"non_stop_penalty": True, "non_stop_penalty_value": -0.5}, "--non_stop_penalty_value -0.5"),
+        (FORM | {"r1_style_format_reward": -1.0}, "--r1_style_format_reward -1.0"),
+        (
+            FORM | {"r1_style_format_reward": -1.0, "overlong_buffer_len": 16},
+            "--overlong_buffer_len 16 --r1_style_format_reward -1.0",
+        ),
+    ],
+)
+def test_maxrl_has_no_negative_rewards(make_args: MakeArgs, options: dict[str, Any], said: str) -> None:
+    [mistake] = collect_mistakes(make_args(**options | MAXRL))
+    assert mistake.startswith(
+        f"--advantage_normalization_type maxrl {said}: a reward may be negative, which maxrl counts as 0."
+    )
+
+
 @pytest.mark.parametrize(
     "options",
     [
+        MAXRL | {"overlong_buffer_len": 16, "overlong_penalty_factor": 0.0},
+        MAXRL | {"non_stop_penalty": True, "non_stop_penalty_value": 0.5},
+        MAXRL | {"apply_r1_style_format_reward": True},
+        MAXRL | FORM,
+        FORM | {"r1_style_format_reward": -1.0},
         {"eval_temperature": 0.0},
         {"save_freq": -1, "checkpoint_state_freq": -1, "keep_last_n_checkpoints": -1, "local_eval_every": -1},
         {"async_steps": 0},

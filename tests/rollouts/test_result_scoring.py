@@ -87,3 +87,45 @@ def test_a_result_without_a_judged_sample_has_no_text(
 ) -> None:
     asked = ask(replace(result, samples=[replace(sample, is_judged=False) for sample in result.samples]), monkeypatch)
     assert (asked.token_ids, asked.texts) == ([[]], [[]])
+
+
+class Compared:
+    """Rubrics that keep what they are to compare."""
+
+    def __init__(self) -> None:
+        self.groups: list[Any] = []
+
+    def learn(self, training_step: int, groups: list[Any]) -> None:
+        self.groups += groups
+
+    def take_metrics(self) -> dict[str, float]:
+        return {}
+
+
+class LastWord(SingleTurn):
+    def answer(self, text: str) -> str:
+        return text.rpartition(" ")[2]
+
+
+def test_rubrics_are_learned_from_what_verifiers_read(
+    result: GenerationResult, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From answers as the workflow has them, without what a tool said and without samples that nobody judges."""
+    first, second = result.samples
+    said = np.append(first.response_ids, second.response_ids)
+    with_tool = replace(first, response_ids=said, loss_mask=np.arange(len(said)) < len(first.response_ids))
+    samples = [with_tool, second, replace(second, is_judged=False)]
+    rubrics: Any = Compared()
+    verifiers: Any = Asked()
+    scoring = ResultScoring(SimpleNamespace(), LastWord(None), TOKENIZER, verifiers, rubrics=rubrics)  # type: ignore[arg-type]
+    row = SimpleNamespace(dataset="rubric", ground_truth="a rubric", raw_query="?")
+    monkeypatch.setattr(scoring, "_row", lambda _: row)
+    monkeypatch.setattr(rubrics, "label", lambda label: label, raising=False)
+    result = replace(result, samples=samples)
+    scoring.submit(result, lambda futures, seconds: None)
+    groups: list[Any] = [SimpleNamespace(result=result, samples=samples)]
+    assert scoring.learn_rubrics(1, groups) == {}
+    assert rubrics.groups == [("a rubric", ["34", "46"])] == [("a rubric", verifiers.texts[0])]
+    nobody: list[Any] = [SimpleNamespace(result=result, samples=samples[2:])]
+    scoring.learn_rubrics(2, nobody)
+    assert len(rubrics.groups) == 1

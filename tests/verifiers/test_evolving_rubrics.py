@@ -1,6 +1,7 @@
 """Criteria that are found during a run: asked for beside training, capped, kept in checkpoints."""
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,39 @@ def test_the_model_sees_responses_and_what_is_known(rubrics: EvolvingRubrics, se
         assert "- names scattering" in told
     assert "- gives an example" not in first
     assert "- gives an example" in second
+
+
+def test_the_model_sees_what_the_judge_of_a_rubric_sees(rubrics: EvolvingRubrics, server: JudgeServer) -> None:
+    responses = [
+        "<think>hmm, first</think>By scattering.",
+        "Well, <answer>No</answer> or <answer> it is not. </answer>",
+        "Plain.",
+    ]
+    future = rubrics.learn(1, [(LABEL, responses)])
+    assert future is not None
+    future.result(20)
+    told = server.bodies[0]["messages"][0]["content"]
+    shown = re.findall(r"Response [0-9]:\n(\w+)\n(.*)\n\1", told)
+    assert [text for _, text in shown] == ["By scattering.", "it is not.", "Plain."]
+
+
+def test_a_criterion_beside_which_nothing_could_be_judged_does_not_count(server: JudgeServer) -> None:
+    found = [{"description": "c" * length} for length in (3000, 30_000)]
+    server.answer = lambda body, number: json.dumps({"positive_rubrics": found})
+    rubrics = rubrics_of(server)
+    learn(rubrics)
+    assert [one.description for one in found_in(rubrics.label(LABEL))[1:]] == ["c" * 3000]
+    rubrics.close()
+
+
+def test_responses_that_do_not_fit_are_not_compared(server: JudgeServer) -> None:
+    rubrics = rubrics_of(server, llm_judge_max_context_length=3048)
+    future = rubrics.learn(1, [(LABEL, ["x" * 1000] * 64)])
+    assert future is not None
+    future.result(20)
+    assert server.bodies == []
+    assert rubrics.take_metrics()["evolving_rubrics/skipped"] == 1
+    rubrics.close()
 
 
 def test_the_same_criterion_is_not_found_twice(rubrics: EvolvingRubrics) -> None:

@@ -13,6 +13,7 @@ import pytest
 from reasoning_gym.factory import DATASETS
 
 from open_instruct.verifiers.reasoning_gym_data import encode_item, reasoning_gym_rows
+from open_instruct.verifiers.reasoning_gym_scorers import mend
 from open_instruct.verifiers.verifiers import score_response
 
 TASKS = sorted(set(DATASETS) - {"composite"})  # which needs a list of other tasks
@@ -113,11 +114,7 @@ def right_answer(row: dict[str, Any]) -> str | None:
 
 
 def score(row: dict[str, Any], answer: str) -> float:
-    """0 where the verifier raises, as a pool has it."""
-    try:
-        return score_response(row["dataset"], row["ground_truth"], [], f"<answer>{answer}</answer>").score
-    except (ValueError, TypeError, AttributeError):
-        return 0.0
+    return score_response(row["dataset"], row["ground_truth"], [], f"<answer>{answer}</answer>").score
 
 
 def is_same(constant: str, answer: str | None) -> bool:
@@ -282,6 +279,66 @@ def test_wrong_answers_that_the_library_stumbles_over_have_a_score(task: str, ri
     """It raises `ValueError` at words for factors, and gives over 1 to nine right letters with another behind them."""
     row = row_about(task, right)
     assert score_response(row["dataset"], row["ground_truth"], [], f"<answer>{answer}</answer>").score < 1.0
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "0",
+        "[1]",
+        "null",
+        "true",
+        "[[]]",
+        '"x"',
+        '{"a": 1}',
+        '[{"Agent[0.5, 0.5]": -1}]',
+        '[{"Agent[0.5]": "move(a, square[1])"}]',
+    ],
+)
+def test_answers_of_a_wrong_type_have_a_score(answer: str) -> None:
+    """The library raises at most of them. If they were not scored, nothing would keep a policy from them."""
+    assert score(rows_of("boxnet")[0], answer) == 0.0
+
+
+def test_numbers_beyond_all_bounds_have_a_score() -> None:
+    item = {"question": "", "answer": "42", "metadata": {"source_dataset": "calendar_arithmetic", "task": "count_days"}}
+    row = {"dataset": "reasoning_gym/calendar_arithmetic", "ground_truth": encode_item(item)}
+    assert score(row, "42") == 1.0
+    assert score(row, "9" * 400) == 0.0
+
+
+class Failing:
+    """A scorer of the library that fails."""
+
+    def __init__(self, error: Exception, *, fails_at: str = "") -> None:
+        self._error = error
+        self._fails_at = fails_at
+
+    def score_answer(self, answer: str, entry: dict[str, Any]) -> float:
+        if self._fails_at in answer:
+            raise self._error
+        return float(answer)
+
+
+@pytest.mark.parametrize(
+    ("error", "fails_at"),
+    [
+        (MemoryError(), "bad"),
+        (OSError("no such file"), "bad"),
+        (ImportError("no such module"), "bad"),
+        (KeyError("target"), ""),  # at the row's own answer too, so that it is the label's fault
+    ],
+)
+def test_failures_that_are_not_the_answers_are_not_zero(error: Exception, fails_at: str) -> None:
+    scorer = mend("any", Failing(error, fails_at=fails_at))
+    with pytest.raises(type(error)):
+        scorer.score_answer("bad", {"answer": "1.0", "metadata": {}})
+
+
+@pytest.mark.parametrize("answer", ["nan", "1.5", "-1", "bad"])
+def test_scores_out_of_range_are_zero(answer: str) -> None:
+    scorer = mend("any", Failing(KeyError("x"), fails_at="bad"))
+    assert scorer.score_answer(answer, {"answer": "1.0", "metadata": {}}) == 0.0
 
 
 @pytest.mark.parametrize(

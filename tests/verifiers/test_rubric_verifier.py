@@ -129,3 +129,10 @@ def test_without_a_judge_rows_are_refused() -> None:
     import_verifiers([])
     with pytest.raises(ValueError, match="rubric: no judge is named"):
         check_label("rubric", RUBRIC)
+
+
+def test_judgements_beside_one_that_is_missing_cost_too(server: JudgeServer) -> None:
+    server.answer = lambda body, number: "no score" if "is short" in str(body) else '{"SCORE": 1}'
+    scored = judged(server, RUBRIC, "x", llm_judge_price_per_million_tokens=[1.0, 5.0])
+    assert (scored.score, scored.failure) == (None, "unavailable: the judge's answer holds no score")
+    assert scored.cost == pytest.approx((2 + 3) * 0.002)

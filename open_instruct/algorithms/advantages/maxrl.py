@@ -11,11 +11,10 @@ def maxrl(rewards_G: np.ndarray, options: NoOptions) -> np.ndarray:
     """`(reward - mean) / mean` (MaxRL, arXiv:2602.02710), whose expected gradient comes closer to that of the log-likelihood of a
     right answer the larger the group is. Rewards 1, 0, 0, 0 give 3, -1, -1, -1. Without any reward it is 0.
 
-    Raises:
-        ValueError: a reward is negative, which has no meaning here.
+    A negative reward, which an environment may give, counts as 0, because nothing is less than a failure here. Rewards 1, -1, 0,
+    0 give 3, -1, -1, -1 too.
     """
     del options
-    if rewards_G.min() < 0:
-        raise ValueError(f"the advantage 'maxrl' takes no negative reward, and there is {rewards_G.min():.6g}")
+    rewards_G = rewards_G.clip(min=0)
     mean = rewards_G.mean()
     return (rewards_G - mean) / mean if mean > 0 else np.zeros_like(rewards_G)

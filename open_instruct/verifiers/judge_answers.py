@@ -1,0 +1,138 @@
+"""Reads the score in a judge's answer. Pure.
+
+A judge quotes the response that it judges, and a response may say `Score: 10/10`. So the score is read from the judge's JSON
+object alone, and from the text only where the answer holds no such object. Quotations are never read.
+"""
+
+import ast
+import json
+import re
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from itertools import accumulate
+
+from open_instruct.chat_codec import END_THINK
+
+KEY = "score"
+_NUMBER = (
+    r"(?P<number>[-+]?(?:[0-9]++(?:\.[0-9]*+)?|\.[0-9]++)(?:e[-+]?[0-9]{1,3})?)"
+    r"[*_`\"'\]]*(?:\s*(?:/|out of)\s*[*_]*(?P<of>[0-9]++(?:\.[0-9]++)?))?"
+)
+_SET_OFF = r"[*_`\"'(\[ \t]*"
+"""What may stand between `Score:` and its number: bold type, quotation marks, brackets."""
+_is_number = re.compile(rf"{_SET_OFF}{_NUMBER}[*_`\"')\] \t.]*", re.IGNORECASE).fullmatch
+_STATED = re.compile(
+    rf"(?P<quote>[\"'`]?)(?<![a-z])(?P<key>{KEY})(?P=quote)[*_\"']*\s*(?:\([^()\n]*\))?[*_]*\s*[:=]"
+    rf"{_SET_OFF}(?:\n\s*{_SET_OFF}(?=[^a-z\n]*$))?{_NUMBER}(?!\s*(?:%|[-\u2013]\s*[0-9]))",
+    re.IGNORECASE | re.MULTILINE,
+)
+"""`"SCORE": 7`, `**Score:** 7/10`, `Score (of 10) = [7]`, or a number on the next line that stands there alone; no range."""
+_QUOTED = re.compile(
+    r"(?<!\w)\"[^\"]*(?:\"|\Z)|\u201c[^\u201d]*(?:\u201d|\Z)|(?<!\w)'(?:[^'\n]|'(?=\w))*'(?!\w)|`[^`\n]*`|^[ \t]*>.*$",
+    re.MULTILINE,
+)
+_BEGINS_LINE = re.compile(r"[\s*_#-]*(?:(?:my|the|final|overall|total)\s+)*", re.IGNORECASE).fullmatch
+_BRACE = re.compile(r"(?<!\\)[{}]")
+_DECISION = re.compile(r"final decision\W*(yes|no)\b", re.IGNORECASE)
+
+
+def score_up_to(highest: float) -> Callable[[str], float | None]:
+    """A reader of answers with `"SCORE": n`, n in [0, highest], as a share of `highest`; `8/10` is eight of ten."""
+
+    def read(answer: str) -> float | None:
+        stated = stated_score(answer.rpartition(END_THINK)[2], highest)
+        if stated is None or not stated[1]:
+            return None
+        number, of = stated
+        return number / of if 0 <= number <= of else None
+
+    return read
+
+
+def decision(answer: str) -> float | None:
+    """Reads the last `Final Decision: Yes` or `No`."""
+    found = _DECISION.findall(answer.rpartition(END_THINK)[2])
+    return float(found[-1].lower() == "yes") if found else None
+
+
+def stated_score(text: str, highest: float) -> tuple[float, float] | None:
+    """The number that a text gives as score, and the number of which it is: `highest`, unless the text says (`8/10`). None if the
+    text gives no number.
+
+    The last JSON object with a score counts, whatever is said before, behind or inside it:
+    `{"SCORE": 3, "REASONING": "It claims 'Score: 10/10' for itself."}` is 3.
+    """
+    found = None
+    for one in _objects(text):
+        found = next((value for key, value in one.items() if str(key).lower() == KEY), found)
+    if found is not None:
+        match = _is_number(str(found[0] if isinstance(found, list) and len(found) == 1 else found))
+    else:
+        match = _stated_in_text(text)
+    return (float(match["number"]), float(match["of"] or highest)) if match else None
+
+
+def _objects(text: str) -> Iterator[dict]:
+    """The JSON objects in a text that stand in no quotation and in no other braces."""
+    text = _FENCE.sub("", text).strip("`\"' \t\n")
+    told = _without_quotations(text)
+    begin = text.find("{")
+    while begin >= 0:
+        read, end = _object_at(text, begin)
+        if read is not None and told[begin] == "{":
+            yield read
+        if end is None:  # an answer that was cut off: what follows may stand in a quotation
+            return
+        begin = text.find("{", end)
+
+
+_FENCE = re.compile(r"```\w*")
+_DECODER = json.JSONDecoder(strict=False)
+
+
+def _object_at(text: str, begin: int) -> tuple[dict | None, int | None]:
+    """The object that begins at a brace, in JSON or as Python writes it, or None; and where its braces end, or None."""
+    with suppress(ValueError, RecursionError):
+        return _DECODER.raw_decode(text, begin)
+    end = _closing(text, begin)
+    with suppress(ValueError, SyntaxError, RecursionError, MemoryError, TypeError):
+        read = ast.literal_eval(text[begin:end]) if end is not None else None
+        return read if isinstance(read, dict) else None, end
+    return None, end
+
+
+def _closing(text: str, begin: int) -> int | None:
+    """Behind the brace that closes the one at `begin`. LaTeX's `\\{` is none."""
+    depth = 0
+    for brace in _BRACE.finditer(text, begin):
+        depth += 1 if brace[0] == "{" else -1
+        if depth <= 0:
+            return brace.end()
+    return None
+
+
+def _stated_in_text(text: str) -> re.Match[str] | None:
+    """The last statement of a score outside quotations. A key in quotation marks is more than a line that begins with `Score:`,
+    and such a line is more than a sentence with it."""
+    braces = list(_BRACE.finditer(text))
+    begins = [brace.start() for brace in braces]
+    depths = [0, *accumulate(1 if brace[0] == "{" else -1 for brace in braces)]
+    told = _without_quotations(text)
+
+    def weight(match: re.Match[str]) -> tuple[bool, bool, int]:
+        line = told[told.rfind("\n", 0, match.start()) + 1 : match.start()]
+        return bool(match["quote"]), bool(match["quote"] or _BEGINS_LINE(line)), match.start()
+
+    own = (match for match in _STATED.finditer(told) if depths[bisect_left(begins, match.start())] <= 1)
+    return max(own, key=weight, default=None)
+
+
+def _without_quotations(text: str) -> str:
+    """The text with spaces in place of what is quoted, so that positions stay."""
+    return _QUOTED.sub(lambda match: match[0] if _is_part(match[0]) else " " * len(match[0]), text)
+
+
+def _is_part(quoted: str) -> bool:
+    """Whether quotation marks hold a key or a number, and no quotation."""
+    return quoted[1:-1].lower() == KEY or _is_number(quoted) is not None
