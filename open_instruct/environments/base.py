@@ -89,8 +89,8 @@ class Environment(ABC):
     takes_text: ClassVar[bool] = False
     """Whether the environment answers every turn, with or without calls, as a game does that reads moves from the text."""
     is_stateless: ClassVar[bool] = False
-    """Whether it only answers calls and keeps nothing between two of them. Then it is never reset, its process serves further
-    conversations, and a conversation has it only once it calls it."""
+    """Whether it only answers calls and keeps nothing between two of them. Then it is never reset, and a conversation has a
+    process of it for each call alone, which may serve other conversations between two calls."""
 
     runs_programs: ClassVar[bool] = False
     """Whether it runs what a model wrote as a program. Its process then inherits no variable that might hold a key."""

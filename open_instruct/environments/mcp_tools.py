@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import functools
 import json
+import os
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
@@ -12,6 +13,9 @@ from open_instruct.environments.wire import as_text
 
 DISCOVERY_S = 60.0
 """Longest time that a server may take to name its tools, when a run begins."""
+RUN_MARK = "OPEN_INSTRUCT_RUN"
+"""Variable that marks all processes of a run (`cluster/process_watch.py`), so that those that outlive it are found. mcp 2.3 hands
+its servers only a few harmless variables, and this one has to be added."""
 
 
 @ENVIRONMENTS.register("generic_mcp")
@@ -78,7 +82,8 @@ class MCPTools(ToolEnvironment):
             from mcp.client.stdio import StdioServerParameters, stdio_client
 
             command, args, env = self._program
-            return stdio_client(StdioServerParameters(command=command, args=args, env=env or None))
+            marks = {RUN_MARK: os.environ[RUN_MARK]} if RUN_MARK in os.environ else {}
+            return stdio_client(StdioServerParameters(command=command, args=args, env={**marks, **env}))
         if self._transport == "sse":
             from mcp.client.sse import sse_client
 

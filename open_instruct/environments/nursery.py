@@ -10,11 +10,11 @@ makes the environment and does what comes over its socket:
 """
 
 import asyncio
-import functools
 import gc
 import os
 import random
 import resource
+import select
 import signal
 import socket
 import sys
@@ -25,6 +25,7 @@ from typing import Any
 
 from open_instruct.environments.adapters import environment_class
 from open_instruct.environments.base import Environment, EnvironmentSpec, ToolError
+from open_instruct.environments.offspring import Offspring, become_subreaper
 from open_instruct.environments.wire import (
     ENVIRONMENT,
     HEAD,
@@ -51,7 +52,19 @@ def keep(descriptor: int, modules: Sequence[str], targets: Sequence[str]) -> Non
         signal.SIGINT, signal.SIG_IGN
     )  # Ctrl-C reaches the whole group; the engine decides when this process ends
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    listening = socket.socket(fileno=descriptor)
+    listening, offspring = socket.socket(fileno=descriptor), Offspring()
+    try:
+        if _load(listening, modules, targets):
+            offspring.have_loaded()
+            with suppress(OSError):
+                listening.sendall(READY)
+                _fork_for_ever(listening, offspring, {target.encode() for target in targets})
+    finally:
+        offspring.end()
+
+
+def _load(listening: socket.socket, modules: Sequence[str], targets: Sequence[str]) -> bool:
+    """Whether all code could be loaded. If not, the engine is told."""
     try:
         for module in modules:
             import_user_module(module)
@@ -60,33 +73,43 @@ def keep(descriptor: int, modules: Sequence[str], targets: Sequence[str]) -> Non
     except Exception as error:
         with suppress(OSError):
             listening.sendall(FAILED + f"{type(error).__name__}: {error}".encode()[:LONGEST_ERROR])
-        return
-    children: set[int] = set()
-    with suppress(OSError):
-        listening.sendall(READY)
-        _fork_for_ever(listening, children)
-    for child in _still_there(children):
-        with suppress(ProcessLookupError):
-            os.killpg(child, signal.SIGKILL)
+        return False
+    return True
 
 
-def _fork_for_ever(listening: socket.socket, children: set[int]) -> None:
+def _fork_for_ever(listening: socket.socket, offspring: Offspring, loaded: set[bytes]) -> None:
     """Until the engine closes its end, or ends."""
     nursery = os.getpid()
+    waking, telling = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     while True:
+        _tell_of_children(telling)
+        offspring.clear_up()
+        ready, _, _ = select.select([listening, waking], [], [])
+        if waking in ready:
+            os.read(waking, 2**12)
+        if listening not in ready:
+            continue
         target, descriptors, *_ = socket.recv_fds(listening, LONGEST_TARGET, 1)
         if not descriptors:
             return
-        _prepare(target.decode())
-        _still_there(children)
+        if target not in loaded:
+            loaded.add(target)
+            _prepare(target.decode())
+            offspring.have_loaded()
         if child := os.fork():
-            children.add(child)
+            offspring.forked(child)
             os.close(descriptors[0])
         else:
             _live(nursery, descriptors[0])
 
 
-@functools.cache
+def _tell_of_children(descriptor: int) -> None:
+    """Have a byte written to the descriptor whenever a child ends. Done before every wait, because code that was loaded in
+    between may have wanted signals for itself."""
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(descriptor, warn_on_full_buffer=False)
+
+
 def _prepare(target: str) -> None:
     """Load what all environments of this kind share. Done once, so that the processes that are forked later have it."""
     with suppress(Exception):  # the environment's own process meets the same error, and reports it
@@ -95,19 +118,14 @@ def _prepare(target: str) -> None:
     gc.freeze()  # collecting would copy the pages that the processes share
 
 
-def _still_there(children: set[int]) -> set[int]:
-    """The children that have not ended; those that have are removed from the kernel's process table."""
-    with suppress(ChildProcessError):
-        while ended := os.waitpid(-1, os.WNOHANG)[0]:
-            children.discard(ended)
-    return children
-
-
 def _live(nursery: int, descriptor: int) -> None:
-    """The process of one environment. Its own children are in its process group, so that they end with it."""
+    """The process of one environment. What descends from it stays below it, and ends after it by the nursery's hand."""
     try:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         os.setsid()
         die_with_parent(nursery)
+        become_subreaper()
         with suppress(OSError):
             be_killed_first()
         signal.signal(signal.SIGTERM, signal.SIG_DFL)

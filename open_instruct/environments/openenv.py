@@ -4,6 +4,10 @@ The protocol is that of OpenEnv 0.10: `{"type": "reset" | "step" | "state" | "cl
 `{"type": "observation", "data": {"observation", "reward", "done"}}` or `{"type": "error", "data": {"message", "code"}}`.
 
 A server has room for a number of sessions, by default for one. While it is full, `reset` asks again: its deadline is the pool's.
+
+Servers ask now and then whether the client is still there (uvicorn every 20 s), and hang up without an answer. aiohttp answers
+only while somebody receives, and a model may speak for minutes. So a task of its own always receives, and what it receives waits
+in a queue until it is asked for.
 """
 
 import asyncio
@@ -50,6 +54,8 @@ class OpenEnv(Environment):
         self._action, self._timeout_s = action, timeout
         self._session: Any = None
         self._socket: Any = None
+        self._received: asyncio.Queue[Any] = asyncio.Queue()
+        self._receiving: asyncio.Task[None] | None = None
 
     async def reset(self, task: Mapping[str, Any], seed: int) -> Opening:
         own = {key: value for key, value in task.items() if key not in ("messages", "ground_truth")}
@@ -71,6 +77,8 @@ class OpenEnv(Environment):
         self._socket = await self._session.ws_connect(
             self._url, max_msg_size=MOST_BYTES, timeout=aiohttp.ClientWSTimeout(ws_close=2.0)
         )
+        self._received = asyncio.Queue()
+        self._receiving = asyncio.create_task(_receive_all(self._socket, self._received))
 
     async def step(self, turn: Turn) -> Observation:
         observation, reward, done = await self._ask("step", {self._action: turn.text})
@@ -81,7 +89,8 @@ class OpenEnv(Environment):
 
         with contextlib.suppress(ConnectionError):  # a server that is full says so, hangs up, and can still be read
             await self._socket.send_str(json.dumps({"type": kind, "data": data}))
-        received = await self._socket.receive(timeout=self._timeout_s)
+        async with asyncio.timeout(self._timeout_s):
+            received = await self._received.get()
         if received.type is not aiohttp.WSMsgType.TEXT:
             raise RuntimeError(f"the server ended the session: {received.extra or received.type.name}")
         said = json.loads(received.data)
@@ -98,10 +107,27 @@ class OpenEnv(Environment):
     async def close(self) -> None:
         if self._socket is not None:
             if not self._socket.closed:
-                await self._socket.send_str(json.dumps({"type": "close"}))
+                with contextlib.suppress(ConnectionError):  # the server may have hung up
+                    await self._socket.send_str(json.dumps({"type": "close"}))
             await self._socket.close()
+        if self._receiving is not None:
+            await self._receiving  # closing the socket has ended it
         if self._session is not None:
             await self._session.close()
+
+
+async def _receive_all(connection: Any, received: "asyncio.Queue[Any]") -> None:
+    """Until the session ends; the last message says why."""
+    import aiohttp
+
+    is_open = True
+    while is_open:
+        try:
+            message = await connection.receive()
+        except ConnectionError as error:  # the server was gone before it had its answer
+            message = aiohttp.WSMessage(aiohttp.WSMsgType.ERROR, error, str(error))
+        is_open = message.type is aiohttp.WSMsgType.TEXT
+        received.put_nowait(message)
 
 
 def socket_url(url: str) -> str:

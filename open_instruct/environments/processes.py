@@ -1,11 +1,11 @@
-"""The engine's side of environments: a pool of processes, each of which is leased to one conversation at a time.
+"""The engine's side of environments: a pool of processes, each of which is leased for one conversation, or one call, at a time.
 
     conversation ── lease ──► pool ── asks ──► nursery: has loaded the code, forks ──► the environment's process
          └──────── reset, step, finish, close: JSON over a socket of its own ─────────────────┘
 
-A process that is late, ends, or answers nonsense is killed with all its children, and what it was asked raises
-`EnvironmentFailed`. A process is used again only if its environment has no state. All of this runs in the event loop of the
-engine's rollouts.
+A process that is late, ends, or answers nonsense is killed with all that it has started (`offspring.py`), and what it was asked
+raises `EnvironmentFailed`. A process is used again only if its environment has no state. All of this runs in the event loop of
+the engine's rollouts.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
@@ -23,6 +23,7 @@ from typing import Any
 
 from open_instruct.environments.base import Ending, EnvironmentSpec, Observation, Opening, ToolError, Turn
 from open_instruct.environments.nursery import FAILED, LONGEST_ERROR
+from open_instruct.environments.places import Places
 from open_instruct.environments.wire import (
     HEAD,
     MODEL,
@@ -43,8 +44,8 @@ START_S = 120.0
 """Longest time that the nursery may take to load the code of the environments."""
 CLOSE_S = 5.0
 """Longest time that an environment may take to close before it is killed."""
-MOST_USES = 64
-"""Conversations or calls that a reusable process serves before a fresh one takes its place."""
+MOST_USES = 256
+"""Calls that a reusable process serves before a fresh one takes its place."""
 
 
 class EnvironmentFailed(RuntimeError):
@@ -93,7 +94,8 @@ class Lease:
         self.kill()
 
     def kill(self) -> None:
-        """Kill the process and its children. May be called twice."""
+        """Kill the process and its group. May be called twice. What has left the group, or has outlived a process that ended by
+        itself, is killed by the nursery."""
         if not self.is_alive:
             return
         self.is_alive = False
@@ -152,7 +154,9 @@ async def _read(connection: socket.socket, size: int) -> bytes:
 
 
 class EnvironmentPool:
-    """At most `limit` processes of environments, on one engine.
+    """At most `limit` processes of environments, on one engine. `places.py` says who gets them, and why nobody waits for ever.
+
+    A process that waits for its next call has no place. It ends where its room is needed.
 
     Args:
         modules: files and modules to import first (`--environment_modules`).
@@ -170,9 +174,7 @@ class EnvironmentPool:
     ) -> None:
         self._modules, self._targets = list(modules), list(targets)
         self._run_programs = frozenset(run_programs)
-        self._num_free = limit
-        """Processes that may still be started."""
-        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._places = Places(limit)
         self._asking = asyncio.Lock()
         self._nurseries: dict[bool, _Nursery] = {}
         """One whose processes inherit all variables, and one for programs."""
@@ -180,17 +182,93 @@ class EnvironmentPool:
         self._idle: defaultdict[str, list[Lease]] = defaultdict(list)
         self.is_closed = False
 
-    async def lease(self, spec: EnvironmentSpec, deadline_s: float) -> Lease:
+    async def lease(self, spec: EnvironmentSpec, deadline_s: float, *, keeps_others: bool = False) -> Lease:
         """A process with this environment, made and not yet reset. Waits until there is a place; the waiting does not count
-        against the deadline."""
-        while (idle := self._take_idle(repr(spec))) is None and not self._take_place():
-            await self._until_something_is_given_back()
-        if idle is not None:
-            return idle
+        against the deadline.
+
+        Args:
+            keeps_others: whoever asks keeps what `lease_all` gave, with `and_one_more`, until it has had its answer from this.
+        """
+        await self._places.take(keeps_others=keeps_others)
+        return await self._in_a_place(spec, deadline_s)
+
+    async def lease_all(
+        self, specs: Sequence[EnvironmentSpec], deadline_s: float, *, and_one_more: bool = False
+    ) -> list[Lease]:
+        """A process for each of these environments, once there is a place for all of them.
+
+        Args:
+            and_one_more: whoever asks will lease one more now and then while it keeps these.
+        """
+        await self._places.take(len(specs), leaves=int(and_one_more))
+        leases: list[Lease] = []
         try:
+            for spec in specs:
+                leases.append(await self._in_a_place(spec, deadline_s))
+        except BaseException:
+            num_untried = len(specs) - len(leases) - 1  # the place of the process that failed is free again already
+            self._places.give_back(num_untried)
+            for lease in leases:
+                self.forget(lease)
+            raise
+        return leases
+
+    async def replace(self, lease: Lease, deadline_s: float) -> Lease:
+        """A fresh process in the place of one that has failed. There is no waiting for a place, because whoever asks may keep
+        others."""
+        lease.kill()
+        self._leased.discard(lease)
+        return await self._in_a_place(lease.spec, deadline_s)
+
+    async def give_back(self, lease: Lease) -> None:
+        """The call or the conversation is over. The process of a tool without a state waits for the next; any other ends."""
+        lease.num_uses += 1
+        if lease.is_alive and lease.is_stateless and lease.num_uses < MOST_USES and not self.is_closed:
+            self._leased.remove(lease)
+            self._idle[repr(lease.spec)].append(lease)
+            self._places.give_back()
+            return
+        try:
+            await lease.close()
+        finally:
+            self.forget(lease)
+
+    def forget(self, lease: Lease) -> None:
+        """Kill the process, and give its place to another."""
+        lease.kill()
+        if lease in self._leased:
+            self._leased.remove(lease)
+            self._places.give_back()
+
+    def close(self) -> None:
+        """Kill all processes. May be called from any thread, when no conversation is under way any more."""
+        self.is_closed = True
+        for lease in [*self._leased, *(lease for leases in self._idle.values() for lease in leases)]:
+            lease.kill()
+        self._leased.clear()
+        self._idle.clear()
+        for nursery in self._nurseries.values():
+            nursery.end()
+
+    @property
+    def num_processes(self) -> int:
+        return len(self._leased) + self._num_idle
+
+    @property
+    def _num_idle(self) -> int:
+        return sum(map(len, self._idle.values()))
+
+    async def _in_a_place(self, spec: EnvironmentSpec, deadline_s: float) -> Lease:
+        """A process in a place that was taken for it. If there is none in the end, the place is free again."""
+        lease = self._take_idle(repr(spec))
+        if lease is not None:
+            self._leased.add(lease)
+            return lease
+        try:
+            self._make_room()
             lease = await self._fork(spec)
         except BaseException:
-            self._free_place()
+            self._places.give_back()
             raise
         self._leased.add(lease)
         try:
@@ -203,78 +281,18 @@ class EnvironmentPool:
             raise
         return lease
 
-    async def give_back(self, lease: Lease) -> None:
-        """The conversation is over. The process of a tool without a state waits for the next; any other ends."""
-        lease.num_uses += 1
-        if lease.is_alive and lease.is_stateless and lease.num_uses < MOST_USES and not self.is_closed:
-            self._idle[repr(lease.spec)].append(lease)
-            self._wake_one()
-            return
-        try:
-            await lease.close()
-        finally:
-            self.forget(lease)
-
-    def close(self) -> None:
-        """Kill all processes. May be called from any thread, when no conversation is under way any more."""
-        self.is_closed = True
-        for lease in list(self._leased):
-            lease.kill()
-        self._leased.clear()
-        self._idle.clear()
-        for nursery in self._nurseries.values():
-            nursery.kill()
-
-    @property
-    def num_processes(self) -> int:
-        return len(self._leased)
-
     def _take_idle(self, key: str) -> Lease | None:
-        """A process that waits for its next conversation."""
+        """A process that waits for its next call."""
         while self._idle[key]:
             lease = self._idle[key].pop()
             if lease.is_alive:
                 return lease
-            self.forget(lease)
         return None
 
-    def _take_place(self) -> bool:
-        """Whether there was a place. If only idle processes of other tools are in the way, the oldest of them ends."""
-        if not self._num_free:
-            others = next((leases for leases in self._idle.values() if leases), None)
-            if others is None:
-                return False
-            self.forget(others.pop(0))
-        self._num_free -= 1
-        return True
-
-    async def _until_something_is_given_back(self) -> None:
-        turn = asyncio.get_running_loop().create_future()
-        self._waiting.append(turn)
-        try:
-            await turn
-        except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():  # it was this one's turn: now it is the next one's
-                self._wake_one()
-            raise
-
-    def _free_place(self) -> None:
-        self._num_free += 1
-        self._wake_one()
-
-    def _wake_one(self) -> None:
-        while self._waiting:
-            turn = self._waiting.popleft()
-            if not turn.done():
-                turn.set_result(None)
-                return
-
-    def forget(self, lease: Lease) -> None:
-        """Kill the process, and give its place to another."""
-        lease.kill()
-        if lease in self._leased:
-            self._leased.discard(lease)
-            self._free_place()
+    def _make_room(self) -> None:
+        """End idle processes of other tools, the oldest first, as far as they are in the way of the place that was taken."""
+        while self._num_idle > self._places.num_free:
+            next(leases for leases in self._idle.values() if leases).pop(0).kill()
 
     async def _fork(self, spec: EnvironmentSpec) -> Lease:
         if self.is_closed:
@@ -290,7 +308,7 @@ class EnvironmentPool:
                 try:
                     return await self._nurseries[is_bare].fork(spec)
                 except (OSError, EOFError, TimeoutError, BadAnswer) as error:
-                    self._nurseries.pop(is_bare).kill()
+                    await asyncio.to_thread(self._nurseries.pop(is_bare).end)
                     if attempt == 2:
                         raise EnvironmentFailed(f"{spec.name}: no process could be started: {error}") from error
                     logger.warning("the process that starts environments failed and is started again: %s", error)
@@ -328,6 +346,9 @@ class _Nursery:
             if type(pid) is not int:
                 raise BadAnswer("no process id")
             process = os.pidfd_open(pid)
+        except ProcessLookupError:  # no fault of the nursery, which has reaped it
+            ours.close()
+            raise EnvironmentFailed(f"{spec.name}: its process ended at once") from None
         except BaseException:
             ours.close()
             raise
@@ -342,8 +363,16 @@ class _Nursery:
             raise OSError(said[1:].decode(errors="replace") or "it ended; its standard error says why")
         self._is_ready = True
 
-    def kill(self) -> None:
-        self._process.kill()  # the kernel then kills the processes that it forked
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout=CLOSE_S)
+    def end(self) -> None:
+        """Have it kill what it has forked, with all that was started there, and end."""
+        if not self._is_ready:  # it may be loading for a long time yet, and has forked nothing
+            self._process.kill()
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(CLOSE_S)
+        if self._process.returncode is None:
+            self._process.kill()  # the kernel then kills the processes that it forked
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(CLOSE_S)

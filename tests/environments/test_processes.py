@@ -90,6 +90,45 @@ def test_the_place_of_a_process_that_cannot_be_made_is_free_again() -> None:
     run(work())
 
 
+def test_several_processes_come_at_once_and_those_that_fail_leave_no_place_behind() -> None:
+    async def work() -> None:
+        pool = EnvironmentPool(3)
+        wrong = EnvironmentSpec("guess_number", "guess", {"min_val": 5, "max_val": 1})
+        for specs in ([wrong, COUNTER, COUNTER], [COUNTER, wrong, COUNTER], [COUNTER, COUNTER, wrong]):
+            with pytest.raises(EnvironmentFailed, match="max_val must be above min_val"):
+                await pool.lease_all(specs, LIMIT_S)
+            assert pool.num_processes == 0
+        leases = await pool.lease_all([COUNTER, CALCULATOR, COUNTER], LIMIT_S)
+        assert [lease.spec for lease in leases] == [COUNTER, CALCULATOR, COUNTER]
+        waiting = asyncio.create_task(pool.lease_all([COUNTER, COUNTER], LIMIT_S))
+        await pool.give_back(leases[0])
+        await asyncio.sleep(0.2)
+        assert (waiting.done(), pool.num_processes) == (False, 2)  # one place is free, and two are needed
+        await pool.give_back(leases[1])
+        assert len(await waiting) == 2
+        assert pool.num_processes == 3  # the calculator has made room
+        pool.close()
+
+    run(work())
+
+
+def test_a_process_is_replaced_in_its_place_while_others_wait() -> None:
+    async def work() -> None:
+        pool = EnvironmentPool(1)
+        lease = await pool.lease(COUNTER, LIMIT_S)
+        waiting = asyncio.create_task(pool.lease(COUNTER, LIMIT_S))
+        await asyncio.sleep(0)
+        lease.kill()
+        lease = await pool.replace(lease, LIMIT_S)
+        assert lease.is_alive
+        assert not waiting.done()
+        await pool.give_back(lease)
+        assert (await waiting).is_alive
+        pool.close()
+
+    run(work())
+
+
 def test_a_killed_process_frees_its_place_and_the_next_one_works() -> None:
     async def work() -> None:
         pool = EnvironmentPool(1)

@@ -163,7 +163,8 @@ def test_engine_and_learner_agree_after_each_update(one_engine: Cluster, prompts
         assert report.confirmed == {0: learner.version}
         assert learner.difference(0, prompts[:4]) < 1e-4
         assert versions_of(learner.sample(0, prompts[:2])) == {learner.version}
-        for core in one_engine.cores(0):  # else the learner could not free the buffer that it sent, with `shm` and `ipc`
+        for core in one_engine.cores(0):
+            # Else the learner could not free the buffer that it has sent, with `shm` and `ipc`.
             assert f"/torch_{os.getpid()}_" not in Path(f"/proc/{core.pid}/maps").read_text()
 
 

@@ -6,16 +6,14 @@ and calls of the tool `environment`, whose arguments and answers are plain value
 
 import asyncio
 import random
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from open_instruct.chat_codec import END_THINK
 from open_instruct.data_types import Sample, SamplingConfig
 from open_instruct.environments.base import (
-    EnvironmentSpec,
     Message,
     Observation,
     Schema,
@@ -23,38 +21,12 @@ from open_instruct.environments.base import (
     Turn,
     tool_message,
 )
-from open_instruct.environments.processes import CLOSE_S
-from open_instruct.environments.wire import (
-    ending_from_json,
-    observation_from_json,
-    opening_from_json,
-    turn_to_json,
-)
 from open_instruct.workflows.base import CallFailed, Context, RolloutFailed
+from open_instruct.workflows.conversations.asking import Asking, Participant
 from open_instruct.workflows.conversations.bridge import Bridge, CannotBridge
 from open_instruct.workflows.conversations.ledger import Ledger
 from open_instruct.workflows.conversations.options import ConversationOptions
 from open_instruct.workflows.conversations.tool_parsers import ToolParser
-
-ENVIRONMENT = "environment"
-"""The tool of the context through which all environments are reached."""
-SLACK_S = 10.0
-"""Beside an environment's own deadline: the time in which the pool notices and kills it."""
-FINISH_SLACK_S = CLOSE_S + SLACK_S
-"""The same at a conversation's end, where the environment is also closed. One that closes slowly has its reward all the same."""
-
-
-@dataclass(frozen=True)
-class Participant:
-    """A tool or environment that takes part in a conversation."""
-
-    spec: EnvironmentSpec
-    schemas: Sequence[Schema]
-    own_names: Mapping[str, str]
-    """By the name under which the model calls a function: the name that the tool itself has for it."""
-    takes_text: bool = False
-    task: Mapping[str, Any] | None = None
-    """What the row says of it; None for a tool without a state, which is asked for only once it is called."""
 
 
 @dataclass(frozen=True)
@@ -149,7 +121,13 @@ class Conversation:
         self._messages = list(self._setting.messages)
         self._ledger = Ledger(self._setting.prompt_ids)
         self._samples: list[Sample] = []
-        self._leased: set[str] = set()
+        self._asking = Asking(
+            self._ctx,
+            self._setting.participants,
+            self._setting.options,
+            number=self._number,
+            key=f"{self._setting.prompt_id} {self._number}.{self._attempt}",
+        )
         self._began_at = self._ctx.now(name=f"{self._number}-begin")
 
     async def run(self) -> Ended:
@@ -164,12 +142,12 @@ class Conversation:
                 finish_reason = await self._talk()
                 return await self._end(finish_reason)
             except CallFailed:
-                await self._release()
+                await self._asking.release()
                 self._attempt += 1
                 if self._attempt >= self._setting.options.environment_attempts:
                     raise
             except (Exception, asyncio.CancelledError):
-                await self._release()
+                await self._asking.release()
                 raise
             self._begin()
 
@@ -177,10 +155,8 @@ class Conversation:
 
     async def _open(self) -> None:
         """Reset the environments. What they say first is added to the prompt."""
-        opening: list[Message] = []
-        for participant in self._setting.participants:
-            if participant.task is not None:
-                opening += (await self._lease(participant)).messages
+        opening, wait_s = await self._asking.lease(self._setting.messages, self._left_s())
+        self._account.wait_s += wait_s
         if opening:
             self._messages += opening
             self._ledger = Ledger(self._render())
@@ -190,30 +166,6 @@ class Conversation:
                     f"--max_prompt_token_length allows {self._ctx.max_prompt_tokens}"
                 )
 
-    async def _lease(self, participant: Participant) -> Any:
-        options = self._setting.options
-        task = None
-        if participant.task is not None:
-            task = {"messages": list(self._setting.messages), **participant.task}
-        answer = await self._ask(
-            participant,
-            {"do": "lease", "spec": asdict(participant.spec), "task": task, "seed": self._ctx.seed},
-            # a place in the pool may come late; the environment's own deadlines are the pool's business
-            self._left_s() + 2 * options.environment_reset_timeout_s,
-        )
-        self._leased.add(participant.spec.name)
-        self._account.wait_s += answer["wait_s"]
-        return opening_from_json(answer["opening"])
-
-    async def _ask(self, participant: Participant, request: dict[str, Any], timeout_s: float) -> dict[str, Any]:
-        name = participant.spec.name
-        key = f"{self._setting.prompt_id} {self._number}.{self._attempt} {name}"
-        effect = f"{self._number}-{name}-{request['do']}"
-        answer: dict[str, Any] = await self._ctx.call(
-            ENVIRONMENT, {**request, "key": key, "name": name}, timeout_s=timeout_s, name=effect
-        )
-        return answer
-
     def _left_s(self) -> float:
         """Seconds until the conversation has taken too long."""
         limit = self._setting.options.conversation_timeout_s
@@ -221,13 +173,6 @@ class Conversation:
         if left <= 0:
             raise CallFailed(f"a conversation took longer than {limit:g} s (--conversation_timeout_s)")
         return left
-
-    async def _release(self) -> None:
-        """Give the environments back that are still leased."""
-        for participant in self._setting.participants:
-            if participant.spec.name in self._leased:
-                self._leased.discard(participant.spec.name)
-                await self._ask(participant, {"do": "release"}, SLACK_S)
 
     # --- turns --------------------------------------------------------------------------------------------------------
 
@@ -315,8 +260,6 @@ class Conversation:
         self._account.num_steps += 1
         for participant in self._setting.participants:
             if call.name in participant.own_names:
-                if participant.spec.name not in self._leased:
-                    await self._lease(participant)
                 inner = replace(call, name=participant.own_names[call.name])
                 said = await self._step(participant, replace(turn, calls=(inner,)))
                 named = [{**one, "name": call.name} if one["role"] == "tool" else one for one in said.messages]
@@ -326,20 +269,16 @@ class Conversation:
         return Observation([tool_message(call.name, f"Error: there is no tool {call.name!r:.80}; there are: {names}")])
 
     async def _step(self, participant: Participant, turn: Turn) -> Observation:
-        options = self._setting.options
-        limit = min(options.environment_step_timeout_s, self._left_s())
-        request = {"do": "step", "turn": turn_to_json(turn), "limit_s": limit}
-        # a restored environment is made, loaded and asked again
-        answer = await self._ask(participant, request, 2 * (limit + options.environment_reset_timeout_s) + SLACK_S)
-        observation = observation_from_json(answer["observation"])
-        self._account.num_restores += answer["was_restored"]
+        said = await self._asking.step(participant, turn, self._left_s())
+        self._account.wait_s += said.wait_s
+        self._account.num_restores += said.was_restored
         self._account.called(
             participant.spec.name,
             num_calls=max(1, len(turn.calls)),
-            num_errors=observation.num_errors,
-            seconds=answer["seconds"],
+            num_errors=said.observation.num_errors,
+            seconds=said.seconds,
         )
-        return observation
+        return said.observation
 
     # --- tokens -------------------------------------------------------------------------------------------------------
 
@@ -406,13 +345,8 @@ class Conversation:
 
     async def _end(self, finish_reason: str) -> Ended:
         account, rewards = self._account, self._account.turn_rewards
-        for participant in self._setting.participants:
-            if participant.spec.name not in self._leased:
-                continue
-            self._leased.discard(participant.spec.name)
-            limit = self._setting.options.environment_step_timeout_s + FINISH_SLACK_S
-            answer = await self._ask(participant, {"do": "finish"}, limit)
-            ending = ending_from_json(answer["ending"])
+        for participant in list(self._asking.leased):
+            ending = await self._asking.finish(participant)
             if ending.reward is not None:
                 rewards.append(ending.reward)
             if ending.metrics:

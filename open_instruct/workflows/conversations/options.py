@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from open_instruct.config.grpo_config import GRPOConfig
 
 CONVERSATION = "conversation"
+MOST_PROCESSES = 1024
+"""Of environments on an engine, where --pool_size does not say."""
 SERVICES = {
     "generic_sandbox": "it needs Docker, which this project does not drive. An environment of your own can: docs/environments.md",
     "dr_agent_mcp": "it is Ai2's package. Give its servers to generic_mcp",
@@ -48,7 +50,7 @@ class ConversationOptions:
     tool_output_max_tokens: int | None = None
     """Longest answer of tools to one turn, in tokens; the middle of a longer one is left out. By default half of what is left."""
     pool_size: int | None = None
-    """Most processes of environments at once on an engine; further conversations wait. By default 1024."""
+    """Most processes of environments at once on an engine; further conversations and calls wait. By default 1024."""
     pass_tools_to_chat_template: bool = True
     """Have the chat template describe the tools in the prompt."""
     only_reward_good_outputs: bool = False
@@ -65,6 +67,11 @@ class ConversationOptions:
     """Longest time for a whole conversation, without the time that the engine computes its last turn."""
     tool_schemas: list[list[dict[str, Any]]] = field(default_factory=list, metadata=NO_FLAG)
     """The functions of each tool, under their own names; filled in by the driver, because a server may have to be asked."""
+
+    @property
+    def num_places(self) -> int:
+        """Most processes of environments at once on an engine."""
+        return self.pool_size or MOST_PROCESSES
 
     @property
     def specs(self) -> list[EnvironmentSpec]:

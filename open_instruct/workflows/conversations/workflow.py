@@ -3,8 +3,6 @@ names."""
 
 import asyncio
 import inspect
-import logging
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
@@ -12,28 +10,13 @@ from typing import TYPE_CHECKING, Any
 from open_instruct.chat_codec import ChatCodec
 from open_instruct.data_types import PromptRequest
 from open_instruct.environments.adapters import environment_class
-from open_instruct.environments.base import (
-    Environment,
-    EnvironmentSpec,
-    Observation,
-    ToolError,
-    Turn,
-    tool_message,
-    user_message,
-)
-from open_instruct.environments.processes import EnvironmentFailed, EnvironmentPool, Lease
-from open_instruct.environments.wire import (
-    as_text,
-    ending_to_json,
-    observation_to_json,
-    opening_to_json,
-    turn_from_json,
-)
+from open_instruct.environments.base import Environment, EnvironmentSpec, tool_message
 from open_instruct.scored_groups import ScoredGroup
 from open_instruct.user_modules import import_user_module
 from open_instruct.workflows.base import WORKFLOWS, Context, Lengths, Tool, Trajectory, Workflow
+from open_instruct.workflows.conversations.asking import ENVIRONMENT, Participant
 from open_instruct.workflows.conversations.bridge import Bridge, CannotBridge
-from open_instruct.workflows.conversations.conversation import ENVIRONMENT, Conversation, Ended, Participant, Setting
+from open_instruct.workflows.conversations.conversation import Conversation, Ended, Setting
 from open_instruct.workflows.conversations.metrics import conversation_metrics
 from open_instruct.workflows.conversations.options import (
     CONVERSATION,
@@ -44,16 +27,12 @@ from open_instruct.workflows.conversations.options import (
     own_schemas,
     tools_of_row,
 )
+from open_instruct.workflows.conversations.serving import EnvironmentServer
 from open_instruct.workflows.conversations.tool_parsers import OWN_TURN, tool_parser
 
 if TYPE_CHECKING:
     from open_instruct.config.grpo_config import GRPOConfig
     from open_instruct.data.prompt_dataset import PromptRow
-
-logger = logging.getLogger(__name__)
-
-MOST_PROCESSES = 1024
-"""Of environments on an engine, where --pool_size does not say."""
 
 
 @WORKFLOWS.register(CONVERSATION, options=ConversationOptions)
@@ -68,9 +47,7 @@ class Conversations(Workflow):
         for module in options.environment_modules:
             import_user_module(module)
         self._tools = offered(options)
-        self._pool: EnvironmentPool | None = None
-        self._leases: dict[str, Lease] = {}
-        self._num_failures = 0
+        self._environments: EnvironmentServer | None = None
         self._bridge: Bridge | None = None
 
     # --- in the driver ------------------------------------------------------------------------------------------------
@@ -93,7 +70,9 @@ class Conversations(Workflow):
     # --- in the controller --------------------------------------------------------------------------------------------
 
     def row_facts(self, columns: Mapping[str, Any]) -> dict[str, Any]:
-        return facts_of_row(columns, self._tools)
+        facts = facts_of_row(columns, self._tools)
+        check_places(self._participants(facts, None), self.options)
+        return facts
 
     def row_schemas(self, facts: Mapping[str, Any]) -> list[dict[str, Any]]:
         if not self.options.pass_tools_to_chat_template:
@@ -174,90 +153,13 @@ class Conversations(Workflow):
         return {ENVIRONMENT: self._serve}
 
     async def _serve(self, request: dict[str, Any]) -> dict[str, Any]:
-        """What a conversation asks of an environment. Plain values in and out."""
-        actions = {"lease": self._lease, "step": self._step, "finish": self._finish, "release": self._release}
-        try:
-            return await actions[request["do"]](request)
-        except EnvironmentFailed as error:
-            self._num_failures += 1
-            if self._num_failures & (self._num_failures - 1) == 0:  # the 1st, 2nd, 4th, 8th …
-                logger.warning("an environment failed, the %d. failure of this engine: %s", self._num_failures, error)
-            raise
-
-    async def _lease(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        options, began = self.options, time.monotonic()
-        if self._pool is None:
-            targets = [tool.spec.target for tool in self._tools]
-            self._pool = EnvironmentPool(
-                options.pool_size or MOST_PROCESSES,
-                modules=options.environment_modules,
-                targets=targets,
-                run_programs=[target for target in targets if environment_class(target).runs_programs],
-            )
-        spec = EnvironmentSpec(**request["spec"])
-        lease = await self._pool.lease(spec, options.environment_reset_timeout_s)
-        wait_s = time.monotonic() - began
-        opening: dict[str, Any] = {"messages": []}
-        try:
-            if request["task"] is not None:
-                said = await lease.reset(request["task"], request["seed"], options.environment_reset_timeout_s)
-                opening = opening_to_json(said)
-        except ToolError as error:
-            self._pool.forget(lease)
-            raise EnvironmentFailed(f"{spec.name}: reset: {error}") from error
-        except BaseException:
-            self._pool.forget(lease)
-            raise
-        self._leases[request["key"]] = lease
-        return {"opening": opening, "wait_s": wait_s}
-
-    async def _step(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        began, turn, was_restored = time.monotonic(), turn_from_json(request["turn"]), False
-        try:
-            try:
-                observation = await self._leases[request["key"]].step(turn, request["limit_s"])
-            except EnvironmentFailed as error:
-                observation, was_restored = await self._step_after_restoring(request, turn, error), True
-        except ToolError as error:
-            text = as_text(str(error))
-            message = tool_message(turn.calls[0].name, text) if turn.calls else user_message(text)
-            observation = Observation([message], num_errors=1)
-        seconds = time.monotonic() - began
-        return {"observation": observation_to_json(observation), "seconds": seconds, "was_restored": was_restored}
-
-    async def _step_after_restoring(
-        self, request: Mapping[str, Any], turn: Turn, error: EnvironmentFailed
-    ) -> Observation:
-        """The answer to a turn from a fresh process that goes on from the state before it; raises `error` if there is none."""
-        failed = self._leases[request["key"]]
-        if failed.state is None or self._pool is None:
-            raise error
-        limit_s = self.options.environment_reset_timeout_s
-        self._pool.forget(failed)
-        lease = self._leases[request["key"]] = await self._pool.lease(failed.spec, limit_s)
-        await lease.load(failed.state, limit_s)
-        return await lease.step(turn, request["limit_s"])
-
-    async def _finish(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        lease = self._leases.pop(request["key"])
-        assert self._pool is not None
-        try:
-            if lease.is_stateless:
-                return {"ending": {"reward": None, "metrics": {}}}
-            return {"ending": ending_to_json(await lease.finish(self.options.environment_step_timeout_s))}
-        finally:
-            await self._pool.give_back(lease)
-
-    async def _release(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """The conversation is given up, and nobody knows what state the environment is in."""
-        lease = self._leases.pop(request["key"], None)
-        if lease is not None and self._pool is not None:
-            self._pool.forget(lease)
-        return {}
+        if self._environments is None:
+            self._environments = EnvironmentServer(self.options, self._tools)
+        return await self._environments.serve(request)
 
     def close(self) -> None:
-        if self._pool is not None:
-            self._pool.close()
+        if self._environments is not None:
+            self._environments.close()
 
 
 def _own_settings(entry: Mapping[str, Any]) -> dict[str, Any]:
@@ -298,6 +200,20 @@ def facts_of_row(columns: Mapping[str, Any], tools: Sequence[OfferedTool]) -> di
             raise ValueError(f"'max_steps' in 'env_config' must be a whole number from 1, got {max_steps!r:.80}")
         facts["max_steps"] = max_steps
     return facts
+
+
+def check_places(participants: Sequence[Participant], options: ConversationOptions) -> None:
+    """Raises `ValueError` if a conversation could never begin, because it keeps more environments than there may be processes.
+    Beside them its tools need one more: with `--tools calculator` and an `env_config` of two games, three."""
+    kept = [one.spec.name for one in participants if one.is_kept]
+    has_tools = len(participants) > len(kept)
+    num_needed = len(kept) + has_tools
+    if num_needed > options.num_places:
+        of_tools = ", and its tools one more" if has_tools else ""
+        raise ValueError(
+            f"needs {num_needed} processes at once (one each for {', '.join(kept)}{of_tools}), and --pool_size allows "
+            f"{options.num_places}: raise --pool_size to {num_needed} or more"
+        )
 
 
 def _entries(config: Any) -> tuple[list[Any], Any]:
