@@ -265,7 +265,7 @@ def test_criteria_that_a_step_finds_count_later_and_after_a_resume(
             assert time.monotonic() < deadline
             time.sleep(0.01)
         assert "is kind" in server.bodies[0]["messages"][0]["content"]
-        assert "<answer>yes</answer>" in server.bodies[0]["messages"][0]["content"]
+        assert "\nyes\n" in server.bodies[0]["messages"][0]["content"]  # the part that the rubric's judge sees
         [batch] = play.run(2, 2)
         first, second = RubricsInThisProcess.labels[:NUM_PROMPTS], RubricsInThisProcess.labels[NUM_PROMPTS:]
         assert first == [row["ground_truth"]] * NUM_PROMPTS
