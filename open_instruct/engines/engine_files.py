@@ -32,8 +32,10 @@ class EngineFiles:
             directory.rmdir()
             self.path = None
             return
-        self._lock = os.open(directory / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC)  # children do not hold it
+        new = directory / f"{_LOCK}.new"
+        self._lock = os.open(new, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC)  # children do not hold it
         fcntl.flock(self._lock, fcntl.LOCK_EX)
+        new.rename(directory / _LOCK)  # an engine that starts at this moment finds no lock, or a held one
         _of_this_process.append(self)
 
     @property

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from open_instruct.config.grpo_config import GRPOConfig
+from open_instruct.config.model_support import attention_that_fits
 from open_instruct.device import Device
 from open_instruct.learners.attention import FLASH
 from open_instruct.learners.cpu_linear import use_onednn
@@ -99,6 +100,9 @@ def _load_model(
         attn_implementation=ATTENTION if sequence_parallel else plain,
     )
     del zero3
+    _, reason = attention_that_fits(model.config, device.attn_implementation, trusted=args.trust_remote_code)
+    if reason:  # `grpo_fast.settled` sees to it; a program that makes its learners itself may not have called it
+        raise ValueError(f"--attn_implementation {device.attn_implementation}: {reason}.")
     _own_memory(model)
     _drop_nothing(model)
     if device.has_faster_layers:

@@ -23,14 +23,13 @@ OPERATORS_OF_ONE = "len str repr bool hash getitem setitem delitem neg pos abs i
 OPERATORS_OF_TWO = "add sub mul truediv floordiv mod pow matmul and_ or_ xor lshift rshift lt le gt ge"
 """What a test may do with one object of the program, and with two. Names as in `operator` and `builtins`."""
 LARGEST_IN_JSON = 2**53
-
-
 ERRORS: dict[str, type[Exception]] = {
     name: kind
     for name, kind in vars(builtins).items()
     if isinstance(kind, type) and issubclass(kind, Exception) and kind not in (StopIteration, StopAsyncIteration)
     if not issubclass(kind, BaseExceptionGroup)
 }
+"""Python's own, which cross by name."""
 
 
 class TooMuch(ValueError):
@@ -38,11 +37,8 @@ class TooMuch(ValueError):
 
 
 _ATOMS: dict[str, tuple[type, Callable[[Any], str], Callable[[str], Any]]] = {
-    "int": (
-        int,
-        lambda value: hex(int.__int__(value)),
-        lambda text: int(text, 16),
-    ),  # decimal digits have a limit, and take long
+    # Hexadecimal, because decimal digits have a limit, and take long.
+    "int": (int, lambda value: hex(int.__int__(value)), lambda text: int(text, 16)),
     "float": (float, float.__repr__, float),
     "bytes": (bytes, bytes.hex, bytes.fromhex),
     "bytearray": (bytearray, bytearray.hex, bytearray.fromhex),

@@ -34,6 +34,10 @@ _VERDICTS = {
 """Methods that say yes or no to what is expected of a text or a set (`f(2).startswith("ab")`)."""
 
 
+_READABLE = ("__name__", "__dict__")
+"""What begins with two underscores and is asked for. Where an `__array_interface__` says so, numpy would read memory."""
+
+
 class TestProcess:
     """Runs tests, one after another."""
 
@@ -172,10 +176,7 @@ class Remote:
         return self.__process.call(self.__reference, arguments, named)
 
     def __getattr__(self, name: str) -> Any:
-        is_inner = name.startswith("__") and name not in (
-            "__name__",
-            "__dict__",
-        )  # numpy would read memory where one says
+        is_inner = name.startswith("__") and name not in _READABLE
         if is_inner or (name in _VERDICTS and not self.__process.is_made(self.__reference)):
             raise AttributeError(name)
         return self.__process.operator("getattr", self, name)

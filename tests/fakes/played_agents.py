@@ -1,5 +1,6 @@
 """Rollouts of agent programs with a model that is played: runner, server and programs are real."""
 
+import json
 import re
 import sys
 import textwrap
@@ -97,7 +98,7 @@ class AgentStage(RunnerStage):
         self,
         directory: Path,
         program: str,
-        say: Say,
+        say: Say = lambda *_: "hello there<end>",
         *,
         policy: Callable[[Say, ChatCodec], PlayedPolicy] = PlayedPolicy,
         chat: ChatCodec | None = None,
@@ -126,3 +127,9 @@ class AgentStage(RunnerStage):
         number = len(self.results)
         self.runner.start(self.request(**settings))
         return self.wait_for(number + 1, limit_s)[number]
+
+
+def notes(directory: Path) -> list[dict[str, Any]]:
+    """What programs have written to the file that `NOTES` in their environment names."""
+    path = directory / "notes"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []

@@ -2,9 +2,10 @@
 
 import threading
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any
+from contextlib import contextmanager
+from typing import Any, TypeVar
 
 import numpy as np
 from rc_fakes import codec
@@ -116,6 +117,23 @@ class RunnerStage:
 
     def close(self) -> None:
         self.runner.close()
+
+
+S = TypeVar("S", bound=RunnerStage)
+
+
+@contextmanager
+def closing(kind: Callable[..., S]) -> Iterator[Callable[..., S]]:
+    """Makes stages, as `kind` does, and closes them at the end."""
+    stages: list[S] = []
+
+    def make(*args: Any, **options: Any) -> S:
+        stages.append(kind(*args, **options))
+        return stages[-1]
+
+    yield make
+    for stage in stages:
+        stage.close()
 
 
 class Stage(RunnerStage):

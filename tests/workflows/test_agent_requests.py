@@ -4,13 +4,14 @@ import copy
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from played_agents import AgentStage
-from played_policy import Say, vllm_parser
+from played_agents import AgentStage, notes
+from played_policy import closing, vllm_parser
 from rc_fakes import codec
 from transformers import AutoTokenizer
 
@@ -32,19 +33,8 @@ MakeStage = Callable[..., AgentStage]
 @pytest.fixture
 def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeStage]:
     monkeypatch.setenv("NOTES", str(tmp_path / "notes"))
-    stages: list[AgentStage] = []
-
-    def make(program: str, say: Say = lambda *_: "hello there<end>", **options: Any) -> AgentStage:
-        stages.append(AgentStage(tmp_path, program, say, **options))
-        return stages[-1]
-
-    yield make
-    for one in stages:
-        one.close()
-
-
-def notes(tmp_path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (tmp_path / "notes").read_text().splitlines()]
+    with closing(partial(AgentStage, tmp_path)) as make:
+        yield make
 
 
 # --- stop strings -----------------------------------------------------------------------------------------------------

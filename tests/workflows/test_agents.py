@@ -7,14 +7,15 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import psutil
 import pytest
-from played_agents import AgentStage, GatheringPolicy, program_in_documents
-from played_policy import PlayedPolicy, Say
+from played_agents import AgentStage, GatheringPolicy, notes, program_in_documents
+from played_policy import PlayedPolicy, closing
 from rc_fakes import codec
 
 from open_instruct.chat_codec import ChatCodec
@@ -33,20 +34,8 @@ MakeStage = Callable[..., AgentStage]
 @pytest.fixture
 def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeStage]:
     monkeypatch.setenv("NOTES", str(tmp_path / "notes"))
-    stages: list[AgentStage] = []
-
-    def make(program: str, say: Say = lambda *_: "hello there<end>", **options: Any) -> AgentStage:
-        stages.append(AgentStage(tmp_path, program, say, **options))
-        return stages[-1]
-
-    yield make
-    for one in stages:
-        one.close()
-
-
-def notes(tmp_path: Path) -> list[dict[str, Any]]:
-    path = tmp_path / "notes"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    with closing(partial(AgentStage, tmp_path)) as make:
+        yield make
 
 
 def text_of(sample: Sample) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from played_policy import Say, Stage
+from played_policy import Say, Stage, closing
 
 MakeTalk = Callable[..., Stage]
 COUNTER, WORDLE = {"env_name": "counter", "target": 1}, {"env_name": "wordle", "word": "crane"}
@@ -23,15 +23,8 @@ LOOK_UP = '''
 
 @pytest.fixture
 def talk() -> Iterator[MakeTalk]:
-    stages: list[Stage] = []
-
-    def make(say: Say, **options: Any) -> Stage:
-        stages.append(Stage(say, **options))
-        return stages[-1]
-
-    yield make
-    for stage in stages:
-        stage.close()
+    with closing(Stage) as make:
+        yield make
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import numpy as np
 import psutil
 import pytest
 from conftest import make_args
-from played_policy import Say, Stage
+from played_policy import Say, Stage, closing
 from rc_fakes import codec
 
 from open_instruct.chat_codec import ChatCodec
@@ -22,15 +22,8 @@ MakeTalk = Callable[..., Stage]
 
 @pytest.fixture
 def talk() -> Iterator[MakeTalk]:
-    stages: list[Stage] = []
-
-    def make(say: Say, **options: Any) -> Stage:
-        stages.append(Stage(say, **options))
-        return stages[-1]
-
-    yield make
-    for stage in stages:
-        stage.close()
+    with closing(Stage) as make:
+        yield make
 
 
 def turns(*said: str) -> Say:
