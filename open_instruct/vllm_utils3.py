@@ -146,8 +146,12 @@ class LLMRayActor:
                     raise TimeoutError(f"engine {self.engine_id}: {len(prompts)} prompts not done in time")
                 self._loop.tick()
 
-        in_passing_thread(generate)
-        answers = [reply.result(timeout=max(0.0, deadline - time.monotonic())) for reply in replies]
+        try:
+            in_passing_thread(generate)
+            answers = [reply.result(timeout=max(0.0, deadline - time.monotonic())) for reply in replies]
+        finally:
+            for reply in replies:
+                reply.cancel()  # gives up a request that is not done in time
         return [
             GenerationResult(
                 samples=[

@@ -158,6 +158,17 @@ def test_a_prompt_that_comes_before_its_weights_waits_for_them(make_stage: MakeS
     assert [result.version_spans for result in stage.get(2)] == [[[(1, NUM_TOKENS)]]] * 2
 
 
+def test_a_direct_call_that_is_late_leaves_nothing_in_the_engine(make_stage: MakeStage) -> None:
+    stage = make_stage()
+    stage.vllm.waits_for = 2  # so that the one request gets no token
+    with pytest.raises(TimeoutError):
+        stage.actor.generate_with_single_engine(
+            [np.arange(8, dtype=np.int32)], SamplingConfig(max_tokens=64), timeout_s=0.2
+        )
+    assert stage.actor.take_inventory()["num_outstanding_tokens"] == 0
+    assert comes_true(lambda: not stage.vllm.has_unfinished_requests())
+
+
 def test_an_engine_falls_asleep_after_an_update_and_not_within_it(make_stage: MakeStage) -> None:
     stage = make_stage(sleep=SleepOptions(after_s=0.5))
     stage.actor.start_weight_update()

@@ -27,7 +27,6 @@ class SleepOptions:
     level: int = 1
     calls_vllm: bool = False
     """Whether the device can release memory."""
-    memory_in_use_bytes: Callable[[], int] = lambda: 0
 
 
 class EngineSleep:
@@ -47,7 +46,7 @@ class EngineSleep:
         self.num_sleeps = 0
         self.asleep_s = 0.0
         self.memory_released_bytes = 0
-        """What the last sleep gave back, as measured."""
+        """What the last sleep gave back, as measured on the devices of the engine."""
 
     @property
     def is_asleep(self) -> bool:
@@ -72,16 +71,16 @@ class EngineSleep:
         self.was_told = told
         if self.is_asleep:
             return 0
-        before = self._options.memory_in_use_bytes()
         level = 1 if keep_weights else self._options.level
         if self._options.calls_vllm:
+            before = self._engine.memory_in_use_bytes()
             self._engine.reset_prefix_cache()
             self._engine.sleep(level)
+            self.memory_released_bytes = max(before - self._engine.memory_in_use_bytes(), 0)
         self._released = {WEIGHTS, KV_CACHE}
         self.needs_weights = level == 2
         self._asleep_since = self._clock()
         self.num_sleeps += 1
-        self.memory_released_bytes = max(before - self._options.memory_in_use_bytes(), 0)
         return self.memory_released_bytes
 
     def resume(self, tags: list[str] | None = None) -> None:

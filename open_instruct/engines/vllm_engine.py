@@ -36,7 +36,7 @@ POLL_S = 0.2
 """How often somebody who waits for the engine core looks whether its process is still there."""
 GATHER_S = 0.05
 """How long an engine keeps a finished group for others, unless it is told otherwise."""
-WORKER_EXTENSION = "open_instruct.engines.vllm_weight_transfer.WeightUpdateExtension"
+WORKER_EXTENSION = "open_instruct.engines.vllm_weight_transfer.WorkerExtension"
 """Methods that vLLM adds to its workers for us. They are called by name, because a core in its own process takes no functions."""
 MOST_BLOCKS = 2**20
 """Blocks of a key-value cache whose size the engine does not say."""
@@ -119,6 +119,11 @@ class VLLMEngine:
     def collective_rpc(self, method: str, **kwargs: object) -> list[Any]:
         """Call `method` on every worker. Returns the workers' answers."""
         return self._ask(method, self._engine.collective_rpc, method, kwargs=kwargs)
+
+    def memory_in_use_bytes(self) -> int:
+        """Memory in use on the devices of this engine, by all processes. The workers are asked, because a process that looks at
+        a GPU itself takes some hundred MB of it."""
+        return sum(self.collective_rpc("memory_in_use_bytes"))
 
     def pause(self) -> None:
         """Stop stepping; requests stay where they are. When it returns, nothing is computed on the device any more."""

@@ -24,7 +24,9 @@ from vllm.distributed.weight_transfer.base import (
 from vllm.distributed.weight_transfer.ipc_engine import IPCWeightTransferEngine
 from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferEngine, NCCLWeightTransferUpdateInfo
 from vllm.model_executor.model_loader import get_model_loader
+from vllm.platforms import current_platform
 
+from open_instruct.device_memory import DeviceMemory
 from open_instruct.engines.vllm_loading import abandon_reload, begin_reload, fingerprints, finish_reload
 from open_instruct.lora_merge import BaseOfAdapter
 from open_instruct.weight_transports import ABORT_FILE
@@ -187,7 +189,7 @@ class AbortWatch:
                 return
 
 
-class WeightUpdateExtension:
+class WorkerExtension:
     """Methods that vLLM's workers get from us (`worker_extension_cls`); `collective_rpc` calls them by name."""
 
     vllm_config: Any
@@ -196,6 +198,9 @@ class WeightUpdateExtension:
 
     def weight_fingerprints(self) -> dict[str, float]:
         return fingerprints(self.model_runner.model)
+
+    def memory_in_use_bytes(self) -> int:
+        return DeviceMemory(current_platform.device_type).in_use_by_all_bytes()  # type: ignore[arg-type]
 
     def abandon_weight_update(self) -> None:
         """Forget an update that was begun and not finished, for which vLLM 0.32 has no call.

@@ -191,7 +191,6 @@ def engine_options(args: GRPOConfig, device: Device, *, seed: int, max_model_len
             after_s=args.engine_sleep_after_s,
             level=args.sleep_level,
             calls_vllm=device.can_release_memory and (args.colocate or args.engine_sleep_after_s is not None),
-            memory_in_use_bytes=device.memory.in_use_by_all_bytes,
         ),
         extra=device.engine_kwargs(
             max_model_len=max_model_len,

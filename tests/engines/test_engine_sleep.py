@@ -19,10 +19,12 @@ class Play:
         self.calls: list[Any] = []
         self.memory = 100
         engine = SimpleNamespace(
-            reset_prefix_cache=lambda: self.calls.append("reset"), sleep=self.go, wake_up=self.wake
+            reset_prefix_cache=lambda: self.calls.append("reset"),
+            sleep=self.go,
+            wake_up=self.wake,
+            memory_in_use_bytes=lambda: self.memory,
         )
-        sleep_options = SleepOptions(calls_vllm=True, memory_in_use_bytes=lambda: self.memory, **options)
-        self.sleep = EngineSleep(engine, sleep_options, clock=lambda: self.now)
+        self.sleep = EngineSleep(engine, SleepOptions(calls_vllm=True, **options), clock=lambda: self.now)
 
     def go(self, level: int) -> None:
         self.calls.append(("sleep", level))

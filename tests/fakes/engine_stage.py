@@ -62,6 +62,8 @@ class PlayedVLLM:
     def abort_request(self, request_ids: list[str]) -> None:
         for request_id in request_ids:
             self.running.pop(request_id, None)
+            if request_id in self.waiting:
+                self.waiting.remove(request_id)
 
     def has_unfinished_requests(self) -> bool:
         return bool(self.waiting or self.running)

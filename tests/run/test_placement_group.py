@@ -138,6 +138,8 @@ def test_engines_without_a_manager_are_asked_directly(ray_session: Any, prompts:
         engine.generate_with_single_engine.remote(prompts[:1], SamplingConfig(max_tokens=4)), timeout=TIMEOUT_S
     )
     assert len(result.responses[0]) <= 4
+    in_use = engine.__ray_call__.remote(lambda actor: actor._engine.memory_in_use_bytes())
+    assert ray_session.get(in_use, timeout=TIMEOUT_S) > 2**28  # asked of vLLM's worker, which has torch and vLLM loaded
     ray_session.kill(engine)
 
 
