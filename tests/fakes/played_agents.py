@@ -4,16 +4,19 @@ import json
 import re
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from played_policy import TIMEOUT_S, PlayedPolicy, RunnerStage, Say
+import pytest
+from played_policy import TIMEOUT_S, PlayedPolicy, RunnerStage, Say, closing
+from rc_fakes import codec
 
 from open_instruct.chat_codec import ChatCodec
-from open_instruct.data_types import GenerationResult, PromptRequest, SamplingConfig
+from open_instruct.data_types import GenerationResult, PromptRequest, Sample, SamplingConfig
 from open_instruct.workflows.agents.options import AgentOptions
 from open_instruct.workflows.agents.workflow import AgentPrograms
 from open_instruct.workflows.runner import Answer
@@ -51,6 +54,22 @@ def note(**values):
         file.write(json.dumps(values) + chr(10))
 """
 """What programs of tests begin with. They use no packages, because starting them takes long."""
+
+TWO_REQUESTS = """
+first = said(generate(ROW["prompt_token_ids"], max_tokens=20, logprobs=1))
+second = said(generate(ROW["prompt_token_ids"] + first["token_ids"] + [9, 10, 11], max_tokens=20, logprobs=1))
+note(replies=[first, second], row=ROW)
+"""
+
+BRANCHES = """
+ids = ROW["prompt_token_ids"]
+a = said(generate(ids, max_tokens=20))["token_ids"]
+b = said(generate(ids + [30], max_tokens=20))["token_ids"]
+c = said(generate(ids + a + [31], max_tokens=20))["token_ids"]
+d = said(generate(ids + a + [32], max_tokens=20))["token_ids"]
+print("noise")
+print(json.dumps({"reward": 0.25, "metrics": {"turns": 4, "bad": None}}))
+"""
 
 
 def program_in_documents(name: str) -> str:
@@ -133,3 +152,34 @@ def notes(directory: Path) -> list[dict[str, Any]]:
     """What programs have written to the file that `NOTES` in their environment names."""
     path = directory / "notes"
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+MakeStage = Callable[..., AgentStage]
+
+
+@pytest.fixture
+def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeStage]:
+    """Makes stages, which are closed when the test ends."""
+    monkeypatch.setenv("NOTES", str(tmp_path / "notes"))
+    with closing(partial(AgentStage, tmp_path)) as make:
+        yield make
+
+
+def text_of(sample: Sample) -> str:
+    return codec().decode_all(sample.response_ids.tolist())
+
+
+def sampled(sample: Sample) -> tuple[list[int], list[float]]:
+    assert sample.loss_mask is not None
+    return sample.response_ids[sample.loss_mask].tolist(), sample.logprobs[sample.loss_mask].tolist()
+
+
+def assert_samples_are_what_the_engine_said(result: GenerationResult, one: AgentStage) -> None:
+    """Every trained token, with its log-prob, is from a completion of the engine, and every completion is in one sample, once."""
+    said = [(c.token_ids.tolist(), c.logprobs.tolist()) for c in one.policy.completions]
+    flat = sorted(pair for ids, logprobs in said for pair in zip(ids, logprobs, strict=True))
+    assert sorted(pair for sample in result.samples for pair in zip(*sampled(sample), strict=True)) == flat
+    for prompt, completion in zip(one.policy.prompts, one.policy.completions, strict=True):
+        whole = [*prompt.tolist(), *completion.token_ids.tolist()]
+        texts = [[*sample.prompt_ids.tolist(), *sample.response_ids.tolist()] for sample in result.samples]
+        assert any(text[: len(whole)] == whole for text in texts)

@@ -1,17 +1,17 @@
+# ruff: noqa: F811 - `stage` is a fixture
 """What programs ask of the endpoint: wrong values, stop strings, and rewards that are none."""
 
 import copy
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from played_agents import AgentStage, notes
-from played_policy import closing, vllm_parser
+from played_agents import MakeStage, notes, stage  # noqa: F401 - `stage` is a fixture
+from played_policy import vllm_parser
 from rc_fakes import codec
 from transformers import AutoTokenizer
 
@@ -27,14 +27,6 @@ from open_instruct.workflows.runner import MOST_ERRORS_IN_A_ROW
 
 SAMPLING = SamplingConfig(temperature=1.0, max_tokens=10)
 USER = {"role": "user", "content": "x"}
-MakeStage = Callable[..., AgentStage]
-
-
-@pytest.fixture
-def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeStage]:
-    monkeypatch.setenv("NOTES", str(tmp_path / "notes"))
-    with closing(partial(AgentStage, tmp_path)) as make:
-        yield make
 
 
 # --- stop strings -----------------------------------------------------------------------------------------------------

@@ -1,0 +1,181 @@
+# ruff: noqa: F811 - `stage` is a fixture
+"""Agent programs that send messages: one sample as long as the conversation only grows."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from played_agents import (  # noqa: F401 - `stage` is a fixture
+    MakeStage,
+    assert_samples_are_what_the_engine_said,
+    notes,
+    sampled,
+    stage,
+    text_of,
+)
+from rc_fakes import codec
+
+from open_instruct.chat_codec import ChatCodec
+from open_instruct.data_types import SamplingConfig
+from open_instruct.workflows.agents.protocol import Refused, chat_request, generate_request
+
+TALK = """
+messages = list(ROW["messages"])
+for turn in range(3):
+    choice = said(chat(messages, max_tokens=40, return_token_ids=True, logprobs=True))
+    note(choice=choice)
+    messages.append(choice["message"])
+    messages.append({"role": "user", "content": "And <|end|> now?"})
+"""
+
+
+def test_a_conversation_by_messages_is_never_tokenized_again(stage: MakeStage, tmp_path: Path) -> None:
+    """The played model says words in spellings that a tokenizer would not give back."""
+    one = stage(TALK, lambda text, _: f"  turn {text.count('now')}  <|user|>x<end>")
+    result = one.roll_out()
+    assert not result.error
+    [sample] = result.samples
+    assert_samples_are_what_the_engine_said(result, one)
+    prompts, completions = one.policy.prompts, one.policy.completions
+    for before, after, completion in zip(prompts, prompts[1:], completions, strict=False):
+        grown = np.concatenate([before, completion.token_ids])
+        assert after[: len(grown)].tolist() == grown.tolist()
+    for note, completion in zip(notes(tmp_path), completions, strict=True):
+        assert note["choice"]["token_ids"] == completion.token_ids.tolist()
+        logprobs = [entry["logprob"] for entry in note["choice"]["logprobs"]["content"]]
+        assert logprobs == completion.logprobs.tolist()
+    assert text_of(sample).count("<|user|>And <|end|> now?<|assistant|>") == 2
+    assert sample.loss_mask is not None
+    special = codec().tokenizer.convert_tokens_to_ids("<|end|>")
+    assert special not in sample.response_ids[~sample.loss_mask].tolist()  # the user's stays text
+
+
+def test_a_conversation_that_is_changed_becomes_a_further_sample(stage: MakeStage) -> None:
+    program = """
+    messages = list(ROW["messages"])
+    first = said(chat(messages, max_tokens=40))["message"]
+    changed = {**first, "content": first["content"].upper()}
+    said(chat([*messages, changed, {"role": "user", "content": "go on"}], max_tokens=40))
+    said(chat([*messages, first, {"role": "user", "content": "go on"}], max_tokens=40))
+    """
+    one = stage(program)
+    result = one.roll_out(messages=[{"role": "user", "content": "Say <|user|>!"}])
+    assert not result.error
+    assert_samples_are_what_the_engine_said(result, one)
+    changed, whole = result.samples
+    special = codec().tokenizer.convert_tokens_to_ids("<|user|>")
+    assert [sample.prompt_ids.tolist().count(special) for sample in result.samples] == [2, 1]  # what is said stays text
+    assert "HELLO THERE" in codec().decode_all(changed.prompt_ids.tolist())
+    assert text_of(whole) == "hello there<|end|><|user|>go on<|assistant|>hello there<|end|>"
+
+
+TOOLS = """
+TOOL = {"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": {
+    "type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}, "required": ["a", "b"]}}}
+messages = list(ROW["messages"])
+while True:
+    choice = said(chat(messages, tools=[TOOL], max_tokens=60))
+    note(choice=choice)
+    message = choice["message"]
+    messages.append({"role": "assistant", "content": message["content"], "refusal": None, "tool_calls": [
+        {**call, "function": {**call["function"], "arguments": json.dumps(json.loads(call["function"]["arguments"]), indent=1)}}
+        for call in message.get("tool_calls", [])]})
+    if not message.get("tool_calls"):
+        break
+    for call in message["tool_calls"]:
+        arguments = json.loads(call["function"]["arguments"])
+        answer = str(sum(int(value) for value in arguments.values()))
+        messages.append({"role": "tool", "tool_call_id": call["id"], "content": answer})
+print(json.dumps({"reward": 1.0}))
+"""
+
+
+def test_tool_calls_are_parsed_and_answers_follow_in_the_same_sample(stage: MakeStage, tmp_path: Path) -> None:
+    def say(text: str, _: int) -> str:
+        return "It is 46.<end>" if "<|tool|>" in text else '<|user|>\nCALL add {"a": 12, "b": 34}<end>'
+
+    one = stage(TOOLS, say, tool_parser_type="vllm_played")
+    result = one.roll_out()
+    assert not result.error
+    [sample] = result.samples
+    assert_samples_are_what_the_engine_said(result, one)
+    # the control token that the model said is not in the message, which would therefore not give the same tokens again
+    assert text_of(sample) == '<|user|>\nCALL add {"a": 12, "b": 34}<|end|><|tool|>46<|assistant|>It is 46.<|end|>'
+    first, last = (note["choice"] for note in notes(tmp_path))
+    assert (first["finish_reason"], last["finish_reason"]) == ("tool_calls", "stop")
+    assert json.loads(first["message"]["tool_calls"][0]["function"]["arguments"]) == {"a": 12, "b": 34}
+    assert sample.environment_reward == 1.0
+
+
+def test_answers_to_calls_in_tags_stand_in_the_models_own_turn(stage: MakeStage) -> None:
+    one = stage(TOOLS, lambda text, _: "46<end>" if "<output>" in text else "<add>46</add>")
+    result = one.roll_out()
+    assert not result.error
+    assert text_of(result.samples[0]) == "<add>46</add><output>\n46\n</output>\n46<|end|>"
+    assert one.policy.samplings[0].stop == ("</add>",)
+
+
+DROPS_THOUGHTS = (
+    "{% for m in messages %}<|{{ m['role'] }}|>"
+    "{% if m['role'] == 'assistant' and not loop.last and '</think>' in m['content'] %}{{ m['content'].split('</think>')[-1] }}"
+    "{% else %}{{ m['content'] }}{% endif %}{% if m['role'] == 'assistant' %}<|end|>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+def test_where_the_template_drops_thoughts_there_is_a_sample_for_each_turn(stage: MakeStage) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(codec().tokenizer.name_or_path)
+    tokenizer.chat_template = DROPS_THOUGHTS
+    one = stage(TALK, lambda *_: "<think>hm</think>yes<end>", chat=ChatCodec(tokenizer))
+    result = one.roll_out()
+    assert not result.error
+    assert [sample.goes_on for sample in result.samples] == [True, True, False]
+    assert "hm" not in codec().decode_all(result.samples[1].prompt_ids.tolist())
+    assert_samples_are_what_the_engine_said(result, one)
+
+
+def test_what_cannot_be_done_is_refused_in_words() -> None:
+    sampling = SamplingConfig(temperature=1.0, max_tokens=10)
+
+    def chat_error(**fields: Any) -> str:
+        with pytest.raises(Refused) as caught:
+            chat_request({"messages": [{"role": "user", "content": "x"}], **fields}, sampling, model="m")
+        return str(caught.value)
+
+    def generate_error(**fields: Any) -> str:
+        body = {"token_ids": [1], **fields}
+        with pytest.raises(Refused) as caught:
+            generate_request(body, sampling, model="m", vocab_size=5)
+        return str(caught.value)
+
+    assert "stream True: this endpoint can do only False" in chat_error(stream=True)
+    assert "this run samples with temperature 1. Leave it out" in chat_error(temperature=0.7)
+    assert "n 4: this endpoint can do only 1" in chat_error(n=4)
+    assert "reasoning: this endpoint has no such field" in chat_error(reasoning={"effort": "low"})
+    assert "neither a text nor a list of parts of text" in chat_error(
+        messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]
+    )
+    assert "there is no model 'gpt'; the model is m" in chat_error(model="gpt")
+    assert "sampling_params.top_k 5" in generate_error(sampling_params={"top_k": 5})
+    assert "numbered from 0 to 4" in generate_error(token_ids=[5])
+    assert "whole numbers" in generate_error(token_ids=[1.5])
+    assert "only the log-prob of the sampled token" in generate_error(sampling_params={"logprobs": 5})
+    read = chat_request(
+        {
+            "messages": [
+                {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b\ud800"}]}
+            ],
+            "temperature": 1,
+            "stream": False,
+            "stop": "x",
+            "user": "me",
+        },
+        sampling,
+        model="m",
+    )
+    assert read.messages == [{"role": "user", "content": "ab\ufffd"}]
+    assert read.asked.stop == ("x",)
