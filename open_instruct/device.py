@@ -48,6 +48,8 @@ it looks for milliseconds, although the thread that it waits for may need this v
 SHARED_MEMORY = "/dev/shm"
 ENOUGH_SHARED_BYTES = 2**30
 """Containers have 64 MiB of shared memory unless told otherwise."""
+GPUS_OF_A_NODE = 8
+"""Taken to be there where the driver's own node has none."""
 WORKER_BYTES = 2 * 2**30
 """Memory that a learner or an engine takes on CPU before it holds a model worth speaking of."""
 
@@ -183,7 +185,8 @@ class Device:
             spin = _unless_set_by_user({"GOMP_SPINCOUNT": SPIN_COUNT}) if self.shares_cores else {}
             return env | spin | {"OMP_NUM_THREADS": str(self.threads_per_worker)}
         # Ray would set OMP_NUM_THREADS to the CPUs that an actor asks for, which is 1, so loading and copies would use one core.
-        return env | _unless_set_by_user({"OMP_NUM_THREADS": str(max(num_cores() // max(self.num_places, 1), 1))})
+        threads = max(num_cores() // (self.num_places or GPUS_OF_A_NODE), 1)
+        return env | _unless_set_by_user({"OMP_NUM_THREADS": str(threads)})
 
     def engine_kwargs(
         self, *, max_model_len: int, gpu_memory_utilization: float, enforce_eager: bool
@@ -224,10 +227,21 @@ class Device:
         return [*words, "--distributed-executor-backend", ONE_PROCESS]
 
     def server_env(self, *, gpu: int) -> dict[str, str]:
-        """Variables to add to the environment of a server's process; `gpu` is the number of the GPU to use, if there is any. What
-        the user has set wins, except for the choice of the GPU."""
+        """Variables to add to the environment of a server's process. What the user has set wins.
+
+        Args:
+            gpu: number of the GPU to use, if there is any, among those that this process may use.
+
+        Raises:
+            ValueError: there are fewer.
+        """
         if self.kind == "cuda":
-            return {"CUDA_VISIBLE_DEVICES": str(gpu)}
+            visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+            if visible and gpu >= len(visible):
+                raise ValueError(
+                    f"GPU {gpu} was asked for, and CUDA_VISIBLE_DEVICES has {len(visible)}. Give more there."
+                )
+            return {"CUDA_VISIBLE_DEVICES": visible[gpu] if visible else str(gpu)}
         of_the_server = {
             "OMP_NUM_THREADS": str(self.threads_per_worker),
             "VLLM_CPU_KVCACHE_SPACE": str(CPU_KV_CACHE_BYTES // 2**30),

@@ -25,7 +25,7 @@ from open_instruct.config import yaml_files as yaml_door
 from open_instruct.config.cli import UsageError, convert, fail_with, make_config
 from open_instruct.config.extensions import MODULE_OPTIONS, config_class_with
 from open_instruct.config.grpo_config import GRPOConfig
-from open_instruct.config.yaml_files import Door, in_terms_of_the_file, unknown_key
+from open_instruct.config.yaml_files import NO_SECTION, Door, in_terms_of_the_file, unknown_key
 from open_instruct.data.run_inputs import RunInputs
 from open_instruct.registry import option_fields
 from open_instruct.report.component_log import LOG_FILE
@@ -104,7 +104,7 @@ def read(config: Mapping[str, Any]) -> FullyAsyncMain:
     inputs: list[RunInputs] = []
 
     def place(option: str) -> str:
-        return where.get(option, f"(section).{option}")
+        return where.get(option, NO_SECTION + option)
 
     try:
         args = make_config(config_cls, written, validators=grpo_fast.validators(inputs), mistakes=mistakes)

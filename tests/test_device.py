@@ -13,6 +13,7 @@ import pytest
 from conftest import make_args
 
 from open_instruct import device as device_module
+from open_instruct.config.checks import weight_transport_fits
 from open_instruct.device import Device, allocator_env, current_device, places_explained
 from open_instruct.device_memory import DeviceMemory
 
@@ -45,6 +46,16 @@ def test_the_device_is_that_of_the_cluster_if_it_is_said(monkeypatch: pytest.Mon
     assert make_args().device.kind == "cpu"
     on_gpu = make_args(device_type="cuda").device
     assert (on_gpu.kind, on_gpu.dtype, on_gpu.weight_transport) == ("cuda", "bfloat16", "nccl")
+
+
+def test_learners_share_memory_with_engines_only_where_each_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What nobody opens is never given back by CUDA."""
+    four: dict[str, Any] = {"device_type": "cuda", "colocate": True, "num_learners_per_node": [4]}
+    assert make_args(**four, vllm_num_engines=2, vllm_tensor_parallel_size=2).device.weight_transport == "ipc"
+    assert make_args(**four, vllm_num_engines=2).device.weight_transport == "ray_object"
+    monkeypatch.setattr(device_module, "_sees_a_gpu", lambda: True)
+    [mistake] = weight_transport_fits(make_args(**four, vllm_num_engines=2, weight_transport="ipc"))
+    assert "ipc needs a worker of an engine on the GPU of each learner" in mistake
 
 
 def test_dtype(cpu: Device) -> None:
@@ -138,8 +149,8 @@ def test_actors_on_gpu_share_the_cores(monkeypatch: pytest.MonkeyPatch, cpu: Dev
     monkeypatch.setattr(device_module, "num_cores", lambda: 96)
     monkeypatch.setattr(Device, "num_places", 8)
     assert (cpu.actor_env["OMP_NUM_THREADS"], gpu.actor_env["OMP_NUM_THREADS"]) == ("1", "12")
-    monkeypatch.setattr(Device, "num_places", 0)  # a head node without a GPU
-    assert gpu.actor_env["OMP_NUM_THREADS"] == "96"
+    monkeypatch.setattr(Device, "num_places", 0)  # a head node without a GPU: others are taken to have eight
+    assert gpu.actor_env["OMP_NUM_THREADS"] == "12"
     monkeypatch.setattr(device_module, "num_cores", lambda: 4)
     monkeypatch.setattr(Device, "num_places", 8)
     assert gpu.actor_env["OMP_NUM_THREADS"] == "1"
@@ -261,7 +272,12 @@ def test_what_a_server_is_started_with(monkeypatch: pytest.MonkeyPatch, cpu: Dev
         "TORCHDYNAMO_DISABLE": "1",
     }
     assert gpu.server_words == []
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert gpu.server_env(gpu=3) == {"CUDA_VISIBLE_DEVICES": "3"}
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,GPU-5")
+    assert gpu.server_env(gpu=1) == {"CUDA_VISIBLE_DEVICES": "GPU-5"}
+    with pytest.raises(ValueError, match="GPU 2 was asked for, and CUDA_VISIBLE_DEVICES has 2"):
+        gpu.server_env(gpu=2)
 
 
 def test_memory_in_use_grows_with_what_is_held(cpu: Device) -> None:

@@ -125,6 +125,18 @@ WRONG = [
     ("trainer.n_gpus_per_node=0", "trainer.n_gpus_per_node 0 trainer.nnodes 1: expected whole numbers of 1 or more."),
     ("algorithm.seed=3 trainer.seed=3", "algorithm.seed: trainer.seed says the same. Keep one of them."),
     ("+extra.lr=3", "extra.lr: no such option."),
+    (
+        "~trainer.save_freq",
+        "~trainer.save_freq: an option cannot be deleted. Write trainer.save_freq=null, which leaves its default.",
+    ),
+    ("~trainer.save_freq=100", "~trainer.save_freq=100: an option cannot be deleted. Write trainer.save_freq=null"),
+    ("~trainer.sede", "~trainer.sede: no such option. Did you mean seed?"),
+    (
+        "trainer.alpha=0.3",
+        "trainer.alpha 0.3 ref_policy_update_freq None: it would have no effect. Set ref_policy_update_freq too, or leave "
+        "out alpha. ref_policy_update_freq stands in no section of the file. Any section may have it, as in "
+        "trainer.ref_policy_update_freq=VALUE.",
+    ),
 ]
 
 

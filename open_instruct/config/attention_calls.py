@@ -25,26 +25,28 @@ class AttentionCall:
     """Whether scores are capped, or some of the attention goes to no token."""
 
 
-_found: dict[tuple[str, bool], tuple[AttentionCall, ...]] = {}
+_found: dict[tuple[str, bool, bool], tuple[AttentionCall, ...]] = {}
 
 
-def attention_calls(config: Any, *, trusted: bool = False) -> tuple[AttentionCall, ...]:
+def attention_calls(config: Any, *, trusted: bool = False, flat: bool = False) -> tuple[AttentionCall, ...]:
     """The calls of all layers, in their order; none if the model cannot be run in this way, or has attention of its own.
 
     Args:
         config: of a causal language model.
         trusted: as `trust_remote_code`.
+        flat: run the model with an attention that returns (B, T, heads * value size), as that of sequence parallelism does, in
+            place of (B, T, heads, value size).
     """
-    key = config.to_json_string(use_diff=False), trusted
+    key = config.to_json_string(use_diff=False), trusted, flat
     if key not in _found:
         try:
-            _found[key] = _run(config, trusted=trusted)
+            _found[key] = _run(config, trusted=trusted, flat=flat)
         except Exception:  # a model's code can raise anything
             _found[key] = ()
     return _found[key]
 
 
-def _run(config: Any, *, trusted: bool) -> tuple[AttentionCall, ...]:
+def _run(config: Any, *, trusted: bool, flat: bool) -> tuple[AttentionCall, ...]:
     import torch
     from transformers import AttentionInterface, AutoModelForCausalLM
 
@@ -60,7 +62,8 @@ def _run(config: Any, *, trusted: bool) -> tuple[AttentionCall, ...]:
                 caps_or_sinks=further.get("softcap") is not None or further.get("s_aux") is not None,
             )
         )
-        return value.new_empty(query.shape[0], query.shape[2], query.shape[1], value.shape[-1]), None
+        output = value.new_empty(query.shape[0], query.shape[2], query.shape[1], value.shape[-1])
+        return output.flatten(2) if flat else output, None
 
     AttentionInterface.register(PROBE, look)
     with torch.device("meta"):

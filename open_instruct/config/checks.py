@@ -9,7 +9,6 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import fields
-from pathlib import Path
 from typing import Literal, get_args, get_origin
 
 from open_instruct.algorithms import denominators
@@ -20,6 +19,7 @@ from open_instruct.config.limits import POSITIVE, numbers_are_within_limits
 from open_instruct.config.model_checks import (
     adapters_have_layers,
     engines_can_divide_heads,
+    layers_can_compute_again,
     model_can_be_read,
     model_family_can_be_trained,
     model_has_enough_positions,
@@ -27,6 +27,7 @@ from open_instruct.config.model_checks import (
     teacher_fits_the_model,
 )
 from open_instruct.config.options import NEVER, DistillationOptions
+from open_instruct.config.path_checks import outputs_can_be_written, system_prompt_file_can_be_read
 from open_instruct.config.reward_checks import (
     evolving_rubrics_have_a_model,
     judgements_have_a_price,
@@ -57,12 +58,11 @@ def every_node_has_learners(args: GRPOConfig) -> Iterator[str]:
 
 
 def learners_form_whole_groups(args: GRPOConfig) -> Iterator[str]:
-    if args.sequence_parallel_size > 0 and args.num_learners % args.sequence_parallel_size:
-        options = shown(args, "sequence_parallel_size", "num_learners_per_node")
-        yield f"{options}: {args.num_learners} learners cannot be divided into groups of {args.sequence_parallel_size}."
-    if args.deepspeed_zpg > 0 and args.num_learners % args.deepspeed_zpg:
-        options = shown(args, "deepspeed_zpg", "num_learners_per_node")
-        yield f"{options}: {args.num_learners} learners cannot be divided into groups of {args.deepspeed_zpg}."
+    for name in ("sequence_parallel_size", "deepspeed_zpg"):
+        if (size := getattr(args, name)) > 0 and args.num_learners % size:
+            groups = f"{args.num_learners} learners cannot be divided into groups of {size}"
+            options = shown(args, name, "num_learners_per_node")
+            yield f"{options}: {groups}. Give a number that divides {args.num_learners}."
 
 
 def choices_are_known(args: GRPOConfig) -> Iterator[str]:
@@ -184,16 +184,16 @@ NEEDS: dict[str, tuple[str, Callable[[GRPOConfig], bool]]] = {
         for name in ("lora_r", "lora_alpha", "lora_target_modules", "use_rslora", "save_merged_lora")
     },
     "vllm_keep_prefix_cache": ("vllm_enable_prefix_caching", lambda args: args.vllm_enable_prefix_caching),
-    "deepspeed_offload_optimizer": ("deepspeed_stage", lambda args: args.deepspeed_stage >= 2),
-    "deepspeed_offload_param": ("deepspeed_stage", lambda args: args.deepspeed_stage == 3),
-    "deepspeed_zpg": ("deepspeed_stage", lambda args: args.deepspeed_stage == 3),
+    "deepspeed_offload_optimizer": ("deepspeed_stage 2", lambda args: args.deepspeed_stage >= 2),
+    "deepspeed_offload_param": ("deepspeed_stage 3", lambda args: args.deepspeed_stage == 3),
+    "deepspeed_zpg": ("deepspeed_stage 3", lambda args: args.deepspeed_stage == 3),
     "alpha": ("ref_policy_update_freq", lambda args: args.ref_policy_update_freq is not None),
     "r1_style_format_reward": ("apply_r1_style_format_reward", lambda args: args.apply_r1_style_format_reward),
     "additive_format_reward": ("apply_r1_style_format_reward", lambda args: args.apply_r1_style_format_reward),
     "non_stop_penalty_value": ("non_stop_penalty", lambda args: args.non_stop_penalty),
     "overlong_penalty_factor": ("overlong_buffer_len", lambda args: args.overlong_buffer_len > 0),
 }
-"""Options that say how something is done, with the option that has it done, and whether it is."""
+"""Options that say how something is done, with the option (and value) that has it done, and whether it is."""
 
 
 def options_have_an_effect(args: GRPOConfig) -> Iterator[str]:
@@ -201,7 +201,10 @@ def options_have_an_effect(args: GRPOConfig) -> Iterator[str]:
     default = type(args)(model_name_or_path=args.model_name_or_path)
     for name, (other, is_on) in NEEDS.items():
         if getattr(args, name) != getattr(default, name) and not is_on(args):
-            yield f"{shown(args, name, other)}: it would have no effect. Set {other} too, or leave out {name}."
+            options = shown(args, name, other.partition(" ")[0])
+            without = other == "use_rho_correction" and args.use_vllm_logprobs
+            cure = "Leave out use_vllm_logprobs" if without else f"Set {other} too"
+            yield f"{options}: it would have no effect. {cure}, or leave out {name}."
     for name in LOSSES.fact(args.loss_fn, "ignores", ()):
         if getattr(args, name) != getattr(default, name):
             options = shown(args, "loss_fn", name)
@@ -307,32 +310,6 @@ def evaluation_has_data_and_a_time(args: GRPOConfig) -> Iterator[str]:
         yield f"{options}: there is nothing to evaluate on. Name datasets, or leave out eval_on_step_0."
 
 
-def system_prompt_file_can_be_read(args: GRPOConfig) -> Iterator[str]:
-    path = args.system_prompt_override_file
-    if path is None:
-        return
-    if not (os.path.isfile(path) and os.access(path, os.R_OK)):
-        yield f"{shown(args, 'system_prompt_override_file')}: there is no readable file. Check path and permissions."
-        return
-    try:
-        Path(path).read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or error
-        yield f"{shown(args, 'system_prompt_override_file')}: it cannot be read ({reason}). Give a file of UTF-8 text."
-
-
-def outputs_can_be_written(args: GRPOConfig) -> Iterator[str]:
-    for name in ("output_dir", "checkpoint_state_dir", "rollouts_save_path", "cache_evolving_rubric_data_dir"):
-        if (path := getattr(args, name)) is None:
-            continue
-        absolute = Path(path).absolute()
-        first_existing = next(parent for parent in (absolute, *absolute.parents) if os.path.exists(parent))
-        if not first_existing.is_dir():
-            yield f"{shown(args, name)}: {first_existing} is a file. Give a directory."
-        elif not os.access(first_existing, os.W_OK | os.X_OK):
-            yield f"{shown(args, name)}: {first_existing} cannot be written to. Give another directory."
-
-
 def single_gpu_has_one_of_each(args: GRPOConfig) -> Iterator[str]:
     if not args.single_gpu_mode:
         return
@@ -384,6 +361,11 @@ def weight_transport_fits(args: GRPOConfig) -> Iterator[str]:
     elif (chosen == NCCL and args.shares_devices) or (chosen == IPC and not args.shares_devices):
         why = "share GPUs, which NCCL refuses" if args.shares_devices else "share no GPU, which ipc needs"
         yield f"{shown(args, 'weight_transport', 'colocate', 'single_gpu_mode')}: engines and learners {why}. {cure}"
+    elif chosen == IPC and args.num_engine_workers != args.num_learners:
+        options = shown(
+            args, "weight_transport", "num_learners_per_node", "vllm_num_engines", "vllm_tensor_parallel_size"
+        )
+        yield f"{options}: ipc needs a worker of an engine on the GPU of each learner. {cure}"
 
 
 def colocated_engines_fit(args: GRPOConfig) -> Iterator[str]:
@@ -489,6 +471,7 @@ RULES: tuple[Callable[[GRPOConfig], Iterator[str]], ...] = (
     model_family_can_be_trained,
     model_has_enough_positions,
     rows_can_be_divided,
+    layers_can_compute_again,
     engines_can_divide_heads,
     adapters_have_layers,
     teacher_fits_the_model,

@@ -1,4 +1,4 @@
-"""Losses, advantages and workflows that a user's own file adds to a run, and the options that they bring along.
+"""Losses, advantages, workflows and environments that a user's own file adds to a run, and the options that they bring along.
 
 --algorithm_modules my_loss.py ──► imported before the command line is read, so that the options of its entries are flags too
                                └─► imported again by the controller and by every learner or engine, which look the entry up
@@ -6,13 +6,29 @@
 
 import dataclasses
 from collections.abc import Iterable, Mapping
+from typing import Any
 
+from open_instruct.algorithms.advantages import ADVANTAGES
+from open_instruct.algorithms.distillation import DISTILLATION_LOSSES
+from open_instruct.algorithms.losses import LOSSES
 from open_instruct.config.grpo_config import GRPOConfig
-from open_instruct.registry import option_groups
+from open_instruct.environments.base import ENVIRONMENTS
+from open_instruct.registry import Registry, option_groups
 from open_instruct.user_modules import UserModuleError, import_user_module
+from open_instruct.workflows.base import WORKFLOWS
 
-MODULE_OPTIONS = ("algorithm_modules", "workflow_modules")
-"""The options that name such files. `verifier_modules` is not among them, because verifiers bring no options."""
+REGISTRIES: Mapping[str, tuple[Registry[Any], ...]] = {
+    "algorithm_modules": (LOSSES, ADVANTAGES, DISTILLATION_LOSSES),
+    "workflow_modules": (WORKFLOWS,),
+    "environment_modules": (ENVIRONMENTS,),
+}
+"""By option: where such a file registers what it adds. `verifier_modules` is not here, because verifiers are not registered."""
+MODULE_OPTIONS = tuple(REGISTRIES)
+"""The options that name such files."""
+CHECKED_LATER = ("environment_modules",)
+"""Whether their modules can be imported at all is checked with the other options of conversations."""
+_registered: dict[str, set[str]] = {}
+"""By module: the nouns (`Registry.what`) of what it has registered in this process."""
 
 
 def import_extensions(names: Iterable[str]) -> None:
@@ -35,9 +51,9 @@ def config_class_with(modules: Mapping[str, Iterable[str]]) -> tuple[type[GRPOCo
     for option, names in modules.items():
         for name in names:
             try:
-                import_user_module(name)
+                mistakes += _mistakes_of_module(option, name)
             except UserModuleError as error:
-                mistakes.append(f"--{option} {name}: {error}.")
+                mistakes += [] if option in CHECKED_LATER else [f"--{option} {name}: {error}."]
     known = {field.name for field in dataclasses.fields(GRPOConfig)}
     groups = []
     for group in option_groups():
@@ -54,6 +70,32 @@ def config_class_with(modules: Mapping[str, Iterable[str]]) -> tuple[type[GRPOCo
     namespace = {"__module__": GRPOConfig.__module__}
     bases = (GRPOConfig, *groups)
     return dataclasses.make_dataclass(GRPOConfig.__name__, [], bases=bases, namespace=namespace, kw_only=True), mistakes
+
+
+def _mistakes_of_module(option: str, name: str) -> list[str]:
+    """Imports a module. Raises `UserModuleError` if that fails."""
+    wanted = [registry.what for registry in REGISTRIES[option]]
+    if not _registered_by(name).isdisjoint(wanted):
+        return []
+    nouns = " or ".join(filter(None, [", ".join(wanted[:-1]), wanted[-1]]))
+    cure = "Register one there, or leave the file out"
+    if option == "environment_modules":
+        cure += f"; a function or class needs no registration: --tools {name}:its_name"
+    return [f"--{option} {name}: it registers no {nouns}. {cure}."]
+
+
+def _registered_by(name: str) -> set[str]:
+    """The nouns of what a module has registered: when it was imported here first, or, where it had been imported before that, of
+    what is defined in it."""
+    registries = [registry for several in REGISTRIES.values() for registry in several]
+    before = {id(entry): entry for registry in registries for entry in registry}
+    module = import_user_module(name).__name__
+    found = _registered.setdefault(module, set())
+    for registry in registries:
+        for entry in registry:
+            if id(entry) not in before or f"{entry.value.__module__}.".startswith(f"{module}."):
+                found.add(registry.what)
+    return found
 
 
 def plain_config(args: GRPOConfig) -> GRPOConfig:

@@ -4,7 +4,7 @@ None is passed over in silence, and none stops a run but those that ask for some
 written for open-instruct therefore starts, and one warning says which of its options had no effect, and why.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -94,6 +94,8 @@ WITHOUT_EFFECT: dict[str, str] = {
     "apply_arithmetic_reward": f"{OLD}; the verifiers of the rows score",
     "arithmetic_reward": f"{OLD}; the verifiers of the rows score",
     "masked_mean_axis": f"{OLD}; loss_denominator says what is averaged",
+    "update_progress_every": f"{OLD}; progress is shown with every step",
+    "num_evals": f"{OLD}; local_eval_every is the number of steps from one evaluation to the next",
     "use_fp8_kv_cache": f"{OLD}; the key-value cache has the model's type",
 }
 """By name: why the option does nothing here."""
@@ -103,11 +105,43 @@ RENAMED: dict[str, str] = {
     "actor_num_gpus_per_node": "num_learners_per_node",
     "add_r1_style_format_reward": "apply_r1_style_format_reward",
     "penalty_reward_value": "non_stop_penalty_value",
+    "tool_tag_names": "tool_call_names",
+    "eval_freq": "local_eval_every",
+    "local_eval_freq": "local_eval_every",
 }
 """Earlier names and abbreviations, with the name that they have here."""
 
+
+def _correction(cap: Any) -> dict[str, Any]:
+    """A cap above 0 switched the correction on, and 0 switched it off."""
+    try:
+        is_on = float(cap) > 0
+    except (TypeError, ValueError):
+        is_on = True  # a variable of a script; or no number, which is told when rho_clamp_upper_bound is read
+    return {"rho_clamp_upper_bound": cap, "use_rho_correction": "True"} if is_on else {"use_rho_correction": "False"}
+
+
+def _limit_of_calls(limits: Any) -> dict[str, Any]:
+    """Each tool could have a limit of its own."""
+    different = list(dict.fromkeys(map(str, limits))) if isinstance(limits, list) else [limits]
+    if len(different) > 1:
+        raise ValueError("one limit holds for the calls of all tools together. Write it as --max_steps")
+    return {"max_steps": different[0] if different else limits}
+
+
+BY_VALUE: dict[str, Callable[[Any], dict[str, Any]]] = {
+    "truncated_importance_sampling_ratio_cap": _correction,
+    "max_tool_calls": _limit_of_calls,
+}
+"""Earlier options whose value says what they are here: options and values. ValueError for a value that cannot be had here."""
+
 REFUSED: dict[str, str] = {
     "mask_tool_use": "answers of tools are never trained on as if the model had said them. Their cross-entropy may be: --ce_coef",
+    "search_api_endpoint": "no server of this kind is asked. --tools search looks into a file of texts, which --tool_configs "
+    '\'{"index": "FILE"}\' names, and --tools generic_mcp asks an MCP server',
+    "number_documents_to_search": 'the tool itself is told, as in --tools search --tool_configs \'{"index": "FILE", '
+    '"num_results": 3}\'',
+    "code_tool_api_endpoint": 'the tool itself is told, as in --tools python --tool_configs \'{"api_endpoint": "URL"}\'',
 }
 """By name: why a run with it is refused, unless its value asks for nothing."""
 
@@ -133,7 +167,7 @@ class ForeignOptions:
 
     @property
     def names(self) -> list[str]:
-        return [*WITHOUT_EFFECT, *RENAMED, *REFUSED] if self.knows_any else []
+        return [*WITHOUT_EFFECT, *RENAMED, *BY_VALUE, *REFUSED] if self.knows_any else []
 
     def without_foreign(self, written: Mapping[str, Any]) -> dict[str, Any]:
         """The options of this project. A value under an earlier name is taken, unless the present name is there too."""
@@ -142,6 +176,8 @@ class ForeignOptions:
             if name in RENAMED:
                 self.notes[name] = f"taken as {RENAMED[name]}"
                 ours.setdefault(RENAMED[name], True if value == [] else value)  # a bare switch
+            elif name in BY_VALUE:
+                ours = self._by_value(name, value) | ours
             elif name in WITHOUT_EFFECT:
                 self.notes[name] = WITHOUT_EFFECT[name]
             elif name in REFUSED:
@@ -153,6 +189,15 @@ class ForeignOptions:
                 ours[name] = OTHER_VALUES[name][str(value)]
                 self.notes[name] = f"{value} is taken as {ours[name]}"
         return ours
+
+    def _by_value(self, name: str, value: Any) -> dict[str, Any]:
+        try:
+            became = BY_VALUE[name](value)
+        except ValueError as error:
+            self.refused[name] = str(error)
+            return {}
+        self.notes[name] = f"taken as {' '.join(f'{option} {became[option]}' for option in became)}"
+        return became
 
     @property
     def mistakes(self) -> list[str]:

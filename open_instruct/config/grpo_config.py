@@ -30,6 +30,7 @@ from open_instruct.data_types import SamplingConfig
 from open_instruct.device import Device, Kind, current_device
 from open_instruct.registry import NO_FLAG, options_of
 from open_instruct.user_modules import import_user_module
+from open_instruct.weight_transports import RAY_OBJECT, WeightTransport
 from open_instruct.workflows.agents.options import AgentOptions
 from open_instruct.workflows.base import WORKFLOWS, Lengths, WorkflowSpec
 from open_instruct.workflows.conversations.options import ConversationOptions
@@ -226,6 +227,14 @@ class GRPOConfig(
         return Path(self.checkpoint_state_dir or Path(self.output_dir) / "checkpoint_states")
 
     @property
+    def _transport(self) -> WeightTransport | None:
+        """None is what fits the device. Where a learner shares its GPU with no engine, nobody would open what it shares by `ipc`,
+        and CUDA would never take the memory back."""
+        if self.weight_transport != "auto":
+            return self.weight_transport
+        return RAY_OBJECT if self.shares_devices and self.num_engine_workers != self.num_learners else None
+
+    @property
     def device(self) -> Device:
         """The device on which the run computes, made from the options that affect it."""
         return current_device(
@@ -233,7 +242,7 @@ class GRPOConfig(
             dtype=self.model_dtype,
             attn_implementation=self.attn_implementation,
             colocated=self.shares_devices,
-            weight_transport=None if self.weight_transport == "auto" else self.weight_transport,
+            weight_transport=self._transport,
             workers_at_once=max(self.num_engine_workers, 1) if self.takes_turns else None,
             learners_at_once=max(self.num_learners, 1) if self.takes_turns else None,
             shares_cores=not self.takes_turns and not self.has_teacher,  # a teacher does not say when it computes

@@ -16,8 +16,9 @@ from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.config.model_support import (
     attends_fully,
     attention_that_fits,
-    can_be_divided,
     linear_cost,
+    model_class,
+    why_not_divided,
     why_refused,
 )
 from open_instruct.option_text import shown
@@ -80,10 +81,23 @@ def rows_can_be_divided(args: GRPOConfig) -> Iterator[str]:
     if config is None or size <= 1:
         return
     text, options = config.get_text_config(), shown(args, "sequence_parallel_size", *_model_options(args))
-    if not can_be_divided(text):
-        yield f"{options}: sequence parallelism knows no attention with windows and no latent attention. Set it to 1."
+    if _attention(args, config)[0] == "eager":
+        options = shown(args, "sequence_parallel_size", "attn_implementation", *_model_options(args))
+        yield f"{options}: sequence parallelism does not divide eager attention. Use sdpa or auto, or set it to 1."
+    elif reason := why_not_divided(config, trusted=args.trust_remote_code):
+        yield f"{options}: sequence parallelism knows {reason}. Set it to 1."
     elif problem := _problem_with_heads(text, size, "learners"):
         yield f"{options}: {problem}"
+
+
+def layers_can_compute_again(args: GRPOConfig) -> Iterator[str]:
+    """Gradient checkpointing is the model's own."""
+    config, _ = _load("AutoConfig", args.model_name_or_path, args.model_revision, trusted=args.trust_remote_code)
+    if config is None or not args.gradient_checkpointing:
+        return
+    if not getattr(model_class(config), "supports_gradient_checkpointing", True):
+        options = shown(args, "gradient_checkpointing", *_model_options(args))
+        yield f"{options}: Transformers has no gradient checkpointing for a model of type {config.model_type}. Leave it out."
 
 
 def engines_can_divide_heads(args: GRPOConfig) -> Iterator[str]:
@@ -122,18 +136,20 @@ def adapters_have_layers(args: GRPOConfig) -> Iterator[str]:
         return
     import torch
     from transformers import AutoModelForCausalLM
+    from transformers.pytorch_utils import Conv1D
 
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
-    head = model.get_output_embeddings()
-    layers = [
-        name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear) and module is not head
-    ]
+        model = AutoModelForCausalLM.from_config(config, trust_remote_code=args.trust_remote_code)
+    head, kinds = model.get_output_embeddings(), (torch.nn.Linear, Conv1D)  # GPT-2's layers are the latter
+    layers = [name for name, module in model.named_modules() if isinstance(module, kinds) and module is not head]
     missing = [target for target in targets if not any(f".{name}".endswith(f".{target}") for name in layers)]
     if missing or not targets:
         known = sorted({name.rpartition(".")[2] for name in layers})
         options = shown(args, "lora_target_modules", *_model_options(args))
-        yield f"{options}: the model has no such layer ({', '.join(missing)}). Give all-linear or some of {', '.join(known)}."
+        yield (
+            f"{options}: the model has no such layer ({', '.join(missing)}). Give all-linear alone or some of "
+            f"{', '.join(known)}; the head gets no adapter."
+        )
 
 
 def teacher_fits_the_model(args: GRPOConfig) -> Iterator[str]:

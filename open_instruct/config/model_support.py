@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from open_instruct.config.attention_calls import why_no_flash_attention
+from open_instruct.config.attention_calls import attention_calls, why_no_flash_attention
 
 CHOOSE_ANOTHER = "Choose a model of a family that docs/models.md lists as exact, such as Qwen3, Llama, OLMo or Mixtral."
 
@@ -25,6 +25,8 @@ REFUSED_ON_CPU = {
     "deepseek_v2": "vLLM 0.32 computes its latent attention on CPU in bfloat16 alone",
     "deepseek_v3": "vLLM 0.32 computes its latent attention on CPU in bfloat16 alone",
 }
+_ROTARY_BY_LENGTH = {"dynamic", "longrope"}
+"""Kinds of rotary embeddings that turn with the longest position that a learner is given."""
 _WIDER_WINDOW = {"cohere2", "cohere2_moe", "cohere2_vision"}
 """Families whose sliding window is one token wider in vLLM 0.32 than in Transformers 5.19."""
 
@@ -67,9 +69,18 @@ def attention_that_fits(config: Any, attn_implementation: str, *, trusted: bool 
     if cap is not None and attn_implementation != "eager":
         capped = f"it caps attention scores (attn_logit_softcapping={cap:g}), and the engine caps them"
         return "eager", f"{capped}, but PyTorch's fused attention does not"
+    if attn_implementation != "eager" and not getattr(model_class(config), "_supports_sdpa", True):
+        return "eager", "Transformers knows no fused attention for its layers"
     if attn_implementation == "flash_attention_2" and (reason := why_no_flash_attention(config, trusted=trusted)):
         return "sdpa", f"flash attention cannot compute it: {reason}"
     return attn_implementation, ""
+
+
+def model_class(config: Any) -> type | None:
+    """Transformers' class of a causal language model of this config; None where it has none, or the model brings its own."""
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM._model_mapping.get(type(config), None)
 
 
 def attends_fully(config: Any) -> bool:
@@ -79,9 +90,23 @@ def attends_fully(config: Any) -> bool:
     return kinds == {"full_attention"} and not uses_window and not has_recurrent_layers(config)
 
 
-def can_be_divided(config: Any) -> bool:
-    """Whether the tokens of a row can be divided among learners: no windows, and keys and values of one size."""
-    return attends_fully(config) and getattr(config, "kv_lora_rank", None) is None
+def why_not_divided(config: Any, *, trusted: bool = False) -> str:
+    """Why the tokens of a row cannot be divided among learners; "" if they can."""
+    text = config.get_text_config()
+    if not attends_fully(text) or getattr(text, "kv_lora_rank", None) is not None:
+        return "no attention with windows and no latent attention"
+    if _rotary_kinds(text) & _ROTARY_BY_LENGTH:
+        return "no rotary embeddings that depend on the length of a row (dynamic, longrope)"
+    if not attention_calls(config, trusted=trusted, flat=True):
+        return f"no model whose layers do not have Transformers attend for them, as those of {text.model_type}"
+    return ""
+
+
+def _rotary_kinds(config: Any) -> set[str]:
+    """Kinds of rotary embeddings, of all layers or by type of layer."""
+    parameters = getattr(config, "rope_parameters", None) or {}
+    by_layer = [one for one in parameters.values() if isinstance(one, dict) and "rope_type" in one]
+    return {one.get("rope_type", "default") for one in by_layer or [parameters]}
 
 
 def linear_cost(config: Any) -> float:
@@ -92,9 +117,11 @@ def linear_cost(config: Any) -> float:
     hidden, heads = config.hidden_size, config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or hidden // heads
     queries, keys = heads * head_dim, (getattr(config, "num_key_value_heads", None) or heads) * head_dim
+    names = ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size")
+    inner = next((size for name in names if (size := getattr(config, name, None))), 4 * hidden)
     experts = getattr(config, "num_experts_per_tok", None) or 1
-    of_expert = getattr(config, "moe_intermediate_size", None) or config.intermediate_size
-    intermediate = experts * of_expert if experts > 1 else config.intermediate_size
+    of_expert = getattr(config, "moe_intermediate_size", None) or inner
+    intermediate = experts * of_expert if experts > 1 else inner
     weights = hidden * (2 * queries + 2 * keys + 3 * intermediate)
     return 2 * weights / (4 * queries)
 
@@ -217,12 +244,12 @@ def _compare(config: Any, shapes: Shapes) -> tuple[list[str], list[tuple[str, An
     from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):
-        model_class = type(AutoModelForCausalLM.from_config(config, trust_remote_code=False))
+        made = type(AutoModelForCausalLM.from_config(config, trust_remote_code=False))
         weights = {name: torch.empty(shape) for name, shape in shapes.items()}
     if not shapes or getattr(config, "quantization_config", None) is not None:
         return [], []
     with _silent_transformers():
-        _, info = model_class.from_pretrained(
+        _, info = made.from_pretrained(
             None,
             config=config,
             state_dict=weights,

@@ -2,17 +2,28 @@
 
     python -m open_instruct.config.translate < scripts/train/my_run.sh
 
-Variables and arithmetic of the shell stay as they are written, with or without quotation marks. What has no effect here is left
-out, what has another name gets it, and what asks for something that is not here is named, and so is what the launcher was told
-of the environment. Exit code 0, or 2 if the text holds no call of grpo_fast.py.
+Variables and arithmetic of the shell stay as they are written, with or without quotation marks. An array that the script defines
+once, as in `ARGS=(--seed 3)`, is replaced by its words. Redirections are left out, and the command ends where the shell ends it.
+What has no effect here is left out, what has another name gets it, and what asks for something that is not here is named. So is
+what the launcher was told of the environment. Only the first call of a script is translated, and further calls are counted.
+Exit code 0, or 2 if the text holds no call of grpo_fast.py.
 """
 
+import itertools
 import re
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
-from open_instruct.config.foreign_options import OTHER_VALUES, REFUSED, RENAMED, WITHOUT_EFFECT, asks_for_nothing
+from open_instruct.config.foreign_options import (
+    BY_VALUE,
+    OTHER_VALUES,
+    REFUSED,
+    RENAMED,
+    WITHOUT_EFFECT,
+    asks_for_nothing,
+)
 from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.registry import option_kinds
 from open_instruct.workflows.conversations.options import SERVICES
@@ -53,14 +64,19 @@ DIFFERENT: dict[str, str] = {
 """Options of both projects that do not mean the same in both, and how they differ."""
 DEFAULTS = ("async_steps", "gradient_checkpointing", "use_rho_correction")
 """Those whose default differs: they are told even where a script does not name them."""
-_END = ("&&", "||", ";", "|", "&", ">", "2>&1")
 _PIECE = re.compile(
-    r"(?P<space>\s+)|'(?P<single>[^']*)'|\"(?P<double>(?:\\.|[^\"\\])*)\""
-    r"|(?P<shell>\$\(\(.*?\)\)|\$\((?:[^()]|\([^()]*\))*\)|\$\{[^}]*\})"
-    r"|\\(?P<escaped>.)|(?P<plain>[^\s'\"\\$]+|\$)|(?P<unpaired>['\"\\])",
+    r"(?P<space>\s+)|(?P<comment>(?<!\S)#[^\n]*)|'(?P<single>[^']*)'|\"(?P<double>(?:\\.|[^\"\\])*)\""
+    r"|(?P<shell>\$\(\(.*?\)\)|[$<>]\((?:[^()]|\([^()]*\))*\)|\$\{[^}]*\}|`[^`]*`)"
+    r"|(?P<redirection>(?:(?<!\S)\d+)?(?:&>>?|>[>&|]?|<<<|<<-?|<[>&]?))|(?P<end>[;&|()]+)"
+    r"|\\(?P<escaped>.)|(?P<plain>[^\s'\"\\$`;&|()<>]+|[$`])|(?P<unpaired>['\"\\])",
     re.DOTALL,
 )
 """A part of a shell's command."""
+_ESCAPED_END = re.compile(r"(?:\d?\\[;&|<>])+[\\&\d]*")
+"""An end of the command that the launcher's shell shall not see: `\\&\\&`."""
+_ARRAY = re.compile(r"^[ \t]*(?:(?:declare|local|export|readonly)[ \t]+(?:-\w+[ \t]+)*)?(\w+)(\+?=)\(", re.MULTILINE)
+"""The beginning of an array's definition."""
+_ALL_OF_ARRAY = re.compile(r"\"?\$\{(\w+)\[[@*]\]\}\"?")
 _VARIABLE = re.compile(r"\$\{?([A-Za-z_][A-Za-z0-9_]*)")
 
 
@@ -75,56 +91,121 @@ class Word(str):
         return word
 
 
-def shell_words(text: str) -> list[Word]:
-    """The words of a command, up to a comment. A quotation mark without a partner, whose other half stands before the text, is
-    left out."""
+@dataclass(frozen=True)
+class Call:
+    """A call of `grpo_fast.py` in a script."""
+
+    before: str
+    """What stands before it in its line."""
+    words: list[Word]
+
+    @property
+    def has_options(self) -> bool:
+        return bool(self.words) and self.words[0].startswith(("--", "$"))
+
+
+def shell_words(text: str, *, whole_line: bool = False) -> list[Word]:
+    """The words of a command, up to where the shell ends it, without comments and redirections.
+
+    A quotation mark without a partner, whose other half stands before the text, is left out. With `whole_line` the words of all
+    commands of a line.
+    """
     words: list[Word] = []
     value = written = ""
-    for piece in _PIECE.finditer(text):
-        if piece["space"]:
-            words += [Word(value, written)] if written else []
+    is_target = False  # of a redirection
+    for piece in _PIECE.finditer(text + " "):
+        if piece["space"] or piece["redirection"] or piece["end"]:
+            words += [Word(value, written)] if written and not is_target else []
+            is_target = bool(piece["redirection"]) or (is_target and not written)
             value = written = ""
-        elif piece["plain"] and piece["plain"].startswith("#") and not written:
-            break
-        elif not piece["unpaired"]:
+            if piece["end"] and not whole_line:
+                break
+        elif not piece["unpaired"] and not piece["comment"]:
             written += piece[0]
             quoted = piece["double"] and re.sub(r'\\([\\"$`])', r"\1", piece["double"])
             value += quoted or piece["single"] or piece["shell"] or piece["escaped"] or piece["plain"] or ""
-    return [*words, Word(value, written)] if written else words
+    return words
 
 
-def call_of(script: str) -> tuple[str, str] | None:
-    """What stands before `grpo_fast.py` and behind it in the line of a script that calls it; None if there is no call."""
-    text = re.sub(
-        r"\\[ \t]*\n", " ", "\n".join(line for line in script.splitlines() if not line.lstrip().startswith("#"))
-    )
-    calls = [line.partition(PROGRAM) for line in text.splitlines() if PROGRAM in line]
-    if not calls:
-        return None
-    before, _, behind = max(calls, key=lambda call: len(call[2]))
-    return before, behind.rstrip().rstrip("\\")
+def calls_of(script: str) -> list[Call]:
+    """The calls of `grpo_fast.py` that have options; if none has, the first one; empty if there is no call."""
+    text = _joined(script)
+    calls = []
+    for line in text.splitlines():
+        before, *behind = line.split(PROGRAM)
+        for number, rest in enumerate(behind):
+            calls.append(Call(before, _words_of_call(PROGRAM.join(behind[number:]).rstrip().rstrip("\\"))))
+            before += PROGRAM + rest
+    return [call for call in calls if call.has_options] or calls[:1]
+
+
+def _joined(script: str) -> str:
+    """A script without lines that are comments, and with the lines of a command as one."""
+    lines = [line for line in script.splitlines() if not line.lstrip().startswith("#")]
+    return re.sub(r"\\[ \t]*\n", " ", "\n".join(lines))
+
+
+def _words_of_call(behind: str) -> list[Word]:
+    """The words of one command, but for those that stand for what the script was given."""
+    kept: list[Word] = []
+    for word in shell_words(behind):
+        if word in ("&&", "||") or _ESCAPED_END.fullmatch(word.written):
+            break
+        last = word.written.endswith("\\;")
+        kept.append(Word(word.removesuffix(";"), word.written.removesuffix("\\;")) if last else word)
+        if last:
+            break
+    return [word for word in kept if word not in ("$@", "${@}")]
+
+
+def _arrays(script: str) -> dict[str, list[Word]]:
+    """The words of each array that the script defines once and never adds to."""
+    text = _joined(script)
+    found = list(_ARRAY.finditer(text))
+    names = [one[1] for one in found]
+    return {one[1]: shell_words(text[one.end() :]) for one in found if names.count(one[1]) == 1 and one[2] == "="}
+
+
+def _with_arrays(words: Sequence[Word], arrays: Mapping[str, list[Word]]) -> Iterator[Word]:
+    """The words, and in place of an array its own."""
+    for word in words:
+        array = _ALL_OF_ARRAY.fullmatch(word.written)
+        if array and array[1] in arrays:
+            others = {name: of_it for name, of_it in arrays.items() if name != array[1]}
+            yield from _with_arrays(arrays[array[1]], others)
+        else:
+            yield word
 
 
 def arguments_of(script: str) -> list[Word] | None:
     """The words after `grpo_fast.py` in a shell script; None if it calls no such program."""
-    call = call_of(script)
-    if call is None:
-        return None
-    kept: list[Word] = []
-    for word in shell_words(call[1]):
-        if word in _END:
-            break
-        kept.append(Word(word.removesuffix(";"), word.written.removesuffix(";")))
-    return [word for word in kept if word not in ("$@", "${@}")]
+    calls = calls_of(script)
+    return list(_with_arrays(calls[0].words, _arrays(script))) if calls else None
+
+
+def _not_looked_at(script: str, words: Sequence[Word]) -> list[str]:
+    """Variables that hold options, as far as can be told: arrays, what stands before the first option, and texts with dashes."""
+    with_options = re.findall(r"^[ \t]*(?:\w+[ \t]+)?(\w+)\+?=[\"']?--", _joined(script), re.MULTILINE)
+    first = next((number for number, word in enumerate(words) if word.startswith("--")), len(words))
+    names: list[str] = []
+    for number, word in enumerate(words):
+        in_it = _VARIABLE.findall(word.written)
+        names += [name for name in in_it if number < first or name in with_options or f"${{{name}[" in word.written]
+    return list(dict.fromkeys(names))
 
 
 def surroundings(script: str) -> list[str]:
     """What the launcher was told beside the command: environment and nodes; and the script's variables that the command needs."""
-    call = call_of(script)
-    if call is None:
+    calls, words = calls_of(script), arguments_of(script) or []
+    if not calls:
         return []
     notes = []
-    for name, values in options_in(shell_words(call[0])):
+    if len(calls) > 1:
+        notes.append(f"the script calls {PROGRAM} {len(calls)} times: only the first call is translated")
+    notes += [
+        f"the options in {name} are not looked at, and stay as they are" for name in _not_looked_at(script, words)
+    ]
+    for name, values in options_in(shell_words(calls[0].before, whole_line=True)):
         value = values[0] if values else ""
         if name == "env":
             notes.append(f"in the environment: {value}")
@@ -132,7 +213,7 @@ def surroundings(script: str) -> list[str]:
             notes.append(f"in the environment: {value.partition('=')[0]}")
         elif name == "num_nodes" and value not in ("", "1"):
             notes.append(f"on {value} nodes: docs/multi_node.md says how")
-    variables = dict.fromkeys(name for word in arguments_of(script) or () for name in _VARIABLE.findall(word.written))
+    variables = dict.fromkeys(name for word in words for name in _VARIABLE.findall(word.written))
     return [*notes, *([f"variables of the script: {', '.join(variables)}"] if variables else [])]
 
 
@@ -156,12 +237,15 @@ def options_in(words: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
 
 
 def translated(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """The words for this project, and by option as it was written what became of it or how it differs."""
+    """The words for this project, and by option as it was written what became of it or how it differs.
+
+    Words before the first option stay as they are.
+    """
     ours = {
         *option_kinds(GRPOConfig),
         *(f"no_{name}" for name, kind in option_kinds(GRPOConfig).items() if kind is bool),
     }
-    result: list[str] = []
+    result = list(itertools.takewhile(lambda word: not word.startswith("--"), words))
     notes: dict[str, str] = {}
     for written, given in options_in(words):
         longer = [one for one in ours if one.startswith(written)]
@@ -170,22 +254,37 @@ def translated(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
         if name in RENAMED:
             notes[written] = f"is {RENAMED[name]} here"
             name = RENAMED[name]
-        if name in WITHOUT_EFFECT:
+        if name in BY_VALUE:
+            became, notes[written] = _by_value(name, values)
+            result += became
+        elif name in WITHOUT_EFFECT:
             notes[written] = f"left out: {WITHOUT_EFFECT[name]}"
         elif name in REFUSED:
             nothing = asks_for_nothing(name, " ".join(values))
             notes[written] = "left out: it asks for nothing" if nothing else f"NOT HERE: {REFUSED[name]}"
         elif name not in ours:
-            notes[written] = "NOT KNOWN: neither here nor in open-instruct"
+            notes[written] = "NOT KNOWN here"
         elif values == ["None"] and given != ["None"]:
             notes[written] = f"left out: {given[0]} is not there in open-instruct either"
         else:
             result += [f"--{name}", *values]
             if name in DIFFERENT:
-                notes[written] = DIFFERENT[name]
+                notes[written] = "; ".join(filter(None, (notes.get(written), DIFFERENT[name])))
             if name == "tools" and (absent := [value for value in values if value in SERVICES]):
                 notes[written] = "; ".join(f"NOT HERE: {value}: {SERVICES[value]}" for value in absent)
     return result, notes
+
+
+def _by_value(name: str, values: Sequence[str]) -> tuple[list[str], str]:
+    """The words that say here what an option said there, and what is told of it."""
+    try:
+        became = BY_VALUE[name](values[0] if len(values) == 1 else list(values))
+    except ValueError as error:
+        return [], f"NOT HERE: {error}"
+    words = []
+    for option, value in became.items():
+        words += [f"--{option}", *(value if isinstance(value, list) else [value])]
+    return words, "; ".join([f"is {' '.join(words)} here", *(DIFFERENT[one] for one in became if one in DIFFERENT)])
 
 
 def _quoted(word: str) -> str:

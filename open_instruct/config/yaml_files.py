@@ -51,7 +51,8 @@ def compose(door: Door, argv: Sequence[str]) -> dict[str, Any]:
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    if mistakes := [f"{override:.200}: {mistake}" for override in overrides if (mistake := _misspelled(override))]:
+    wrong = [(override, _misspelled(override) or _deletes_an_option(door, override)) for override in overrides]
+    if mistakes := [f"{override:.200}: {mistake}" for override, mistake in wrong if mistake]:
         raise UsageError(mistakes)
     bare = [override.removeprefix("++").removeprefix("+") for override in overrides]
     written = [
@@ -94,6 +95,14 @@ def _misspelled(override: str) -> str:
     if parsed.is_sweep_override():
         return "it has several values. Give one; a list is written [1,2]."
     return ""
+
+
+def _deletes_an_option(door: Door, override: str) -> str:
+    """What to write instead of an override that deletes an option (`~section.key`), or ""."""
+    key = override.removeprefix("~").partition("=")[0]
+    if not override.startswith("~") or not door.may_be_new(key):
+        return ""
+    return f"an option cannot be deleted. Write {key}=null, which leaves its default."
 
 
 def _read_command_line(door: Door, argv: Sequence[str]) -> tuple[Path, str, list[str]]:
@@ -147,6 +156,29 @@ def unknown_key(key: str, keys: Sequence[str]) -> str:
     return no_such_option(key, keys, prefix="").partition(": ")[2]
 
 
+NO_SECTION = "(section)."
+"""Where an option stands that is in no section of the file."""
+
+
 def in_terms_of_the_file(mistake: str, place: Callable[[str], str]) -> str:
-    """A mistake with every `--option` replaced by the key of the file that sets this option."""
-    return re.sub(r"--(?!help)(\w+)", lambda match: place(match[1]), mistake)
+    """A mistake with every `--option` replaced by the key of the file that sets this option.
+
+    An option in no section (`place` says `NO_SECTION`) is called by its name alone, and a sentence says where it may stand.
+    """
+    absent: dict[str, None] = {}
+
+    def key(match: re.Match[str]) -> str:
+        name = match[1]
+        if place(name) != NO_SECTION + name:
+            return place(name)
+        absent[name] = None
+        return name
+
+    told = re.sub(r"--(?!help)(\w+)", key, mistake)
+    if not absent:
+        return told
+    stand = "stands" if len(absent) == 1 else "stand"
+    return (
+        f"{told} {' and '.join(absent)} {stand} in no section of the file. Any section may have it, as in "
+        f"trainer.{next(iter(absent))}=VALUE."
+    )

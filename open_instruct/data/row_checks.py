@@ -113,7 +113,7 @@ def check_row(row: RawRow, rules: RowRules) -> CheckedRow:
     or a text to which no chat template is applied.
 
     Raises:
-        RowError: for the first thing that is wrong.
+        RowError: for the first thing that is wrong; columns that are not there are one thing.
     """
     if row.problem:
         raise RowError(row.problem)
@@ -124,14 +124,15 @@ def check_row(row: RawRow, rules: RowRules) -> CheckedRow:
     )
     verifier = row.values.get(DATASET_KEY) or rules.default_verifier
     ground_truth = row.values.get(rules.ground_truths_key)
+    needed = (
+        (rules.ground_truths_key, ground_truth not in EMPTY or _needs_no_label(verifier)),
+        (DATASET_KEY, verifier not in EMPTY),
+        (messages_key, messages_key in row.values),
+    )
+    if missing := [column for column, is_there in needed if not is_there]:
+        raise RowError(_missing(missing, row, rules))
     if ground_truth in EMPTY:
-        if not _needs_no_label(verifier):
-            raise RowError(_missing(rules.ground_truths_key, row, rules))
         ground_truth = ""
-    if verifier in EMPTY:
-        raise RowError(_missing(DATASET_KEY, row, rules))
-    if messages_key not in row.values:
-        raise RowError(_missing(messages_key, row, rules))
     dataset = _check_dataset(verifier, rules)
     prompt = row.values[messages_key]
     if messages_key == PROMPT_KEY and isinstance(prompt, str):
@@ -266,18 +267,18 @@ def check_ground_truth(
         raise RowError(f"the verifier cannot use the ground truth ({type(err).__name__}: {err})") from err
 
 
-def _missing(column: str, row: RawRow, rules: RowRules) -> str:
-    hints = {
-        rules.messages_key: "--sft_messages_key names the column",
+def _missing(columns: Sequence[str], row: RawRow, rules: RowRules) -> str:
+    """Says of all `columns` that the row lacks them, or that nothing stands in them, and what to do."""
+    cures = {
+        rules.messages_key: f"--sft_messages_key names the column; a text is read from a column {PROMPT_KEY!r} too",
         rules.ground_truths_key: "--ground_truths_key names the column",
         DATASET_KEY: "--default_verifier names the verifier of such rows",
     }
-    what = (
-        f"{column!r} is empty"
-        if column in row.values
-        else f"no {column!r}; it has: {', '.join(row.values) or 'nothing'}"
-    )
-    return what + (f" ({hints[column]})" if column in hints else "")
+    parts = [f"{column!r} is empty ({cures[column]})" for column in columns if column in row.values]
+    absent = [f"no {column!r} ({cures[column]})" for column in columns if column not in row.values]
+    if absent:
+        parts.append(f"{', '.join(absent)}; it has: {', '.join(row.values) or 'nothing'}")
+    return ", ".join(parts)
 
 
 def _needs_no_label(verifier: object) -> bool:
@@ -318,7 +319,8 @@ def _check_verifier(value: str, rules: RowRules, column: str) -> str:
 def _check_messages(value: object) -> list[dict[str, Any]]:
     """Messages with role and content, and what else a chat template may read, such as `tool_calls` or OLMo's `functions`."""
     if not isinstance(value, list):
-        raise RowError(f"messages must be a list of {{role, content}}, got {type(value).__name__}")
+        cure = f"; a text is read from a column {PROMPT_KEY!r}" if isinstance(value, str) else ""
+        raise RowError(f"messages must be a list of {{role, content}}, got {type(value).__name__}{cure}")
     messages = []
     for message in value:
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):

@@ -167,7 +167,8 @@ def _load_hub(name: str, settings: str, split: str, cache_dir: str | None) -> "d
 
     config, revision = hub_settings(settings)
     try:
-        with _offline_if(not (os.path.isdir(name) or datasets.config.HF_HUB_OFFLINE or _hub_answers())):
+        is_offline = not (os.path.isdir(name) or datasets.config.HF_HUB_OFFLINE or _hub_answers())
+        with _offline_if(is_offline), _without_progress_bars():
             revised = {} if revision is None else {"revision": revision}
             dataset = datasets.load_dataset(name, config, split=split, cache_dir=cache_dir, **revised)  # type: ignore[call-overload]
     except Exception as err:  # errors of network, hub and format have no common base class; the user reads all of them
@@ -175,9 +176,43 @@ def _load_hub(name: str, settings: str, split: str, cache_dir: str | None) -> "d
         which = f"split {split!r}" + (f", configuration {config!r}" if config else "")
         said = " ".join(str(err).split())
         cure = "" if config or "Config" not in said else f" (a configuration is named like {name}{CONFIG_MARK}main)"
-        raise SourceError(f"{what} could not be loaded, {which}: {type(err).__name__}: {said}{cure}") from err
+        said += cure + _cause(err) + _broken_row(Path(name))
+        raise SourceError(f"{what} could not be loaded, {which}: {type(err).__name__}: {said}") from err
     assert isinstance(dataset, datasets.Dataset), type(dataset)
     return dataset
+
+
+def _cause(error: Exception) -> str:
+    """The cause of an error whose own text says only that the rows could not be read."""
+    import datasets
+
+    cause = error.__cause__
+    if cause is None or not isinstance(error, datasets.exceptions.DatasetGenerationError):
+        return ""
+    return f": {type(cause).__name__}: {' '.join(str(cause).split())}"
+
+
+def _broken_row(directory: Path) -> str:
+    """The first broken JSON row in a directory, in brackets, because `datasets` does not name the file; empty if none is."""
+    for path in sorted(path for path in directory.rglob("*") if path.suffix in (".jsonl", ".json") and path.is_file()):
+        try:
+            if path.suffix == ".json" and _is_json(path):
+                continue  # it may describe the data
+            rows = _json_lines(path, None) if path.suffix == ".jsonl" else _json(path, None)
+            found = next((f" {row.place}: {row.problem}" for row in rows if row.problem), None)
+        except (SourceError, OSError) as err:
+            found = f": {err}"
+        if found:
+            return f" ({path}{found})"
+    return ""
+
+
+def _is_json(path: Path) -> bool:
+    try:
+        json.loads(path.read_bytes())
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def _hub_answers() -> bool:
@@ -206,6 +241,20 @@ def _offline_if(offline: bool) -> Iterator[None]:
         yield
     finally:
         datasets.config.HF_HUB_OFFLINE = before
+
+
+@contextlib.contextmanager
+def _without_progress_bars() -> Iterator[None]:
+    """`datasets` draws no bars in the block, because they would stand in the middle of a message."""
+    import datasets
+
+    are_off = datasets.are_progress_bars_disabled()
+    datasets.disable_progress_bars()
+    try:
+        yield
+    finally:
+        if not are_off:
+            datasets.enable_progress_bars()
 
 
 def _columns_to_read(there: Sequence[str], columns: Columns | None) -> list[str]:

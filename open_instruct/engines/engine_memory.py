@@ -43,7 +43,9 @@ def engine_memory(args: GRPOConfig, device: Device) -> EngineMemory:
         args.model_name_or_path, revision=args.model_revision, trust_remote_code=args.trust_remote_code
     )
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, dtype=device.torch_dtype)
+        model = AutoModelForCausalLM.from_config(
+            config, dtype=device.torch_dtype, trust_remote_code=args.trust_remote_code
+        )
     workers = args.vllm_tensor_parallel_size
     weights = sum(parameter.nbytes for parameter in model.parameters()) // workers
     if device.kind == "cpu":

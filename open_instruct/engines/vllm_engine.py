@@ -147,9 +147,11 @@ class VLLMEngine:
 
     @property
     def kv_cache_tokens(self) -> float:
-        """Tokens that the engine's key-value cache holds; no limit where the engine does not say."""
+        """Tokens that the engine's key-value cache holds; no limit where the engine does not say. A token takes several blocks
+        where layers with windows and without have blocks of their own, so vLLM's own number goes before."""
         cache = self._engine.vllm_config.cache_config
-        return cache.num_gpu_blocks * cache.block_size if cache.num_gpu_blocks else math.inf
+        in_blocks = cache.num_gpu_blocks * cache.block_size if cache.num_gpu_blocks else math.inf
+        return getattr(cache, "kv_cache_size_tokens", None) or in_blocks
 
     @property
     def has_prefix_cache(self) -> bool:

@@ -34,10 +34,12 @@ def model_on_meta(args: GRPOConfig, device: Device) -> Any:
     config = AutoConfig.from_pretrained(
         args.model_name_or_path, revision=args.model_revision, trust_remote_code=trusted
     )
+    options = {"dtype": device.torch_dtype, "trust_remote_code": trusted}
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(
-            config, dtype=device.torch_dtype, attn_implementation=ATTENTION, trust_remote_code=trusted
-        )
+        try:
+            model = AutoModelForCausalLM.from_config(config, attn_implementation=ATTENTION, **options)
+        except (KeyError, ValueError):  # its layers choose from a table of their own
+            model = AutoModelForCausalLM.from_config(config, attn_implementation="eager", **options)
         if device.has_faster_layers:
             use_fewer_passes(model)
         if args.use_peft:
@@ -63,6 +65,8 @@ def activation_bytes(model: Any, args: GRPOConfig, device: Device) -> int:
         CannotCount: `model` does not run there.
     """
     config = model.config.get_text_config()
+    if config._attn_implementation != ATTENTION:
+        raise CannotCount(f"{type(model).__name__} has attention of its own")
     num_tokens = num_micro_batch_tokens(args)
     rows = max(args.per_device_train_batch_size, num_tokens // args.max_sequence_length, 1)
     kept = kept_for_backward(model, rows, -(-num_tokens // rows))

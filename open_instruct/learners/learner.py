@@ -34,7 +34,7 @@ from open_instruct.learners.lora import ModelWithoutAdapter
 from open_instruct.learners.model_files import save_model_files
 from open_instruct.learners.models import build_engine, build_reference, hf_model, join_sequence_parallel
 from open_instruct.learners.moving_reference import MovingReference
-from open_instruct.learners.optimizer_step import apply_gradient, discard_gradient
+from open_instruct.learners.optimizer_step import apply_gradient, discard_gradient, take_rates
 from open_instruct.learners.policy_loss import PolicyLoss
 from open_instruct.learners.random_state import random_state, seed_everything, set_random_state
 from open_instruct.learners.safe_load import data_only
@@ -352,6 +352,7 @@ class PolicyTrainerRayProcess(TrainRayActor):
                     f"{directory} holds no DeepSpeed checkpoint; remove the directory to start from an older one"
                 )
             set_random_state(torch.load(Path(directory) / f"random_state_{self.rank}.pt", weights_only=True))
+        take_rates(self.engine, self._args)
         if self._moving_reference is not None:
             self._moving_reference.load(Path(directory))
         self.version = version

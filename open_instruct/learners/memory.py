@@ -93,7 +93,7 @@ def learner_memory(args: GRPOConfig, device: Device) -> LearnerMemory:
         weights=states.held_on_device + states.passing_through,
         gradients=states.gradients_on_device + states.buckets,
         optimizer=0 if args.deepspeed_offload_optimizer else states.optimizer,
-        reference=states.has_own_reference * (states.held_on_device + states.passing_through),
+        reference=states.has_own_reference * (states.held_on_device + states.gathered),
         activations=activations,
         program=PROCESS_BYTES if device.kind == "cpu" else 0,
         why_unknown=why_unknown,
@@ -141,8 +141,11 @@ class _States:
     def passing_through(self) -> int:
         """Weights of other learners that stage 3 holds: the secondary share, and those that are gathered."""
         zpg = self.args.deepspeed_zpg
-        second_share = self.item * self.num_weights // zpg if zpg > 1 else 0
-        return second_share + (self.item * min(self.num_weights, GATHERED_ELEMENTS) if self.stage == 3 else 0)
+        return self.gathered + (self.item * self.num_weights // zpg if zpg > 1 else 0)
+
+    @property
+    def gathered(self) -> int:
+        return self.item * min(self.num_weights, GATHERED_ELEMENTS) if self.stage == 3 else 0
 
     @property
     def weights_in_main_memory(self) -> int:

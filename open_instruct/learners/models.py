@@ -1,5 +1,6 @@
 """The models of a learner: how they are loaded, and the DeepSpeed engine around them."""
 
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -74,7 +75,8 @@ def build_reference(
     """The reference model of a run without adapters. At stage 3 its weights are divided among the ranks."""
     import deepspeed
 
-    config = deepspeed_config(args, device, world_size=world_size)
+    # The second share of the weights is for the backward pass, and DeepSpeed makes the group for it only once.
+    config = deepspeed_config(replace(args, deepspeed_zpg=1), device, world_size=world_size)
     model = _load_model(args, device, config, sequence_parallel).eval().requires_grad_(False)
     if args.deepspeed_stage != 3:
         return model.to(device.learner_device)

@@ -90,7 +90,10 @@ class StateOffload:
         return max(before - self._settled_memory(), 0)
 
     def reload(self, tags: Sequence[str] | None = None) -> None:
-        """Move these tags back (None: all), with the very bytes that they had. Tags on the device stay as they are."""
+        """Move these tags back (None: all), with the very bytes that they had. Tags on the device stay as they are.
+
+        What torch keeps of freed memory goes back to the device, because engines may wake up beside.
+        """
         for tag in _checked(tags):
             moved = self._moved.get(tag, [])
             while moved:
@@ -100,6 +103,7 @@ class StateOffload:
                     self._spare[last.num_bytes].append(last.content)
             self._moved.pop(tag, None)
         self._device.synchronize()
+        self._device.memory.return_freed()
 
     def check_loaded(self, *tags: str, what: str) -> None:
         """Raise if `what` would need a tag that is off the device."""
@@ -173,12 +177,13 @@ def _as_bytes(storage: torch.UntypedStorage) -> torch.Tensor:
 
 
 def _module_tensors(model: Any) -> Iterator[torch.Tensor]:
-    """Parameters and buffers. At stage 2 parameters are views into one flat buffer; at stage 3 they are empty, and
-    `ds_tensor` holds their partition."""
+    """Parameters and buffers. At stage 2 parameters are views into one flat buffer; at stage 3 they are empty, `ds_tensor` holds
+    their partition, and `ds_secondary_tensor` the larger one of `--deepspeed_zpg`, unless the optimizer has dropped it."""
     for parameter in model.parameters():
         yield parameter.data
-        if hasattr(parameter, "ds_tensor"):
-            yield parameter.ds_tensor.data
+        for name in ("ds_tensor", "ds_secondary_tensor"):
+            if (partition := getattr(parameter, name, None)) is not None:
+                yield partition.data
     yield from model.buffers()
 
 

@@ -131,6 +131,8 @@ def _shortage(args: GRPOConfig, loads: list[NodeLoad], learner: "LearnerMemory",
     if args.device.kind != "cpu":
         available = args.device.memory.total_bytes()
         needed = learner.total + engine.total if args.single_gpu_mode else max(learner.total, engine.total)
+        if args.colocate:
+            needed = max(needed, _at_weight_update(learner, engine))
         if available is not None and needed > available:
             found.append(f"This run needs {_size(needed)} on a GPU that has {_size(available)}. {SMALLER_LEARNERS}")
     cure = SMALLER_LEARNERS if args.device.kind == "cpu" else LESS_MAIN_MEMORY
@@ -141,6 +143,13 @@ def _shortage(args: GRPOConfig, loads: list[NodeLoad], learner: "LearnerMemory",
                 f"This run needs {_size(needed)} of main memory on {load.address}, which has {_size(load.memory_bytes)}. {cure}"
             )
     return "\n".join(found)
+
+
+def _at_weight_update(learner: "LearnerMemory", engine: "EngineMemory") -> int:
+    """Bytes of a GPU whose learner is awake and whose engine has taken its weights back, to get new ones through a buffer."""
+    from open_instruct.learners.weight_sync import CHUNK_BYTES
+
+    return learner.weights + learner.optimizer + learner.reference + engine.weights + min(CHUNK_BYTES, learner.sent)
 
 
 def _size(num_bytes: int) -> str:

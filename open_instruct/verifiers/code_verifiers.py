@@ -21,6 +21,7 @@ import aiohttp
 
 from open_instruct.config.verifier_options import VerifierConfig
 from open_instruct.system.sandbox import missing
+from open_instruct.verifiers.addresses import check_address, without_login
 from open_instruct.verifiers.base import NotScored, VerificationResult, VerifierFunction
 from open_instruct.verifiers.code_blocks import program_in
 from open_instruct.verifiers.code_children import GRACE_S
@@ -85,8 +86,10 @@ class CodeVerifier(VerifierFunction):
         self.prepare(self.name)
 
     def prepare(self, dataset: str) -> None:
-        reasons = [] if self.verifier_config.code_api_url else missing()
-        if reasons:
+        server = self.verifier_config.code_api_url
+        if server:
+            check_address(f"{self.name}: --code_api_url", server)
+        elif reasons := missing():
             raise ValueError(
                 f"{self.name} runs what a model wrote, and this machine has no jail for that: {'; '.join(reasons)}. Run on a "
                 f"kernel that has them, or name a server with --code_api_url."
@@ -133,7 +136,7 @@ class CodeVerifier(VerifierFunction):
                     if answer.status == 200:
                         return _results_in(await answer.json(content_type=None), len(tests))
             except (aiohttp.ClientError, OSError, TimeoutError) as error:
-                problem = f"the server of programs cannot be reached ({type(error).__name__})"
+                problem = f"the server of programs at {without_login(base)} cannot be reached ({type(error).__name__})"
         raise NotScored(problem)
 
 

@@ -19,6 +19,7 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 import aiohttp
 
 from open_instruct.config.verifier_options import JudgeOptions, VerifierConfig
+from open_instruct.verifiers.addresses import check_address, host_of, without_login
 from open_instruct.verifiers.answer_reading import extract_answer
 from open_instruct.verifiers.base import NotScored, VerificationResult, VerifierFunction
 from open_instruct.verifiers.judge_prompts import TASKS, JudgeTask, longest_label, num_characters, question
@@ -30,6 +31,8 @@ logger = logging.getLogger(__name__)
 KEY = "OPENAI_API_KEY"
 ADDRESS = "OPENAI_BASE_URL"
 OPENAI = "https://api.openai.com/v1"
+OPENAI_HOST = "api.openai.com"
+"""It refuses requests without a key."""
 PROVIDERS = ("openai", "azure", "hosted_vllm")
 """Prefixes of model names in open-instruct's launch lines; servers do not know them."""
 ATTEMPTS = 3
@@ -114,16 +117,26 @@ class JudgeClient:
         return QUEUES * ATTEMPTS * (self._config.llm_judge_timeout + 2**ATTEMPTS * FIRST_PAUSE_S)
 
     def check(self, name: str) -> None:
-        """Raises `ValueError` if the verifier `name` has no judge to ask."""
+        """Raises `ValueError` if the verifier `name` has no judge to ask, or one that cannot be asked in this way."""
         config = self._config
         if not config.llm_judge_model:
             raise ValueError(
                 f"{name}: no judge is named. Give --llm_judge_model, and its server by --llm_judge_api_base"
             )
+        self._check_server(name)
         if self.max_question_tokens <= 0:
             raise ValueError(
                 f"{name}: --llm_judge_max_context_length {config.llm_judge_max_context_length} leaves no room beside "
                 f"--llm_judge_max_tokens {config.llm_judge_max_tokens}"
+            )
+
+    def _check_server(self, name: str) -> None:
+        source, base = self._base
+        check_address(f"{name}: {source}", base)
+        if host_of(base) == OPENAI_HOST and not os.environ.get(KEY):
+            raise ValueError(
+                f"{name}: --llm_judge_model {self._config.llm_judge_model}: OpenAI's server ({without_login(base)}) needs a key. "
+                f"Set {KEY} in the environment, or name another server by --llm_judge_api_base"
             )
 
     def check_length(self, task: JudgeTask, label: object, what: str) -> None:
@@ -141,9 +154,15 @@ class JudgeClient:
             await session.close()
 
     @property
+    def _base(self) -> tuple[str, str]:
+        """What names the judge's server, and its address."""
+        if self._config.llm_judge_api_base:
+            return "--llm_judge_api_base", self._config.llm_judge_api_base
+        return ADDRESS, os.environ.get(ADDRESS) or OPENAI
+
+    @property
     def _address(self) -> str:
-        base = self._config.llm_judge_api_base or os.environ.get(ADDRESS) or OPENAI
-        return base.rstrip("/") + "/chat/completions"
+        return self._base[1].rstrip("/") + "/chat/completions"
 
     def _body(self, text: str) -> dict[str, Any]:
         """Without a seed: vLLM 0.32 on CPU ends at a request with one."""
@@ -163,7 +182,8 @@ class JudgeClient:
                 async with asyncio.timeout(self._config.llm_judge_timeout):
                     status, content = await self._exchange(body)
             except (aiohttp.ClientError, OSError, TimeoutError) as error:
-                problem = f"the judge cannot be reached ({type(error).__name__})"
+                base = without_login(self._base[1])
+                problem = f"the judge at {base} cannot be reached ({type(error).__name__})"
                 continue
             if status == 200:
                 return self._read(content)

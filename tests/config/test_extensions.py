@@ -18,7 +18,10 @@ from open_instruct.config.checks import options_have_their_entry
 from open_instruct.config.cli import UsageError, parse_args, read_lists
 from open_instruct.config.extensions import MODULE_OPTIONS, config_class_with, plain_config
 from open_instruct.config.grpo_config import GRPOConfig
+from open_instruct.environments.base import ENVIRONMENTS
 from open_instruct.registry import NoOptions, Registry, UnknownName, options_of
+from open_instruct.user_modules import import_user_module
+from open_instruct.workflows.base import WORKFLOWS
 
 LOSS = '''
     """A loss with the ratio of whole sequences (GSPO, arXiv:2507.18071), in one file."""
@@ -153,6 +156,70 @@ def test_modules_that_cannot_be_used_are_mistakes(modules: list[str], tmp_path: 
     assert mistake in mistakes[0]
 
 
+NOUNS = {
+    "algorithm_modules": "loss, advantage or distillation loss",
+    "workflow_modules": "workflow",
+    "environment_modules": "tool or environment",
+}
+WORKFLOW = """
+    from open_instruct.workflows.base import WORKFLOWS, Workflow
+
+    @WORKFLOWS.register("toy_workflow")
+    class Toy(Workflow): ...
+"""
+ENVIRONMENT = """
+    from open_instruct.environments.base import ENVIRONMENTS, Environment
+
+    @ENVIRONMENTS.register("toy_environment")
+    class Toy(Environment): ...
+"""
+
+
+@pytest.fixture
+def all_kinds(modules: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """A file for each option that names modules."""
+    for registry in (WORKFLOWS, ENVIRONMENTS):
+        monkeypatch.setattr(registry, "_entries", dict(registry._entries))
+    files = {"workflow_modules": WORKFLOW, "environment_modules": ENVIRONMENT}
+    for option, text in files.items():
+        (tmp_path / f"{option}.py").write_text(textwrap.dedent(text))
+    return {"algorithm_modules": modules[0], **{option: str(tmp_path / f"{option}.py") for option in files}}
+
+
+@pytest.mark.parametrize("option", MODULE_OPTIONS)
+def test_a_module_that_registers_nothing_is_a_mistake(all_kinds: dict[str, str], tmp_path: Path, option: str) -> None:
+    empty = tmp_path / "my_tools.py"
+    empty.write_text("from open_instruct.algorithms.losses import LOSSES\n\ndef lookup(country: str) -> str: ...\n")
+    for _ in range(2):
+        _, (mistake,) = config_class_with({option: [all_kinds[option], str(empty)]})
+        assert mistake.startswith(f"--{option} {empty}: it registers no {NOUNS[option]}. Register one there, or leave")
+    elsewhere = next(file for other, file in all_kinds.items() if other != option)
+    _, (mistake,) = config_class_with({option: [elsewhere]})
+    assert f"it registers no {NOUNS[option]}." in mistake
+
+
+def test_a_function_of_a_module_that_registers_nothing_is_named_as_a_tool(tmp_path: Path) -> None:
+    (tmp_path / "my_tools.py").write_text("def lookup(country: str) -> str: ...\n")
+    _, (mistake,) = config_class_with({"environment_modules": [str(tmp_path / "my_tools.py")]})
+    assert mistake.endswith(f"needs no registration: --tools {tmp_path / 'my_tools.py'}:its_name.")
+
+
+def test_modules_that_were_imported_before_have_registered_what_they_define(all_kinds: dict[str, str]) -> None:
+    import_user_module(all_kinds["workflow_modules"])
+    for _ in range(2):
+        assert config_class_with({option: [file] for option, file in all_kinds.items()})[1] == []
+
+
+def test_a_module_may_register_by_importing_others(
+    all_kinds: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "all_of_mine.py").write_text("import my_advantage, workflow_modules\n")
+    for _ in range(2):
+        given = {"algorithm_modules": ["all_of_mine"], "workflow_modules": ["all_of_mine"]}
+        assert config_class_with(given)[1] == []
+
+
 @pytest.mark.parametrize("option", MODULE_OPTIONS)
 def test_a_missing_file_is_one_message_and_exit_code_2(option: str) -> None:
     model = ["--model_name_or_path", str(TINY_MODEL), "--dataset_mixer_list", "reasoning_gym/chain_sum?size=10", "1.0"]
@@ -161,7 +228,7 @@ def test_a_missing_file_is_one_message_and_exit_code_2(option: str) -> None:
         words, capture_output=True, text=True, timeout=120, check=False, cwd=Path(__file__).parents[2]
     )
     assert told.returncode == 2
-    assert f"--{option} nowhere.py: nowhere.py: there is no file" in told.stderr
+    assert told.stderr.count(f"--{option} nowhere.py: nowhere.py: there is no file") == 1
     assert "Traceback" not in told.stderr
 
 

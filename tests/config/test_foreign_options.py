@@ -13,7 +13,14 @@ import pytest
 
 from open_instruct.config import checks
 from open_instruct.config.cli import UsageError, parse_args
-from open_instruct.config.foreign_options import OTHER_VALUES, REFUSED, RENAMED, WITHOUT_EFFECT, ForeignOptions
+from open_instruct.config.foreign_options import (
+    BY_VALUE,
+    OTHER_VALUES,
+    REFUSED,
+    RENAMED,
+    WITHOUT_EFFECT,
+    ForeignOptions,
+)
 from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.config.translate import options_in
 from open_instruct.environments.mcp_tools import MCPTools
@@ -28,6 +35,7 @@ OF_THIS_MACHINE = {
     "model_family_can_be_trained",
     "model_has_enough_positions",
     "rows_can_be_divided",
+    "layers_can_compute_again",
     "engines_can_divide_heads",
     "adapters_have_layers",
     "teacher_fits_the_model",
@@ -142,12 +150,61 @@ def test_a_line_keeps_its_meaning() -> None:
 
 def test_no_name_is_in_two_tables() -> None:
     ours = set(option_kinds(GRPOConfig))
-    tables = [set(WITHOUT_EFFECT), set(RENAMED), set(REFUSED), ours]
+    tables = [set(WITHOUT_EFFECT), set(RENAMED), set(BY_VALUE), set(REFUSED), ours]
     assert sum(map(len, tables)) == len(set().union(*tables))
     assert set(RENAMED.values()) <= ours
 
 
+def test_every_name_stands_in_the_documentation() -> None:
+    page = (Path(__file__).parents[2] / "docs/coming_from_open_instruct.md").read_text()
+    names = [*WITHOUT_EFFECT, *RENAMED, *BY_VALUE, *REFUSED]
+    assert [name for name in names if f"`{name}`" not in page and f"`{name} " not in page] == []
+
+
 MODEL = "--model_name_or_path m"
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("--truncated_importance_sampling_ratio_cap 3.0", {"rho_clamp_upper_bound": 3.0, "use_rho_correction": True}),
+        ("--truncated_importance_sampling_ratio_cap 3 --async_steps 0", {"corrects_off_policy": True}),
+        ("--truncated_importance_sampling_ratio_cap 0.0", {"use_rho_correction": False, "corrects_off_policy": False}),
+        ("--truncated_importance_sampling_ratio_cap 3 --rho_clamp_upper_bound 4", {"rho_clamp_upper_bound": 4.0}),
+        ("--tools calculator --max_tool_calls 7", {"max_steps": 7}),
+        ("--tools calculator python --max_tool_calls 7 7", {"max_steps": 7}),
+        ("--tools calculator --tool_tag_names sum", {"tool_call_names": ["sum"]}),
+        ("--eval_freq 5", {"local_eval_every": 5}),
+        ("--local_eval_freq 5", {"local_eval_every": 5}),
+        ("--update_progress_every 5 --num_evals 10", {"local_eval_every": 100}),
+        ("--search_api_endpoint None --code_tool_api_endpoint None", {}),
+    ],
+)
+def test_options_of_older_scripts_keep_their_meaning(line: str, expected: dict[str, Any]) -> None:
+    args, foreign, mistakes = parsed(f"{MODEL} {line}")
+    assert args is not None, mistakes
+    assert {name: getattr(args, name) for name in expected} == expected
+    assert foreign.notes
+
+
+@pytest.mark.parametrize(
+    ("line", "cure"),
+    [
+        ("--truncated_importance_sampling_ratio_cap many", "--rho_clamp_upper_bound many: expected one number."),
+        (
+            "--max_tool_calls 3 5",
+            "--max_tool_calls: one limit holds for the calls of all tools together. Write it as --max_steps",
+        ),
+        ("--search_api_endpoint http://x", "--tools search looks into a file of texts"),
+        ("--number_documents_to_search 3", '--tools search --tool_configs \'{"index": "FILE", "num_results": 3}\''),
+        ("--code_tool_api_endpoint http://x", '--tools python --tool_configs \'{"api_endpoint": "URL"}\''),
+    ],
+)
+def test_options_of_older_scripts_that_cannot_be_had_name_the_cure(line: str, cure: str) -> None:
+    args, _, mistakes = parsed(f"{MODEL} {line}")
+    assert args is None
+    (mistake,) = mistakes
+    assert cure in mistake
 
 
 @pytest.mark.parametrize(

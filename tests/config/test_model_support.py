@@ -11,11 +11,24 @@ import torch
 from conftest import TINY_MODEL, make_args
 from model_families import _DENSE, FAMILIES, build_model, family_config
 from safetensors.torch import load_file, save_file
+from transformers import AutoConfig
 
 from open_instruct.config.attention_calls import attention_calls, take_parts
 from open_instruct.config.checks import collect_mistakes
-from open_instruct.config.model_checks import model_family_can_be_trained, with_attention_that_fits
-from open_instruct.config.model_support import logits_scale_and_cap, problem_with_weights, why_refused
+from open_instruct.config.model_checks import (
+    adapters_have_layers,
+    layers_can_compute_again,
+    model_family_can_be_trained,
+    rows_can_be_divided,
+    with_attention_that_fits,
+)
+from open_instruct.config.model_support import (
+    linear_cost,
+    logits_scale_and_cap,
+    problem_with_weights,
+    why_not_divided,
+    why_refused,
+)
 
 REASONS = [
     ("gpt_oss", "attention sinks"),
@@ -142,6 +155,71 @@ def test_windows_that_are_told_are_known() -> None:
 @pytest.mark.parametrize("family", [*sorted(FAMILIES.keys() - {"falcon_h1"}), "stablelm", "nemotron", "falcon"])
 def test_prompts_are_shared_only_where_layers_are_told(family: str) -> None:
     assert take_parts(config_of(family, {})) == (family in FAMILIES)
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "reason"),
+    [
+        ("llama", {}, ""),
+        ("gpt_neox", {}, ""),
+        (
+            "llama",
+            {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}},
+            "depend on the length",
+        ),
+        (
+            "llama",
+            {"rope_parameters": {"full_attention": {"rope_type": "longrope", "factor": 2.0, "rope_theta": 1e4}}},
+            "depend on the length",
+        ),
+        ("gemma3_text", {"sliding_window": 8}, "windows"),
+        ("falcon", {}, "Transformers attend for them, as those of falcon"),
+        ("gpt2", {}, "Transformers attend for them, as those of gpt2"),
+    ],
+)
+def test_why_rows_are_not_divided(family: str, changes: dict[str, Any], reason: str) -> None:
+    config = AutoConfig.for_model(family, **{**_DENSE, **changes})
+    why = why_not_divided(config)
+    assert reason in why
+    assert bool(reason) == bool(why)
+
+
+def test_rows_are_not_divided_for_eager_attention(tmp_path: Path) -> None:
+    family_config("llama").save_pretrained(tmp_path)
+    options = {"attn_implementation": "eager", "sequence_parallel_size": 2, "num_learners_per_node": [2]}
+    args = make_args(model_name_or_path=str(tmp_path), **options)
+    assert [one for one in rows_can_be_divided(args) if "Use sdpa or auto" in one]
+
+
+@pytest.mark.parametrize("family", ["bloom", "gptj"])
+def test_auto_is_plain_attention_where_there_is_no_other(tmp_path: Path, family: str) -> None:
+    AutoConfig.for_model(family, n_layer=1, n_head=2, n_embd=32, hidden_size=32).save_pretrained(tmp_path)
+    args = make_args(model_name_or_path=str(tmp_path))
+    settled, told = with_attention_that_fits(args)
+    assert settled.attn_implementation == "eager"
+    assert "no fused attention" in told
+    [mistake] = model_family_can_be_trained(make_args(model_name_or_path=str(tmp_path), attn_implementation="sdpa"))
+    assert "Use --attn_implementation auto or eager" in mistake
+
+
+@pytest.mark.parametrize("family", ["gpt2", "opt", "bloom"])
+def test_what_a_token_costs_is_known_without_a_size_between_the_layers(family: str) -> None:
+    config = AutoConfig.for_model(family, hidden_size=64, num_attention_heads=4, ffn_dim=256)
+    assert linear_cost(config) == pytest.approx(2 * 64 * (4 * 64 + 3 * 256) / (4 * 64))
+
+
+def test_gradient_checkpointing_that_a_model_lacks_is_told(tmp_path: Path) -> None:
+    AutoConfig.for_model("jetmoe", num_hidden_layers=1).save_pretrained(tmp_path)
+    [mistake] = layers_can_compute_again(make_args(model_name_or_path=str(tmp_path), gradient_checkpointing=True))
+    assert "no gradient checkpointing for a model of type jetmoe" in mistake
+    assert not list(layers_can_compute_again(make_args(gradient_checkpointing=True)))
+
+
+@pytest.mark.parametrize("targets", [["c_attn"], ["c_attn", "c_fc"]])
+def test_adapters_find_the_layers_of_gpt2(tmp_path: Path, targets: list[str]) -> None:
+    AutoConfig.for_model("gpt2", n_layer=1).save_pretrained(tmp_path)
+    args = make_args(model_name_or_path=str(tmp_path), use_peft=True, lora_target_modules=targets)
+    assert not list(adapters_have_layers(args))
 
 
 def test_window_that_is_wider_in_the_engine_is_refused_for_sequences_beyond_it() -> None:

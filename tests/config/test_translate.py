@@ -82,6 +82,114 @@ def test_the_shell_makes_the_same_words_of_a_translated_line() -> None:
     assert here[here.index("--total_episodes") + 1] == "640"
 
 
+def line_of(script: str) -> str:
+    """The translated words, separated by spaces."""
+    words = arguments_of(script)
+    assert words is not None
+    return " ".join(translated(words)[0])
+
+
+ARRAY = """ARGS=(
+    --model_name_or_path "$MODEL"   # the model
+    --number_samples_per_prompt 8
+)
+python open_instruct/grpo_fast.py "${ARGS[@]}" --seed 3
+"""
+
+
+def test_an_array_of_the_script_is_translated() -> None:
+    assert line_of(ARRAY) == "--model_name_or_path $MODEL --num_samples_per_prompt_rollout 8 --seed 3"
+    assert surroundings(ARRAY) == ["variables of the script: MODEL"]
+    behind = 'MORE=(--beta 0.0)\nARGS=(--exp-name x "${MORE[@]}")\npython grpo_fast.py --seed 3 "${ARGS[@]}"'
+    assert line_of(behind) == "--seed 3 --exp_name x --beta 0.0"
+
+
+@pytest.mark.parametrize(
+    ("script", "name"),
+    [
+        ('python grpo_fast.py "${ARGS[@]}" --seed 3', "ARGS"),  # defined elsewhere
+        ('ARGS=(--beta 0)\nARGS+=(--lora_r 8)\npython grpo_fast.py --seed 3 "${ARGS[@]}"', "ARGS"),
+        ("python grpo_fast.py $EXTRA --seed 3", "EXTRA"),
+        ('EXTRA="--beta 0"\npython grpo_fast.py --seed 3 $EXTRA', "EXTRA"),
+    ],
+)
+def test_a_variable_with_options_stays_and_is_named(script: str, name: str) -> None:
+    words = arguments_of(script)
+    assert words is not None
+    text = as_text(*translated(words), surroundings(script))
+    [word] = [word for word in script.splitlines()[-1].split() if name in word]
+    assert word in text.partition("\n\n")[0]
+    assert f"# the options in {name} are not looked at" in text
+
+
+def test_an_array_that_holds_itself_is_named() -> None:
+    script = 'ARGS=("${ARGS[@]}" --beta 0)\npython grpo_fast.py "${ARGS[@]}"'
+    assert line_of(script) == "${ARGS[@]} --beta 0"
+    assert "the options in ARGS are not looked at, and stay as they are" in surroundings(script)
+
+
+@pytest.mark.parametrize(
+    "behind",
+    [
+        ">> train.log",
+        "&> f",
+        "&>>f",
+        ">log.txt 2>err.txt",
+        "> log.txt 2>&1 &",
+        "2>&1 | tee log.txt",
+        "&> >(tee log.txt)",
+        "< /dev/null",
+        "; done",
+        "&& echo done",
+        "|| exit 1",
+        ") || exit",
+        r"\&\& echo done",
+        r"\; echo done",
+    ],
+)
+def test_a_command_ends_where_the_shell_ends_it(behind: str) -> None:
+    for between in (" ", "" if behind[0] in ";)" else " "):
+        assert (
+            line_of(f"python open_instruct/grpo_fast.py --beta 0.1 --seed 3{between}{behind}") == "--beta 0.1 --seed 3"
+        )
+
+
+def test_options_behind_a_redirection_and_quoted_signs_are_kept() -> None:
+    assert line_of("python grpo_fast.py > log --seed 3") == "--seed 3"
+    assert (
+        line_of("python grpo_fast.py --stop_strings ';' '>' 'a|b' \"&\" --seed 3")
+        == "--stop_strings ; > a|b & --seed 3"
+    )
+    assert line_of("for lr in 1 2; do python grpo_fast.py --learning_rate $lr --seed 3; done") == (
+        "--learning_rate $lr --seed 3"
+    )
+
+
+@pytest.mark.parametrize("between", [" && ", "\n", "; "])
+def test_further_calls_are_counted(between: str) -> None:
+    script = f"python grpo_fast.py --seed 1{between}python open_instruct/grpo_fast.py --seed 2 --beta 0.0"
+    assert line_of(script) == "--seed 1"
+    assert surroundings(script) == ["the script calls grpo_fast.py 2 times: only the first call is translated"]
+    assert surroundings("ls open_instruct/grpo_fast.py\npython open_instruct/grpo_fast.py --seed 2") == []
+
+
+def test_earlier_options_are_translated_by_their_values() -> None:
+    line, notes = translated(shlex.split("--truncated_importance_sampling_ratio_cap 2.0 --max_tool_calls 3 3"))
+    assert shlex.join(line) == "--rho_clamp_upper_bound 2.0 --use_rho_correction True --max_steps 3"
+    assert notes["truncated_importance_sampling_ratio_cap"].startswith("is --rho_clamp_upper_bound 2.0 --use_rho")
+    assert notes["max_tool_calls"] == f"is --max_steps 3 here; {DIFFERENT['max_steps']}"
+    line, notes = translated(shlex.split("--truncated_importance_sampling_ratio_cap 0 --max_tool_calls 3 5"))
+    assert line == ["--use_rho_correction", "False"]
+    assert notes["max_tool_calls"].startswith("NOT HERE: one limit holds")
+    line, notes = translated(shlex.split("--eval_freq 5 --max_tool_calls"))
+    assert line == ["--local_eval_every", "5", "--max_steps"]
+    assert notes["eval_freq"] == "is local_eval_every here; also after the last step"
+
+
+def test_an_unknown_option_is_said_to_be_unknown_here_alone() -> None:
+    assert translated(["--mystery", "1"]) == ([], {"mystery": "NOT KNOWN here"})
+
+
 def test_what_the_launcher_was_told_is_named() -> None:
     assert surroundings(WITH_VARIABLES) == [
         "in the environment: A=1",

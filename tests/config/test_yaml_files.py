@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from open_instruct.config.cli import UsageError
-from open_instruct.config.yaml_files import CONFIG_DIRECTORY, Door, compose
+from open_instruct.config.yaml_files import CONFIG_DIRECTORY, NO_SECTION, Door, compose, in_terms_of_the_file
 
 DOOR = Door("run.py", "Runs.", "settings", "section.key=value", lambda: ["size", "seed", "model"])
 
@@ -61,3 +61,15 @@ def test_the_file_of_fully_async_training_can_be_composed() -> None:
     door = Door("fully_async_main.py", None, "fully_async", "section.key=value", list)
     assert compose(door, ["async_training.staleness_threshold=2"])["async_training"]["staleness_threshold"] == 2
     assert (CONFIG_DIRECTORY / "fully_async.yaml").is_file()
+
+
+def test_an_option_without_a_section_is_called_by_its_name() -> None:
+    where = {"size": "data.size"}
+    told = in_terms_of_the_file(
+        "--seed None --size 3: too few. --help", lambda name: where.get(name, NO_SECTION + name)
+    )
+    assert told == (
+        "seed None data.size 3: too few. --help seed stands in no section of the file. Any section may have it, as in "
+        "trainer.seed=VALUE."
+    )
+    assert in_terms_of_the_file("--size 3: too few.", where.__getitem__) == "data.size 3: too few."

@@ -70,13 +70,20 @@ def test_prompts(tmp_path: Path, messages: object, system_prompt: str | None, pr
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"ground_truth": ...}, "no 'ground_truth'; it has: messages, dataset (--ground_truths_key names the column)"),
+        ({"ground_truth": ...}, "no 'ground_truth' (--ground_truths_key names the column); it has: messages, dataset"),
         ({"ground_truth": None}, "'ground_truth' is empty (--ground_truths_key names the column)"),
         ({"ground_truth": ""}, "'ground_truth' is empty"),
         ({"ground_truth": []}, "'ground_truth' is empty"),
         ({"dataset": []}, "'dataset' is empty (--default_verifier names the verifier of such rows)"),
-        ({"messages": ...}, "no 'messages'; it has: ground_truth, dataset (--sft_messages_key names the column)"),
-        ({"dataset": ...}, "no 'dataset'; it has: messages, ground_truth"),
+        (
+            {"messages": ...},
+            "no 'messages' (--sft_messages_key names the column; a text is read from a column 'prompt' too); "
+            "it has: ground_truth, dataset",
+        ),
+        (
+            {"dataset": ...},
+            "no 'dataset' (--default_verifier names the verifier of such rows); it has: messages, ground_truth",
+        ),
         (
             {"dataset": "gsm9k"},
             "unknown verifier 'gsm9k' in 'dataset'; nearest: gsm8k (--remap_verifier 'gsm9k'=NAME has it scored by NAME)",
@@ -88,7 +95,10 @@ def test_prompts(tmp_path: Path, messages: object, system_prompt: str | None, pr
         ({"messages": None}, "messages must be a list of {role, content}, got NoneType"),
         ({"messages": chat(("assistant", "a"))}, "empty messages"),
         ({"messages": chat(("system", "s"), ("assistant", "a"))}, "empty messages"),
-        ({"messages": "hello"}, "messages must be a list of {role, content}, got str"),
+        (
+            {"messages": "hello"},
+            "messages must be a list of {role, content}, got str; a text is read from a column 'prompt'",
+        ),
         ({"messages": ["hello"]}, "a message must be an object with role and content, got 'hello'"),
         ({"messages": [{"content": "x"}]}, "a message must be an object with role and content"),
         ({"messages": [{"role": "user", "content": None}]}, "a message's content must be text, got NoneType"),
@@ -108,6 +118,25 @@ def test_bad_rows_are_named_by_line(tmp_path: Path, changes: Row, problem: str) 
     name = write_lines(tmp_path / "d.jsonl", [make_row(), make_row(**changes), make_row()])
     (mistake,) = mistakes_of(name, "1.0")
     assert mistake.startswith(f"{name} line 2: {problem}")
+
+
+def test_all_columns_that_a_row_lacks_are_told_at_once(tmp_path: Path) -> None:
+    name = write_lines(tmp_path / "d.jsonl", [{"question": "1 + 1?", "answer": "2"}, {"ground_truth": "", "text": "?"}])
+    cures = (
+        "no 'dataset' (--default_verifier names the verifier of such rows), no 'messages' (--sft_messages_key names the column; "
+        "a text is read from a column 'prompt' too)"
+    )
+    truth = "(--ground_truths_key names the column)"
+    assert mistakes_of(name, "1.0") == [
+        f"{name} line 1: no 'ground_truth' {truth}, {cures}; it has: question, answer",
+        f"{name} line 2: 'ground_truth' is empty {truth}, {cures}; it has: ground_truth, text",
+    ]
+
+
+def test_a_text_in_a_column_prompt_is_read_as_the_message_says(tmp_path: Path) -> None:
+    name = write_lines(tmp_path / "d.jsonl", [{"prompt": "1 + 1?", "answer": "2"}])
+    (row,) = load(name, "1.0", ground_truths_key="answer", default_verifier="gsm8k")
+    assert (row.raw_query, row.ground_truth) == ("1 + 1?", "2")
 
 
 def test_rows_with_the_same_problem_are_told_once(tmp_path: Path) -> None:

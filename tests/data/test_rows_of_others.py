@@ -136,7 +136,7 @@ def test_a_row_that_names_its_verifier_keeps_it(tmp_path: Path) -> None:
         (
             {"prompt": "x", "answer": "2"},
             {},
-            "no 'solution'; it has: prompt, answer (--ground_truths_key names the column)",
+            "no 'solution' (--ground_truths_key names the column); it has: prompt, answer",
         ),
         ({"prompt": "", "solution": "2"}, {}, "'prompt' is empty"),
         ({"prompt": 3, "solution": "2"}, {}, "messages must be a list of {role, content}, got int"),

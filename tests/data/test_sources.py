@@ -90,6 +90,50 @@ def test_hub_layout(hub_layout: Path, tmp_path: Path, monkeypatch: pytest.Monkey
     assert mistake.startswith("rlvr: has no column answer; it has: messages, ground_truth, dataset")
 
 
+@pytest.mark.parametrize(
+    ("file", "broken", "cause"),
+    [
+        ("d.jsonl", b'{"messages": [{"role": "us', "ArrowInvalid: JSON parse error"),
+        ("d.jsonl", b'{"messages": "\xff\xfe"}', "utf-8"),
+        ("d.json", b'{"messages": [{"role": "us', "ArrowInvalid: JSON parse error"),
+    ],
+)
+def test_a_broken_line_in_a_directory_is_named_with_its_cause(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], file: str, broken: bytes, cause: str
+) -> None:
+    root = tmp_path / "rows"
+    (root / "about").mkdir(parents=True)
+    write_lines(root / "a.jsonl" if file == "d.jsonl" else root / "a.json", [make_row()])
+    (root / "about" / "of.json").write_text('{\n  "note": "this is no data, and not broken"\n}')
+    good = json.dumps(make_row()).encode()
+    (root / file).write_bytes(b"\n".join([good] * 64 + [broken] + [good] * 9))
+    (root / "README.md").write_text(f'---\nconfigs:\n- config_name: default\n  data_files: "*.{file[2:]}"\n---\n')
+    (mistake,) = mistakes_of(str(root), "1.0", cache_dir=str(tmp_path / "cache"))
+    assert mistake.startswith(f"{root}: this directory could not be loaded, split 'train': ")
+    assert cause in mistake
+    assert f"({root / file} line 65: broken JSON: " in mistake
+    assert "examples/s" not in capfd.readouterr().err, "no progress bars"
+
+
+def test_the_cause_is_told_where_no_line_is_broken(tmp_path: Path) -> None:
+    rows = [make_row() for _ in range(10)]
+    (tmp_path / "rows").mkdir()
+    write_lines(tmp_path / "rows" / "a.jsonl", rows)
+    write_lines(tmp_path / "rows" / "b.jsonl", [*rows, make_row(messages="text")])
+    (mistake,) = mistakes_of(str(tmp_path / "rows"), "1.0", cache_dir=str(tmp_path / "cache"))
+    assert "DatasetGenerationError: An error occurred while generating the dataset: TypeError: Couldn't cast" in mistake
+
+
+def test_progress_bars_are_as_before_once_a_directory_is_read(hub_layout: Path, tmp_path: Path) -> None:
+    import datasets
+
+    for switch in (datasets.disable_progress_bars, datasets.enable_progress_bars):
+        switch()
+        before = datasets.are_progress_bars_disabled()
+        load(str(hub_layout), "1.0", check_label=None, cache_dir=str(tmp_path / str(before)))
+        assert datasets.are_progress_bars_disabled() is before
+
+
 def test_a_configuration_is_part_of_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = tmp_path / "sets"
     for name, row in (("main", "m"), ("socratic", "s")):

@@ -48,3 +48,11 @@ def test_a_core_that_was_killed_or_does_not_answer_is_lost() -> None:
     with pytest.raises(EngineCoreLost, match="the process of the engine core died; a step was under way"):
         killed.step()
     never.set()
+
+
+@pytest.mark.parametrize(("said", "tokens"), [(None, 160), (64, 64)])
+def test_tokens_in_the_cache_are_what_vllm_says(said: int | None, tokens: int) -> None:
+    """Models that mix windows and full attention need several blocks for a token."""
+    cache = SimpleNamespace(num_gpu_blocks=10, block_size=16, kv_cache_size_tokens=said)
+    played = engine(vllm_config=SimpleNamespace(cache_config=cache))
+    assert played.kv_cache_tokens == tokens

@@ -7,9 +7,16 @@ import pytest
 import torch
 from conftest import make_args
 from model_families import FAMILIES, family_config
+from transformers import AutoConfig
 
 from open_instruct.device import Device
-from open_instruct.learners.activations import ATTENTION, CannotCount, kept_for_backward, model_on_meta
+from open_instruct.learners.activations import (
+    ATTENTION,
+    CannotCount,
+    activation_bytes,
+    kept_for_backward,
+    model_on_meta,
+)
 from open_instruct.learners.cpu_norms import use_fewer_passes
 from open_instruct.learners.lora import add_adapter
 from open_instruct.learners.models import _drop_nothing
@@ -86,6 +93,15 @@ def test_autocast_is_itself_again_after_counting(tied_model: str) -> None:
     before = torch.autocast
     said(tied_model, CPU)
     assert torch.autocast is before
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_a_model_with_attention_of_its_own_is_not_counted(tmp_path: Path, attention: str) -> None:
+    AutoConfig.for_model("gptj", n_layer=1, n_head=2, n_embd=32, rotary_dim=8).save_pretrained(tmp_path)
+    args = make_args(model_name_or_path=str(tmp_path))
+    device = Device("cpu", "float32", attention)
+    with pytest.raises(CannotCount, match="GPTJForCausalLM has attention of its own"):
+        activation_bytes(model_on_meta(args, device), args, device)
 
 
 def test_a_model_that_asks_for_numbers_is_not_counted(tied_model: str) -> None:

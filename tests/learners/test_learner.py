@@ -57,7 +57,7 @@ def test_every_stage_and_layout_takes_the_step_of_plain_torch(
         {"deepspeed_stage": 2, "gradient_checkpointing": True, "deepspeed_offload_optimizer": True},
         {"deepspeed_stage": 3, "gradient_checkpointing": True},
         {"deepspeed_stage": 3, "deepspeed_offload_optimizer": True, "deepspeed_offload_param": True},
-        {"deepspeed_stage": 3, "deepspeed_zpg": 2},
+        {"deepspeed_stage": 3, "deepspeed_zpg": 2, "load_ref_policy": True},
     ],
     ids=lambda options: " ".join(options),
 )

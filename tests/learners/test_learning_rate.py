@@ -1,6 +1,7 @@
 """The learning rate over the steps of a run."""
 
-from typing import get_args, get_type_hints
+from types import SimpleNamespace
+from typing import Any, get_args, get_type_hints
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from conftest import make_args
 
 from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.learners.models import _make_scheduler
+from open_instruct.learners.optimizer_step import take_rates
 
 NAMES = get_args(get_type_hints(GRPOConfig)["lr_scheduler_type"])
 
@@ -57,3 +59,41 @@ def test_schedules(name: str, at_5: float, at_9: float) -> None:
 
 def test_each_schedule_is_tested() -> None:
     assert {name for name, _, _ in CASES} == set(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_resumed_run_goes_on_with_the_rate_of_its_options(name: str) -> None:
+    """The first was complete after 10 steps; the second is longer, with another rate and weight decay."""
+
+    def start(num_steps: int, rate: float, weight_decay: float) -> tuple[Any, GRPOConfig]:
+        args = make_args(
+            lr_scheduler_type=name,
+            warmup_ratio=0.0,
+            learning_rate=rate,
+            weight_decay=weight_decay,
+            total_episodes=num_steps * 4,
+            num_unique_prompts_rollout=2,
+            num_samples_per_prompt_rollout=2,
+            num_mini_batches=1,
+        )
+        weights = [torch.nn.Parameter(torch.zeros(1))]
+        optimizer = torch.optim.AdamW(weights, lr=rate, weight_decay=weight_decay)
+        return SimpleNamespace(optimizer=optimizer, lr_scheduler=_make_scheduler(args, optimizer)), args
+
+    def train(engine: Any, num_steps: int) -> list[float]:
+        found = []
+        for _ in range(num_steps):
+            found.append(engine.optimizer.param_groups[0]["lr"])
+            engine.optimizer.step()
+            engine.lr_scheduler.step()
+        return found
+
+    saved, _ = start(10, 1e-3, 0.0)
+    train(saved, 10)
+    resumed, args = start(20, 1e-5, 0.5)
+    resumed.optimizer.load_state_dict(saved.optimizer.state_dict())
+    resumed.lr_scheduler.load_state_dict(saved.lr_scheduler.state_dict())
+    take_rates(resumed, args)
+    assert resumed.lr_scheduler.get_last_lr() == [resumed.optimizer.param_groups[0]["lr"]]
+    assert resumed.optimizer.param_groups[0]["weight_decay"] == 0.5
+    assert train(resumed, 10) == train(start(20, 1e-5, 0.5)[0], 20)[10:]

@@ -13,7 +13,7 @@ from learner_group import LEARNING_RATE, Learners, change_since_start, make_samp
 from model_families import FAMILIES, family_config
 from ranks import Rank, started_ranks
 
-from open_instruct.config.model_support import can_be_divided
+from open_instruct.config.model_support import why_not_divided
 from open_instruct.data_types import TrainingSample
 from open_instruct.learners.logprobs import LogProbModel
 from open_instruct.learners.sequence_parallel import ATTENTION, SequenceParallel
@@ -21,7 +21,7 @@ from open_instruct.rollouts.collation import collate_packed, collate_padded, pac
 from open_instruct.rollouts.shared_prompts import Shared
 
 NUM_RANKS = 2
-DIVISIBLE = [family for family in FAMILIES if can_be_divided(family_config(family))]
+DIVISIBLE = [family for family in FAMILIES if not why_not_divided(family_config(family))]
 
 
 @pytest.fixture(scope="module")

@@ -365,6 +365,26 @@ def test_what_was_released_is_measured(engine: Any) -> None:
     assert 0.9 * held < StateOffload(device, engine).offload([WEIGHTS]) <= held
 
 
+def test_freed_memory_goes_back_before_engines_wake(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    monkeypatch.setattr(Device, "synchronize", lambda _: calls.append("synchronize"))
+    monkeypatch.setattr(DeviceMemory, "return_freed", lambda _: calls.append("return_freed"))
+    StateOffload(current_device(kind="cpu"), engine).reload()  # all of it is there already, as after a step
+    assert calls == ["synchronize", "return_freed"]
+
+
+def test_the_second_share_of_stage_3_moves_with_the_weights(engine: Any, cpu: Device) -> None:
+    parameter = engine.module.layers[0].weight
+    parameter.ds_secondary_tensor = torch.ones(2**18)
+    states = StateOffload(cpu, engine)
+    states.offload([WEIGHTS])
+    assert parameter.ds_secondary_tensor.untyped_storage().nbytes() == 0
+    states.reload([WEIGHTS])
+    assert torch.equal(parameter.ds_secondary_tensor, torch.ones(2**18))
+    parameter.ds_secondary_tensor = None  # as after an optimizer step
+    states.offload([WEIGHTS])
+
+
 def test_mistakes_are_named(engine: Any, cpu: Device) -> None:
     states = StateOffload(cpu, engine)
     with pytest.raises(ValueError, match=r"unknown tags \['kv_cache'\]; give some of \['weights', "):

@@ -82,6 +82,7 @@ def options_on(monkeypatch: pytest.MonkeyPatch, device: Device, **options: Any) 
         (4, {}, "This run needs 5,120 MiB on a GPU that has 4,096 MiB."),
         (None, {}, ""),
         (7, {"single_gpu_mode": True}, "This run needs 8,192 MiB on a GPU"),
+        (6, {"colocate": True}, "This run needs 6,656 MiB on a GPU"),  # awake learner, the engine's weights, a buffer
     ],
 )
 def test_what_does_not_fit_on_a_gpu_is_said(
@@ -89,7 +90,7 @@ def test_what_does_not_fit_on_a_gpu_is_said(
 ) -> None:
     monkeypatch.setattr(DeviceMemory, "total_bytes", lambda self: total_gib and total_gib * GIB)
     args = options_on(monkeypatch, GPU, **options)
-    said = _shortage(args, [NodeLoad("10.0.0.1", 1, 1, GIB)], learner_of(5 * GIB), ENGINE)
+    said = _shortage(args, [NodeLoad("10.0.0.1", 1, 1, 99 * GIB)], learner_of(5 * GIB, sent=GIB // 2), ENGINE)
     assert said.startswith(problem)
     assert bool(said) == bool(problem)
 

@@ -407,8 +407,28 @@ def test_a_port_that_is_taken_is_said_in_a_line(server: str, capsys: pytest.Capt
     assert f"--port {port}: Address already in use. Give another address" in capsys.readouterr().err
 
 
-def test_a_server_that_is_away_scores_nothing() -> None:
-    assert scored("code", ["assert f(1) == 2"], FENCED, code_api_url=f"http://127.0.0.1:{free_port()}") == [None]
+def test_a_server_that_is_away_scores_nothing_and_is_named() -> None:
+    url = f"http://127.0.0.1:{free_port()}"
+    config = VerifierConfig(code_api_url=f"{url}/test_program")
+    import_verifiers([], config)
+    try:
+        with VerifierPool(1, 5.0, config=config) as pool:
+            (one,) = pool.score_group("code", ["assert f(1) == 2"], [[]], [FENCED], "q")
+    finally:
+        import_verifiers([])
+    assert one.score is None
+    assert str(one.failure).startswith(f"unavailable: the server of programs at {url} cannot be reached (")
+
+
+def test_a_server_without_a_whole_address_is_a_mistake_before_the_run() -> None:
+    try:
+        import_verifiers([], VerifierConfig(code_api_url="nohost"))
+        with pytest.raises(ValueError, match=r"^code: --code_api_url nohost: .* Write it like http://nohost$"):
+            check_label("code", ["assert f(1) == 2"])
+        with pytest.raises(ValueError, match=r"^code_stdio: --code_api_url nohost: "):
+            check_label("code_stdio", [{"input": "1", "output": "2"}])
+    finally:
+        import_verifiers([])
 
 
 # --- plain data -------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import threading
 import time
 import urllib.request
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -140,12 +140,12 @@ async def _never() -> str:
     [
         (lambda *_: 503, "unavailable: the judge answers with HTTP status 503", 3),
         (lambda *_: 401, "unavailable: the judge answers with HTTP status 401", 1),
-        (lambda *_: None, "unavailable: the judge cannot be reached (ServerDisconnectedError)", 3),
-        (lambda *_: _never(), "unavailable: the judge cannot be reached (TimeoutError)", 3),
+        (lambda *_: None, "unavailable: the judge at {url} cannot be reached (ServerDisconnectedError)", 3),
+        (lambda *_: _never(), "unavailable: the judge at {url} cannot be reached (TimeoutError)", 3),
         (lambda *_: b"<html>", "unavailable: the judge's answer is no completion (JSONDecodeError)", 1),
         (lambda *_: b'{"choices": []}', "unavailable: the judge's answer is no completion (IndexError)", 1),
         (lambda *_: b"[" * 100_000, "unavailable: the judge's answer is no completion", 1),
-        (lambda *_: b'{"a": "' + b"x" * 2**23, "unavailable: the judge cannot be reached", 3),
+        (lambda *_: b'{"a": "' + b"x" * 2**23, "unavailable: the judge at {url} cannot be reached", 3),
         (lambda *_: "I like it.", "unavailable: the judge's answer holds no score", 3),
         (lambda *_: '{"SCORE": 11}', "unavailable: the judge's answer holds no score", 3),
         (lambda *_: '{"SCORE": -1}', "unavailable: the judge's answer holds no score", 3),
@@ -158,14 +158,14 @@ def test_without_a_judgement_a_response_is_not_scored(
     server.answer = answer
     (scored,) = judged(server, "x", llm_judge_timeout=1)
     assert scored.score is None
-    assert str(scored.failure).startswith(cause)
+    assert str(scored.failure).startswith(cause.format(url=server.url))
     assert len(server.bodies) == num_requests
 
 
 def test_a_judge_that_is_not_there(server: JudgeServer) -> None:
-    (scored,) = judged(server, "x", llm_judge_api_base="http://127.0.0.1:9/v1")
+    (scored,) = judged(server, "x", llm_judge_api_base="http://me:my-password@127.0.0.1:9/v1")
     assert scored.score is None
-    assert "cannot be reached" in str(scored.failure)
+    assert "the judge at http://127.0.0.1:9/v1 cannot be reached" in str(scored.failure)
 
 
 def test_judgements_are_kept(server: JudgeServer, tmp_path: Path) -> None:
@@ -241,7 +241,7 @@ def test_labels_that_leave_no_room_are_refused(server: JudgeServer) -> None:
     assert (scored.score, scored.failure) == (None, "unavailable: the ground truth leaves no room for the response")
     assert server.bodies == []
     try:
-        import_verifiers([], VerifierConfig(llm_judge_model="m", **options))
+        import_verifiers([], VerifierConfig(llm_judge_model="m", llm_judge_api_base=server.url, **options))
         longest = longest_label(TASKS["quality_ref"], 1000)
         check_label("general-quality_ref", "L" * longest)
         for label in ("L" * (longest + 1), ["L" * longest]):
@@ -305,7 +305,8 @@ def test_responses_between_markers_stay_as_they_are() -> None:
     assert INJECTION in question(TASKS["quality"], query="q", label="6", response=INJECTION, max_tokens=6000)
 
 
-def test_rows_of_a_judge_need_one() -> None:
+def test_rows_of_a_judge_need_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(judge.KEY, "a-secret")
     import_verifiers([])
     with pytest.raises(ValueError, match=r"general-quality: no judge is named. Give --llm_judge_model"):
         check_label("general-quality", "x")
@@ -319,6 +320,53 @@ def test_rows_of_a_judge_need_one() -> None:
             check_label("general-factuality", "")
     finally:
         import_verifiers([])
+
+
+@pytest.fixture
+def judge_of() -> Iterator[Callable[..., None]]:
+    """Makes the verifiers with a judge."""
+    yield lambda **options: import_verifiers([], VerifierConfig(llm_judge_model="gpt-4.1", **options))
+    import_verifiers([])
+
+
+@pytest.mark.parametrize(
+    "base", ["localhost:9999", "nohost", "http://", "ftp://nohost", "http://nohost:port", "http://[1"]
+)
+def test_a_judge_without_a_whole_address_is_a_mistake_before_the_run(
+    judge_of: Callable[..., None], monkeypatch: pytest.MonkeyPatch, base: str
+) -> None:
+    judge_of(llm_judge_api_base=base)
+    rubric = {"query": "q", "rubrics": [{"description": "is short"}]}
+    for name, label in (("general-quality", "x"), ("rubric", rubric)):
+        with pytest.raises(ValueError, match="an address begins with http:// or https://") as told:
+            check_label(name, label)
+        assert str(told.value).startswith(f"{name}: --llm_judge_api_base {base}: ")
+    monkeypatch.setenv(judge.ADDRESS, base)
+    judge_of()
+    with pytest.raises(ValueError, match=r"general-quality: OPENAI_BASE_URL .*: an address begins with"):
+        check_label("general-quality", "x")
+
+
+def test_a_forgotten_http_is_written_out_in_the_mistake(judge_of: Callable[..., None]) -> None:
+    judge_of(llm_judge_api_base="localhost:9999")
+    with pytest.raises(ValueError, match=r"Write it like http://localhost:9999$"):
+        check_label("general-quality", "x")
+
+
+def test_a_judge_at_openai_needs_a_key_before_the_run(
+    judge_of: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(judge.KEY, raising=False)
+    monkeypatch.delenv(judge.ADDRESS, raising=False)
+    for options in ({}, {"llm_judge_api_base": "https://API.openai.com/v1/"}):
+        judge_of(**options)
+        with pytest.raises(ValueError, match=r"--llm_judge_model gpt-4.1: .*Set OPENAI_API_KEY in the environment"):
+            check_label("general-quality", "x")
+    judge_of(llm_judge_api_base="http://localhost:9999/v1")
+    check_label("general-quality", "x")
+    monkeypatch.setenv(judge.KEY, "a-secret")
+    judge_of()
+    check_label("general-quality", "x")
 
 
 def test_closing_the_pool_ends_what_is_being_judged(server: JudgeServer) -> None:

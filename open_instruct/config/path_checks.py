@@ -1,0 +1,37 @@
+"""Whether the files and directories that a run names can be read and written."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from open_instruct.config.grpo_config import GRPOConfig
+from open_instruct.option_text import shown
+
+
+def system_prompt_file_can_be_read(args: GRPOConfig) -> Iterator[str]:
+    path = args.system_prompt_override_file
+    if path is None:
+        return
+    if not (os.path.isfile(path) and os.access(path, os.R_OK)):
+        yield f"{shown(args, 'system_prompt_override_file')}: there is no readable file. Check path and permissions."
+        return
+    try:
+        Path(path).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        yield f"{shown(args, 'system_prompt_override_file')}: it cannot be read ({reason}). Give a file of UTF-8 text."
+
+
+def outputs_can_be_written(args: GRPOConfig) -> Iterator[str]:
+    for name in ("output_dir", "checkpoint_state_dir", "rollouts_save_path", "cache_evolving_rubric_data_dir"):
+        if (path := getattr(args, name)) is None:
+            continue
+        if name == "output_dir" and not path:
+            yield f"{shown(args, name)}: an empty path, which would be the current directory. Name a directory."
+            continue
+        absolute = Path(path).absolute()
+        first_existing = next(parent for parent in (absolute, *absolute.parents) if os.path.exists(parent))
+        if not first_existing.is_dir():
+            yield f"{shown(args, name)}: {first_existing} is a file. Give a directory."
+        elif not os.access(first_existing, os.W_OK | os.X_OK):
+            yield f"{shown(args, name)}: {first_existing} cannot be written to. Give another directory."
