@@ -17,20 +17,20 @@ class Limits:
     high: float = math.inf
     low_itself: bool = True
     """Whether `low` itself is allowed."""
-    or_never: bool = False
-    """Whether `NEVER` is allowed too."""
+    never_means: str = ""
+    """What `NEVER` means here, in a word; "" where it is not allowed."""
 
     def hold(self, value: float) -> bool:
         above = value >= self.low if self.low_itself else value > self.low
         is_finite = isinstance(value, int) or math.isfinite(value)  # an int of 400 digits is no float
-        return (is_finite and above and value <= self.high) or (self.or_never and value == NEVER)
+        return (is_finite and above and value <= self.high) or (bool(self.never_means) and value == NEVER)
 
     def __str__(self) -> str:
         if math.isinf(self.low):
             return "a finite number"
         low = f"{self.low} or more" if self.low_itself else f"more than {self.low}"
         high = "" if math.isinf(self.high) else f", at most {self.high}"
-        return low + high + (f", or {NEVER} for never" if self.or_never else "")
+        return low + high + (f", or {NEVER} for {self.never_means}" if self.never_means else "")
 
 
 MAX_TEMPERATURE = 2.0
@@ -41,7 +41,7 @@ _ANY = Limits(-math.inf)
 POSITIVE = Limits(0, low_itself=False)
 _SHARE = Limits(0, 1)
 _POSITIVE_SHARE = Limits(0, 1, low_itself=False)
-_INTERVAL = Limits(1, or_never=True)
+_INTERVAL = Limits(1, never_means="never")
 
 LIMITS: dict[str, Limits] = {
     "seed": Limits(0, 2**32 - 1),
@@ -161,7 +161,7 @@ LIMITS: dict[str, Limits] = {
     "eval_response_length": _COUNT,
     "save_freq": _INTERVAL,
     "checkpoint_state_freq": _INTERVAL,
-    "keep_last_n_checkpoints": _INTERVAL,
+    "keep_last_n_checkpoints": Limits(1, never_means="all"),
     "placement_timeout_s": POSITIVE,
     "init_timeout_s": POSITIVE,
     "progress_timeout_s": POSITIVE,

@@ -37,8 +37,9 @@ class RunSummary:
     """Accuracy of the last evaluation, 0 to 1; None if there was none."""
     training_steps: int
     wall_seconds: float
+    """From the start of the step loop to the saved model. A resumed run goes on from the sum that its checkpoint holds."""
     tokens_per_second: float
-    """Sampled training tokens divided by the wall time of the step loop."""
+    """Sampled training tokens divided by `wall_seconds`."""
     prompts: PromptCounts
     checkpoint: str | None
     plot: str | None

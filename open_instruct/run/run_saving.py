@@ -88,15 +88,23 @@ def save_if_due(run: "Run") -> None:
         save_model(run, Path(args.output_dir) / f"step_{step:06d}")
 
 
+def nothing_to_save(run: "Run") -> str:
+    """Why a checkpoint would save nothing new, in words; "" if it would save something."""
+    step = run.progress.training_step
+    if step == 0:
+        return "no training step has ended since the start"
+    return f"the checkpoint of step {step} is written already" if run.store.has(step) else ""
+
+
 def save_checkpoint(run: "Run", *, is_last: bool = False) -> None:
     """Save everything that the same command needs to go on from here. The resumed run starts an evaluation in flight anew.
 
     After the last checkpoint (`is_last`) nobody generates or trains any more.
     """
     run.log.sync()
-    step = run.progress.training_step
-    if step == 0 or run.store.has(step):
+    if nothing_to_save(run):
         return
+    step = run.progress.training_step
     with run.timer("saving"):
         state = {"identity": run.identity, "progress": vars(run.progress), "evaluation_of": run.evaluation_of}
         if is_last:

@@ -25,7 +25,7 @@ from open_instruct.run.evaluation import (
     start_evaluation,
 )
 from open_instruct.run.fully_async_trainer import StepHooks, TrainedStep
-from open_instruct.run.run_saving import save_checkpoint, save_if_due, save_model
+from open_instruct.run.run_saving import nothing_to_save, save_checkpoint, save_if_due, save_model
 from open_instruct.run.run_state import Progress
 from open_instruct.run.wiring import Run
 from open_instruct.system.interruption import Interrupted
@@ -35,13 +35,14 @@ logger = logging.getLogger(__name__)
 
 def run_to_its_end(run: Run) -> int:
     """From the newest checkpoint to the trained model, or to the next checkpoint if a signal comes; the exit code."""
+    clock = WallClock(run)
     try:
         resume(run)
         start_queue_processing_on_actors(run)
-        train(run)
-        finish(run)
+        train(run, clock)
+        finish(run, clock)
     except Interrupted as interruption:
-        return stop_early(run, interruption)
+        return stop_early(run, interruption, clock)
     return 0
 
 
@@ -86,11 +87,16 @@ def start_queue_processing_on_actors(run: Run) -> None:
     run.components.health.watch()
 
 
-def stop_early(run: Run, interruption: Interrupted) -> int:
+def stop_early(run: Run, interruption: Interrupted, clock: "WallClock") -> int:
     """A signal came: write a checkpoint, so that the same command goes on from here."""
-    logger.warning("%s: saving a checkpoint, then leaving", interruption)
     run.components.health.is_ending = True
+    if nothing_new := nothing_to_save(run):
+        logger.warning("%s: leaving without a new checkpoint, because %s", interruption, nothing_new)
+    else:
+        logger.warning("%s: saving a checkpoint, then leaving", interruption)
+    clock.lap()
     save_checkpoint(run, is_last=True)
+    clock.lap()
     run.log.ended(summarize(run), exit_code=interruption.exit_code)
     return interruption.exit_code
 
@@ -98,15 +104,39 @@ def stop_early(run: Run, interruption: Interrupted) -> int:
 # --- the loop ---------------------------------------------------------------------------------------------------------
 
 
-def train(run: Run) -> None:
+class WallClock:
+    """Adds wall time to the progress of a run. A second belongs to one step, or to the time after the last step.
+
+    Saving a checkpoint is part of the step after it: if a step trains for 10 s and its checkpoint takes 2 s, the next step
+    takes 12 s.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._since: float | None = None
+
+    def start(self) -> None:
+        self._since = time.perf_counter()
+
+    def lap(self) -> float:
+        """Seconds since the call before, or since the start; 0 before the start. They are added to `wall_seconds`."""
+        if self._since is None:
+            return 0.0
+        now = time.perf_counter()
+        seconds, self._since = now - self._since, now
+        self._run.progress.wall_seconds += seconds
+        return seconds
+
+
+def train(run: Run, clock: WallClock) -> None:
     """All training steps that are left."""
     args, hooks = run.args, LoopHooks(run)
+    clock.start()
     if run.evaluates and args.eval_on_step_0 and run.progress.training_step == 0:
         start_evaluation(run)
     for training_step in range(run.progress.training_step + 1, args.num_training_steps + 1):
-        started = time.perf_counter()
         step = run.trainer.train_step(training_step, hooks)
-        with recorded(run, step, since=started), committed(run, training_step):
+        with recorded(run, step, clock), committed(run, training_step):
             maybe_evaluate(run)
             sync_weights_and_prepare_prompts(run, training_step)
         check_finite(run, step)
@@ -138,14 +168,14 @@ def committed(run: Run, training_step: int) -> Iterator[None]:
 
 
 @contextmanager
-def recorded(run: Run, step: TrainedStep, *, since: float) -> Iterator[None]:
+def recorded(run: Run, step: TrainedStep, clock: WallClock) -> Iterator[None]:
     """Write the row of metrics of the step after the block, even if a signal ends the block, because the step was trained."""
     try:
         yield
     except Interrupted:
-        record_step(run, step, seconds=time.perf_counter() - since)
+        record_step(run, step, seconds=clock.lap())
         raise
-    record_step(run, step, seconds=time.perf_counter() - since)
+    record_step(run, step, seconds=clock.lap())
 
 
 class LoopHooks(StepHooks):
@@ -210,7 +240,6 @@ def record_step(run: Run, step: TrainedStep, *, seconds: float) -> None:
     progress.episode += args.num_samples_per_step
     progress.num_total_tokens += step.num_tokens
     progress.num_total_prompt_tokens += step.num_prompt_tokens
-    progress.wall_seconds += seconds
     num_total = progress.num_total_tokens + progress.num_total_prompt_tokens
     status = component_status(run)
     row = {
@@ -258,11 +287,13 @@ def component_status(run: Run) -> ComponentStatus:
 # --- the end ----------------------------------------------------------------------------------------------------------
 
 
-def finish(run: Run) -> None:
+def finish(run: Run, clock: WallClock) -> None:
     """End the run: write a last checkpoint, the model, the plot and the table."""
+    clock.lap()
     if run.args.checkpoint_state_freq > 0:
         save_checkpoint(run)
     model = save_model(run, Path(run.args.output_dir) / "model")
+    clock.lap()
     run.log.ended(summarize(run, model=model), exit_code=0)
 
 

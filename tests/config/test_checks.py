@@ -74,6 +74,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"num_samples_per_prompt_rollout": -4}, "--num_samples_per_prompt_rollout -4: out of range. Give 1 or more."),
     ({"vllm_num_engines": 0}, "--vllm_num_engines 0: out of range. Give 1 or more."),
     ({"save_freq": 0}, "--save_freq 0: out of range. Give 1 or more, or -1 for never."),
+    ({"keep_last_n_checkpoints": 0}, "--keep_last_n_checkpoints 0: out of range. Give 1 or more, or -1 for all."),
     ({"async_steps": -1, "staleness_threshold": 0}, "--async_steps -1: out of range. Give 0 or more."),
     (
         {"staleness_threshold": 3, "max_staleness_allowed": 2},
@@ -239,11 +240,12 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"lora_r": 8}, "--lora_r 8 --use_peft False: it would have no effect."),
     (
         {"deepspeed_zpg": 2, "num_learners_per_node": [2]},
-        "--deepspeed_zpg 2 --deepspeed_stage 0: it would have no effect.",
+        "--deepspeed_zpg 2 --deepspeed_stage 0: it would have no effect. Set deepspeed_stage 3 too, or leave out",
     ),
     (
         {"deepspeed_zpg": 2, "deepspeed_stage": 3, "num_learners_per_node": [3]},
-        "--deepspeed_zpg 2 --num_learners_per_node 3: 3 learners cannot be divided into groups of 2.",
+        "--deepspeed_zpg 2 --num_learners_per_node 3: 3 learners cannot be divided into groups of 2. "
+        "Give a number that divides 3.",
     ),
     (
         {"use_peft": True, "ref_policy_update_freq": 5},
@@ -251,7 +253,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"sequence_parallel_size": 2, "num_learners_per_node": [3]},
-        "--sequence_parallel_size 2 --num_learners_per_node 3: 3 learners cannot be divided into groups of 2.",
+        "--sequence_parallel_size 2 --num_learners_per_node 3: 3 learners cannot be divided into groups of 2. "
+        "Give a number that divides 3.",
     ),
     ({"alpha": 0.9}, "--alpha 0.9 --ref_policy_update_freq None: it would have no effect."),
     (
@@ -302,6 +305,14 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"model_name_or_path": "/dev"}, "--model_name_or_path /dev: no config.json in it."),
     ({"model_name_or_path": ""}, "--model_name_or_path (empty): empty. Name a model."),
     (
+        {"output_dir": ""},
+        "--output_dir (empty): an empty path, which would be the current directory. Name a directory.",
+    ),
+    (
+        {"rho_level": "sequence", "use_vllm_logprobs": True},
+        "--rho_level sequence --use_rho_correction None: it would have no effect. Leave out use_vllm_logprobs, or",
+    ),
+    (
         {"model_name_or_path": "org/missing", "model_revision": "v2"},
         "--model_name_or_path org/missing --model_revision v2: not on the hub. Check the name.",
     ),
@@ -320,7 +331,7 @@ def test_each_mistake_is_told_once(make_args: MakeArgs, options: dict[str, Any],
     [
         (
             {"use_peft": True, "lora_target_modules": ["q_proj", "query"]},
-            "the model has no such layer (query). Give all-linear or some of down_proj, gate_proj, k_proj,",
+            "the model has no such layer (query). Give all-linear alone or some of down_proj, gate_proj, k_proj,",
         ),
         ({"use_peft": True, "lora_target_modules": ["lm_head"]}, "the model has no such layer (lm_head)."),
         (

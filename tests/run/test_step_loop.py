@@ -1,7 +1,8 @@
 """The driver's step loop with parts that are played: what a signal does in each phase, and what a resumed run repeats."""
 
+import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -236,6 +237,101 @@ def test_a_checkpoint_of_an_earlier_version_is_gone_on_from_with_a_warning(
     assert go(run) == 85
     assert go(played_run(tmp_path)) == 0
     assert caplog.text.count("whether data and tokenizer are still the same is not known") == 1
+
+
+# --- wall time --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def played_time(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """A run in which a step waits 5 s for its batch and trains 1 s, a checkpoint takes 10 s, an evaluation 100 s, and saving the
+    model 1000 s."""
+    seconds = {"the batch": 5, "training": 1, "saving a": 10, "the evaluation of": 100, "saving the": 1000}
+    now = 0.0
+
+    def make(output_dir: Path, **options: Any) -> Any:
+        run = played_run(output_dir, **options)
+        wait = run.components.wait
+
+        def lasting(refs: Any, *, what: str, **settings: Any) -> Any:
+            nonlocal now
+            now += sum(length for name, length in seconds.items() if what.startswith(name))
+            return wait(refs, what=what, **settings)
+
+        run.components.wait = lasting
+        return run
+
+    monkeypatch.setattr(step_loop, "time", SimpleNamespace(perf_counter=lambda: now))
+    return make
+
+
+def summary_of(out: Path) -> dict[str, Any]:
+    return json.loads((out / run_log.SUMMARY_FILE).read_text())
+
+
+def times_of_steps(out: Path) -> list[float]:
+    return [row["time/total"] for row in rows(out / "metrics.jsonl") if "time/total" in row]
+
+
+def test_saving_a_checkpoint_is_in_the_time_of_the_next_step(tmp_path: Path, played_time: Callable[..., Any]) -> None:
+    assert go(played_time(tmp_path, checkpoint_state_freq=1)) == 0
+    trained = [row for row in rows(tmp_path / "metrics.jsonl") if "time/total" in row]
+    assert times_of_steps(tmp_path) == [6, 16, 116, 16, 116, 16]  # steps 3 and 5 wait for evaluations
+    assert ["time/saving" in row for row in trained] == [False, True, True, True, True, True]
+    assert trained[1]["learner_response_tokens_per_second_step"] == 100 / 16
+    assert trained[-1]["learner_response_tokens_per_second_overall"] == 600 / 286
+    summary = summary_of(tmp_path)
+    assert summary["wall_seconds"] == 286 + 10 + 100 + 1000  # the last checkpoint, the last evaluation, the model
+    assert summary["tokens_per_second"] == 600 / 1396
+
+
+def test_wall_time_of_a_resumed_run_goes_on_from_its_checkpoint(
+    tmp_path: Path, played_time: Callable[..., Any]
+) -> None:
+    assert go(played_time(tmp_path, during="the batch of step 3")) == 85
+    assert times_of_steps(tmp_path) == [6, 6]
+    assert summary_of(tmp_path)["wall_seconds"] == 6 + 6 + 5 + 10  # the open step, and the checkpoint of step 2
+    run = played_time(tmp_path, checkpoint_state_freq=4)
+    assert go(run) == 0
+    assert times_of_steps(tmp_path) == [6, 6, 106, 6, 116, 6]
+    trained_and_evaluated = 6 + 6 + 5 + 106 + 6 + 116 + 6 + 100
+    assert run.store.newest().state["progress"]["wall_seconds"] == trained_and_evaluated
+    assert summary_of(tmp_path)["wall_seconds"] == trained_and_evaluated + 10 + 1000
+
+
+def test_wall_time_before_the_end_of_the_first_step_counts(tmp_path: Path, played_time: Callable[..., Any]) -> None:
+    assert go(played_time(tmp_path, during="the batch of step 1")) == 85
+    assert summary_of(tmp_path)["wall_seconds"] == 5
+    assert summary_of(tmp_path)["tokens_per_second"] == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (
+            {"during": "the connection of learners and engines"},
+            "SIGTERM: leaving without a new checkpoint, because no training step has ended since the start",
+        ),
+        (
+            {"during": "the batch of step 1"},
+            "SIGTERM: leaving without a new checkpoint, because no training step has ended since the start",
+        ),
+        (
+            {"during": "the batch of step 3", "checkpoint_state_freq": 1},
+            "SIGTERM: leaving without a new checkpoint, because the checkpoint of step 2 is written already",
+        ),
+        ({"during": "the batch of step 3"}, "SIGTERM: saving a checkpoint, then leaving"),
+    ],
+    ids=["at the start", "step 1", "written already", "step 3"],
+)
+def test_sigterm_tells_whether_a_checkpoint_is_saved(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, options: dict[str, Any], said: str
+) -> None:
+    run = played_run(tmp_path, **options)
+    assert go(run) == 85
+    assert [message for message in caplog.messages if "leaving" in message] == [said]
+    saved = run.store.newest()
+    assert (saved.training_step if saved else None) == (2 if "step 3" in options["during"] else None)
 
 
 # --- before the start -------------------------------------------------------------------------------------------------
