@@ -227,14 +227,6 @@ class GRPOConfig(
         return Path(self.checkpoint_state_dir or Path(self.output_dir) / "checkpoint_states")
 
     @property
-    def _transport(self) -> WeightTransport | None:
-        """None is what fits the device. Where a learner shares its GPU with no engine, nobody would open what it shares by `ipc`,
-        and CUDA would never take the memory back."""
-        if self.weight_transport != "auto":
-            return self.weight_transport
-        return RAY_OBJECT if self.shares_devices and self.num_engine_workers != self.num_learners else None
-
-    @property
     def device(self) -> Device:
         """The device on which the run computes, made from the options that affect it."""
         return current_device(
@@ -242,11 +234,19 @@ class GRPOConfig(
             dtype=self.model_dtype,
             attn_implementation=self.attn_implementation,
             colocated=self.shares_devices,
-            weight_transport=self._transport,
+            weight_transport=_transport(self),
             workers_at_once=max(self.num_engine_workers, 1) if self.takes_turns else None,
             learners_at_once=max(self.num_learners, 1) if self.takes_turns else None,
             shares_cores=not self.takes_turns and not self.has_teacher,  # a teacher does not say when it computes
         )
+
+
+def _transport(args: GRPOConfig) -> WeightTransport | None:
+    """None is what fits the device. Where a learner shares its GPU with no engine, nobody would open what it shares by `ipc`, and
+    CUDA would never take the memory back."""
+    if args.weight_transport != "auto":
+        return args.weight_transport
+    return RAY_OBJECT if args.shares_devices and args.num_engine_workers != args.num_learners else None
 
 
 def config_of(args: Any) -> GRPOConfig:
