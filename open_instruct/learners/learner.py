@@ -348,9 +348,7 @@ class PolicyTrainerRayProcess(TrainRayActor):
                 directory, tag=LEARNER_DIRECTORY, load_module_strict=not self._args.use_peft
             )
             if path is None:
-                raise ValueError(
-                    f"{directory} holds no DeepSpeed checkpoint; remove the directory to start from an older one"
-                )
+                raise ValueError(f"{directory} holds no DeepSpeed checkpoint; remove it to start from an older one")
             set_random_state(torch.load(Path(directory) / f"random_state_{self.rank}.pt", weights_only=True))
         take_rates(self.engine, self._args)
         if self._moving_reference is not None:
