@@ -65,9 +65,10 @@ class ScoredGroup:
 
     @property
     def has_zero_std(self) -> bool:
-        """Whether all responses have the same reward, so that their advantages are all 0 and teach nothing."""
+        """Whether all conversations have the same reward, so that their advantages are all 0 and teach nothing."""
         parts = [self.scores, self.environment_rewards] if self.shaped_rewards is None else [self.shaped_rewards]
-        return all(bool(np.all(part == part[0])) for part in parts)
+        ends = self.ends
+        return all(bool(np.all(part[ends] == part[ends[0]])) for part in parts)
 
     @property
     def has_environment_rewards(self) -> bool:
@@ -90,8 +91,8 @@ class ScoredGroup:
 
     @property
     def stopped(self) -> np.ndarray:
-        """(G,) bool: whether each response ended by itself."""
-        return np.array([sample.finish_reason == "stop" for sample in self.samples])
+        """(G,) bool: whether the conversation of each sample ended by itself."""
+        return stopped_of(self.samples)
 
     @property
     def by_verifier(self) -> "tuple[ScorePart, ...]":
@@ -107,6 +108,16 @@ class ScoredGroup:
         return rewards + self.environment_rewards if self.has_environment_rewards else rewards
 
 
+@dataclass(frozen=True)
+class NotScored:
+    """Too few responses of a result were scored, so the result has no rewards."""
+
+    cause: str
+    num_not_scored: int
+    num_failures: int
+    """As in `ScoredGroup`."""
+
+
 def ends_of(samples: Sequence[Sample]) -> np.ndarray:
     """(G,) int: for each sample the position of the sample in which its conversation ends, usually its own."""
     ends = np.arange(len(samples))
@@ -114,6 +125,11 @@ def ends_of(samples: Sequence[Sample]) -> np.ndarray:
         if samples[position].goes_on:
             ends[position] = ends[position + 1]
     return ends
+
+
+def stopped_of(samples: Sequence[Sample]) -> np.ndarray:
+    """(G,) bool: whether the conversation of each sample ended by itself. A sample that goes on says nothing of that."""
+    return np.array([samples[end].finish_reason == "stop" for end in ends_of(samples)], dtype=bool)
 
 
 def last_samples(rollouts: Sequence[ScoredGroup]) -> list[ScoredGroup]:

@@ -14,7 +14,7 @@ class RewardShaping:
     counts_score: bool = True
     """Whether the verifier's reward counts (`--apply_verifiable_reward`)."""
     form: Literal["ignored", "needed", "rewarded"] = "ignored"
-    """Whether a response must be `is_well_formed` to get its reward, or is given `form_reward` for it."""
+    """Whether a response must be `is_well_formed` to get the verifier's reward, or is given `form_reward` for it."""
     form_reward: float = 0.0
 
     non_stop_reward: float | None = None
@@ -41,6 +41,7 @@ class RewardShaping:
         lengths_G: np.ndarray,
         stopped_G: np.ndarray,
         well_formed_G: np.ndarray | None = None,
+        environment_G: np.ndarray | float = 0.0,
     ) -> np.ndarray:
         """(G,) float64: the shaped rewards.
 
@@ -48,11 +49,13 @@ class RewardShaping:
         a response of 80 tokens loses nothing, one of 90 half the penalty, one of 100 all of it.
 
         Args:
+            rewards_G: (G,) rewards of the verifier. What `counts_score` and `form` say is of these alone.
             lengths_G: (G,) tokens of each response.
             stopped_G: (G,) bool, whether the response ended by itself.
             well_formed_G: (G,) bool, whether it has the form; needed if `form` is not ignored.
+            environment_G: (G,) what the environment gave beside the verifier.
         """
-        rewards_G = self._by_form(np.asarray(rewards_G, dtype=np.float64), well_formed_G)
+        rewards_G = self._by_form(np.asarray(rewards_G, dtype=np.float64), well_formed_G) + environment_G
         if self.non_stop_reward is not None:
             rewards_G = np.where(stopped_G, rewards_G, self.non_stop_reward)
         if self.overlong_buffer:

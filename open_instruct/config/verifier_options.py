@@ -16,7 +16,8 @@ class RewardOptions:
     default_verifier: str | None = None
     """Verifier of rows without a column dataset, such as those of TRL: math."""
     apply_r1_style_format_reward: bool = False
-    """Look at the form of responses too: …</think> <answer>…</answer>. A response in another form gets no reward."""
+    """Look at the form of responses too: …</think> <answer>…</answer>. A response in another form gets nothing from its
+    verifier."""
     r1_style_format_reward: float = 1.0
     """Reward of the form, with additive_format_reward."""
     additive_format_reward: bool = False

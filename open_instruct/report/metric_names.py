@@ -18,7 +18,8 @@ INTRODUCTION = """# Metrics
 
 `python -m open_instruct.report.metric_names` writes this page anew.
 
-`metrics.jsonl` has a row per training step, and `--with_tracking` sends the same rows to wandb (x-axis `training_step`).
+`metrics.jsonl` has a row per training step, and `--with_tracking` sends the same rows to wandb (x-axis `training_step`). Where a
+checkpoint is written before the evaluation of its step has ended, `eval/*` stands in a second row with the same `training_step`.
 Names that open-instruct has mean the same here; **where they do not, the text says how**. A metric that is not known is left
 out of its row: there is no mean over nothing. Histograms are `{"edges": […], "counts": […]}` with 20 bins; wandb shows them
 as histograms. `<…>` stands for a part that varies. Times are in seconds, memory is in bytes, lengths are in tokens.
@@ -27,6 +28,9 @@ As in open-instruct, `scores`, `objective/*`, `val/*` and `batch/*` are taken ov
 groups of equal scores were left out (`--filter_zero_std_samples`). A run that has solved half of its prompts looks worse
 there than it is, so the same numbers over all generated groups stand beside them under `all_groups/`; the live line and
 `reward_curve.png` show those.
+
+A conversation of several samples is one response: rewards, scores and rates count it once, by its last sample. Lengths and
+numbers of tokens are over all samples.
 """
 
 
@@ -58,7 +62,10 @@ SECTIONS: dict[str, list[Metric]] = {
         Metric("global_step", "the same as `episode`"),
         Metric("epoch", "`episode` / responses per prompt / rows of the training data"),
         Metric("lr", "learning rate of the step"),
-        Metric("val/num_step_tokens", "tokens of prompts (each once) and responses that the step trained on"),
+        Metric(
+            "val/num_step_tokens",
+            "tokens of prompts (each once) and responses of the groups that the step trained on, masked responses included",
+        ),
         Metric("val/num_step_response_tokens", "of these the responses"),
         Metric("val/num_total_tokens", "sum of `val/num_step_tokens` so far", "there without the step itself"),
         Metric("val/num_total_response_tokens", "sum of `val/num_step_response_tokens` so far"),
@@ -94,12 +101,15 @@ SECTIONS: dict[str, list[Metric]] = {
         Metric("batch/total_prompts", "groups that the step trained on"),
         Metric("batch/filtered_prompts", "groups that were left out"),
         Metric(
-            "batch/filtered_prompts_<zero|solved|nonzero>", "of these with all scores 0, all 1, or alike in between"
+            "batch/filtered_prompts_<zero|solved|nonzero>",
+            "of these, where all rewards are alike: with all scores 0, with all scores 1, and the others",
+            "there by the reward",
         ),
         Metric("batch/filtered_prompts_pct", "share of the groups that were left out, 0 to 1"),
         Metric(
             "batch/no_resampled_prompts",
-            "groups whose mean reward is `--no_resampling_pass_rate` of the highest or more",
+            "groups whose mean reward is `--no_resampling_pass_rate` of the highest or more, or whose share of right responses "
+            "is, where environments give rewards",
         ),
         Metric("batch/percent_solved_<mean|hist>", "mean score of each group, 0 to 1", "there of shaped rewards"),
         Metric("val/solve_rate_hist", "the same as `batch/percent_solved_hist`"),
@@ -173,7 +183,7 @@ SECTIONS: dict[str, list[Metric]] = {
         ),
         Metric("val/rho_weight", "mean weight of the engine-learner correction"),
         Metric("val/rho_<clipfrac|drop_frac|drop_low_frac|drop_high_frac>", "shares of tokens that it caps or drops"),
-        Metric("val/off_policy_drop_frac", "share of samples that `--off_policy_mask_threshold` drops"),
+        Metric("val/off_policy_drop_frac", "share of tokens that `--off_policy_mask_threshold` drops"),
         Metric("val/teacher_top_k_mass", "probability in the teacher's top K"),
         Metric("optim/grad_norm", "norm of the gradient before clipping"),
         Metric(
@@ -193,6 +203,10 @@ SECTIONS: dict[str, list[Metric]] = {
         Metric("eval/pass_at_<k>", "with k responses a prompt: share of prompts with a right one (`--eval_pass_at_k`)"),
         Metric("eval/pass_at_<k>_unbiased", "estimate of the same from all responses"),
         Metric("eval/objective/<metric>", "as in training"),
+        Metric(
+            "eval/objective/<not_scored|verifier_failures>",
+            "as in training, also of the prompts that are left out for it",
+        ),
         Metric("eval/sequence_lengths<…>", "as `val/sequence_lengths…` in training"),
         Metric("eval/sequence_lengths", "mean response length"),
         Metric("eval/stop_rate", "as in training"),

@@ -11,7 +11,7 @@ import numpy as np
 from open_instruct.data_types import GenerationResult, MiniBatch, Sample, TrainingSample
 from open_instruct.report.histogram import histogram
 from open_instruct.rollouts.staleness import sample_age
-from open_instruct.scored_groups import ScoredGroup
+from open_instruct.scored_groups import ScoredGroup, last_samples, stopped_of
 
 SOLVED = 1.0 - 1e-6
 """Scores from here on count as 1."""
@@ -30,10 +30,10 @@ def training_samples(
 
     `advantages(rewards_G, lengths_G=…)` gives (G,) advantages for the (G,) rewards of a group.
 
-    With `mask_truncated_completions` responses that did not end by themselves count in their group's baseline, but no token of
-    theirs is trained on; they are left out. So are responses of whose tokens `masks` (per group and response, (R,) bool; by
-    default all True) lets none be trained on, and those of weight 0. Tokens outside a `loss_mask` are never trained on, but for
-    their cross-entropy with `learns_inserted`.
+    With `mask_truncated_completions` conversations that did not end by themselves count in their group's baseline, but no token
+    of theirs is trained on; all their samples are left out. So are samples of whose tokens `masks` (per group and sample, (R,)
+    bool; by default all True) lets none be trained on, and those of weight 0. Tokens outside a `loss_mask` are never trained on,
+    but for their cross-entropy with `learns_inserted`.
     """
     if masks is None:
         masks = [[np.ones(len(sample.response_ids), dtype=bool) for sample in group.samples] for group in groups]
@@ -50,10 +50,10 @@ def training_samples(
             teacher=sample.teacher,
         )
         for group, advantages_G, group_masks in zip(groups, advantages_PG, masks, strict=True)
-        for sample, advantage, mask in zip(group.samples, advantages_G, group_masks, strict=True)
+        for sample, advantage, mask, stops in zip(group.samples, advantages_G, group_masks, group.stopped, strict=True)
         if (trained := mask if sample.loss_mask is None else mask & sample.loss_mask).any()
         and sample.weight > 0
-        and (sample.finish_reason == "stop" or not mask_truncated_completions)
+        and (stops or not mask_truncated_completions)
     ]
 
 
@@ -80,14 +80,19 @@ def response_metrics(groups: Sequence[ScoredGroup], *, verification_reward: floa
     """Means over all responses of `groups`. `scores` are the rewards after shaping, `*_reward` those of verifiers with their
     weights. `*_correct_rate` counts scores above 0, as open-instruct does; `*_solved_rate` scores of 1 (up to rounding).
 
-    A group that an evaluation gave up has scores and no responses: it counts in rewards and rates, not in lengths.
+    A conversation of several samples counts once, by its last sample; but lengths are those of all samples. A group that an
+    evaluation gave up has scores and no responses: it counts in rewards and rates, not in lengths.
     """
+    lengths = _length_metrics([group for group in groups if group.samples])
+    groups = last_samples(groups)
     rewards = verification_reward * np.concatenate([group.weighted_scores for group in groups])
     metrics: dict[str, Any] = {
         "scores": float(np.concatenate([group.rewards(verification_reward) for group in groups]).mean()),
         **_verifier_metrics("verifiable", rewards, np.concatenate([group.scores for group in groups])),
-        **_length_metrics([group for group in groups if group.samples]),
+        **lengths,
     }
+    if stopped := [group.stopped for group in groups if group.samples]:
+        metrics["val/stop_rate"] = float(np.concatenate(stopped).mean())
     if given := [group.environment_rewards for group in groups if group.has_environment_rewards]:
         metrics["objective/environment_reward"] = float(np.concatenate(given).mean())
     forms = [group.well_formed for group in groups if group.well_formed is not None]
@@ -128,9 +133,7 @@ def _length_metrics(groups: Sequence[ScoredGroup]) -> dict[str, Any]:
         return {}
     scores = np.concatenate([group.scores for group in groups])
     lengths = np.array([len(sample.response_ids) for group in groups for sample in group.samples])
-    stopped = [sample.finish_reason == "stop" for group in groups for sample in group.samples]
     metrics: dict[str, Any] = {
-        "val/stop_rate": float(np.mean(stopped)),
         "val/sequence_lengths": float(lengths.mean()),
         "val/sequence_lengths_min": float(lengths.min()),
         "val/sequence_lengths_max": float(lengths.max()),
@@ -155,12 +158,15 @@ def step_metrics(
     """
     is_kept = set(map(id, kept))
     dropped = [group for group in groups if id(group) not in is_kept]
-    alike = [float(group.scores[0]) for group in dropped if group.has_zero_std]
-    num_zero, num_solved = sum(score == 0 for score in alike), sum(score >= SOLVED for score in alike)
+    alike = [group.scores for group in dropped if group.has_zero_std]
+    num_zero = sum(1 for scores in alike if scores.max() == 0)
+    num_solved = sum(1 for scores in alike if scores.min() >= SOLVED)
+    scores_of_all = [group.scores for group in last_samples(groups)]
+    scores_of_kept = [group.scores for group in last_samples(kept)]
     statistics = [group.result.token_statistics for group in groups]
     last_end = max(one.start_time + one.generation_time for one in statistics)
-    unsolved = [group for group in kept if not group.scores.max() >= SOLVED]
-    solved_shares = [float(group.scores.mean()) for group in kept]
+    unsolved = [scores for scores in scores_of_kept if not scores.max() >= SOLVED]
+    solved_shares = [float(scores.mean()) for scores in scores_of_kept]
     num_response_tokens = sum(group.result.token_statistics.num_response_tokens for group in kept)
     return {
         "batch/total_prompts": len(kept),
@@ -173,17 +179,13 @@ def step_metrics(
         "batch/percent_solved_hist": histogram(solved_shares),
         "batch/unsolved_groups_ratio": len(unsolved) / len(kept),
         "all_groups/total_prompts": len(groups),
-        "all_groups/percent_solved_mean": float(np.mean([(group.scores >= SOLVED).mean() for group in groups])),
+        "all_groups/percent_solved_mean": float(np.mean([(scores >= SOLVED).mean() for scores in scores_of_all])),
         "real_batch_size_ratio": len(kept) / num_prompts,
-        "unsolved_batch_size_ratio": float(np.mean(np.concatenate([group.scores for group in kept]) < SOLVED)),
+        "unsolved_batch_size_ratio": float(np.mean(np.concatenate(scores_of_kept) < SOLVED)),
         "val/solve_rate_hist": histogram(solved_shares),
         "val/total_reward_groups": len(kept),
         "val/num_step_tokens": num_response_tokens + sum(map(_num_prompt_tokens, kept)),
         "val/num_step_response_tokens": num_response_tokens,
-        "model_step_max": max(
-            (version for group in kept for sample in group.samples for version, _ in sample.version_spans),
-            default=max(group.result.oldest_version for group in kept),
-        ),
         "time/generation": last_end - min(one.start_time for one in statistics),
         **_size_metrics(kept),
     }
@@ -232,9 +234,9 @@ def freshness_metrics(
 
     The names are those of the fully async policy. A sample is a response. Its age is that of its oldest trained token, and a
     sample is stale if its age is more than 1 step. In addition there is `freshness/avg_token_age`, which counts each trained
-    token at its own version, and of the groups' oldest trained versions `model_step_min`, `model_step_mean`,
-    `num_steps_off_policy` (mean) and `num_steps_off_policy_max`: in training step 5 a group whose oldest trained token is of
-    version 3 is one step off policy.
+    token at its own version, and the newest version, `model_step_max`; of the groups' oldest trained tokens `model_step_min`,
+    `model_step_mean`, `num_steps_off_policy` (mean) and `num_steps_off_policy_max`: in training step 5 a group whose oldest
+    trained token is of version 3 is one step off policy. What is masked has no age.
 
     Args:
         oldest_trained_versions: per group; tokens of older weights are not trained on (see `fresh_masks`).
@@ -245,6 +247,7 @@ def freshness_metrics(
     ]
     if not any(spans_per_group):  # all responses were cut off and are masked, so the ages of their groups are used
         spans_per_group = [[[(oldest, 1)]] for oldest in oldest_trained_versions]
+    oldest_versions = [min(min(spans)[0] for spans in group_spans) for group_spans in spans_per_group if group_spans]
     sample_spans = [spans for group_spans in spans_per_group for spans in group_spans]
     ages = np.array([sample_age(training_step, min(spans)[0]) for spans in sample_spans])
     versions, num_tokens = np.array([span for spans in sample_spans for span in spans]).T
@@ -264,10 +267,11 @@ def freshness_metrics(
         "freshness/avg_sample_latency": float(latencies.mean()),
         "freshness/max_sample_latency": float(latencies.max()),
         "version_diversity": len(set(versions.tolist())),
-        "num_steps_off_policy": training_step - 1 - float(np.mean(oldest_trained_versions)),
-        "num_steps_off_policy_max": training_step - 1 - min(oldest_trained_versions),
-        "model_step_min": min(oldest_trained_versions),
-        "model_step_mean": float(np.mean(oldest_trained_versions)),
+        "num_steps_off_policy": training_step - 1 - float(np.mean(oldest_versions)),
+        "num_steps_off_policy_max": training_step - 1 - min(oldest_versions),
+        "model_step_min": min(oldest_versions),
+        "model_step_mean": float(np.mean(oldest_versions)),
+        "model_step_max": int(versions.max()),
     }
 
 
@@ -287,8 +291,8 @@ def _trained_spans(
     ]
     return [
         spans
-        for spans, sample in zip(fresh, result.samples, strict=True)
-        if spans and (sample.finish_reason == "stop" or not mask_truncated_completions)
+        for spans, stops in zip(fresh, stopped_of(result.samples), strict=True)
+        if spans and (stops or not mask_truncated_completions)
     ]
 
 

@@ -23,7 +23,7 @@ from open_instruct.rollouts.rollout_state import FinishedGroup
 from open_instruct.rollouts.staleness import PromptFlow
 from open_instruct.rollouts.teacher_scoring import TeacherScoring
 from open_instruct.rollouts.unscored_share import TooFewScored, UnscoredShare
-from open_instruct.scored_groups import ScoredGroup
+from open_instruct.scored_groups import NotScored, ScoredGroup
 from open_instruct.system.work_threads import POLL_S, WorkThreads
 from open_instruct.verifiers.scoring_processes import Scored
 from open_instruct.workflows.base import Workflow
@@ -151,9 +151,9 @@ class DataPreparation:
             scored_by = [future.result() for future in futures]
             with self._threads.lock:
                 self._unscored.record(one for scored in scored_by for one in scored)
-            group, cause = self.scoring.scored_group(result, scored_by, score_s)
-            if group is None:
-                self._leave_out(result, cause)
+            group = self.scoring.scored_group(result, scored_by, score_s)
+            if isinstance(group, NotScored):
+                self._leave_out(result, group)
             elif result.is_eval:
                 self._take_into_evaluation(group)
             elif not self.ask_teacher(group):
@@ -185,16 +185,16 @@ class DataPreparation:
                 evaluation.add(group)
                 self._threads.lock.notify_all()
 
-    def _leave_out(self, result: GenerationResult, cause: str) -> None:
+    def _leave_out(self, result: GenerationResult, found: NotScored) -> None:
         """Too few responses of this group were scored. So a training prompt is issued again, and an evaluation goes without the
         prompt."""
-        failed = replace(result, error=cause)
+        failed = replace(result, error=found.cause)
         with self._threads.lock:
             if not result.is_eval:
                 self.being_scored.pop(result.prompt_id, None)
                 self._give_up(failed)
             elif (evaluation := self._evaluations.measured_by(result)) is not None:
-                evaluation.leave_out(result.index)
+                evaluation.leave_out(result.index, found)
                 self.failures.record(failed, is_tried_again=False)
                 self._threads.lock.notify_all()
 

@@ -18,7 +18,7 @@ from typing import Any
 from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.data_types import GenerationResult, Moment
 from open_instruct.rollouts import batch_building
-from open_instruct.scored_groups import ScoredGroup
+from open_instruct.scored_groups import NotScored, ScoredGroup
 from open_instruct.system.work_threads import WorkThreads
 from open_instruct.workflows.base import Workflow
 
@@ -47,7 +47,7 @@ class Evaluation:
         self._failures: Counter[int] = Counter()
         self._last_causes: dict[int, str] = {}
         """Of the rows that were given up."""
-        self._left_out: set[int] = set()
+        self._left_out: dict[int, NotScored] = {}
 
     def prompt_id(self, row: int) -> str:
         return f"eval-{self.version}-{row}"
@@ -84,10 +84,10 @@ class Evaluation:
         self._being_scored.discard(group.result.index)
         self._groups[group.result.index] = group
 
-    def leave_out(self, row: int) -> None:
+    def leave_out(self, row: int, found: NotScored) -> None:
         """A result was not scored: the evaluation is complete without it."""
         self._being_scored.discard(row)
-        self._left_out.add(row)
+        self._left_out[row] = found
 
     def fail(self, group: ScoredGroup) -> bool:
         """The engines broke a group off: its prompt is issued again, or after `max_attempts` failures given up and counted with
@@ -130,6 +130,15 @@ class Evaluation:
     def num_left_out(self) -> int:
         """Prompts that no verifier scored."""
         return len(self._left_out)
+
+    @property
+    def unscored(self) -> dict[str, float]:
+        """Metrics of the responses of all rows that no verifier scored, also of the rows that were left out."""
+        known, left_out = self.groups, self._left_out.values()
+        return {
+            "eval/objective/not_scored": float(sum(one.num_not_scored for one in (*known, *left_out))),
+            "eval/objective/verifier_failures": float(sum(one.num_failures for one in (*known, *left_out))),
+        }
 
     @property
     def num_given_up(self) -> int:
@@ -220,6 +229,7 @@ class Evaluations:
         if evaluation.num_given_up:
             logger.warning("%s", evaluation.why_given_up())
         metrics = self._metrics(evaluation.groups) if evaluation.groups else {}
+        metrics |= evaluation.unscored
         metrics |= {f"eval/model_step_{name}": evaluation.version for name in ("min", "mean", "max")}
         metrics["eval/num_not_scored"] = evaluation.num_left_out
         metrics["time/eval"] = evaluation.began.elapsed_s()

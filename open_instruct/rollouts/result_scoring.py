@@ -3,7 +3,7 @@
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import fields, replace
 from typing import Any
@@ -16,7 +16,7 @@ from open_instruct.data_types import GenerationResult, Sample
 from open_instruct.rollouts.generation_failures import NOT_SCORED
 from open_instruct.rollouts.prompt_requests import PromptRequests
 from open_instruct.rollouts.rollout_state import FinishedGroup
-from open_instruct.scored_groups import ScoredGroup, ScorePart, take
+from open_instruct.scored_groups import NotScored, ScoredGroup, ScorePart, ends_of, take
 from open_instruct.verifiers.evolving_rubrics import EvolvingRubrics
 from open_instruct.verifiers.pool import VerifierPool
 from open_instruct.verifiers.row_verifiers import checks_of_row, combined, is_rubric, names_of_verifiers
@@ -87,9 +87,8 @@ class ResultScoring:
 
     def scored_group(
         self, result: GenerationResult, scored_by: Sequence[Sequence[Scored]], score_s: float
-    ) -> tuple[ScoredGroup | None, str]:
-        """The rollout with its rewards, without samples that were not scored. Or None, where too few samples were scored, and
-        why.
+    ) -> ScoredGroup | NotScored:
+        """The rollout with its rewards, without samples that were not scored. Or `NotScored`, where too few were.
 
         Example: of 4 responses one was not scored, so the group has 3. If 3 were not scored, there is nothing left to compare the
         fourth with. Of an evaluation every response must be scored.
@@ -104,18 +103,20 @@ class ResultScoring:
             result.samples, [next(scores) if sample.is_judged else None for sample in result.samples]
         )
         known = _comparable(result, rewards)
+        num_failures = sum((one.failure or "").startswith("error") for one in scored)
         if not known or (result.is_eval and len(known) < len(rewards)):
             causes = sorted({one.failure or "" for one in scored if one.score is None})
-            return None, f"{NOT_SCORED}: {', '.join(causes)}"
+            unknown = {position for position, reward in enumerate(rewards) if reward is None}
+            return NotScored(f"{NOT_SCORED}: {', '.join(causes)}", _num_responses(result, unknown), num_failures)
         known_rewards = np.array([0.0 if reward is None else reward for reward in rewards], dtype=np.float32)
-        num_failures = sum((one.failure or "").startswith("error") for one in scored)
         group = self.group(result, known_rewards, num_failures)
         if all(sample.is_judged for sample in result.samples):
             group = replace(group, parts=_parts(names, weights, map(_as_array, scored_by)))
         if len(known) < len(rewards):
             group = take(group, known)
+        num_not_scored = _num_responses(result, set(range(len(rewards))).difference(known))
         cost = sum(one.cost for one in scored)
-        return replace(group, num_not_scored=len(rewards) - len(known), score_s=score_s, cost=cost), ""
+        return replace(group, num_not_scored=num_not_scored, score_s=score_s, cost=cost)
 
     def group(self, result: GenerationResult, rewards: np.ndarray, num_failures: int = 0) -> ScoredGroup:
         """The result with `rewards`, float32 of shape (samples,)."""
@@ -187,9 +188,16 @@ def _as_array(scored: Sequence[Scored]) -> np.ndarray:
 
 
 def _comparable(result: GenerationResult, rewards: Sequence[float | None]) -> list[int]:
-    """Positions of the samples whose reward is known, but for those that have nobody left to be compared with."""
+    """Positions of the samples whose reward is known, but for those that have nobody left to be compared with. Samples of one
+    conversation are compared as one."""
     known = [position for position, reward in enumerate(rewards) if reward is not None]
-    sizes = Counter(sample.group for sample in result.samples)
-    left = Counter(result.samples[position].group for position in known)
+    ends = set(ends_of(result.samples).tolist())
+    sizes = Counter(result.samples[end].group for end in ends)
+    left = Counter(result.samples[end].group for end in ends.intersection(known))
     groups = {group for group, size in sizes.items() if left[group] >= min(2, size)}
     return [position for position in known if result.samples[position].group in groups]
+
+
+def _num_responses(result: GenerationResult, positions: Collection[int]) -> int:
+    """How many conversations end in the samples at these positions."""
+    return len(set(ends_of(result.samples).tolist()).intersection(positions))

@@ -19,7 +19,7 @@ from open_instruct.registry import options_of
 from open_instruct.rollouts import batch_building
 from open_instruct.rollouts.packing import prepare_collated_data_for_workers
 from open_instruct.rollouts.staleness import CONSUMED, MASKED, ZERO_STD, Assignment, sample_age
-from open_instruct.scored_groups import ScoredGroup, split
+from open_instruct.scored_groups import ScoredGroup, last_samples, split
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class StepAssembly:
         """For the log, while `has_gradient` is False and the step is full."""
         num_groups, num_masked = len(self.groups), self._num_masked
         if not num_masked:
-            scores = np.concatenate([group.scores for group in self.groups])
+            scores = np.concatenate([group.scores for group in last_samples(self.groups)])
             return (
                 f"step {self.training_step}: in each of {num_groups} groups all responses scored alike (mean score "
                 f"{scores.mean():.3g}), so there is nothing to train on; it takes more prompts. Easier or harder data, or "
@@ -137,9 +137,9 @@ class StepAssembly:
     def _add(self, group: ScoredGroup, assignment: Assignment) -> str:
         args = self._args
         if self._shaping.is_on:
-            rewards = group.rewards(args.verification_reward)
-            shaped = self._shaping.apply(rewards, group.lengths, group.stopped, group.well_formed)
-            group = replace(group, shaped_rewards=shaped)
+            rewards, given = args.verification_reward * group.weighted_scores, group.environment_rewards
+            shaped = self._shaping.apply(rewards, group.lengths, group.stopped, group.well_formed, given)
+            group = replace(group, shaped_rewards=shaped[group.ends])
         self.groups.append(group)
         if group.first.weight == 0 or (args.leaves_out_zero_std and group.has_zero_std):
             return ZERO_STD
@@ -280,9 +280,13 @@ class StepAssembly:
 
 
 def pass_rate(group: ScoredGroup, args: GRPOConfig) -> float:
-    """The mean reward of a group, as a share of the highest that a response can have."""
+    """The mean reward of a group, as a share of the highest that a response can have. What an environment gives has no highest;
+    with it, the share of right responses. A conversation counts once."""
+    (answers,) = last_samples([group])
+    if answers.has_environment_rewards:
+        return float(batch_building.is_right(answers).mean())
     highest = args.reward_shaping.highest(args.verification_reward * group.reward_weight)
-    return float(group.rewards(args.verification_reward).mean()) / (highest or 1.0)
+    return float(answers.rewards(args.verification_reward).mean()) / (highest or 1.0)
 
 
 def _no_advantages(rewards_G: np.ndarray, *, lengths_G: np.ndarray) -> np.ndarray:

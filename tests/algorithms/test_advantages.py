@@ -67,6 +67,7 @@ def test_maxrl_takes_a_negative_reward_for_a_failure(rewards: list[float], expec
 def test_opo_weighs_its_baseline_by_length() -> None:
     advantages = group_advantages(np.array([1.0, 0.0]), "opo", lengths_G=np.array([30, 10]))
     np.testing.assert_allclose(advantages, [0.25, -0.75])
+    np.testing.assert_array_equal(group_advantages(np.array([1.0, 0.0]), "opo", lengths_G=np.zeros(2)), [0, 0])
 
 
 @pytest.mark.parametrize("name", ["reinforce_plus_plus", "reinforce_plus_plus_baseline"])

@@ -57,6 +57,16 @@ def test_without_the_verifiers_reward_the_form_alone_counts() -> None:
     assert shaped([10.0, 10.0, 0.0], counts_score=False) == [0.0, 0.0, 0.0]
 
 
+@pytest.mark.parametrize("options", [{"counts_score": False}, {"form": "needed"}])
+def test_what_the_environment_gave_counts_whatever_becomes_of_the_score(options: dict[str, Any]) -> None:
+    given, stopped = np.array([0.5, 0.25]), np.array([True, False])
+    shaping = RewardShaping(**options)
+    formless = np.zeros(2, bool)
+    assert shaping.apply(np.full(2, 10.0), np.full(2, 5), stopped, formless, given).tolist() == [0.5, 0.25]
+    shaping = RewardShaping(**options, non_stop_reward=-1.0)
+    assert shaping.apply(np.full(2, 10.0), np.full(2, 5), stopped, formless, given).tolist() == [0.5, -1.0]
+
+
 def test_a_response_that_did_not_end_has_the_value_whatever_its_form() -> None:
     assert shaped([10.0, 10.0, 10.0], form="rewarded", form_reward=2.0, non_stop_reward=-1.0) == [12.0, 10.0, -1.0]
 

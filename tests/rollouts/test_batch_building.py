@@ -256,7 +256,6 @@ def test_step_metrics() -> None:
         "val/num_step_tokens": 14,  # two prompts of 3, each once
         "val/num_step_response_tokens": 8,
         "val/actor_tokens_per_second": 14 / 4.0,
-        "model_step_max": 4,
         "time/generation": 7.0,  # from second 100 to second 107
         "time/group_generation_mean": 3.0,
         "time/group_generation_min": 2.0,
@@ -269,6 +268,17 @@ def test_step_metrics() -> None:
         "batch/response_lengths": histogram([2, 4, 1, 1]),
         "batch/per_group_generation_times": histogram([2.0, 4.0]),
     }
+
+
+def test_filtered_prompts_are_sorted_by_the_scores_of_all_their_responses() -> None:
+    """All rewards are 0 because no response has the form, whatever the first response scored."""
+    kept = make_group([1, 0])
+    dropped = [
+        dataclasses.replace(make_group(scores), shaped_rewards=np.zeros(2))
+        for scores in ([1, 0], [0, 1], [0, 0], [1, 1], [0.5, 0.5])
+    ]
+    metrics = step_metrics([kept, *dropped], [kept], num_prompts=1)
+    assert [metrics[f"batch/filtered_prompts_{name}"] for name in ("zero", "solved", "nonzero")] == [1, 1, 3]
 
 
 def test_histograms_count_every_number_once() -> None:
@@ -498,6 +508,8 @@ def test_freshness_is_that_of_the_tokens_trained_on(groups_of_spans, oldest_allo
     assert metrics["freshness/avg_token_age"] == pytest.approx((7 - tokens).mean())
     assert metrics["version_diversity"] == len(set(tokens.tolist()))
     assert metrics["max_sample_age"] <= 7 - oldest_allowed
+    assert metrics["num_steps_off_policy_max"] == metrics["max_sample_age"]
+    assert (metrics["model_step_min"], metrics["model_step_max"]) == (tokens.min(), tokens.max())
 
 
 def test_freshness_counts_each_response_by_itself() -> None:
@@ -523,6 +535,7 @@ def test_freshness_counts_each_response_by_itself() -> None:
         "num_steps_off_policy_max": 3,
         "model_step_min": 1,
         "model_step_mean": 1.5,
+        "model_step_max": 4,
     }
     # Only the tokens of version 4 are trained on: the responses without one are left out.
     truncated = freshness_metrics(5, groups, [4, 4], now=108.0)

@@ -231,12 +231,13 @@ def test_evaluation_leaves_out_what_was_not_scored(make_play: MakePlay, monkeypa
     requests = play.receive(3 + NUM_PROMPTS)[:3]
     play.deliver(*(play.answer(request, [1]) for request in requests[:2]))
     hanging: Future[list[Scored]] = Future()
-    hanging.set_result([Scored(None, "crash")])
+    hanging.set_result([Scored(None, "error: no")])
     play.wait_for(lambda: play.controller._evaluations.current.num_done == 2)  # type: ignore[union-attr]
     monkeypatch.setattr(play.controller._scoring.verifiers, "submit", lambda *_args: hanging)
     play.deliver(play.answer(requests[2], [0]))
     metrics = play.controller.get_evaluation(TIMEOUT_S)
     assert (metrics["eval/pass_at_1"], metrics["eval/num_not_scored"]) == (1.0, 1)
+    assert metrics["eval/objective/not_scored"] == metrics["eval/objective/verifier_failures"] == 1
 
 
 def test_verification_that_cannot_be_done_ends_the_run(make_play: MakePlay, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from open_instruct.registry import NoOptions
 def opo(rewards_G: np.ndarray, options: NoOptions, *, lengths_G: np.ndarray) -> np.ndarray:
     """Reward minus the mean reward of the group weighted by length (OPO, arXiv:2505.23585): the baseline of least variance of the
     gradient, if the squared norm of a response's gradient grows with its length. Rewards 1, 0 with 30 and 10 tokens give 0.25,
-    -0.75."""
+    -0.75. Where all responses are empty it is 0."""
     del options
-    return rewards_G - (rewards_G * lengths_G).sum() / lengths_G.sum()
+    num_tokens = lengths_G.sum()
+    return rewards_G - (rewards_G * lengths_G).sum() / num_tokens if num_tokens else np.zeros_like(rewards_G)
