@@ -176,7 +176,7 @@ def _load_hub(name: str, settings: str, split: str, cache_dir: str | None) -> "d
         which = f"split {split!r}" + (f", configuration {config!r}" if config else "")
         said = " ".join(str(err).split())
         cure = "" if config or "Config" not in said else f" (a configuration is named like {name}{CONFIG_MARK}main)"
-        said += cure + _cause(err) + _broken_row(Path(name))
+        said += cure + _cause(err) + (_broken_row(Path(name)) if os.path.isdir(name) else "")
         raise SourceError(f"{what} could not be loaded, {which}: {type(err).__name__}: {said}") from err
     assert isinstance(dataset, datasets.Dataset), type(dataset)
     return dataset

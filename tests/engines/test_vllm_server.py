@@ -20,8 +20,8 @@ def test_the_command_has_what_the_device_needs(device: Device) -> None:
 @pytest.mark.parametrize("device", [CPU, GPU], ids=["cpu", "gpu"])
 def test_the_environment_is_the_users_with_that_of_the_device(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HOME", "/somewhere")
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,6,7")
     environment = ServerOptions("some/model", 8001, device, gpu=2).environment
     assert environment["HF_HOME"] == "/somewhere"
-    assert environment["CUDA_VISIBLE_DEVICES"] == ("2" if device is GPU else "7")
+    assert environment["CUDA_VISIBLE_DEVICES"] == ("7" if device is GPU else "5,6,7")
     assert environment.items() >= device.server_env(gpu=2).items()
