@@ -85,7 +85,7 @@ def rows_can_be_divided(args: GRPOConfig) -> Iterator[str]:
         options = shown(args, "sequence_parallel_size", "attn_implementation", *_model_options(args))
         yield f"{options}: sequence parallelism does not divide eager attention. Use sdpa or auto, or set it to 1."
     elif reason := why_not_divided(config, trusted=args.trust_remote_code):
-        yield f"{options}: sequence parallelism knows {reason}. Set it to 1."
+        yield f"{options}: sequence parallelism cannot divide the rows of this model, because {reason}. Set it to 1."
     elif problem := _problem_with_heads(text, size, "learners"):
         yield f"{options}: {problem}"
 

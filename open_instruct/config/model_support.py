@@ -94,11 +94,11 @@ def why_not_divided(config: Any, *, trusted: bool = False) -> str:
     """Why the tokens of a row cannot be divided among learners; "" if they can."""
     text = config.get_text_config()
     if not attends_fully(text) or getattr(text, "kv_lora_rank", None) is not None:
-        return "no attention with windows and no latent attention"
+        return "its attention has windows or is latent"
     if _rotary_kinds(text) & _ROTARY_BY_LENGTH:
-        return "no rotary embeddings that depend on the length of a row (dynamic, longrope)"
+        return "its rotary embeddings depend on the length of a row (dynamic, longrope)"
     if not attention_calls(config, trusted=trusted, flat=True):
-        return f"no model whose layers do not have Transformers attend for them, as those of {text.model_type}"
+        return f"the layers of {text.model_type} do not use the attention interface of Transformers"
     return ""
 
 

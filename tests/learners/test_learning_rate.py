@@ -14,16 +14,15 @@ from open_instruct.learners.optimizer_step import take_rates
 NAMES = get_args(get_type_hints(GRPOConfig)["lr_scheduler_type"])
 
 
+def args_of_run(num_steps: int, **options: Any) -> GRPOConfig:
+    """Options of a run with one update a step."""
+    of_step = {"num_unique_prompts_rollout": 2, "num_samples_per_prompt_rollout": 2, "num_mini_batches": 1}
+    return make_args(total_episodes=num_steps * 4, **of_step, **options)
+
+
 def rates(name: str, *, warmup_ratio: float = 0.2, num_steps: int = 10) -> list[float]:
     """The learning rate of each step, where 1 is the peak."""
-    args = make_args(
-        lr_scheduler_type=name,
-        warmup_ratio=warmup_ratio,
-        total_episodes=num_steps * 4,
-        num_unique_prompts_rollout=2,
-        num_samples_per_prompt_rollout=2,
-        num_mini_batches=1,
-    )
+    args = args_of_run(num_steps, lr_scheduler_type=name, warmup_ratio=warmup_ratio)
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
     schedule = _make_scheduler(args, optimizer)
     found = []
@@ -66,15 +65,8 @@ def test_a_resumed_run_goes_on_with_the_rate_of_its_options(name: str) -> None:
     """The first was complete after 10 steps; the second is longer, with another rate and weight decay."""
 
     def start(num_steps: int, rate: float, weight_decay: float) -> tuple[Any, GRPOConfig]:
-        args = make_args(
-            lr_scheduler_type=name,
-            warmup_ratio=0.0,
-            learning_rate=rate,
-            weight_decay=weight_decay,
-            total_episodes=num_steps * 4,
-            num_unique_prompts_rollout=2,
-            num_samples_per_prompt_rollout=2,
-            num_mini_batches=1,
+        args = args_of_run(
+            num_steps, lr_scheduler_type=name, warmup_ratio=0.0, learning_rate=rate, weight_decay=weight_decay
         )
         weights = [torch.nn.Parameter(torch.zeros(1))]
         optimizer = torch.optim.AdamW(weights, lr=rate, weight_decay=weight_decay)
