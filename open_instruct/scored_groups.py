@@ -109,7 +109,7 @@ class ScoredGroup:
 
 
 @dataclass(frozen=True)
-class NotScored:
+class UnscoredGroup:
     """Too few responses of a result were scored, so the result has no rewards."""
 
     cause: str

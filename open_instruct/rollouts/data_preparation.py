@@ -23,7 +23,7 @@ from open_instruct.rollouts.rollout_state import FinishedGroup
 from open_instruct.rollouts.staleness import PromptFlow
 from open_instruct.rollouts.teacher_scoring import TeacherScoring
 from open_instruct.rollouts.unscored_share import TooFewScored, UnscoredShare
-from open_instruct.scored_groups import NotScored, ScoredGroup
+from open_instruct.scored_groups import ScoredGroup, UnscoredGroup
 from open_instruct.system.work_threads import POLL_S, WorkThreads
 from open_instruct.verifiers.scoring_processes import Scored
 from open_instruct.workflows.base import Workflow
@@ -152,7 +152,7 @@ class DataPreparation:
             with self._threads.lock:
                 self._unscored.record(one for scored in scored_by for one in scored)
             group = self.scoring.scored_group(result, scored_by, score_s)
-            if isinstance(group, NotScored):
+            if isinstance(group, UnscoredGroup):
                 self._leave_out(result, group)
             elif result.is_eval:
                 self._take_into_evaluation(group)
@@ -185,16 +185,16 @@ class DataPreparation:
                 evaluation.add(group)
                 self._threads.lock.notify_all()
 
-    def _leave_out(self, result: GenerationResult, found: NotScored) -> None:
+    def _leave_out(self, result: GenerationResult, group: UnscoredGroup) -> None:
         """Too few responses of this group were scored. So a training prompt is issued again, and an evaluation goes without the
         prompt."""
-        failed = replace(result, error=found.cause)
+        failed = replace(result, error=group.cause)
         with self._threads.lock:
             if not result.is_eval:
                 self.being_scored.pop(result.prompt_id, None)
                 self._give_up(failed)
             elif (evaluation := self._evaluations.measured_by(result)) is not None:
-                evaluation.leave_out(result.index, found)
+                evaluation.leave_out(result.index, group)
                 self.failures.record(failed, is_tried_again=False)
                 self._threads.lock.notify_all()
 

@@ -18,7 +18,7 @@ from typing import Any
 from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.data_types import GenerationResult, Moment
 from open_instruct.rollouts import batch_building
-from open_instruct.scored_groups import NotScored, ScoredGroup
+from open_instruct.scored_groups import ScoredGroup, UnscoredGroup
 from open_instruct.system.work_threads import WorkThreads
 from open_instruct.workflows.base import Workflow
 
@@ -47,7 +47,7 @@ class Evaluation:
         self._failures: Counter[int] = Counter()
         self._last_causes: dict[int, str] = {}
         """Of the rows that were given up."""
-        self._left_out: dict[int, NotScored] = {}
+        self._left_out: dict[int, UnscoredGroup] = {}
 
     def prompt_id(self, row: int) -> str:
         return f"eval-{self.version}-{row}"
@@ -84,10 +84,10 @@ class Evaluation:
         self._being_scored.discard(group.result.index)
         self._groups[group.result.index] = group
 
-    def leave_out(self, row: int, found: NotScored) -> None:
+    def leave_out(self, row: int, group: UnscoredGroup) -> None:
         """A result was not scored: the evaluation is complete without it."""
         self._being_scored.discard(row)
-        self._left_out[row] = found
+        self._left_out[row] = group
 
     def fail(self, group: ScoredGroup) -> bool:
         """The engines broke a group off: its prompt is issued again, or after `max_attempts` failures given up and counted with

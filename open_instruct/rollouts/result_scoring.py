@@ -16,7 +16,7 @@ from open_instruct.data_types import GenerationResult, Sample
 from open_instruct.rollouts.generation_failures import NOT_SCORED
 from open_instruct.rollouts.prompt_requests import PromptRequests
 from open_instruct.rollouts.rollout_state import FinishedGroup
-from open_instruct.scored_groups import NotScored, ScoredGroup, ScorePart, ends_of, take
+from open_instruct.scored_groups import ScoredGroup, ScorePart, UnscoredGroup, ends_of, take
 from open_instruct.verifiers.evolving_rubrics import EvolvingRubrics
 from open_instruct.verifiers.pool import VerifierPool
 from open_instruct.verifiers.row_verifiers import checks_of_row, combined, is_rubric, names_of_verifiers
@@ -87,8 +87,8 @@ class ResultScoring:
 
     def scored_group(
         self, result: GenerationResult, scored_by: Sequence[Sequence[Scored]], score_s: float
-    ) -> ScoredGroup | NotScored:
-        """The rollout with its rewards, without samples that were not scored. Or `NotScored`, where too few were.
+    ) -> ScoredGroup | UnscoredGroup:
+        """The rollout with its rewards, without samples that were not scored. Or `UnscoredGroup`, where too few were.
 
         Example: of 4 responses one was not scored, so the group has 3. If 3 were not scored, there is nothing left to compare the
         fourth with. Of an evaluation every response must be scored.
@@ -107,7 +107,7 @@ class ResultScoring:
         if not known or (result.is_eval and len(known) < len(rewards)):
             causes = sorted({one.failure or "" for one in scored if one.score is None})
             unknown = {position for position, reward in enumerate(rewards) if reward is None}
-            return NotScored(f"{NOT_SCORED}: {', '.join(causes)}", _num_responses(result, unknown), num_failures)
+            return UnscoredGroup(f"{NOT_SCORED}: {', '.join(causes)}", _num_responses(result, unknown), num_failures)
         known_rewards = np.array([0.0 if reward is None else reward for reward in rewards], dtype=np.float32)
         group = self.group(result, known_rewards, num_failures)
         if all(sample.is_judged for sample in result.samples):

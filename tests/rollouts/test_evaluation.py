@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from open_instruct.data_types import EVAL, GenerationResult, TokenStatistics
 from open_instruct.rollouts.evaluation import Evaluation, Evaluations, under_eval
-from open_instruct.scored_groups import NotScored, ScoredGroup
+from open_instruct.scored_groups import ScoredGroup, UnscoredGroup
 from open_instruct.system.work_threads import WorkThreads
 from open_instruct.workflows.single_turn import SingleTurn
 
@@ -55,7 +55,7 @@ def test_evaluation_that_ends_as_another_begins_does_not_end_that_one(monkeypatc
     evaluations = Evaluations(make_args(), threads, SingleTurn(None), num_rows=1)
     evaluations.start(7)
     assert evaluations.current is not None
-    evaluations.current.leave_out(0, NotScored("not scored: timeout", 1, 0))
+    evaluations.current.leave_out(0, UnscoredGroup("not scored: timeout", 1, 0))
 
     def another_begins(*_: object) -> bool:
         evaluations.go_on_with(8)
