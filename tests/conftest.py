@@ -2,6 +2,7 @@
 
 import ctypes
 import functools
+import gc
 import os
 import re
 import sys
@@ -62,6 +63,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if "PYTEST_XDIST_WORKER" in os.environ:
         order = [_ENGINES, _LEARNERS, ""]
         items.sort(key=lambda item: (order.index(shared_by(item.path)), not _LONG & set(item.path.parts)))
+
+
+def pytest_collection_finish() -> None:
+    """What was collected stays to the end, so Python's collector need not look at it again: that took a fifth of the time."""
+    gc.collect()
+    gc.freeze()
 
 
 @functools.cache

@@ -110,8 +110,7 @@ class ResultScoring:
             return UnscoredGroup(f"{NOT_SCORED}: {', '.join(causes)}", _num_responses(result, unknown), num_failures)
         known_rewards = np.array([0.0 if reward is None else reward for reward in rewards], dtype=np.float32)
         group = self.group(result, known_rewards, num_failures)
-        if all(sample.is_judged for sample in result.samples):
-            group = replace(group, parts=_parts(names, weights, map(_as_array, scored_by)))
+        group = replace(group, parts=_parts(names, weights, _of_conversations(result.samples, scored_by)))
         if len(known) < len(rewards):
             group = take(group, known)
         num_not_scored = _num_responses(result, set(range(len(rewards))).difference(known))
@@ -175,16 +174,21 @@ def when_all_are_done(futures: Sequence[Future[Any]], then: Callable[[], None]) 
         future.add_done_callback(count)
 
 
-def _parts(names: list[str], weights: list[float], scores: Iterable[np.ndarray]) -> tuple[ScorePart, ...]:
-    """What each of several verifiers said. One verifier alone says what the group's scores say."""
-    if len(names) == 1:
+def _parts(names: list[str], weights: list[float], scores: Sequence[np.ndarray]) -> tuple[ScorePart, ...]:
+    """What each of several verifiers said, if it is known. One verifier alone says what the group's scores say."""
+    if len(names) == 1 or not scores:
         return ()
     return tuple(ScorePart(*part) for part in zip(names, weights, scores, strict=True))
 
 
-def _as_array(scored: Sequence[Scored]) -> np.ndarray:
-    """(G,) float32; 0 for a response that was not scored."""
-    return np.array([one.score or 0.0 for one in scored], dtype=np.float32)
+def _of_conversations(samples: Sequence[Sample], scored_by: Sequence[Sequence[Scored]]) -> list[np.ndarray]:
+    """For each verifier (G,) float32: the score of each sample's conversation, 0 for one that was not scored. Nothing if a
+    conversation ends in a sample that no verifier sees."""
+    judged = {position: number for number, position in enumerate(p for p, one in enumerate(samples) if one.is_judged)}
+    ends = ends_of(samples).tolist()
+    if not judged.keys() >= set(ends):
+        return []
+    return [np.array([scored[judged[end]].score or 0.0 for end in ends], dtype=np.float32) for scored in scored_by]
 
 
 def _comparable(result: GenerationResult, rewards: Sequence[float | None]) -> list[int]:

@@ -130,16 +130,21 @@ class StepAssembly:
 
         A rollout may be several groups; it is consumed if one of them is.
         """
-        self.rollouts.append(group)
-        fates = {self._add(part, assignment) for part in split(group)}
+        rollout = self._shaped(group)
+        self.rollouts.append(rollout)
+        fates = {self._add(part, assignment) for part in split(rollout)}
         return next(fate for fate in (CONSUMED, MASKED, ZERO_STD) if fate in fates)
+
+    def _shaped(self, rollout: ScoredGroup) -> ScoredGroup:
+        """The rollout with the rewards that are trained on."""
+        if not self._shaping.is_on:
+            return rollout
+        rewards, given = self._args.verification_reward * rollout.weighted_scores, rollout.environment_rewards
+        shaped = self._shaping.apply(rewards, rollout.lengths, rollout.stopped, rollout.well_formed, given)
+        return replace(rollout, shaped_rewards=shaped[rollout.ends])
 
     def _add(self, group: ScoredGroup, assignment: Assignment) -> str:
         args = self._args
-        if self._shaping.is_on:
-            rewards, given = args.verification_reward * group.weighted_scores, group.environment_rewards
-            shaped = self._shaping.apply(rewards, group.lengths, group.stopped, group.well_formed, given)
-            group = replace(group, shaped_rewards=shaped[group.ends])
         self.groups.append(group)
         if group.first.weight == 0 or (args.leaves_out_zero_std and group.has_zero_std):
             return ZERO_STD
@@ -235,7 +240,9 @@ class StepAssembly:
         enough = self._args.no_resampling_pass_rate
         if enough is None:
             return {}
-        return {"batch/no_resampled_prompts": sum(pass_rate(group, self._args) >= enough for group in self.groups)}
+        return {
+            "batch/no_resampled_prompts": sum(pass_rate(rollout, self._args) >= enough for rollout in self.rollouts)
+        }
 
     def metrics(self, now: float) -> dict[str, Any]:
         """Metrics of the whole step, whose last partial batch was made at Unix time `now`. Rewards and lengths are means over the
@@ -279,13 +286,13 @@ class StepAssembly:
         return metrics | (batch_building.advantage_metrics(samples) if samples else {})
 
 
-def pass_rate(group: ScoredGroup, args: GRPOConfig) -> float:
-    """The mean reward of a group, as a share of the highest that a response can have. What an environment gives has no highest;
-    with it, the share of right responses. A conversation counts once."""
-    (answers,) = last_samples([group])
+def pass_rate(rollout: ScoredGroup, args: GRPOConfig) -> float:
+    """The mean reward of a rollout, as a share of the highest that a response can have. What an environment gives has no
+    highest; with it, the share of right responses. A conversation counts once."""
+    (answers,) = last_samples([rollout])
     if answers.has_environment_rewards:
         return float(batch_building.is_right(answers).mean())
-    highest = args.reward_shaping.highest(args.verification_reward * group.reward_weight)
+    highest = args.reward_shaping.highest(args.verification_reward * rollout.reward_weight)
     return float(answers.rewards(args.verification_reward).mean()) / (highest or 1.0)
 
 

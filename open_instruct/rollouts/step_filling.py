@@ -117,7 +117,7 @@ class StepFilling:
         self.taken.setdefault(assembly.training_step, []).append(group)
         self._flow.ledger.stage(prompt_id, assembly.add(group, assignment), assembly.training_step)
         self._over_issue.record(group, is_straggler=assignment.is_straggler)
-        self._requests.note_pass_rate(group.result.index, pass_rate(group, self._args))
+        self._requests.note_pass_rate(group.result.index, pass_rate(assembly.rollouts[-1], self._args))
 
     def _extend(self, assembly: StepAssembly) -> None:
         """Take more prompts into a step that has nothing to train on. Told the 1st, 2nd, 4th, 8th time and so on."""

@@ -131,6 +131,16 @@ def test_prompts_that_were_solved_are_not_sampled_again(
     assert identities(play.received[-NUM_PROMPTS:]) == identities(again.received)
 
 
+def test_prompts_are_solved_by_rewards_with_their_penalties(make_play: MakePlay) -> None:
+    """All answers are right, and none has the form without which a right answer is worth nothing."""
+    options = {"no_resampling_pass_rate": 0.5, "filter_zero_std_samples": False, "total_episodes": 6400}
+    for shaping, num_solved in (({}, NUM_PROMPTS), ({"apply_r1_style_format_reward": True}, 0)):
+        play = make_play(**options, **shaping).start()
+        play.deliver(*(play.answer(request, SOLVED) for request in play.receive(NUM_PROMPTS)))
+        assert play.batch(1).metrics["batch/no_resampled_prompts"] == num_solved
+        assert len(play.controller._requests.solved_rows) == num_solved
+
+
 # --- a teacher --------------------------------------------------------------------------------------------------------
 
 WITH_TEACHER: dict[str, Any] = {"teacher_model_name_or_path": str(TINY_MODEL), "distillation_top_k": TOP_K}

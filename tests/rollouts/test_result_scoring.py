@@ -13,6 +13,8 @@ from transformers import AutoTokenizer
 
 from open_instruct.data_types import GenerationResult, TokenStatistics
 from open_instruct.rollouts.result_scoring import ResultScoring
+from open_instruct.scored_groups import ScoredGroup
+from open_instruct.verifiers.scoring_processes import Scored
 from open_instruct.workflows.single_turn import SingleTurn
 
 TOKENIZER: Any = AutoTokenizer.from_pretrained(TINY_MODEL)
@@ -87,6 +89,29 @@ def test_a_result_without_a_judged_sample_has_no_text(
 ) -> None:
     asked = ask(replace(result, samples=[replace(sample, is_judged=False) for sample in result.samples]), monkeypatch)
     assert (asked.token_ids, asked.texts) == ([[]], [[]])
+
+
+def test_each_of_several_verifiers_is_told_of_whole_conversations(
+    result: GenerationResult, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first conversation has two samples, of which verifiers see the last."""
+    first, second = result.samples
+    samples = [replace(first, goes_on=True, is_judged=False), first, second]
+    verifiers: Any = Asked()
+    scoring = ResultScoring(SimpleNamespace(), SingleTurn(None), TOKENIZER, verifiers)  # type: ignore[arg-type]
+    monkeypatch.setattr(scoring, "_names_and_weights", lambda _: (["math", "max_length"], [1.0, 3.0]))
+    monkeypatch.setattr(scoring, "_dataset_of", lambda _: "math")
+    scored_by = [[Scored(1.0), Scored(0.0)], [Scored(0.5), Scored(0.25)]]
+    group = scoring.scored_group(replace(result, samples=samples), scored_by, 0.0)
+    assert isinstance(group, ScoredGroup)
+    assert [(part.name, part.scores.tolist()) for part in group.parts] == [
+        ("math", [1.0, 1.0, 0.0]),
+        ("max_length", [0.5, 0.5, 0.25]),
+    ]
+    unjudged = replace(second, is_judged=False, reward=0.0)
+    group = scoring.scored_group(replace(result, samples=[first, unjudged]), [one[:1] for one in scored_by], 0.0)
+    assert isinstance(group, ScoredGroup)
+    assert group.parts == ()
 
 
 class Compared:
