@@ -130,6 +130,7 @@ WRONG = [
         "~trainer.save_freq: an option cannot be deleted. Write trainer.save_freq=null, which leaves its default.",
     ),
     ("~trainer.save_freq=100", "~trainer.save_freq=100: an option cannot be deleted. Write trainer.save_freq=null"),
+    ("hydra.run.dir=here", "hydra.run.dir=here: hydra's own settings have no effect, because hydra only reads the"),
     ("~trainer.sede", "~trainer.sede: no such option. Did you mean seed?"),
     (
         "trainer.alpha=0.3",

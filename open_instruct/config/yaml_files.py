@@ -94,6 +94,8 @@ def _misspelled(override: str) -> str:
         return unreadable_value(error)
     if parsed.is_sweep_override():
         return "it has several values. Give one; a list is written [1,2]."
+    if (override.lstrip("+~").partition("=")[0] + ".").startswith("hydra."):
+        return "hydra's own settings have no effect, because hydra only reads the file. Leave it out."
     return ""
 
 

@@ -6,10 +6,6 @@ import subprocess
 import sys
 from typing import Any
 
-import pytest
-
-pytestmark = pytest.mark.extended
-
 START = """
 import json, ray, time
 from open_instruct.cluster import bundles

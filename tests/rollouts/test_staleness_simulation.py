@@ -12,8 +12,6 @@ from benchmarks.simulated_world import Outcome, World, constant, log_normal, uni
 from benchmarks.simulator import Deadlock, Simulation
 from open_instruct.rollouts.staleness import FlowOptions
 
-pytestmark = pytest.mark.extended
-
 NUM_SCHEDULES = 1000
 NUM_AMPLE = 300
 NUM_QUIET = 300

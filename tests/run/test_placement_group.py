@@ -13,8 +13,6 @@ from whole_runs import SUMS
 
 from open_instruct.data_types import Box
 
-pytestmark = pytest.mark.extended
-
 
 def make_namespace(output_dir: object, **options: Any) -> SimpleNamespace:
     """Options of a run, with what the document's examples ask for beside them."""

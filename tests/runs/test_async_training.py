@@ -11,8 +11,6 @@ import pytest
 from conftest import TINY_MODEL
 from whole_runs import EVALUATION, SUMS, Process, assert_ledger_balances, command, rows, shared_memory
 
-pytestmark = pytest.mark.extended
-
 SCRIPT = Path(__file__).parents[2] / "open_instruct" / "fully_async_main.py"
 HOOKS = """
 import numpy as np, ray

@@ -184,7 +184,6 @@ def test_the_demos_learn(tmp_path: Path, demo: str, times_better: float) -> None
     assert found[-1] > times_better * found[0]
 
 
-@pytest.mark.extended
 def test_environments_that_die_at_random_lose_nothing_and_score_nothing(
     talk: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
