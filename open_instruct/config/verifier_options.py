@@ -39,8 +39,9 @@ class RewardOptions:
     max_unscored_share: float = 0.5
     """The run ends with exit code 1 once more than this share of the last 1,000 responses was not scored, because its rewards
     cannot be trusted. 1: never."""
-    verifier_workers: int = 1
-    """Groups of responses that are verified at the same time, each in a process of its own."""
+    verifier_workers: int | None = None
+    """Groups of responses that are verified at the same time, each in a process of its own. By default a quarter as many as the
+    controller's machine has cores, but from 2 to 16."""
 
 
 @dataclass(kw_only=True)

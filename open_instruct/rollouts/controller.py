@@ -43,7 +43,7 @@ from open_instruct.rollouts.step_assembly import CollationOptions
 from open_instruct.rollouts.step_filling import StepFilling
 from open_instruct.system.work_threads import POLL_S, WorkThreads
 from open_instruct.verifiers.evolving_rubrics import EvolvingRubrics
-from open_instruct.verifiers.pool import VerifierPool
+from open_instruct.verifiers.pool import VerifierPool, default_workers
 from open_instruct.verifiers.row_verifiers import names_of_verifiers
 from open_instruct.verifiers.verifiers import import_verifiers
 
@@ -393,7 +393,7 @@ def _verifier_pool(args: GRPOConfig, train: PromptDataset, held_out: PromptDatas
     datasets = {*train.dataset_names, *(held_out.dataset_names if held_out is not None else ())}
     names = {name for dataset in datasets for name in names_of_verifiers(dataset)}
     return VerifierPool(
-        args.verifier_workers,
+        args.verifier_workers or default_workers(),
         args.verifier_timeout_s,
         ready=sorted(names),
         modules=args.verifier_modules,

@@ -10,6 +10,8 @@ from open_instruct.data.prompt_dataset import PromptDataset, PromptOrder
 from open_instruct.data_types import EVAL, PromptRequest
 from open_instruct.rollouts.evaluation import Evaluation
 from open_instruct.rollouts.staleness import IssuedPrompt
+from open_instruct.rollouts.step_assembly import pass_rate
+from open_instruct.scored_groups import ScoredGroup
 from open_instruct.workflows.base import Workflow
 
 logger = logging.getLogger(__name__)
@@ -47,10 +49,10 @@ class PromptRequests:
         """Whether the row of an issue number is not sampled again. If that holds for all rows, it holds for none."""
         return self.row_number(issue_number) in self.solved_rows and len(self.solved_rows) < len(self.train)
 
-    def note_pass_rate(self, row_number: int, pass_rate: float) -> None:
-        """Remember a row that was solved at the rate that is enough."""
-        threshold = self._args.no_resampling_pass_rate
-        if threshold is None or pass_rate < threshold or row_number in self.solved_rows:
+    def note_solved(self, rollout: ScoredGroup) -> None:
+        """Remember the row of a rollout that was solved at the rate that is enough."""
+        threshold, row_number = self._args.no_resampling_pass_rate, rollout.result.index
+        if threshold is None or row_number in self.solved_rows or pass_rate(rollout, self._args) < threshold:
             return
         self.solved_rows.add(row_number)
         if len(self.solved_rows) == len(self.train):

@@ -22,7 +22,7 @@ from open_instruct.rollouts.message_queue import MessageQueue, QueueFull
 from open_instruct.rollouts.prompt_requests import PromptRequests
 from open_instruct.rollouts.rollout_state import FinishedGroup
 from open_instruct.rollouts.staleness import Assignment, PromptFlow
-from open_instruct.rollouts.step_assembly import CollationOptions, StepAssembly, pass_rate
+from open_instruct.rollouts.step_assembly import CollationOptions, StepAssembly
 from open_instruct.rollouts.step_record import write_rollouts, write_step_record, write_step_transcripts
 from open_instruct.scored_groups import ScoredGroup
 from open_instruct.system.work_threads import POLL_S, WorkThreads
@@ -117,7 +117,7 @@ class StepFilling:
         self.taken.setdefault(assembly.training_step, []).append(group)
         self._flow.ledger.stage(prompt_id, assembly.add(group, assignment), assembly.training_step)
         self._over_issue.record(group, is_straggler=assignment.is_straggler)
-        self._requests.note_pass_rate(group.result.index, pass_rate(assembly.rollouts[-1], self._args))
+        self._requests.note_solved(assembly.rollouts[-1])
 
     def _extend(self, assembly: StepAssembly) -> None:
         """Take more prompts into a step that has nothing to train on. Told the 1st, 2nd, 4th, 8th time and so on."""

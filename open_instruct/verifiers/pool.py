@@ -24,6 +24,7 @@ from collections.abc import Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from open_instruct.config.verifier_options import VerifierConfig
+from open_instruct.device import num_cores
 from open_instruct.system.sandbox import Jail
 from open_instruct.verifiers.group_scoring import GroupScoring
 from open_instruct.verifiers.keeper import KeeperStart, ScoreFunction
@@ -45,8 +46,15 @@ logger = logging.getLogger(__name__)
 START_ATTEMPTS = 3
 MAX_SLOW_GROUPS = 16
 """Groups that may wait for nothing but slow responses, in addition to the groups that compute."""
+WORKERS_BY_DEFAULT = range(2, 17)
+"""A quarter as many workers as there are cores, but no fewer than the first and no more than the last of these numbers."""
 GROUPS_PER_SCORER = 64
 """Groups that a scorer scores before a fresh one replaces it. Forking a scorer costs as much as a hundred short answers."""
+
+
+def default_workers() -> int:
+    """How many groups compute at once if the user does not say."""
+    return min(max(num_cores() // 4, WORKERS_BY_DEFAULT[0]), WORKERS_BY_DEFAULT[-1])
 
 
 class VerifierPool:

@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 from verifier_fakes import Lacking, Unstartable, score_by_text, score_environment, score_is_worker
 
-from open_instruct.verifiers.pool import GROUPS_PER_SCORER, VerifierPool
+from open_instruct.verifiers import pool as pool_module
+from open_instruct.verifiers.pool import GROUPS_PER_SCORER, VerifierPool, default_workers
 from open_instruct.verifiers.reasoning_gym_data import reasoning_gym_rows
 from open_instruct.verifiers.scoring_processes import Scored
 
@@ -27,6 +28,12 @@ TIMEOUT_S = 1.0
 def pool() -> Iterator[VerifierPool]:
     with VerifierPool(1, TIMEOUT_S, score=score_by_text) as pool:
         yield pool
+
+
+@pytest.mark.parametrize(("num_cores", "expected"), [(1, 2), (2, 2), (16, 4), (192, 16)])
+def test_workers_by_default(num_cores: int, expected: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool_module, "num_cores", lambda: num_cores)
+    assert default_workers() == expected
 
 
 def score_texts(pool: VerifierPool, *texts: str) -> list[Scored]:
