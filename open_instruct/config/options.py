@@ -51,7 +51,8 @@ class RolloutOptions:
     pack_length: int = 512
     """Most tokens in one row of a training batch. The longest prompt with the longest response must fit into a row."""
     rollout_workflow: str = chosen_from(WORKFLOWS, SINGLE_TURN)
-    """How the model responds to a prompt. single_turn: in one turn; rc: in cycles of a reasoning turn and its summary."""
+    """How the model responds to a prompt. single_turn: in one turn; conversation: in turns, with tools and environments between;
+    agent_program: as a program of yours asks it to; rc: in cycles of a reasoning turn and its summary."""
     workflow_modules: list[str] = field(default_factory=list)
     """Files (my_workflow.py) or modules that define further workflows. See docs/workflows.md."""
     temperature: float = 1.0

@@ -57,7 +57,7 @@ def _pattern(part: str) -> str:
 
 SECTIONS: dict[str, list[Metric]] = {
     "Progress": [
-        Metric("training_step", "optimizer steps of the data, from 1; a row 0 holds the evaluation before training"),
+        Metric("training_step", "training steps, from 1; a row 0 holds the evaluation before training"),
         Metric("episode", "responses that were to be trained on so far: steps × prompts × responses"),
         Metric("global_step", "the same as `episode`"),
         Metric("epoch", "`episode` / responses per prompt / rows of the training data"),
@@ -92,7 +92,10 @@ SECTIONS: dict[str, list[Metric]] = {
         Metric("objective/verifier_failures", "of these those whose verifier raised an error"),
         Metric("objective/environment_reward", "what environments gave beside the verifier, mean over the responses"),
         Metric("objective/verifier_cost", "US dollars that scoring the step cost, where it cost something"),
-        Metric("unscored_groups", "groups sampled again so far because fewer than two responses were scored"),
+        Metric(
+            "unscored_groups",
+            "groups of which too few responses were scored, in this process so far",
+        ),
         Metric("all_groups/<scores|objective/…|val/…>", "the same over all groups that were generated for the step"),
         Metric("all_groups/percent_solved_mean", "share of responses with a score of 1, over all groups"),
         Metric("all_groups/total_prompts", "groups that were generated for the step"),
@@ -144,7 +147,7 @@ SECTIONS: dict[str, list[Metric]] = {
             "of responses: the version that sampled the newest token minus the oldest whose keys and values it attended to",
         ),
         Metric("num_steps_off_policy", "mean age of the groups in steps; 0 is on policy"),
-        Metric("num_steps_off_policy_max", "age of the oldest group: never above `--async_steps` (the hard bound)"),
+        Metric("num_steps_off_policy_max", "age of the oldest group: never above the bound, `--max_staleness_allowed`"),
         Metric("<avg|min|max>_sample_age", "age of a sample's oldest trained token in steps"),
         Metric("stale_samples_ratio", "share of samples older than one step"),
         Metric("version_diversity", "versions among the trained tokens"),
@@ -163,7 +166,10 @@ SECTIONS: dict[str, list[Metric]] = {
             "there always a mean over tokens, with `--num_epochs` that of the last pass",
         ),
         Metric(
-            "loss/<kl|ce|distillation>_avg", "its other parts, where there are any, divided in the same way", "the same"
+            "loss/<kl|ce|distillation>_avg",
+            "its other parts, where there are any, with their weights: KL divided as `--kl_denominator` says, cross-entropy "
+            "by the inserted tokens, distillation like the policy part",
+            "there means over tokens",
         ),
         Metric("loss/total_avg", "the loss that is minimised: the sum of these", "there scaled for the backward pass"),
         Metric("objective/kl<0|1|2|3|4>_avg", "estimators of the KL to the reference policy"),
@@ -215,7 +221,7 @@ SECTIONS: dict[str, list[Metric]] = {
         Metric("eval/actor_tokens_per_second", "as in training"),
         Metric("eval/response_tokens_per_second", "response tokens per second of the evaluation"),
         Metric("eval/num_given_up", "prompts whose generation failed too often; they count as wrong"),
-        Metric("eval/num_not_scored", "prompts that no verifier scored; they are left out"),
+        Metric("eval/num_not_scored", "prompts of which a response was not scored; they are left out"),
         Metric("eval/rc/<metric>", "reasoning cache: accuracy and tokens by cycle, as means over trajectories"),
     ],
     "Time": [
@@ -240,7 +246,10 @@ SECTIONS: dict[str, list[Metric]] = {
             "agent_loop/<generate_sequences|tool_calls|compute_score>/<min|max|mean|p50|p95>",
             "over all groups; `tool_calls` is the time in which nothing of the group was generated",
         ),
-        Metric("agent_loop/num_preempted/<min|max|mean|p50|p95>", "over the groups whose engine tells it"),
+        Metric(
+            "agent_loop/num_preempted/<min|max|mean|p50|p95>",
+            "of groups whose engine counts; ours do not",
+        ),
         Metric("agent_loop/slowest/<what>", "the slowest group: its phases, lengths, prompt and engine"),
         Metric("engines/busy_share", "share of time in engine steps"),
         Metric("engines/<asleep_s|num_sleeps>", "sleeping engines, since their start"),
@@ -261,26 +270,18 @@ SECTIONS: dict[str, list[Metric]] = {
         Metric("queue/<put_waits|put_wait_s>", "how often and how long the controller waited for the learners so far"),
         Metric("training/<global_step|param_version|param_sync_count>", "of the fully async policy"),
         Metric("alerts", "texts of the alerts that the row raised"),
+        Metric("current_param_version", "version of the weights that the engines were sent last"),
+        Metric("is_paused", "whether no training prompt is issued now"),
+        Metric("num_open_prompts", "prompts that are issued and that no step has taken"),
+        Metric("queue_size", "samples in the message queue now"),
+        Metric("<memory_bytes|max_memory_bytes>", "bytes in the message queue, now and at most"),
         *(
             Metric(name, "count of the fully async policy, since the start of the process")
             for name in (
-                *(
-                    "current_param_version",
-                    "dropped_samples",
-                    "dropped_stale_samples",
-                    "dropped_timeouts",
-                    "engine_restarts",
-                ),
-                *(
-                    "generation_errors",
-                    "generation_timeouts",
-                    "global_steps",
-                    "is_paused",
-                    "max_memory_bytes",
-                    "memory_bytes",
-                ),
-                *("num_open_prompts", "param_sync_count", "param_sync_requests", "pause_count", "processed_samples"),
-                *("put_wait_s", "put_waits", "queue_size", "resume_count", "sync_failures", "total_consumed"),
+                *("dropped_samples", "dropped_stale_samples", "dropped_timeouts", "engine_restarts"),
+                *("generation_errors", "generation_timeouts", "global_steps"),
+                *("param_sync_count", "param_sync_requests", "pause_count", "processed_samples"),
+                *("put_wait_s", "put_waits", "resume_count", "sync_failures", "total_consumed"),
                 *("total_generated_samples", "total_produced"),
             )
         ),

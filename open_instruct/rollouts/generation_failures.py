@@ -82,7 +82,7 @@ class GenerationFailures:
         """`generation_errors`: groups that came back without responses, of training and of evaluations. `generation_timeouts`:
         those of training that took longer than `--generation_timeout`. `dropped_timeouts`: training prompts that were dropped
         because their last attempt did; answers to these prompts are long, so that training misses long answers.
-        `unscored_groups`: those, of training and of evaluations, of which a verifier did not score every response.
+        `unscored_groups`: groups of training of which too few responses were scored, and of evaluations of which one was not.
         """
         names = ("generation_errors", "generation_timeouts", "dropped_timeouts", "unscored_groups")
         return {name: self._counts[name] for name in names}

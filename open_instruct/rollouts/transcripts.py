@@ -1,6 +1,6 @@
 """What a training step trains on as text for people (`--save_traces`), with who wrote what and what is trained on.
 
-    ──── 17-0001, sample 3, row 12 (math): reward 1, advantage 0.61, stop
+    ──── train-17, sample 3, row 12 (math): reward 1, advantage 0.61, stop
     prompt      │ <|user|>12 + 34 = ?<|end|><|assistant|>
     trained v4  │ <calculator>12 + 34</calculator>
     given       │ <output>

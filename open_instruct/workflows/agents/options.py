@@ -28,7 +28,8 @@ class AgentOptions:
     agent_timeout_s: float = 600.0
     """Longest time that a program may run. Then it is killed with its children, which counts as a failure of the program."""
     agent_attempts: int = 2
-    """How often a rollout is begun whose program fails, before its prompt is given up."""
+    """How often a rollout is begun whose program fails. After that its prompt is sampled again with another seed,
+    max_generation_attempts times in all."""
     agent_max_concurrent: int | None = None
     """Most programs at once on an engine; further rollouts wait. By default as many as the engine has rollouts."""
     agent_max_samples: int = 8

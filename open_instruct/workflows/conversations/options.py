@@ -58,7 +58,8 @@ class ConversationOptions:
     reward_aggregator: Literal["last", "sum"] = "last"
     """What the rewards of an environment's steps come to. The verifier's reward is added."""
     environment_attempts: int = 2
-    """How often a conversation is begun whose environment fails, before its prompt is given up."""
+    """How often a conversation is begun whose environment fails. After that its prompt is sampled again with another seed,
+    max_generation_attempts times in all."""
     environment_reset_timeout_s: float = 60.0
     """Longest time that an environment may take to begin."""
     environment_step_timeout_s: float = 60.0
