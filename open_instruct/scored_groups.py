@@ -39,7 +39,7 @@ class ScoredGroup:
     """What each verifier said, where several score a row. `scores` are then their weighted means, and `reward_weight` the sum of
     their weights."""
     well_formed: np.ndarray | None = None
-    """(G,) bool: whether each response has the form that rewards look at; None where they look at none."""
+    """(G,) bool: whether each response has the form that rewards of verifiers look at; None where they look at none."""
     shaped_rewards: np.ndarray | None = None
     """(G,) float64: the rewards, where they are more than the verifier's score (`RewardShaping`)."""
 
@@ -88,6 +88,17 @@ class ScoredGroup:
     def lengths(self) -> np.ndarray:
         """(G,) int: the tokens of each response."""
         return np.array([len(sample.response_ids) for sample in self.samples])
+
+    @property
+    def conversation_lengths(self) -> np.ndarray:
+        """(G,) int: for each sample the tokens of all responses of its conversation."""
+        ends = self.ends
+        return np.bincount(ends, weights=self.lengths, minlength=len(ends)).astype(int)[ends]
+
+    @property
+    def is_judged(self) -> np.ndarray:
+        """(G,) bool: whether a verifier scores the conversation of each sample."""
+        return np.array([self.samples[end].is_judged for end in self.ends], dtype=bool)
 
     @property
     def stopped(self) -> np.ndarray:

@@ -41,6 +41,7 @@ class RewardShaping:
         lengths_G: np.ndarray,
         stopped_G: np.ndarray,
         well_formed_G: np.ndarray | None = None,
+        judged_G: np.ndarray | bool = True,
         environment_G: np.ndarray | float = 0.0,
     ) -> np.ndarray:
         """(G,) float64: the shaped rewards.
@@ -53,9 +54,11 @@ class RewardShaping:
             lengths_G: (G,) tokens of each response.
             stopped_G: (G,) bool, whether the response ended by itself.
             well_formed_G: (G,) bool, whether it has the form; needed if `form` is not ignored.
+            judged_G: (G,) bool, whether a verifier scores the response. Only then `form` is looked at: a summary of the reasoning
+                cache, for instance, is no answer.
             environment_G: (G,) what the environment gave beside the verifier.
         """
-        rewards_G = self._by_form(np.asarray(rewards_G, dtype=np.float64), well_formed_G) + environment_G
+        rewards_G = self._by_form(np.asarray(rewards_G, dtype=np.float64), well_formed_G, judged_G) + environment_G
         if self.non_stop_reward is not None:
             rewards_G = np.where(stopped_G, rewards_G, self.non_stop_reward)
         if self.overlong_buffer:
@@ -63,15 +66,17 @@ class RewardShaping:
             rewards_G = rewards_G - self.overlong_penalty * np.clip(exceeded_G / self.overlong_buffer, 0, 1)
         return rewards_G
 
-    def _by_form(self, rewards_G: np.ndarray, well_formed_G: np.ndarray | None) -> np.ndarray:
+    def _by_form(
+        self, rewards_G: np.ndarray, well_formed_G: np.ndarray | None, judged_G: np.ndarray | bool
+    ) -> np.ndarray:
         if not self.counts_score:
             rewards_G = np.zeros_like(rewards_G)
         if self.form == "ignored":
             return rewards_G
         assert well_formed_G is not None
         if self.form == "needed" and self.counts_score:
-            return np.where(well_formed_G, rewards_G, 0.0)
-        return rewards_G + self.form_reward * well_formed_G
+            return np.where(well_formed_G | np.logical_not(judged_G), rewards_G, 0.0)
+        return rewards_G + self.form_reward * (well_formed_G & judged_G)
 
 
 _FORM_BEGINS = re.compile(r"</think>\s*<answer>")

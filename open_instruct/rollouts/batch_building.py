@@ -58,8 +58,9 @@ def training_samples(
 
 
 def _advantages_of(group: ScoredGroup, advantages: Callable[..., np.ndarray], verification_reward: float) -> np.ndarray:
-    """(G,) advantages. Samples of one conversation are compared as one: they have the advantage of its last sample."""
-    rewards, lengths = group.rewards(verification_reward), group.lengths
+    """(G,) advantages. Samples of one conversation are compared as one, with the tokens of all of them as its length: they have
+    the advantage of its last sample."""
+    rewards, lengths = group.rewards(verification_reward), group.conversation_lengths
     if not any(sample.goes_on for sample in group.samples):
         return advantages(rewards, lengths_G=lengths)
     ends, place = np.unique(group.ends, return_inverse=True)

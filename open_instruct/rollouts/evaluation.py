@@ -89,20 +89,20 @@ class Evaluation:
         self._being_scored.discard(row)
         self._left_out[row] = group
 
-    def fail(self, group: ScoredGroup) -> bool:
+    def fail(self, group: ScoredGroup) -> bool | None:
         """The engines broke a group off: its prompt is issued again, or after `max_attempts` failures given up and counted with
-        the scores of `group`. Whether it is given up now."""
+        the scores of `group`. Returns whether it is issued again; None if nobody waits for the prompt any more."""
         row = group.result.index
         if row not in self._out:
-            return False
+            return None
         self._out.discard(row)
         self._failures[row] += 1
         if self._failures[row] < self._max_attempts:
             self._to_issue.append(row)
-            return False
+            return True
         self._groups[row] = group
         self._last_causes[row] = group.result.error
-        return True
+        return False
 
     def recover(self, present: Collection[str]) -> int:
         """After an engine died: issue again what was sent and is neither back nor among `present`; how many prompts."""

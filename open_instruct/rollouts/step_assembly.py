@@ -19,7 +19,7 @@ from open_instruct.registry import options_of
 from open_instruct.rollouts import batch_building
 from open_instruct.rollouts.packing import prepare_collated_data_for_workers
 from open_instruct.rollouts.staleness import CONSUMED, MASKED, ZERO_STD, Assignment, sample_age
-from open_instruct.scored_groups import ScoredGroup, last_samples, split
+from open_instruct.scored_groups import ScoredGroup, last_samples, split, take
 
 
 @dataclass(frozen=True)
@@ -137,10 +137,16 @@ class StepAssembly:
 
     def _shaped(self, rollout: ScoredGroup) -> ScoredGroup:
         """The rollout with the rewards that are trained on."""
-        if not self._shaping.is_on:
+        if not self._shaping.is_on and not rollout.has_environment_rewards:
             return rollout
-        rewards, given = self._args.verification_reward * rollout.weighted_scores, rollout.environment_rewards
-        shaped = self._shaping.apply(rewards, rollout.lengths, rollout.stopped, rollout.well_formed, given)
+        shaped = self._shaping.apply(
+            self._args.verification_reward * rollout.weighted_scores,
+            rollout.conversation_lengths,
+            rollout.stopped,
+            rollout.well_formed,
+            rollout.is_judged,
+            rollout.environment_rewards,
+        )
         return replace(rollout, shaped_rewards=shaped[rollout.ends])
 
     def _add(self, group: ScoredGroup, assignment: Assignment) -> str:
@@ -288,8 +294,11 @@ class StepAssembly:
 
 def pass_rate(rollout: ScoredGroup, args: GRPOConfig) -> float:
     """The mean reward of a rollout, as a share of the highest that a response can have. What an environment gives has no
-    highest; with it, the share of right responses. A conversation counts once."""
+    highest; with it, the share of right responses. A conversation counts once, and of a rollout that has judged samples these
+    alone."""
     (answers,) = last_samples([rollout])
+    if judged := [position for position, sample in enumerate(answers.samples) if sample.is_judged]:
+        answers = take(answers, judged)
     if answers.has_environment_rewards:
         return float(batch_building.is_right(answers).mean())
     highest = args.reward_shaping.highest(args.verification_reward * rollout.reward_weight)

@@ -18,7 +18,7 @@ from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.data_types import RolloutBatch
 from open_instruct.rollouts import batch_building
 from open_instruct.rollouts.data_preparation import DataPreparation
-from open_instruct.rollouts.message_queue import MessageQueue, QueueFull
+from open_instruct.rollouts.message_queue import MessageQueue, QueueFull, default_queue_size
 from open_instruct.rollouts.prompt_requests import PromptRequests
 from open_instruct.rollouts.rollout_state import FinishedGroup
 from open_instruct.rollouts.staleness import Assignment, PromptFlow
@@ -70,10 +70,9 @@ class StepFilling:
         """The thread. It takes scored groups and puts the training data of each step into the message queue, waiting for room."""
         self._assemble()  # what a saved state brought along
         while not self._threads.stopping.is_set():
-            if groups := self._preparation.next_scored():
-                for group in groups:
-                    self.take(group)
-                self._assemble()
+            for group in self._preparation.next_scored():
+                self.take(group)
+            self._assemble()  # also where no group came, because a prompt that was dropped leaves its place to another
 
     def take(self, group: ScoredGroup) -> None:
         """Let a scored group wait for its step, unless another copy of it came first."""
@@ -174,7 +173,8 @@ class StepFilling:
                 self._message_queue.put(
                     batch,
                     version=batch.min_version,
-                    num_samples=max(batch.num_samples, 1),
+                    # Rows may ask for more steps of environments than the queue was made for: their batch then fills it.
+                    num_samples=min(max(batch.num_samples, 1), default_queue_size(self._args)),
                     timeout=10 * POLL_S,
                     message_id=f"step {batch.training_step}, partial batch {batch.number}",
                 )
@@ -191,7 +191,9 @@ class StepFilling:
         self.taken.pop(training_step, None)
 
     def finished_groups(self) -> list[FinishedGroup]:
-        """Groups that are scored and not trained on: waiting, or taken by a step that is not trained yet."""
-        scored = [*self.groups.values(), *(group for groups in self.taken.values() for group in groups)]
+        """Groups that are scored and not trained on: taken by a step that is not trained yet, then those that wait. A run that
+        goes on takes them in this order, so that its steps get the same groups again."""
+        taken = (group for _, groups in sorted(self.taken.items()) for group in groups)
+        scored = [*taken, *self.groups.values()]
         names = [one.name for one in fields(FinishedGroup)]
         return [FinishedGroup(**{name: getattr(group, name) for name in names}) for group in scored]

@@ -36,6 +36,8 @@ POLL_S = 0.5
 AHEAD_BYTES = 2**16
 """Most bytes of several responses that are sent to a scorer at once: less than a socket holds, so that sending never waits."""
 SECRET_DIGITS = 16
+SEND_S = 5
+"""Longest wait, in whole seconds, for the keeper to read what it is sent; a socket holds some 200 KB."""
 STOPPED_S = 3.0
 """A keeper that is stopped (SIGSTOP, a frozen container) for this long while a thread waits for it is replaced."""
 
@@ -230,6 +232,7 @@ class Keeper:
         for dataset, reason in refused.items():
             logger.warning("rows of %r are not scored, because their verifier cannot be loaded: %s", dataset, reason)
         self._refused |= refused
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", SEND_S, 0))
         self._is_ready = True
 
     def _answer(self) -> object:

@@ -62,9 +62,24 @@ def test_what_the_environment_gave_counts_whatever_becomes_of_the_score(options:
     given, stopped = np.array([0.5, 0.25]), np.array([True, False])
     shaping = RewardShaping(**options)
     formless = np.zeros(2, bool)
-    assert shaping.apply(np.full(2, 10.0), np.full(2, 5), stopped, formless, given).tolist() == [0.5, 0.25]
+    assert shaping.apply(np.full(2, 10.0), np.full(2, 5), stopped, formless, environment_G=given).tolist() == [
+        0.5,
+        0.25,
+    ]
     shaping = RewardShaping(**options, non_stop_reward=-1.0)
-    assert shaping.apply(np.full(2, 10.0), np.full(2, 5), stopped, formless, given).tolist() == [0.5, -1.0]
+    assert shaping.apply(np.full(2, 10.0), np.full(2, 5), stopped, formless, environment_G=given).tolist() == [
+        0.5,
+        -1.0,
+    ]
+
+
+@pytest.mark.parametrize(("form", "expected"), [("needed", [10.0, 0.0, 10.0]), ("rewarded", [15.0, 10.0, 10.0])])
+def test_form_is_that_of_answers_alone(form: Any, expected: list[float]) -> None:
+    """The last response is a summary, which no verifier scores."""
+    well_formed, judged = np.array([True, False, False]), np.array([True, True, False])
+    shaping = RewardShaping(form=form, form_reward=5.0)
+    rewards = shaping.apply(np.full(3, 10.0), np.full(3, 5), np.full(3, True), well_formed, judged)
+    assert rewards.tolist() == expected
 
 
 def test_a_response_that_did_not_end_has_the_value_whatever_its_form() -> None:

@@ -82,6 +82,16 @@ def test_a_prompt_that_the_engine_gave_up_is_issued_again_and_then_dropped(make_
     assert statistics["dropped_timeouts"] == 1
 
 
+def test_step_whose_last_prompt_was_dropped_takes_one_that_has_arrived_already(make_play: MakePlay) -> None:
+    """It does not wait for the prompt that is issued instead."""
+    play = make_play(max_generation_attempts=1, async_steps=1).start()
+    *others, last, early = play.receive_admitted()[: NUM_PROMPTS + 1]
+    play.deliver(*(play.answer(request) for request in (*others, early)))
+    assert "step 1" in play.nothing_is_ready()
+    play.deliver(broken_off(play.answer(last)))
+    assert play.prompts_in(play.batch(1)) == all_samples_of(*others, early)
+
+
 def test_group_that_was_broken_off_is_sampled_again_with_another_seed(make_play: MakePlay) -> None:
     """With the same seed the samples that took too long would take too long again."""
     play = make_play(max_generation_attempts=3).start()

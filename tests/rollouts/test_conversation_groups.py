@@ -75,6 +75,20 @@ def test_shaped_reward_of_a_conversation_is_that_of_its_last_sample(options: dic
     assert rewards[0] == rewards[1] < rewards[2]
 
 
+def test_length_of_a_conversation_is_that_of_all_its_samples() -> None:
+    """Of 32 tokens the penalty begins at 2: eight samples of four tokens have all of it, one sample of four loses a fifteenth."""
+    _, assembly = added(group(conversation(8), conversation(1), scores=[1, 1]), **LONG)
+    assert assembly.groups[0].rewards(10.0).tolist() == [-5.0] * 8 + [10.0 - 15.0 * 2 / 30]
+    _, assembly = added(group(conversation(3), conversation(1), scores=[1, 0]), advantage_normalization_type="opo")
+    [(_, samples)] = assembly.trained
+    assert [one.advantage for one in samples] == pytest.approx([2.5] * 3 + [-7.5])
+
+
+def test_equal_sums_of_score_and_environment_teach_nothing() -> None:
+    one = group(conversation(1, given=0.0), conversation(1, given=10.0), scores=[1, 0])
+    assert added(one)[0] == ZERO_STD
+
+
 def test_no_sample_of_a_conversation_that_was_cut_off_is_trained_on() -> None:
     cut, whole = conversation(3, ended="length"), conversation(2)
     _, assembly = added(group(cut, whole, scores=[0, 1]), mask_truncated_completions=True)
@@ -127,6 +141,13 @@ def test_pass_rate_with_rewards_of_an_environment_is_the_share_that_is_right(
     first, second = given
     one = group(conversation(3, given=first), conversation(1, given=second), scores=[0, 0])
     assert pass_rate(one, make_args()) == rate
+
+
+def test_pass_rate_is_that_of_answers_alone() -> None:
+    """Two summaries, which no verifier scores, have no reward of their own."""
+    summaries = [[replace(sample(), is_judged=False, reward=0.0)] for _ in range(2)]
+    one = group(*summaries, conversation(1), conversation(1), scores=[0, 0, 1, 1])
+    assert pass_rate(one, make_args()) == 1.0
 
 
 FORM = {"apply_r1_style_format_reward": True}

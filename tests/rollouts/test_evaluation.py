@@ -92,9 +92,9 @@ def test_evaluation_gives_a_prompt_up_after_so_many_failures() -> None:
     issue_all(evaluation)
     come_back(evaluation, 0)
     for _ in range(2):
-        assert not evaluation.fail(group(1, 0.0, error=TIMEOUT))
+        assert evaluation.fail(group(1, 0.0, error=TIMEOUT)) is True
         assert issue_all(evaluation) == [1]
-    assert evaluation.fail(group(1, 0.0, error=TIMEOUT))
+    assert evaluation.fail(group(1, 0.0, error=TIMEOUT)) is False
     assert issue_all(evaluation) == []
     assert evaluation.is_complete
     assert [float(one.scores[0]) for one in evaluation.groups] == [1.0, 0.0]
@@ -107,9 +107,9 @@ def test_evaluation_counts_no_failure_of_a_prompt_that_came_back() -> None:
     evaluation = Evaluation(7, 1, max_attempts=1)
     issue_all(evaluation)
     assert evaluation.begin_scoring(result(0))
-    assert not evaluation.fail(group(0, 0.0, error=TIMEOUT))
+    assert evaluation.fail(group(0, 0.0, error=TIMEOUT)) is None
     evaluation.add(group(0))
-    assert not evaluation.fail(group(0, 0.0, error=TIMEOUT))
+    assert evaluation.fail(group(0, 0.0, error=TIMEOUT)) is None
     assert (evaluation.is_complete, evaluation.num_given_up) == (True, 0)
 
 

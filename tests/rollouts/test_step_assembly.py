@@ -11,6 +11,7 @@ from group_fakes import ended_by, make_result
 from open_instruct.data_types import TokenStatistics, TrainingSample
 from open_instruct.rollouts.staleness import CONSUMED, MASKED, ZERO_STD, Assignment, IssuedPrompt
 from open_instruct.rollouts.step_assembly import CollationOptions, StepAssembly, pass_rate
+from open_instruct.rollouts.step_filling import StepFilling
 from open_instruct.scored_groups import ScoredGroup, split
 
 NUM_GROUPS = 64
@@ -179,3 +180,14 @@ def test_metrics_of_a_verifier_have_its_name_however_rows_spell_it() -> None:
     assembly.next_partial_batch(last=True)
     names = {name for name in assembly.metrics(now=1.0) if name.startswith("objective/") and name.endswith("_reward")}
     assert names == {"objective/math_reward", "objective/verifiable_reward"}
+
+
+def test_groups_that_steps_have_taken_are_saved_before_those_that_wait() -> None:
+    """A run that goes on takes groups in this order. Otherwise a step would take one that waits in place of a straggler that it
+    had waited for, and the straggler would be too old afterwards."""
+    parts: Any = [None] * 9
+    filling = StepFilling(*parts)
+    filling.groups = {"train-3": group(3)}
+    filling.taken = {4: [group(2)], 3: [group(1), group(0)]}
+    saved = [finished.result.prompt_id for finished in filling.finished_groups()]
+    assert saved == ["train-1", "train-0", "train-2", "train-3"]

@@ -312,7 +312,8 @@ def test_a_verifier_without_memory_says_nothing_of_the_response(pool: VerifierPo
     assert score_texts(pool, "4", "memory", "4") == [RIGHT, Scored(None, "crash"), RIGHT]
 
 
-def test_a_stopped_keeper_is_replaced() -> None:
+@pytest.mark.parametrize("large", ["", "4" * 2**20], ids=["small row", "row that the socket does not hold"])
+def test_a_stopped_keeper_is_replaced(large: str) -> None:
     with VerifierPool(1, 5.0, score=score_by_text) as pool:
         score_texts(pool, "4")
         before = pool._keeper._process
@@ -321,7 +322,8 @@ def test_a_stopped_keeper_is_replaced() -> None:
             os.kill(pid, signal.SIGSTOP)
         start = time.monotonic()
         assert score_texts(pool, "4") == [Scored(None, "timeout")]  # its scorer is stopped, too
-        assert score_texts(pool, "4") == [RIGHT]
+        label = large or "4"
+        assert pool.score_group("fake", label, [[1]], [label]) == [RIGHT]
         assert pool._keeper._process is not before
         assert time.monotonic() - start < 60
 

@@ -1,6 +1,7 @@
 """Which states are drawn, and the buffer of states: bounded, aged, each given once, saved and loaded."""
 
 import gc
+import json
 from collections import Counter
 from typing import Any
 
@@ -167,7 +168,8 @@ def test_planner_forgets_the_plans_of_prompts_that_came_back_or_were_dropped() -
         else:
             one.dropped(f"train-{number}")
     assert num_states_alive() - before == one.metrics()["rc/states_buffered"] <= 100
-    assert len(one.state_dict()) == one.metrics()["rc/states_buffered"]
+    assert len(one.state_dict()["buffer"]) == one.metrics()["rc/states_buffered"]
+    assert one.state_dict()["out"] == {}
 
 
 def test_a_saved_buffer_comes_back_with_what_was_out() -> None:
@@ -176,12 +178,18 @@ def test_a_saved_buffer_comes_back_with_what_was_out() -> None:
     one.arrived("train-0", (state(1, 2, "one"), state(2, 3, "two")))
     seed = next(s for s in range(50) if _is_drawn(s, 3))
     assert one.training_plan("train-1", 7, "problem", version=4, seed=seed).start.summary == "two"
-    saved = one.state_dict()
+    saved = json.loads(json.dumps(one.state_dict()))
     other = planner(buffer_size=10, states_per_problem=1)
     other.load_state_dict(saved)
-    assert other.metrics()["rc/states_buffered"] == 2
-    again = other.training_plan("train-1", 7, "problem", version=4, seed=seed)
-    assert again.start == state(2, 3, "two")
+    assert other.metrics()["rc/states_buffered"] == 1
+    assert other.training_plan("train-1", 7, "problem", version=5, seed=0) == one.training_plan(
+        "train-1", 7, "problem", version=4, seed=seed
+    )
+    other.arrived("train-1", (state(2, 5, "three"),))  # its samples were saved before they were scored
+    assert [one["summary"] for one in other.state_dict()["buffer"]] == ["one", "three"]
+    before = planner(buffer_size=10, states_per_problem=1)
+    before.load_state_dict(saved["buffer"])  # a checkpoint of before
+    assert before.metrics()["rc/states_buffered"] == 1
 
 
 def _is_drawn(seed: int, number: int) -> bool:

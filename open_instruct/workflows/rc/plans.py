@@ -166,10 +166,19 @@ class RCPlanner:
             "rc/state_age_max": max(ages, default=0),
         }
 
-    def state_dict(self) -> list[dict[str, Any]]:
-        """The buffer as plain values, with the states of prompts that are out, because these are issued again after a resume."""
-        begun = [{"row": row, **asdict(plan.start)} for row, plan in self._out.values() if plan.start.number]
-        return self._buffer.state_dict() + begun
+    def state_dict(self) -> dict[str, Any]:
+        """The buffer and the plans that are out, as plain values."""
+        out = {prompt_id: {"row": row, "plan": asdict(plan)} for prompt_id, (row, plan) in self._out.items()}
+        return {"buffer": self._buffer.state_dict(), "out": out}
 
-    def load_state_dict(self, entries: list[dict[str, Any]]) -> None:
-        self._buffer.load_state_dict(entries)
+    def load_state_dict(self, state: dict[str, Any] | list[dict[str, Any]]) -> None:
+        """Restore a `state_dict`. A list is one of before: the buffer, with the states that rollouts had begun at."""
+        if isinstance(state, list):
+            state = {"buffer": state, "out": {}}
+        self._buffer.load_state_dict(state["buffer"])
+        self._out = {prompt_id: (entry["row"], _plan(entry["plan"])) for prompt_id, entry in state["out"].items()}
+
+
+def _plan(values: dict[str, Any]) -> RCPlan:
+    restored: dict[str, Any] = {"start": ReachedState(**values["start"]), "states": tuple(values["states"])}
+    return RCPlan(**(values | restored))

@@ -147,10 +147,10 @@ class ReasoningCache(Workflow):
     def evaluation_metrics(self, rollouts: Sequence[ScoredGroup]) -> dict[str, float]:
         return evaluation_metrics(rollouts)
 
-    def state_dict(self) -> list[dict[str, Any]]:
+    def state_dict(self) -> dict[str, Any]:
         return self._planner.state_dict()
 
-    def load_state_dict(self, state: list[dict[str, Any]]) -> None:
+    def load_state_dict(self, state: dict[str, Any] | list[dict[str, Any]]) -> None:
         self._planner.load_state_dict(state)
 
     # --- in an engine -------------------------------------------------------------------------------------------------
