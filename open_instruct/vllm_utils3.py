@@ -28,7 +28,7 @@ from open_instruct.engines.control_calls import ControlCalls
 from open_instruct.engines.engine_sleep import EngineSleep
 from open_instruct.engines.engine_state import EngineState
 from open_instruct.engines.generation_loop import GenerationLoop
-from open_instruct.engines.held_work import HeldWork
+from open_instruct.engines.held_work import DIRECT, HeldWork
 from open_instruct.engines.queue_threads import QueueThreads
 from open_instruct.engines.vllm_engine import EngineOptions, VLLMEngine, make_engine
 from open_instruct.engines.vllm_tool_parsers import VllmParsers
@@ -136,7 +136,7 @@ class LLMRayActor:
         self, prompts: Sequence[np.ndarray], generation_config: SamplingConfig, *, timeout_s: float | None = None
     ) -> list[GenerationResult]:
         """Responses to `prompts` (each (Q,) int32) straight from this engine, past the queues; in the order of `prompts`."""
-        ids = [f"direct-{time.monotonic_ns()}-{number}" for number in range(len(prompts))]
+        ids = [f"{DIRECT}{time.monotonic_ns()}-{number}" for number in range(len(prompts))]
         replies = [self._work.submit(*request, generation_config) for request in zip(ids, prompts, strict=True)]
         deadline = time.monotonic() + (timeout_s or self._timeout_s)
 
@@ -255,12 +255,13 @@ class LLMRayActor:
         under way.
         """
         if not self._inflight_updates:
-            self._drain()
+            self._drain(hold_s=2 * self._timeout_s)  # as long as an update may take (`EngineClient`)
         self._calls.run(lambda: self._receiver.begin(update_id))
 
-    def _drain(self) -> None:
-        """Wait until no group is being generated. New prompts wait too, until the engine is opened again."""
-        self._calls.run(lambda: self._state.drain(self._timeout_s))
+    def _drain(self, *, hold_s: float | None = None) -> None:
+        """Wait until no group is being generated. New prompts wait too, until the engine is opened again, or at most `hold_s`,
+        by default as long as this waits."""
+        self._calls.run(lambda: self._state.drain(hold_s or self._timeout_s))
         lock = self._threads.lock
         with lock:
             if not lock.wait_for(lambda: not self._engine.has_unfinished_requests(), self._timeout_s):

@@ -65,7 +65,9 @@ class GenerationLoop:
         self._abort_given_up()
         self._break_off_late_requests()
         if not self._engine.has_unfinished_requests():
-            if self._state.may_fall_asleep:
+            if self._work.has_rollouts:  # between two requests, while a tool is asked perhaps
+                self._sleep.has_work()
+            elif self._state.may_fall_asleep:
                 self._sleep.sleep_if_due()
             self._wait_for_work()
             return

@@ -15,6 +15,8 @@ from open_instruct.data_types import GenerationResult, Moment, PromptRequest, Sa
 from open_instruct.engines.vllm_engine import completions_of
 from open_instruct.workflows.runner import Answer
 
+DIRECT = "direct-"
+"""How the ids of requests begin that no rollout made. Whoever made them has a deadline of their own."""
 LENGTHS_KEPT = 256
 """Finished requests whose mean length is what others are expected to come to."""
 
@@ -179,13 +181,10 @@ class HeldWork:
             held.reply.set_result(answer)
 
     def later_than(self, limit_s: float) -> list[HeldRequest]:
-        """Requests that the engine has had for longer than `limit_s`."""
+        """Requests of rollouts that the engine has had for longer than `limit_s`."""
         with self._lock:
-            return [
-                held
-                for held in self._requests.values()
-                if held.admitted is not None and held.admitted.elapsed_s() > limit_s
-            ]
+            of_rollouts = [held for held in self._requests.values() if not held.request_id.startswith(DIRECT)]
+            return [held for held in of_rollouts if held.admitted is not None and held.admitted.elapsed_s() > limit_s]
 
     # --- room ---------------------------------------------------------------------------------------------------------
 

@@ -270,6 +270,13 @@ class OpenInstructEnvironment(ToolEnvironment):
     async def finish(self) -> Ending:
         return Ending(metrics=self._own.get_metrics() if hasattr(self._own, "get_metrics") else {})
 
+    async def close(self) -> None:
+        for name in ("close", "shutdown"):
+            if hasattr(self._own, name):
+                done = getattr(self._own, name)()
+                if inspect.isawaitable(done):
+                    await done
+
 
 class OpenInstructTextEnvironment(OpenInstructEnvironment):
     """open-instruct's `TextRLEnvironment`: `text_step(text)` answers the whole turn."""

@@ -130,7 +130,7 @@ def create_components(
     )
     nodes = NodeWatch(bundles.node_ids(pgs["actor"]), lambda: manager.engine_nodes)
     logger.info("places: %s", nodes.describe())
-    devices = FreeDevices(for_engines=not args.colocate)
+    devices = FreeDevices(for_engines=True)  # learners that share devices start after the engines
     supervisor = EngineSupervisor(
         args,
         manager.rollout_engines,

@@ -79,19 +79,23 @@ class FullyAsyncTrainer:
         started = time.perf_counter()
         batches: list[RolloutBatch] = []
         under_way: list[Any] = []
+        last_refs: list[Any] = []
         while not batches or not batches[-1].is_last:
             batch = self.load_data_from_packing_thread(training_step, len(batches), under_way, hooks)
             if not batches:
                 hooks.before_training()
-            under_way = self._components.group.async_train(training_step - 1, batch)
+            last_refs = self._components.group.async_train(training_step - 1, batch)
+            under_way += last_refs
             batches.append(batch)
         with self._timer("learners"):
-            reports = self._components.wait(
+            # All partial batches are waited for: if one failed, the step lacks a part of its gradient.
+            answers = self._components.wait(
                 under_way,
                 what=f"training step {training_step}",
                 timeout_s=self._args.progress_timeout_s,
                 limit="progress_timeout_s",
             )
+            reports = answers[-len(last_refs) :]
         last = batches[-1]
         self.global_steps = training_step
         self.processed_samples += sum(batch.num_samples for batch in batches)

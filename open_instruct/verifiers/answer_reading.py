@@ -62,8 +62,9 @@ _FONT = re.compile(
     r"(?:\\(?:text|textbf|textit|textrm|textsf|texttt|mbox|mathbf|mathit|mathrm|mathsf|boldsymbol|bold|bm|underline))? ?\{(.*)\}",
     re.DOTALL,
 )
-_SPACES = re.compile(r"(?<![0-9]) | (?![0-9])")
-"""Single spaces that may be removed. Spaces between two digits stay: `4 2` is not 42."""
+_SPACES = re.compile(r"(?<![0-9]) (?!(?<=[0-9], )[0-9]{3}(?![0-9]))| (?![0-9])")
+"""Single spaces that may be removed. Spaces between two digits stay, because `4 2` is not 42, and so does that of `3, 125`, which
+is not 3,125."""
 _THOUSANDS = re.compile(r"(?<=[0-9])(?:\{,\}|\\,|,)(?=[0-9]{3}(?![0-9]))")
 _UNIT = re.compile(r"(.+?) ?(?:\\(?:text|mathrm|mbox)\{([^{}]*)\}(?:\^(?:([23])|\{([23])\}))?|\\?(%))")
 _UNIT_WORD = re.compile(r"°?([^\W\d_]+(?:\.[^\W\d_]+)*)\.?(?:\^?[23]|[²³])?|°")

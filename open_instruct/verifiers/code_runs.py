@@ -24,6 +24,8 @@ from open_instruct.verifiers.verifiers import score_response
 
 FAILED = object()
 """In place of a value: the program has failed, or its value is none of JSON. It equals nothing."""
+NOT_LOADED = object()
+"""In place of a value: the program ended or hung before it was loaded. It equals nothing."""
 NOTHING = ScoringJob("", None, [], [], None)
 MAX_CALLS = 100_000
 """Of one test to its program."""
@@ -39,7 +41,7 @@ class TestResult:
 
 @dataclass(frozen=True)
 class Answer:
-    """What came of a step: a value or `FAILED`."""
+    """What came of a step: a value, `FAILED` or `NOT_LOADED`."""
 
     value: Any
     seconds: float
@@ -156,11 +158,16 @@ async def _until_one_ends(
     answers: list[Answer],
 ) -> None:
     """Take steps, with what the loaded program offers, until all have been taken, or one has ended a process; that one has
-    failed."""
+    failed. A program that does not load is tried once more, because the machine may have been busy; then all have failed."""
     started = time.monotonic()
     try:
         async with asyncio.timeout(limit_s + GRACE_S):
             loaded = await of_program.ask({"do": "program", "code": program})
+    except (ProgramEnded, TimeoutError):
+        num_failed = len(steps) if answers and answers[-1].value is NOT_LOADED else 1
+        answers += [Answer(NOT_LOADED, time.monotonic() - started)] * num_failed
+        return
+    try:
         if loaded.get("error") is not None:
             answers += [Answer(FAILED, time.monotonic() - started)] * len(steps)
             return

@@ -24,7 +24,8 @@ from open_instruct.system.event_loop_thread import EventLoopThread
 from open_instruct.verifiers.base import NotScored
 from open_instruct.verifiers.judge import client_of
 from open_instruct.verifiers.judge_prompts import CRITERION, longest_label, new_criteria_question
-from open_instruct.verifiers.rubric_verifier import Criterion, judged_part, read_rubric
+from open_instruct.verifiers.rubric_verifier import Criterion, read_rubric
+from open_instruct.verifiers.text_verifiers import judged_part
 
 logger = logging.getLogger(__name__)
 

@@ -20,11 +20,10 @@ import aiohttp
 
 from open_instruct.config.verifier_options import JudgeOptions, VerifierConfig
 from open_instruct.verifiers.addresses import check_address, host_of, without_login
-from open_instruct.verifiers.answer_reading import extract_answer
 from open_instruct.verifiers.base import NotScored, VerificationResult, VerifierFunction
 from open_instruct.verifiers.judge_prompts import TASKS, JudgeTask, longest_label, num_characters, question
 from open_instruct.verifiers.judge_turns import Turns
-from open_instruct.verifiers.text_verifiers import behind_thoughts
+from open_instruct.verifiers.text_verifiers import judged_part
 
 logger = logging.getLogger(__name__)
 
@@ -275,7 +274,7 @@ class JudgeVerifier(VerifierFunction):
     async def async_call(
         self, tokenized_prediction: list[int], prediction: str, label: object, query: str | None = None
     ) -> VerificationResult:
-        answer = extract_answer(prediction) or behind_thoughts(prediction)
+        answer = judged_part(prediction)
         return await self._client.judge(TASKS[self.task], query=query or "", response=answer, label=label)
 
     def check_label(self, label: object) -> None:

@@ -23,6 +23,7 @@ _formula = re.compile(
     re.DOTALL,
 )
 """A formula; or `\\\\` or `\\$`, which is read here so that it begins no formula."""
+_box_begins = re.compile(r"\\boxed[ \t\n]*\{")
 _LINES = re.compile(r"\\begin\{(aligned|split|gathered)\}(.*)\\end\{\1\}", re.DOTALL)
 _BODIES = ("dollars", "brackets", "environment", "dollar", "parentheses")
 _FINAL = re.compile(r"final answer is\b", re.IGNORECASE)
@@ -42,7 +43,7 @@ def math_answer(text: str) -> str | None:
     without these, the last formula (`$…$`, `\\(…\\)`, `$$…$$`, `\\[…\\]`), unless its sentence denies it or offers another;
     without any formula, the whole response, if it is short enough to be an answer.
     """
-    if (boxed := boxed_answer(text)) is not None or "\\boxed" in text:
+    if (boxed := boxed_answer(text)) is not None or _box_begins.search(text):
         return boxed
     if (final := final_answer(text)) is not None:
         return final

@@ -8,7 +8,6 @@ import asyncio
 import json
 import math
 import os
-import re
 from collections.abc import Awaitable, Iterable
 from dataclasses import dataclass, replace
 
@@ -16,12 +15,11 @@ from open_instruct.config.verifier_options import VerifierConfig
 from open_instruct.verifiers.base import NotScored, VerificationResult, VerifierFunction
 from open_instruct.verifiers.judge import client_of
 from open_instruct.verifiers.judge_prompts import CRITERION
-from open_instruct.verifiers.text_verifiers import behind_thoughts
+from open_instruct.verifiers.text_verifiers import judged_part
 
 MODEL = "RUBRIC_JUDGE_MODEL"
 """Environment variable: another judge than `--llm_judge_model`."""
 DESCRIPTIONS = ("description", "rubric_item", "Ingredient")
-_ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -81,12 +79,6 @@ async def _all(judgements: Iterable[Awaitable[VerificationResult]]) -> list[Veri
     if isinstance(failed[0], NotScored):
         failed[0].cost = sum(one.cost for one in said if isinstance(one, VerificationResult | NotScored))
     raise failed[0]
-
-
-def judged_part(response: str) -> str:
-    """What a judge sees of a response: the last `<answer>…</answer>`, or else what stands behind the thoughts."""
-    answers = _ANSWER.findall(response)
-    return answers[-1].strip() if answers else behind_thoughts(response)
 
 
 def read_rubric(label: object) -> tuple[str, list[Criterion]]:

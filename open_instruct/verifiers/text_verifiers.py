@@ -9,7 +9,7 @@ import re
 from collections import Counter
 
 from open_instruct.chat_codec import END_THINK
-from open_instruct.verifiers.answer_reading import normalize_answer
+from open_instruct.verifiers.answer_reading import extract_answer, normalize_answer
 from open_instruct.verifiers.base import VerificationResult, VerifierFunction, single_label
 
 FLAN_MARK = "The answer is: "
@@ -132,6 +132,11 @@ def behind_thoughts(text: str) -> str:
     return answer.replace("<answer>", "").replace("</answer>", "").strip()
 
 
+def judged_part(text: str) -> str:
+    """What a judge sees of a response: the last `<answer>…</answer>` behind the thoughts, or else all that stands there."""
+    return extract_answer(text.rpartition(END_THINK)[2]) or behind_thoughts(text)
+
+
 def first_finished(text: str) -> str | None:
     """Content of the first complete `<finish>…</finish>`, in any case of letters; None if there is none."""
     opened = re.search(FINISH, text, re.IGNORECASE)
@@ -172,13 +177,13 @@ def _texts(label: object) -> list[str]:
 
 
 def _texts_in_json(label: object) -> list[str]:
-    """As `_texts`, for a label that may be the JSON text of a list."""
+    """As `_texts`, for a label that may be the JSON text of a list or of a text. What spells a number stays as it is: `2.50`."""
     if isinstance(label, str):
         try:
             read = json.loads(label)
         except ValueError:
             return _texts(label)
-        return _texts(read if isinstance(read, list | str | int | float) else label)
+        return _texts(read if isinstance(read, list | str) else label)
     return _texts(label)
 
 

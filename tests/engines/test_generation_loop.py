@@ -75,9 +75,15 @@ class Stage:
         self.work = HeldWork(lock, max_num_seqs=8, max_tokens=1e9)
         self.state = SimpleNamespace(may_step=True, may_admit=True, may_fall_asleep=False, shall_generate=True)
         nothing: Any = SimpleNamespace(
-            **dict.fromkeys(("resume", "has_work", "compute", "rest"), lambda: None), aged=lambda _, __, said: said
+            **dict.fromkeys(("compute", "rest"), lambda: None), aged=lambda _, __, said: said
         )
-        parts: Any = (self.vllm, nothing, self.state, self.work, NoCalls(), lock, nothing)
+        self.slept: list[str] = []
+        sleep = SimpleNamespace(
+            resume=lambda: None,
+            has_work=lambda: self.slept.append("has work"),
+            sleep_if_due=lambda: self.slept.append("may sleep"),
+        )
+        parts: Any = (self.vllm, sleep, self.state, self.work, NoCalls(), lock, nothing)
         self.loop = GenerationLoop(*parts, kv_ages=nothing, generation_timeout=None)
         self.results: list[GenerationResult] = []
         self.errors: list[BaseException] = []
@@ -248,6 +254,27 @@ def test_an_engine_that_ends_gives_no_answers_to_rollouts_that_are_under_way(sta
     assert not one.work.has_requests
     assert not one.vllm.has_unfinished_requests()
     assert not one.results
+
+
+def test_an_engine_does_not_sleep_while_a_rollout_waits_for_a_tool(stage: MakeStage) -> None:
+    """With level 2 it would drop its weights between two turns of an evaluation's conversation."""
+    one = stage(never)
+    one.state.may_fall_asleep = True
+    one.loop.tick()
+    assert one.slept == ["may sleep"]
+    one.issue()
+    one.slept.clear()
+    one.step_until(lambda: one.work.has_rollouts and not one.vllm.has_unfinished_requests() and one.slept)
+    assert set(one.slept) == {"has work"}
+
+
+def test_direct_calls_have_a_deadline_of_their_own(stage: MakeStage) -> None:
+    """As the comparison of log-probs at the start, where the first step of an engine may take long."""
+    one = stage(never)
+    for request_id in ("direct-0", "train-0/0"):
+        one.work.submit(request_id, np.array([7], np.int32), sampling(5))
+    one.loop.tick()
+    assert [held.request_id for held in one.work.later_than(-1.0)] == ["train-0/0"]
 
 
 def test_direct_calls_are_answered_beside_rollouts(stage: MakeStage) -> None:

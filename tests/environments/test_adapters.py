@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -135,6 +136,7 @@ OPEN_INSTRUCT = '''
     """The shapes of open-instruct's `RLEnvironment` and `TextRLEnvironment`."""
 
     from dataclasses import dataclass, field
+    from pathlib import Path
     from typing import Any
 
 
@@ -178,7 +180,7 @@ OPEN_INSTRUCT = '''
             return {"pressed": float(self.pressed)}
 
         async def shutdown(self):
-            pass
+            Path(__file__).with_name("shut_down").touch()
 
 
     class Parrot:
@@ -355,6 +357,10 @@ def test_an_environment_of_open_instruct(stage: EnvironmentStage, files: Path) -
         (1.0, True, 0),
     ]
     assert said.metrics == {"pressed": 3.0}
+    deadline = time.monotonic() + 10.0
+    while not (files / "shut_down").exists():
+        assert time.monotonic() < deadline, "the environment was not closed"
+        time.sleep(0.05)
 
 
 def test_a_text_environment_of_open_instruct(stage: EnvironmentStage, files: Path) -> None:

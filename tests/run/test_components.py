@@ -2,10 +2,13 @@
 
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 from component_fakes import components_of
 from conftest import make_args
+
+from open_instruct.run import components as components_module
 
 
 @pytest.mark.parametrize(
@@ -42,3 +45,21 @@ def test_learners_that_share_a_gpu_start_after_the_engines(options: dict[str, An
     others = ["controller ready", "engine 0 ready", "engine 1 ready", "teacher ready"]
     expected = ["learners begin", *others] if learners_begin == "first" else [*others, "learners begin"]
     assert events == [*expected, "learners ready"]
+
+
+def test_engine_that_dies_while_it_starts_may_start_again_before_learners_take_the_devices(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With `colocate` learners start after the engines, so nobody else has memory there yet."""
+    for part in (
+        *("create_placement_groups", "create_actor_group", "create_rollout_manager", "check_storage", "bundles"),
+        *("NodeWatch", "EngineSupervisor", "ProcessWatch", "Health", "Waits"),
+    ):
+        monkeypatch.setattr(components_module, part, MagicMock())
+    parts: Any = [MagicMock() for _ in range(4)]
+    components = components_module.create_components(make_args(colocate=True, async_steps=0), *parts)
+    supervisor: Any = components_module.EngineSupervisor
+    may_start = supervisor.call_args.kwargs["may_start"]
+    assert may_start()
+    components.sharing.offload_engines()
+    assert not may_start()

@@ -181,6 +181,13 @@ def test_a_function_that_hangs_costs_no_other() -> None:
     assert called(code, ("0", "0"), ("1", "1"), ("2", "2"), ("3", "3")) == [True, False, False, True]
 
 
+def test_program_that_hangs_while_it_is_loaded_fails_all_tests_after_a_second_try() -> None:
+    started = time.monotonic()
+    assert called("while True: pass", *[("1", "1")] * 50) == [False] * 50
+    assert called("import os; os._exit(0)", *[("1", "1")] * 50) == [False] * 50
+    assert time.monotonic() - started < 20
+
+
 def test_functions_that_are_not_there_are_wrong() -> None:
     assert called("x = 1", ("12\n18", "6"), name="gcd") == [False]
     assert called("class Solution: pass", ("12\n18", "6"), name="gcd") == [False]

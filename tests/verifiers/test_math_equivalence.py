@@ -102,6 +102,8 @@ OTHER = [
     ("x", "}" * 100),
     ("x", "(" * 250),
     ("x^2", "x^2" * 200),
+    ("3, 125", "3125"),
+    ("3125", "3, 125"),
 ]
 
 
@@ -137,6 +139,7 @@ def test_what_only_looks_like_it(label: str, answer: str) -> None:
         ("It isn't $42$", "42", 0),
         ("It is $42$, but perhaps 43", "42", 0),
         ("It is not 7. So $42$", "42", 1),
+        (r"I put it in \boxed format. The final answer is $5$.", "5", 1),
         (r"\boxed{4", "4", 0),
         (r"$5$, so \boxed{}", "5", 0),
     ],

@@ -1,9 +1,11 @@
 """Verifiers that compare words, with open-instruct's labels and scores."""
 
+import time
+
 import pytest
 
 from open_instruct.config.verifier_options import VerifierConfig
-from open_instruct.verifiers.text_verifiers import f1
+from open_instruct.verifiers.text_verifiers import f1, judged_part
 from open_instruct.verifiers.verifiers import build_all_verifiers, check_label, score_response
 
 THOUGHTS = "<think>a fox? no, a hen</think>"
@@ -31,6 +33,9 @@ THOUGHTS = "<think>a fox? no, a hen</think>"
         ("re_search", "Paris", "Paris", 0),
         ("re_search", "Paris", "<finish>Paris", 0),
         ("re_search", "1889", "<finish>1889</finish>", 1),
+        ("re_search", "2.50", "<finish>2.50</finish>", 1),
+        ("re_search", "true", "<finish>True</finish>", 1),
+        ("re_search_f1", "1E3", "<finish>1E3</finish>", 1),
         ("re_search_f1", "the red fox", "<finish>red hen</finish>", 0.5),
         ("re_search_f1", '["hen", "fox"]', "<finish>hen</finish> no <finish>fox</finish>", 1),
         ("re_search_f1", "fox", "<finish>hen</finish>", 0.1),
@@ -85,3 +90,22 @@ def test_f1_counts_each_common_word_as_often_as_both_have_it() -> None:
     assert f1("red red fox", "red fox fox") == pytest.approx(2 / 3)
     assert f1("the red fox", "a fox") == pytest.approx(2 / 3)
     assert f1("", "") == 0
+
+
+@pytest.mark.parametrize(
+    ("response", "seen"),
+    [
+        ("<answer>4</answer> so", "4"),
+        ("<think>I use <answer></answer> tags, <answer>3</answer></think>A good answer", "A good answer"),
+        ("<think>hm</think><answer> 4 </answer>", "4"),
+        ("plain", "plain"),
+    ],
+)
+def test_a_judge_sees_the_answer_behind_the_thoughts(response: str, seen: str) -> None:
+    assert judged_part(response) == seen
+
+
+def test_what_a_judge_sees_is_found_in_linear_time() -> None:
+    started = time.process_time()
+    judged_part("<answer>" * 100_000)
+    assert time.process_time() - started < 1.0

@@ -91,6 +91,20 @@ def test_conversations_that_keep_an_environment_and_call_a_tool_leave_a_process_
     assert {sample.environment_reward for sample in result.samples} == {1.0}
 
 
+def test_a_row_may_use_some_functions_of_the_environment_that_it_names(talk: MakeTalk) -> None:
+    def say(text: str, _: int) -> str:
+        return "CALL submit {}<end>" if "CALL increment" in text else "CALL increment {}<end>"
+
+    stage = talk(say, tools=["counter"], tool_parser_type="vllm_played", pool_size=4)
+    row = {"tools": ["increment", "submit"], "env_config": COUNTER}
+    names = [one["function"]["name"] for one in stage.workflow.row_schemas(stage.workflow.row_facts(row))]
+    assert names == ["increment", "submit"]
+    for number in range(3):  # each has places again
+        result = stage.roll_out(stage.request(n=4, number=number, **row))
+        assert not result.error
+        assert {sample.environment_reward for sample in result.samples} == {1.0}
+
+
 def test_conversations_get_their_environments_all_or_none(talk: MakeTalk) -> None:
     say = each_says(("<guess>slate</guess> CALL increment {}<end>", "<guess>crane</guess><end>"))
     stage = talk(say, tool_parser_type="vllm_played", pool_size=3, conversation_timeout_s=50.0)

@@ -1,5 +1,6 @@
 """Conversations with a played model and real processes of tools and environments."""
 
+import json
 import textwrap
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ from rc_fakes import codec
 from open_instruct.chat_codec import ChatCodec
 from open_instruct.data_types import GenerationResult, Sample
 from open_instruct.run.rollout_manager import engine_options
+from open_instruct.workflows.conversations.bridge import _is_shown
 
 MakeTalk = Callable[..., Stage]
 
@@ -516,6 +518,22 @@ def test_special_tokens_in_what_a_tool_says_stay_text(talk: MakeTalk, tmp_path: 
         assert sample.loss_mask is not None
         inserted = sample.response_ids[~sample.loss_mask].tolist()
         assert not special & set(inserted)
+
+
+def test_a_tool_without_parameters_can_be_called(talk: MakeTalk, tmp_path: Path) -> None:
+    path = tmp_path / "dice.py"
+    path.write_text('def roll() -> str:\n    """Rolls a die."""\n    return "six"\n')
+    for kind, said in (("legacy", "<roll></roll>"), ("dr_tulu", '<call_tool name="roll"></call_tool>')):
+        stage = talk(turns(said, "done<end>"), tools=[f"{path}:roll"], tool_parser_type=kind)
+        [sample] = stage.roll_out().samples
+        assert "six" in text_of(sample)
+
+
+@pytest.mark.parametrize("said", ["1\t2", "a\rb", "\x1b[0m", 'x\n"last"', "käse", "\\frac"])
+@pytest.mark.parametrize("ascii_alone", [False, True])
+def test_what_a_tool_says_is_found_where_a_template_writes_json(said: str, *, ascii_alone: bool) -> None:
+    assert _is_shown(said, f"<tool>{json.dumps(said, ensure_ascii=ascii_alone)}</tool>")
+    assert not _is_shown(said, "<tool></tool>")
 
 
 # --- templates that change what was said ------------------------------------------------------------------------------

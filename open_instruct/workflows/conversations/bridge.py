@@ -9,6 +9,7 @@ does something else to earlier turns once others follow (it drops thoughts), a s
 and goes on from a prompt that is rendered anew (`Bridge.changes_earlier_turns`).
 """
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -137,4 +138,5 @@ def _behind(before: str, text: str) -> str:
 def _is_shown(content: str, text: str) -> bool:
     """Whether the text has the content, but for space around it and for the way in which JSON writes it."""
     stripped = content.strip()
-    return stripped in text or stripped.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") in text
+    as_json = (json.dumps(stripped, ensure_ascii=ascii_alone)[1:-1] for ascii_alone in (False, True))
+    return any(written in text for written in (stripped, *as_json))

@@ -18,6 +18,8 @@ OWN_TURN = ("legacy", "dr_tulu")
 """The forms whose answers stand in the model's own turn."""
 DEEPEST = 64
 """Most levels of lists and objects in the arguments of a call. Others walk through them, and Python's stack has an end."""
+NO_PARAMETER = "text"
+"""What an argument is called where the tool names no parameter, or is not known."""
 VllmParsers = Callable[[str, Sequence[Schema]], CallParser]
 """Makes a parser of vLLM from its name and the tools."""
 
@@ -40,20 +42,25 @@ class ToolParser(ABC):
 
 
 class LegacyParser(ToolParser):
-    """`<search>query</search>`: the text between the tags of a tool is the first parameter that the tool needs."""
+    """`<search>query</search>`: the text between the tags of a tool is the first parameter that the tool needs. A tool without
+    parameters gets none."""
 
     in_own_turn = True
     output = "output"
 
     def __init__(self, schemas: Sequence[Schema]) -> None:
-        self._parameters = {schema_name(described): first_parameter(described) for described in schemas}
+        self._parameters = {schema_name(described): first_parameter(described, "") for described in schemas}
         names = "|".join(re.escape(name) for name in self._parameters)
         self._tag = re.compile(rf"<({names})>(.*?)</\1>", re.DOTALL) if names else None
         self.stop = [f"</{name}>" for name in self._parameters]
 
     def calls(self, text: str) -> list[ToolCall]:
         found = self._tag.finditer(text) if self._tag else ()
-        return [ToolCall(match[1], {self._parameters[match[1]]: match[2]}) for match in found]
+        return [self._call_of(match[1], match[2]) for match in found]
+
+    def _call_of(self, name: str, text: str) -> ToolCall:
+        parameter = self._parameters.get(name, NO_PARAMETER)
+        return ToolCall(name, {parameter: text} if parameter else {})
 
     def answer_text(self, messages: Sequence[Message]) -> str:
         return "\n".join(f"<{self.output}>\n{message['content']}\n</{self.output}>\n" for message in messages)
@@ -70,10 +77,7 @@ class DrTuluParser(LegacyParser):
         self.stop = ["</call_tool>"]
 
     def calls(self, text: str) -> list[ToolCall]:
-        return [
-            ToolCall(match[1], {self._parameters.get(match[1], "text"): match[2]})
-            for match in self._call.finditer(text)
-        ]
+        return [self._call_of(match[1], match[2]) for match in self._call.finditer(text)]
 
 
 class VllmToolParser(ToolParser):
@@ -94,18 +98,18 @@ class VllmToolParser(ToolParser):
             if _is_deep(arguments, DEEPEST):
                 arguments = written
             if not isinstance(arguments, dict):
-                arguments = {self._parameters.get(name, "text"): arguments}
+                arguments = {self._parameters.get(name, NO_PARAMETER): arguments}
             found.append(ToolCall(name, arguments))
         return found
 
 
-def first_parameter(described: Schema) -> str:
-    """The first parameter that a tool needs; without any, `text`."""
+def first_parameter(described: Schema, default: str = NO_PARAMETER) -> str:
+    """The first parameter that a tool needs, or `default` if it has none."""
     parameters = described["function"].get("parameters") or {}
     required, properties = (
         parameters.get(name) or () for name in ("required", "properties")
     )  # null in dumps of pydantic
-    return str(next(iter([*required, *properties]), "text"))
+    return str(next(iter([*required, *properties]), default))
 
 
 def _is_deep(value: Any, levels: int) -> bool:

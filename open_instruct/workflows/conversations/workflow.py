@@ -136,7 +136,8 @@ class Conversations(Workflow):
         of_row = {entry["env_name"]: _own_settings(entry) for entry in facts.get("environments") or ()}
         tools = tools_of_row(self._tools, facts.get("tools"))
         known = {name for tool in self._tools for name in (tool.spec.name, tool.spec.target)}
-        tools += [tool for tool in self._tools if _row_names(of_row, tool.spec) and tool not in tools]
+        chosen = {tool.spec.name for tool in tools}  # perhaps with some of its functions alone
+        tools += [tool for tool in self._tools if _row_names(of_row, tool.spec) and tool.spec.name not in chosen]
         for name in of_row:
             if name not in known:
                 spec = EnvironmentSpec(name, name)
