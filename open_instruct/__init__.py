@@ -5,7 +5,7 @@ import os
 import sys
 
 # Torch, vLLM and DeepSpeed make a million objects when they are imported, and all of them stay. Python's collector would look at
-# them after every 700 new ones, which is an eighth of the time in which a process starts.
+# them again and again, after every 700 new ones, while the process starts.
 gc.set_threshold(max(20_000, gc.get_threshold()[0]), *gc.get_threshold()[1:])
 
 if os.path.basename(sys.argv[0]) in ("-m", "default_worker.py"):

@@ -41,7 +41,8 @@ class ScoredGroup:
     well_formed: np.ndarray | None = None
     """(G,) bool: whether each response has the form that rewards of verifiers look at; None where they look at none."""
     shaped_rewards: np.ndarray | None = None
-    """(G,) float64: the rewards, where they are more than the verifier's score (`RewardShaping`)."""
+    """(G,) float64: the rewards of training, where they are more than the verifier's score: shaped (`RewardShaping`), or with
+    what environments gave. `StepAssembly` sets them."""
 
     @property
     def samples(self) -> list[Sample]:
@@ -66,9 +67,8 @@ class ScoredGroup:
     @property
     def has_zero_std(self) -> bool:
         """Whether all conversations have the same reward, so that their advantages are all 0 and teach nothing."""
-        parts = [self.scores, self.environment_rewards] if self.shaped_rewards is None else [self.shaped_rewards]
-        ends = self.ends
-        return all(bool(np.all(part[ends] == part[ends[0]])) for part in parts)
+        rewards, ends = self.scores if self.shaped_rewards is None else self.shaped_rewards, self.ends
+        return bool(np.all(rewards[ends] == rewards[ends[0]]))
 
     @property
     def has_environment_rewards(self) -> bool:

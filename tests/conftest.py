@@ -66,7 +66,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What was collected stays to the end, so Python's collector need not look at it again: that took a fifth of the time."""
+    """What was collected stays to the end, so Python's collector need not look at it again."""
     gc.collect()
     gc.freeze()
 

@@ -65,7 +65,7 @@ class GenerationLoop:
         self._abort_given_up()
         self._break_off_late_requests()
         if not self._engine.has_unfinished_requests():
-            if self._work.has_rollouts:  # between two requests, while a tool is asked perhaps
+            if self._work.has_rollouts:  # a rollout is between two requests, for instance while it waits for a tool
                 self._sleep.has_work()
             elif self._state.may_fall_asleep:
                 self._sleep.sleep_if_due()

@@ -16,7 +16,7 @@ from open_instruct.engines.vllm_engine import completions_of
 from open_instruct.workflows.runner import Answer
 
 DIRECT = "direct-"
-"""How the ids of requests begin that no rollout made. Whoever made them has a deadline of their own."""
+"""Prefix of the ids of requests that come from a direct call and not from a rollout. The caller has a deadline of its own."""
 LENGTHS_KEPT = 256
 """Finished requests whose mean length is what others are expected to come to."""
 

@@ -169,8 +169,14 @@ class MethodsEnvironment(ToolEnvironment):
         return Ending(await reward if inspect.isawaitable(reward) else reward)
 
     async def close(self) -> None:
-        if hasattr(self._own, "close"):
-            done = self._own.close()
+        await _call_those_there(self._own, "close")
+
+
+async def _call_those_there(own: Any, *names: str) -> None:
+    """Call the methods of these names that an object has, and wait for those that are coroutines."""
+    for name in names:
+        if hasattr(own, name):
+            done = getattr(own, name)()
             if inspect.isawaitable(done):
                 await done
 
@@ -271,11 +277,7 @@ class OpenInstructEnvironment(ToolEnvironment):
         return Ending(metrics=self._own.get_metrics() if hasattr(self._own, "get_metrics") else {})
 
     async def close(self) -> None:
-        for name in ("close", "shutdown"):
-            if hasattr(self._own, name):
-                done = getattr(self._own, name)()
-                if inspect.isawaitable(done):
-                    await done
+        await _call_those_there(self._own, "close", "shutdown")
 
 
 class OpenInstructTextEnvironment(OpenInstructEnvironment):

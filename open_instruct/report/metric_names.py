@@ -92,10 +92,7 @@ SECTIONS: dict[str, list[Metric]] = {
         Metric("objective/verifier_failures", "of these those whose verifier raised an error"),
         Metric("objective/environment_reward", "what environments gave beside the verifier, mean over the responses"),
         Metric("objective/verifier_cost", "US dollars that scoring the step cost, where it cost something"),
-        Metric(
-            "unscored_groups",
-            "groups of which too few responses were scored, in this process so far",
-        ),
+        Metric("unscored_groups", "groups of which too few responses were scored, in this process so far"),
         Metric("all_groups/<scores|objective/…|val/…>", "the same over all groups that were generated for the step"),
         Metric("all_groups/percent_solved_mean", "share of responses with a score of 1, over all groups"),
         Metric("all_groups/total_prompts", "groups that were generated for the step"),
@@ -247,8 +244,7 @@ SECTIONS: dict[str, list[Metric]] = {
             "over all groups; `tool_calls` is the time in which nothing of the group was generated",
         ),
         Metric(
-            "agent_loop/num_preempted/<min|max|mean|p50|p95>",
-            "of groups whose engine counts; ours do not",
+            "agent_loop/num_preempted/<min|max|mean|p50|p95>", "of groups whose engine counts preemptions; ours do not"
         ),
         Metric("agent_loop/slowest/<what>", "the slowest group: its phases, lengths, prompt and engine"),
         Metric("engines/busy_share", "share of time in engine steps"),

@@ -46,15 +46,15 @@ logger = logging.getLogger(__name__)
 START_ATTEMPTS = 3
 MAX_SLOW_GROUPS = 16
 """Groups that may wait for nothing but slow responses, in addition to the groups that compute."""
-WORKERS_BY_DEFAULT = range(2, 17)
-"""A quarter as many workers as there are cores, but no fewer than the first and no more than the last of these numbers."""
+FEWEST_WORKERS, MOST_WORKERS = 2, 16
+"""By default, whatever the number of cores."""
 GROUPS_PER_SCORER = 64
 """Groups that a scorer scores before a fresh one replaces it. Forking a scorer costs as much as a hundred short answers."""
 
 
 def default_workers() -> int:
-    """How many groups compute at once if the user does not say."""
-    return min(max(num_cores() // 4, WORKERS_BY_DEFAULT[0]), WORKERS_BY_DEFAULT[-1])
+    """How many groups compute at once if the user does not say: a quarter of the number of cores, within limits."""
+    return min(max(num_cores() // 4, FEWEST_WORKERS), MOST_WORKERS)
 
 
 class VerifierPool:

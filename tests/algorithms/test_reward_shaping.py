@@ -60,17 +60,11 @@ def test_without_the_verifiers_reward_the_form_alone_counts() -> None:
 @pytest.mark.parametrize("options", [{"counts_score": False}, {"form": "needed"}])
 def test_what_the_environment_gave_counts_whatever_becomes_of_the_score(options: dict[str, Any]) -> None:
     given, stopped = np.array([0.5, 0.25]), np.array([True, False])
-    shaping = RewardShaping(**options)
     formless = np.zeros(2, bool)
-    assert shaping.apply(np.full(2, 10.0), np.full(2, 5), stopped, formless, environment_G=given).tolist() == [
-        0.5,
-        0.25,
-    ]
-    shaping = RewardShaping(**options, non_stop_reward=-1.0)
-    assert shaping.apply(np.full(2, 10.0), np.full(2, 5), stopped, formless, environment_G=given).tolist() == [
-        0.5,
-        -1.0,
-    ]
+    for non_stop_reward, expected in ((None, [0.5, 0.25]), (-1.0, [0.5, -1.0])):
+        shaping = RewardShaping(**options, non_stop_reward=non_stop_reward)
+        rewards = shaping.apply(np.full(2, 10.0), np.full(2, 5), stopped, formless, environment_G=given)
+        assert rewards.tolist() == expected
 
 
 @pytest.mark.parametrize(("form", "expected"), [("needed", [10.0, 0.0, 10.0]), ("rewarded", [15.0, 10.0, 10.0])])

@@ -1,6 +1,8 @@
 """Which groups a step trains on; what it does for each result does not grow with the results that are here already."""
 
 import dataclasses
+import threading
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -191,3 +193,16 @@ def test_groups_that_steps_have_taken_are_saved_before_those_that_wait() -> None
     filling.taken = {4: [group(2)], 3: [group(1), group(0)]}
     saved = [finished.result.prompt_id for finished in filling.finished_groups()]
     assert saved == ["train-1", "train-0", "train-2", "train-3"]
+
+
+@pytest.mark.parametrize(("num_samples", "counted"), [(0, 1), (4, 4), (9, 4)])
+def test_batch_that_is_larger_than_the_queue_fills_it(num_samples: int, counted: int) -> None:
+    """The queue would refuse it for ever. Rows may ask for more steps of their environment than the queue was made for."""
+    put: list[int] = []
+    parts: Any = [None] * 9
+    filling: Any = StepFilling(*parts)
+    filling._args = make_args(max_queue_size=4)
+    filling._threads = SimpleNamespace(stopping=threading.Event())
+    filling._message_queue = SimpleNamespace(put=lambda _, *, num_samples, **__: put.append(num_samples))
+    filling._put(SimpleNamespace(num_samples=num_samples, min_version=0, training_step=1, number=0))
+    assert put == [counted]

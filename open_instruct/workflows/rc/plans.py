@@ -172,7 +172,7 @@ class RCPlanner:
         return {"buffer": self._buffer.state_dict(), "out": out}
 
     def load_state_dict(self, state: dict[str, Any] | list[dict[str, Any]]) -> None:
-        """Restore a `state_dict`. A list is one of before: the buffer, with the states that rollouts had begun at."""
+        """Restore a `state_dict`. Earlier versions saved a list: the buffer, and the states at which rollouts had begun."""
         if isinstance(state, list):
             state = {"buffer": state, "out": {}}
         self._buffer.load_state_dict(state["buffer"])
