@@ -6,6 +6,7 @@ stops no other. On a machine without a GPU the runs take the GPU's layout: an en
 
 import argparse
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -43,6 +44,8 @@ def stop(process: "subprocess.Popen[bytes]", here: Surroundings) -> None:
 
 def run_step(step: Step, here: Surroundings, limit_s: float) -> Result:
     start = time.monotonic()
+    # A run that is there would be told to be complete, and its rows judged in place of this one's.
+    shutil.rmtree(here.output_dir / step.name, ignore_errors=True)
     log = here.output_dir / f"{step.name}.log"
     with log.open("wb") as output:
         process = subprocess.Popen(

@@ -46,7 +46,8 @@ def find_flags() -> list[str]:
 
 
 def main() -> None:
-    print("\n".join(find_flags()))
+    for flag in find_flags():  # of none not even an empty line, which would be an option of its own
+        print(flag)
 
 
 if __name__ == "__main__":

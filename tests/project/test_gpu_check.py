@@ -73,6 +73,17 @@ def test_all_passed_is_exit_code_0_and_what_has_no_time_left_is_told(
     assert "no time left; --limit_min gives more" in (here.output_dir / "table.txt").read_text()
 
 
+def test_results_of_an_earlier_call_are_not_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = surroundings(tmp_path / "out")
+    of_earlier_call = here.output_dir / "fine" / "metrics.jsonl"
+    of_earlier_call.parent.mkdir()
+    of_earlier_call.touch()
+    monkeypatch.setattr(gpu_check, "STEPS", [step("fine", "")])
+    monkeypatch.setattr(Surroundings, "find", lambda *_: here)
+    assert gpu_check.main(["--output_dir", str(here.output_dir)]) == 0
+    assert not of_earlier_call.exists()
+
+
 def test_a_run_passes_if_it_made_its_steps_and_the_log_probs_agree(tmp_path: Path) -> None:
     here = surroundings(tmp_path)
     (tmp_path / "run").mkdir()

@@ -1,7 +1,9 @@
 """The two requirements files fit together, their wheels do not overlap, and set-up asks the registries that pip would ask."""
 
 import io
+import os
 import re
+import subprocess
 import sys
 import threading
 import tomllib
@@ -189,3 +191,10 @@ def test_pip_configuration_becomes_options_of_uv() -> None:
         "--index-url=https://mirror/simple",
     ]
     assert uv_flags("") == []
+
+
+def test_without_a_configured_registry_no_option_is_printed_not_even_an_empty_one(tmp_path: Path) -> None:
+    plain = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}
+    plain |= {"PIP_CONFIG_FILE": os.devnull, "HOME": str(tmp_path)}
+    command = [sys.executable, str(ROOT / "scripts" / "uv_flags.py")]
+    assert subprocess.run(command, env=plain, capture_output=True, text=True, check=True, timeout=60).stdout == ""
