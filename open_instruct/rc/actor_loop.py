@@ -15,7 +15,6 @@ import logging
 import logging.handlers
 import multiprocessing
 import queue
-import re
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
@@ -32,7 +31,7 @@ from open_instruct.rc.statistics import RolloutProgress, RolloutStatistics, Thro
 from open_instruct.rc.stream import EntryTooLarge, StreamWriter
 from open_instruct.rc.worker import WorkerEnded, WorkerOptions, WorkerStarted
 from open_instruct.report.live_line import ProgressLine
-from open_instruct.report.tracker import Tracker, TrackerOptions, make_tracker
+from open_instruct.report.tracker import Tracker, TrackerOptions, make_tracker, run_id_at
 from open_instruct.system.processes import is_stopped
 from open_instruct.workflows.rc.state import InferenceProblemState, RCSettings
 from open_instruct.workflows.rc.types import REASONING, SUMMARIZATION, Problem, RolloutResult
@@ -147,7 +146,8 @@ class RCActorLoop:
     def _make_tracker(self) -> Tracker:
         output_dir = self._options.run.output_dir
         name = f"{Path(output_dir).name}-{self._phase.name}"
-        options = TrackerOptions(self._options.wandb.project, name, re.sub(r"[^\w-]", "-", name), output_dir)
+        run_id = run_id_at(Path(output_dir, self._phase.name))
+        options = TrackerOptions(self._options.wandb.project, name, run_id, output_dir)
         return make_tracker(self._options.wandb.use_wandb, options, asdict(self._phase.settings))
 
     def _start_workers(self) -> None:

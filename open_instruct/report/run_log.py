@@ -1,7 +1,6 @@
 """All output of a run except checkpoints: `metrics.jsonl`, wandb, the live line, the table at the end, the plot."""
 
 import dataclasses
-import hashlib
 import logging
 import shutil
 import time
@@ -19,7 +18,7 @@ from open_instruct.report.log_files import setup_logging
 from open_instruct.report.metrics_file import COMPLETIONS, STEP_KEY, MetricsWriter, read_metrics, write_lines
 from open_instruct.report.plots import plot_reward_curve
 from open_instruct.report.run_summary import RunSummary, format_summary_table, write_summary
-from open_instruct.report.tracker import TrackerOptions, make_tracker
+from open_instruct.report.tracker import TrackerOptions, make_tracker, run_id_at
 from open_instruct.storage.output_directory import describe, is_of_storage
 from open_instruct.system.interruption import tell
 
@@ -100,7 +99,7 @@ class RunLog:
             entity=args.wandb_entity,
             group=args.wandb_group_name,
             name=args.run_title,
-            run_id=hashlib.sha256(str(self._output_dir.resolve()).encode()).hexdigest()[:16],
+            run_id=run_id_at(self._output_dir),
             output_dir=str(self._output_dir),
         )
 
@@ -127,10 +126,7 @@ class RunLog:
     def step(self, row: dict[str, Any]) -> None:
         """The row of a completed training step."""
         self.flush()
-        if raised := component_log.check_alerts(self._args.alerts, row):
-            row["alerts"] = raised
-            for alert in raised.values():
-                logger.warning("alert at step %d: %s", row[STEP_KEY], alert)
+        self._check_alerts(row, row, row[STEP_KEY])
         self._waiting = row
         if self._line is not None:
             self._line.update(
@@ -140,7 +136,7 @@ class RunLog:
                     tokens_per_second=row["learner_response_tokens_per_second_step"],
                     prompt_queue=row["queue/prompts"],
                     result_queue=row["queue/results"],
-                    age=row["num_steps_off_policy_max"],
+                    age=row["avg_sample_age"],
                     eval_accuracy=self._last_accuracy,
                 )
             )
@@ -178,6 +174,14 @@ class RunLog:
             self.flush()
             self._waiting = {STEP_KEY: version}
         self._waiting |= metrics
+        self._check_alerts(metrics, self._waiting, version)
+
+    def _check_alerts(self, metrics: Mapping[str, Any], row: dict[str, Any], training_step: int) -> None:
+        """Log which of the metrics are above their limits, and write it into the row."""
+        if raised := component_log.check_alerts(self._args.alerts, metrics):
+            row["alerts"] = {**row.get("alerts", {}), **raised}
+            for alert in raised.values():
+                logger.warning("alert at step %d: %s", training_step, alert)
 
     def accuracy_at(self, training_step: int) -> float | None:
         """Accuracy of the evaluation of that step, if an earlier process has written it. From now on the live line shows it."""

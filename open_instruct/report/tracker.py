@@ -1,6 +1,7 @@
 """Sends metrics to wandb, which must never stop a run. wandb is imported when it is first needed."""
 
 import contextlib
+import hashlib
 import logging
 import os
 import ssl
@@ -65,6 +66,11 @@ class TrackerOptions:
     """The directory `wandb/` in it holds wandb's files, and an offline run for `wandb sync`."""
     entity: str | None = None
     group: str | None = None
+
+
+def run_id_at(place: str | Path) -> str:
+    """The id of the run whose results are at a path: the same after a resumption, and for no other path."""
+    return hashlib.sha256(str(Path(place).resolve()).encode()).hexdigest()[:16]
 
 
 class WandbTracker:

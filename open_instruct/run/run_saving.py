@@ -8,7 +8,7 @@ from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.data.run_identity import differences, run_identity
 from open_instruct.option_text import shown
 from open_instruct.report.run_log import SUMMARY_FILE
-from open_instruct.report.run_summary import format_summary_table, read_summary
+from open_instruct.report.run_summary import RunSummary, format_summary_table, read_summary
 from open_instruct.rollouts.rollout_state import FILE as ROLLOUT_STATE
 from open_instruct.run.run_state import mistake_in
 from open_instruct.storage.checkpoints import (
@@ -21,6 +21,9 @@ from open_instruct.storage.checkpoints import (
 )
 from open_instruct.storage.output_directory import describe
 from open_instruct.system.interruption import tell
+
+MODEL = "model"
+"""The directory of the last model in `--output_dir`."""
 
 if TYPE_CHECKING:
     from open_instruct.data.run_inputs import RunInputs
@@ -65,17 +68,31 @@ def _goes_beyond(args: GRPOConfig, newest: Checkpoint) -> list[str]:
 
 
 def is_complete(args: GRPOConfig) -> bool:
-    """Whether `--output_dir` holds a run that came to its end."""
+    """Whether `--output_dir` holds a run that came to its end, with the model of its last step.
+
+    A longer run that broke off while it ended has a checkpoint of its last step beside the model of the shorter run.
+    """
     steps = checkpoint_store(args).steps()
-    done = Path(args.output_dir, "model").is_dir() and Path(args.output_dir, SUMMARY_FILE).is_file()
-    return bool(steps) and steps[-1] >= args.num_training_steps and done
+    model, summary_file = Path(args.output_dir, MODEL), Path(args.output_dir, SUMMARY_FILE)
+    if not steps or steps[-1] < args.num_training_steps or not model.is_dir() or not summary_file.is_file():
+        return False
+    summary = _readable_summary(args)
+    return summary is None or (
+        summary.training_steps >= args.num_training_steps and Path(summary.checkpoint or "").name == MODEL
+    )
+
+
+def _readable_summary(args: GRPOConfig) -> RunSummary | None:
+    """None if it is damaged, or of another version."""
+    try:
+        return read_summary(Path(args.output_dir, SUMMARY_FILE))
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return None
 
 
 def tell_that_it_is_complete(args: GRPOConfig) -> int:
-    try:
-        tell(format_summary_table(read_summary(Path(args.output_dir, SUMMARY_FILE))))
-    except (ValueError, LookupError, TypeError, AttributeError):
-        tell(f"{SUMMARY_FILE} is damaged, or of another version.")
+    summary = _readable_summary(args)
+    tell(format_summary_table(summary) if summary else f"{SUMMARY_FILE} is damaged, or of another version.")
     tell(f"This run is complete. To train anew, choose another --output_dir or remove {args.output_dir}.")
     return 0
 

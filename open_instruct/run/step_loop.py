@@ -25,7 +25,7 @@ from open_instruct.run.evaluation import (
     start_evaluation,
 )
 from open_instruct.run.fully_async_trainer import StepHooks, TrainedStep
-from open_instruct.run.run_saving import nothing_to_save, save_checkpoint, save_if_due, save_model
+from open_instruct.run.run_saving import MODEL, nothing_to_save, save_checkpoint, save_if_due, save_model
 from open_instruct.run.run_state import Progress
 from open_instruct.run.wiring import Run
 from open_instruct.system.interruption import Interrupted
@@ -292,7 +292,7 @@ def finish(run: Run, clock: WallClock) -> None:
     clock.lap()
     if run.args.checkpoint_state_freq > 0:
         save_checkpoint(run)
-    model = save_model(run, Path(run.args.output_dir) / "model")
+    model = save_model(run, Path(run.args.output_dir) / MODEL)
     clock.lap()
     run.log.ended(summarize(run, model=model), exit_code=0)
 

@@ -56,7 +56,13 @@ def make_log(tmp_path: Path, tracker: FakeTracker) -> Iterator[Callable[[], RunL
     logs: list[RunLog] = []
 
     def make() -> RunLog:
-        logs.append(RunLog(GRPOConfig(model_name_or_path="m", output_dir=str(tmp_path), total_episodes=6 * 64)))
+        args = GRPOConfig(
+            model_name_or_path="m",
+            output_dir=str(tmp_path),
+            total_episodes=6 * 64,
+            alerts=["scores=5", "eval/scores=7"],
+        )
+        logs.append(RunLog(args))
         return logs[-1]
 
     yield make
@@ -79,7 +85,7 @@ def row_of(step: int, score: float = 1.0) -> dict[str, Any]:
         "learner_response_tokens_per_second_step": 10.0,
         "queue/prompts": 1,
         "queue/results": 2,
-        "num_steps_off_policy_max": 1,
+        "avg_sample_age": 1.0,
     }
 
 
@@ -117,6 +123,19 @@ def test_a_row_waits_for_its_evaluation(log: RunLog, tmp_path: Path, tracker: Fa
     log.flush()
     assert written(tmp_path) == [row_of(1) | evaluation_of(0.5), row_of(2)]
     assert tracker.rows == [(1, row_of(1) | evaluation_of(0.5)), (2, row_of(2))]
+
+
+def test_alerts_are_raised_on_steps_and_on_evaluations(
+    log: RunLog, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    log.step(row_of(1, score=6.0))
+    log.evaluation(1, evaluation_of(0.8))
+    log.evaluation(2, evaluation_of(0.4))
+    log.flush()
+    of_step, of_evaluation = "scores is 6, above 5", "eval/scores is 8, above 7"
+    assert [row.get("alerts") for row in written(tmp_path)] == [{"scores": of_step, "eval/scores": of_evaluation}, None]
+    told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert told == [f"alert at step 1: {of_step}", f"alert at step 1: {of_evaluation}"]
 
 
 def test_the_evaluation_before_the_first_step_has_a_row_of_its_own(log: RunLog, tmp_path: Path) -> None:

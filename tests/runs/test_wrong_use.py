@@ -21,6 +21,8 @@ from open_instruct.data.run_identity import run_identity
 from open_instruct.grpo_fast import read_options_and_data
 from open_instruct.rc.datasets import load_datasets
 from open_instruct.rc.options import read_options
+from open_instruct.report.run_summary import PromptCounts, RunSummary, write_summary
+from open_instruct.run.run_saving import is_complete
 
 SUMS = "reasoning_gym/chain_sum?size=8"
 
@@ -399,6 +401,25 @@ def test_a_complete_run_that_is_started_again_with_fewer_steps_says_so(
     (tmp_path / "out" / "summary.json").write_text("{}")
     assert grpo_fast.main(words(tmp_path, total_episodes="4")) == 0
     assert "This run is complete." in capsys.readouterr().out
+
+
+def test_a_longer_run_that_broke_off_at_its_end_is_not_complete(tmp_path: Path) -> None:
+    """Its last checkpoint was written, but the model is that of the shorter run."""
+    write_checkpoint(tmp_path)
+    (tmp_path / "out" / "model").mkdir()
+    args, _ = read_options_and_data(words(tmp_path, total_episodes="8"))
+
+    def summary(training_steps: int, checkpoint: str) -> None:
+        prompts = PromptCounts(issued=8, consumed=8, dropped={}, reissued=0)
+        values = RunSummary(None, None, training_steps, 1.0, 1.0, prompts, str(tmp_path / "out" / checkpoint), None)
+        write_summary(tmp_path / "out" / "summary.json", values)
+
+    summary(1, "model")
+    assert not is_complete(args)
+    summary(2, "checkpoint_states/step_000002")  # a signal came during the last evaluation
+    assert not is_complete(args)
+    summary(2, "model")
+    assert is_complete(args)
 
 
 def start(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
