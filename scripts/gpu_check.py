@@ -152,5 +152,6 @@ def main(argv: list[str]) -> int:
 
 if __name__ == "__main__":
     os.chdir(ROOT)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the step under way is ended too
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, _: sys.exit(128 + number))  # so that the step under way is ended too
     sys.exit(main(sys.argv[1:]))

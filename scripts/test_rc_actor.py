@@ -25,6 +25,7 @@ from open_instruct.device import current_device
 from open_instruct.engines.server_keys import VLLM_KEY_VARIABLE
 from open_instruct.engines.vllm_server import ServerFailed, ServerOptions, VllmServer
 from open_instruct.rc.options import RCOptions, read_options
+from open_instruct.system.interruption import survive_terminal
 
 FIRST_PORT = 8080
 HIGHEST_PORT = 65535
@@ -49,6 +50,7 @@ def main() -> int:
         fail_with(error.mistakes, program="test_rc_actor.py")
     for number in (signal.SIGINT, signal.SIGTERM):  # in the background, where shells have Ctrl-C ignored, too
         signal.signal(number, _exit)
+    survive_terminal()
     os.environ.setdefault(VLLM_KEY_VARIABLE, secrets.token_hex(16))  # servers and actor read it there
     try:
         with contextlib.ExitStack() as stack:

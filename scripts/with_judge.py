@@ -4,8 +4,8 @@
         python open_instruct/grpo_fast.py … --llm_judge_model Qwen/Qwen3-4B
 
 The command finds the judge's address in OPENAI_BASE_URL and its key in OPENAI_API_KEY. On a machine with GPUs the judge takes
-the one that `--gpu` names; the command needs others (CUDA_VISIBLE_DEVICES). SIGTERM and Ctrl-C go to the command, and the exit
-code is the command's; 1 if the judge does not start.
+the one that `--gpu` names; the command needs others (CUDA_VISIBLE_DEVICES). SIGTERM and Ctrl-C go to the command, a closed
+terminal ends neither, and the exit code is the command's; 1 if the judge does not start.
 """
 
 import argparse
@@ -18,6 +18,7 @@ from pathlib import Path
 from open_instruct.cluster.process_group import free_address
 from open_instruct.device import current_device
 from open_instruct.engines.vllm_server import ServerFailed, ServerOptions, VllmServer
+from open_instruct.system.interruption import survive_terminal
 from open_instruct.verifiers.judge import ADDRESS, KEY
 
 
@@ -41,6 +42,7 @@ def main() -> int:
     )
     args.log.parent.mkdir(parents=True, exist_ok=True)
     signal.signal(signal.SIGTERM, _exit)
+    survive_terminal()
     try:
         with VllmServer(options, args.log) as server:
             print(f"waiting for the judge at {server.url}, log in {args.log}", flush=True)

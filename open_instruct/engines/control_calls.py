@@ -74,6 +74,7 @@ class ControlCalls:
         """The engine thread ends, so callers that still wait get an error."""
         with self._lock:
             self.is_served = False
+            self._lock.notify_all()
             while self._waiting:
                 _, done = self._waiting.popleft()
                 if done.set_running_or_notify_cancel():

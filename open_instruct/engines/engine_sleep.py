@@ -66,12 +66,12 @@ class EngineSleep:
         if after_s is not None and not self.is_asleep and self._clock() - self._idle_since >= after_s:
             self.release()
 
-    def release(self, *, told: bool = False, keep_weights: bool = False) -> int:
-        """Fall asleep; with `keep_weights` at level 1. Returns the bytes that this gave back."""
+    def release(self, *, told: bool = False, level: int | None = None) -> int:
+        """Fall asleep, by default at the level of the options. Returns the bytes that this gave back."""
         self.was_told = told
         if self.is_asleep:
             return 0
-        level = 1 if keep_weights else self._options.level
+        level = level or self._options.level
         if self._options.calls_vllm:
             before = self._engine.memory_in_use_bytes()
             self._engine.reset_prefix_cache()

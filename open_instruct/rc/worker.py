@@ -72,7 +72,8 @@ class WorkerEnded:
 def work(options: WorkerOptions, problem_queue: Any, result_queue: Any, log_queue: Any, stopping: Any) -> None:
     """The process. Consumes states until None comes; produces results and, at the end, a `WorkerEnded`."""
     give_way()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # only the loop decides when workers end
+    for number in (signal.SIGINT, signal.SIGHUP):  # only the loop decides when workers end
+        signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     root = logging.getLogger()
     root.handlers = [logging.handlers.QueueHandler(log_queue)]

@@ -209,6 +209,10 @@ class RunLog:
         tell(format_summary_table(summary))
         return summary
 
+    def left(self, exit_code: int) -> None:
+        """The run ends before its step loop began, so that there is nothing new to sum up."""
+        self._exit_code = exit_code
+
     def failed(self, error: BaseException) -> None:
         """The run ends with an error that the user can correct: log one line, and the traceback only at level DEBUG."""
         self._close_line()

@@ -433,22 +433,32 @@ def is_right(group: ScoredGroup) -> np.ndarray:
     return right | (group.environment_rewards >= SOLVED) if group.has_environment_rewards else right
 
 
-def evaluation_metrics(groups: Sequence[ScoredGroup], *, verification_reward: float) -> dict[str, Any]:
+def evaluation_metrics(
+    groups: Sequence[ScoredGroup], *, verification_reward: float, rollouts: Sequence[ScoredGroup] | None = None
+) -> dict[str, Any]:
     """`eval/*` over all prompts of one evaluation; `eval/scores` is the mean reward, `eval/pass_at_1` the share right.
 
     Prompts that were given up count as wrong in both, and `eval/num_given_up` is their number. If they were left out, two
-    evaluations would be of different prompts, and one with a shorter time limit would look better.
+    evaluations would be of different prompts, and one with a shorter time limit would look better. Where `groups` are the last
+    turns, `rollouts` have all of them, and the speed is that of their tokens.
     """
     metrics = response_metrics(groups, verification_reward=verification_reward) | scoring_metrics(groups)
     renamed = {f"eval/{key.removeprefix('val/')}": value for key, value in metrics.items()}
     renamed |= pass_at_k_metrics([is_right(group) for group in groups])
-    answered = [group for group in groups if group.samples]
-    renamed["eval/num_given_up"] = len(groups) - len(answered)
-    if answered:
-        statistics = [group.result.token_statistics for group in answered]
-        started = min(one.start_time for one in statistics)
-        ended = max(one.start_time + one.generation_time for one in statistics)
-        num_tokens = sum(one.num_response_tokens for one in statistics)
-        renamed["eval/actor_tokens_per_second"] = _tokens_per_second(answered)
-        renamed["eval/response_tokens_per_second"] = num_tokens / max(ended - started, 1e-9)
-    return renamed
+    renamed["eval/num_given_up"] = sum(not group.samples for group in groups)
+    return renamed | _speed(groups if rollouts is None else rollouts)
+
+
+def _speed(rollouts: Sequence[ScoredGroup]) -> dict[str, float]:
+    """Tokens per second of an evaluation; empty if nothing was answered."""
+    answered = [rollout for rollout in rollouts if rollout.samples]
+    if not answered:
+        return {}
+    statistics = [rollout.result.token_statistics for rollout in answered]
+    started = min(one.start_time for one in statistics)
+    ended = max(one.start_time + one.generation_time for one in statistics)
+    num_tokens = sum(one.num_response_tokens for one in statistics)
+    return {
+        "eval/actor_tokens_per_second": _tokens_per_second(answered),
+        "eval/response_tokens_per_second": num_tokens / max(ended - started, 1e-9),
+    }

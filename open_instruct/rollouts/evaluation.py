@@ -237,7 +237,9 @@ class Evaluations:
 
     def _metrics(self, groups: Sequence[ScoredGroup]) -> dict[str, Any]:
         self.answers = answers = self._workflow.evaluated(groups)
-        metrics = batch_building.evaluation_metrics(answers, verification_reward=self._args.verification_reward)
+        metrics = batch_building.evaluation_metrics(
+            answers, verification_reward=self._args.verification_reward, rollouts=groups
+        )
         return metrics | under_eval(self._workflow.evaluation_metrics(groups))
 
     def give_up(self) -> None:

@@ -152,6 +152,7 @@ def create_components(
             timeout_s=args.weight_sync_timeout_s,
             loading=lambda: supervisor.loading,
             loading_timeout_s=args.init_timeout_s,
+            end_loading=supervisor.end_loading,
         )
     return Components(
         manager, group, message_queue, supervisor, signals, health, wait, sharing, placement=pgs["actor"][0]

@@ -16,6 +16,11 @@ from open_instruct.engines.engine_sleep import KV_CACHE, WEIGHTS
 from open_instruct.learners.actor_group import RayTrainGroup
 from open_instruct.run.rollout_manager import RolloutManager
 
+LEAVING_S = 30.0
+"""For engines to give back their memory when the run ends: a step, and no copy of the weights. Then they are killed."""
+KILLED_S = 5.0
+"""Until the memory of a killed engine is free: its core ends 2 s after its actor."""
+
 
 @dataclass
 class FreeDevices:
@@ -63,6 +68,7 @@ class ExclusiveSharing(DeviceSharing):
         timeout_s: deadline of one hand-over.
         loading: references to engines that are being started again, which answer nothing before they are loaded.
         loading_timeout_s: deadline of that.
+        end_loading: ends these engines, and says whether there were any.
     """
 
     is_exclusive = True
@@ -77,6 +83,7 @@ class ExclusiveSharing(DeviceSharing):
         timeout_s: float,
         loading: Callable[[], list[Any]] = list,
         loading_timeout_s: float = 0.0,
+        end_loading: Callable[[], bool] = lambda: False,
     ) -> None:
         self._manager = manager
         self._group = group
@@ -85,6 +92,7 @@ class ExclusiveSharing(DeviceSharing):
         self._timeout_s = timeout_s
         self._loading = loading
         self._loading_timeout_s = loading_timeout_s
+        self._end_loading = end_loading
         self._metrics: dict[str, float] = defaultdict(float)
         self._engines_are_asleep = False
         self._learners_are_awake = False
@@ -102,7 +110,9 @@ class ExclusiveSharing(DeviceSharing):
             without_dead=True,
         )
         asked = self._manager.async_offload(keep_weights=keep_weights)
-        released = self._timed("engines_offload", asked, without_dead=True)
+        self._note_released(self._timed("engines_offload", asked, without_dead=True))
+
+    def _note_released(self, released: list[int | None]) -> None:
         self._metrics["memory/engines_offloaded_bytes"] = sum(num_bytes or 0 for num_bytes in released)
         self._engines_are_asleep = True
 
@@ -130,10 +140,19 @@ class ExclusiveSharing(DeviceSharing):
         self._wake_engines()
 
     def learners_take_over(self) -> None:
-        if (
-            not self._learners_are_awake
-        ):  # otherwise the engines have released their memory, and one may hang in an update
-            self.learners_compute()
+        """Nothing is waited for that an engine generates or loads, because a scheduler may give the run a minute."""
+        if self._learners_are_awake:
+            return  # the engines have released their memory, and one may hang in an update
+        self._devices.for_engines = False
+        if self._end_loading():
+            time.sleep(KILLED_S)
+        asked = self._manager.async_leave_devices()
+        try:
+            self._note_released(self._timed("engines_offload", asked, without_dead=True, timeout_s=LEAVING_S))
+        except TimeoutError:
+            self._manager.kill_engines()
+            time.sleep(KILLED_S)
+        self._wake_learners()
 
     def take_metrics(self) -> dict[str, float]:
         """Seconds of each hand-over since the last call, and the measured bytes that the last hand-overs gave back."""
@@ -154,14 +173,14 @@ class ExclusiveSharing(DeviceSharing):
         self._engines_are_asleep = False
         self._timed("engines_onload", self._manager.async_onload(tags), without_dead=True)
 
-    def _timed(self, what: str, refs: list, *, without_dead: bool = False) -> list:
+    def _timed(self, what: str, refs: list, *, without_dead: bool = False, timeout_s: float | None = None) -> list:
         """Wait for `refs` and count the seconds. With `without_dead` an engine that dies meanwhile is left to the supervisor, and
         the other engines go on."""
         started = time.perf_counter()
         values = self._wait_for(
             refs,
             what=what.replace("_", ": "),
-            timeout_s=self._timeout_s,
+            timeout_s=timeout_s or self._timeout_s,
             limit="weight_sync_timeout_s",
             without_dead=without_dead,
         )

@@ -142,6 +142,15 @@ class EngineSupervisor:
             del self._starting[number]
         self.serve(numbers)
 
+    def end_loading(self) -> bool:
+        """The run ends: replacements that are being loaded are not waited for. Returns whether there were any."""
+        loading = [number for number in self._starting if number not in self.ready]
+        for number in loading:
+            ray.kill(self._engines[number])
+        self._starting.clear()
+        self._waiting.clear()
+        return bool(loading)
+
     def check(self) -> None:
         """Find engines that died, take no step or do not finish loading, and replace them.
 

@@ -308,6 +308,14 @@ class RolloutManager:
         """
         return [engine.release_memory_occupation.remote(keep_weights=keep_weights) for engine in self.rollout_engines]
 
+    def async_leave_devices(self) -> list:
+        """Have all engines stop and give their memory back for good. Each ref gives the number of bytes."""
+        return [engine.leave_devices.remote() for engine in self.rollout_engines]
+
+    def kill_engines(self) -> None:
+        for engine in self.rollout_engines:
+            ray.kill(engine)
+
     def async_onload(self, tags: list[str] | None = None) -> list:
         """Have all engines take their memory back, or parts of it: `weights`, after which new weights may come, then
         `kv_cache`."""

@@ -125,6 +125,7 @@ def save_checkpoint(run: "Run", *, is_last: bool = False) -> None:
     with run.timer("saving"):
         state = {"identity": run.identity, "progress": vars(run.progress), "evaluation_of": run.evaluation_of}
         if is_last:
+            run.components.health.is_ending = True
             run.components.sharing.learners_take_over()
         with nullcontext() if is_last else run.components.sharing.learners_only():
             run.store.save(step, state, lambda path: _write_parts(run, path))

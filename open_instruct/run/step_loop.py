@@ -94,6 +94,9 @@ def stop_early(run: Run, interruption: Interrupted, clock: "WallClock") -> int:
         logger.warning("%s: leaving without a new checkpoint, because %s", interruption, nothing_new)
     else:
         logger.warning("%s: saving a checkpoint, then leaving", interruption)
+    if not clock.has_started and run.store.newest() is not None:
+        run.log.left(interruption.exit_code)  # the summary that is there is that of the checkpoint
+        return interruption.exit_code
     clock.lap()
     save_checkpoint(run, is_last=True)
     clock.lap()
@@ -114,6 +117,10 @@ class WallClock:
     def __init__(self, run: Run) -> None:
         self._run = run
         self._since: float | None = None
+
+    @property
+    def has_started(self) -> bool:
+        return self._since is not None
 
     def start(self) -> None:
         self._since = time.perf_counter()

@@ -53,7 +53,7 @@ class Waits:
         while pending := [ref for ref in all_refs if ref not in values]:
             if interruptible:
                 self._signals.raise_if_received()
-            self._tell_of_signal(what)
+            self._notice_signal(what)
             self._health.check()
             if on_poll is not None:
                 on_poll()
@@ -71,9 +71,12 @@ class Waits:
         ordered = [values[ref] for ref in all_refs]
         return ordered if isinstance(refs, list) else ordered[0]
 
-    def _tell_of_signal(self, what: str) -> None:
-        """Log once that a signal came, and that the run ends after what is being waited for."""
-        if self._signals.received is not None and not self._signals.is_told:
+    def _notice_signal(self, what: str) -> None:
+        """Once a signal came, the run ends after what is being waited for: log it once, and replace no engine any more."""
+        if self._signals.received is None:
+            return
+        self._health.is_ending = True
+        if not self._signals.is_told:
             self._signals.is_told = True
             logger.warning("%s came: %s is finished first", signal.Signals(self._signals.received).name, what)
 

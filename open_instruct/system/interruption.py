@@ -46,6 +46,12 @@ def ends_by_signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
+def survive_terminal() -> None:
+    """From now on a closed terminal (SIGHUP) does not end this process, as in `ends_by_signals`."""
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, _go_on_without_terminal)
+
+
 def _leave(number: int, _frame: FrameType | None) -> None:
     raise SystemExit(exit_code_of(number))
 

@@ -79,10 +79,16 @@ class RayNode:
         for path in mapped - _shared_memory_of(psutil.process_iter()):
             Path(path).unlink(missing_ok=True)
         if self._settings.logs:
-            target = Path(self._settings.logs) / f"node{self._settings.place.rank}"
-            for session in self._temp_dir.glob("session_2*/logs"):
-                shutil.copytree(session, target, dirs_exist_ok=True, symlinks=True)
+            self._keep_logs(Path(self._settings.logs) / f"node{self._settings.place.rank}")
         shutil.rmtree(self._temp_dir, ignore_errors=True)
+
+    def _keep_logs(self, target: Path) -> None:
+        """Copy Ray's logs. A full disk does not change how the command ended."""
+        for session in self._temp_dir.glob("session_2*/logs"):
+            try:
+                shutil.copytree(session, target, dirs_exist_ok=True, symlinks=True)
+            except OSError as error:  # `shutil.Error` is one too
+                print(f"Ray's logs are not all in {target}: {error}", file=sys.stderr, flush=True)
 
 
 def _shared_memory_of(processes: Any) -> set[str]:

@@ -13,7 +13,8 @@ variables; with none of them it is the only one. All optional:
     RAY_AUTH_MODE, RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH   Ray's own; they have to be the same on every node
 
 Signals reach the command, each once, and nothing else: Ray's processes block SIGTERM and SIGINT, and a worker that gets one stays
-until the head has gone, because the run may be writing its checkpoint (a second one ends it at once).
+until the head has gone, because the run may be writing its checkpoint (a second one ends it at once). A closed terminal ends
+nothing.
 """
 
 import os
@@ -47,9 +48,20 @@ class Signals:
         self.deliver: Callable[[int], None] = _leave
         for number in SIGNALS:
             signal.signal(number, self._received)
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+            signal.signal(signal.SIGHUP, _go_on_without_terminal)
 
     def _received(self, number: int, _frame: FrameType | None) -> None:
         self.deliver(number)
+
+
+def _go_on_without_terminal(_number: int, _frame: FrameType | None) -> None:
+    """A connection that breaks off on one node ends neither Ray there nor the command."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for descriptor in (1, 2):
+        if os.isatty(descriptor):
+            os.dup2(nowhere, descriptor)
+    os.close(nowhere)
 
 
 def _leave(number: int) -> None:

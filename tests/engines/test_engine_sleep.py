@@ -68,7 +68,7 @@ def test_level_2_needs_weights_before_it_serves() -> None:
 
 def test_weights_are_kept_for_a_sleep_after_which_none_come() -> None:
     play = Play(level=2)
-    play.sleep.release(told=True, keep_weights=True)
+    play.sleep.release(told=True, level=1)
     play.sleep.resume()
     assert play.sleep.may_admit
     assert ("sleep", 1) in play.calls

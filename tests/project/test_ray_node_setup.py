@@ -351,3 +351,28 @@ def command_line(pid: int) -> bytes:
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return b""
+
+
+def test_a_closed_terminal_ends_no_node() -> None:
+    program = "import os, signal, ray_node_setup; ray_node_setup.Signals(); os.kill(os.getpid(), signal.SIGHUP); print('here')"
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=SCRIPT.parent, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "here\n")
+
+
+def test_logs_that_cannot_be_kept_do_not_change_how_a_command_ended(tmp_path: Path) -> None:
+    (tmp_path / "logs").write_text("a file in the way")
+    program = """
+import sys
+from node_ray import RayNode
+from node_settings import read_settings
+node = RayNode(read_settings({"RAY_NODE_LOGS": sys.argv[1]}))
+(node._temp_dir / "session_2000" / "logs").mkdir(parents=True)
+node.stop()
+assert not node._temp_dir.exists()
+"""
+    words = [sys.executable, "-c", program, str(tmp_path / "logs")]
+    done = subprocess.run(words, cwd=SCRIPT.parent, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "Ray's logs are not all in" in done.stderr

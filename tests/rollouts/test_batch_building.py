@@ -399,6 +399,14 @@ def test_evaluation_counts_prompts_that_were_given_up_as_wrong_and_not_as_short(
     assert [metrics[f"eval/{name}"] for name in unknown] == [alone[f"eval/{name}"] for name in unknown]
 
 
+def test_the_speed_of_an_evaluation_is_that_of_all_turns() -> None:
+    whole = make_group([1], lengths=[30], seconds=2.0, start_time=100.0)
+    last_turn = make_group([1], lengths=[10], seconds=2.0, start_time=100.0)
+    metrics = evaluation_metrics([last_turn], verification_reward=1.0, rollouts=[whole])
+    assert metrics["eval/sequence_lengths"] == 10
+    assert metrics["eval/response_tokens_per_second"] == 15
+
+
 def test_evaluation_of_which_nothing_came_back_knows_no_lengths() -> None:
     metrics = evaluation_metrics([given_up(make_group([1]))], verification_reward=10.0)
     assert (metrics["eval/pass_at_1"], metrics["eval/num_given_up"]) == (0.0, 1)

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from open_instruct.run import device_sharing
 from open_instruct.run.device_sharing import DeviceSharing, ExclusiveSharing, FreeDevices
 
 
@@ -18,12 +19,16 @@ class Play:
                 "engines sleep with weights" if keep_weights else "engines sleep", 30
             ),
             async_onload=lambda tags=None: self.note(f"engines {tags}"),
+            async_leave_devices=lambda: self.note("engines leave", 30),
+            kill_engines=lambda: self.note("engines are killed"),
         )
         group: Any = SimpleNamespace(
             async_offload=lambda: self.note("learners sleep", 50), async_onload=lambda: self.note("learners wake")
         )
         self.devices = FreeDevices(for_engines=False)
         self.loading: list[str] = []
+        self.ended_loading: list[str] = []
+        self.hangs = ""
         self.waits: list[tuple[list[Any], float]] = []
         self.sharing = ExclusiveSharing(
             manager,
@@ -33,9 +38,17 @@ class Play:
             timeout_s=1.0,
             loading=lambda: self.loading,
             loading_timeout_s=60.0,
+            end_loading=self.end_loading,
         )
 
-    def wait(self, refs: list[Any], *, timeout_s: float, **_: Any) -> list[Any]:
+    def end_loading(self) -> bool:
+        assert not self.devices.for_engines
+        self.ended_loading, self.loading = self.loading, []
+        return bool(self.ended_loading)
+
+    def wait(self, refs: list[Any], *, what: str, timeout_s: float, **_: Any) -> list[Any]:
+        if what == self.hangs:
+            raise TimeoutError(what)
         if refs:
             self.waits.append((refs, timeout_s))
             assert refs is not self.loading or not self.devices.for_engines  # no other engine begins to load meanwhile
@@ -133,7 +146,23 @@ def test_at_the_end_engines_that_gave_way_are_not_asked_again() -> None:
         pass
     play.calls.clear()
     play.sharing.learners_take_over()
-    assert play.calls == ["engines sleep", "learners wake"]
+    assert play.calls == ["engines leave", "learners wake"]
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+def test_at_the_end_no_engine_is_waited_for(monkeypatch: pytest.MonkeyPatch, hangs: bool) -> None:
+    """Neither until it has loaded, nor until it has finished its responses; and one that hangs is killed."""
+    monkeypatch.setattr(device_sharing, "KILLED_S", 0.0)
+    play = Play()
+    with play.sharing.weight_update():
+        pass
+    play.calls.clear()
+    play.loading.append("engine 1")
+    play.hangs = "engines: offload" if hangs else ""
+    play.sharing.learners_take_over()
+    assert play.calls == ["engines leave", *["engines are killed"] * hangs, "learners wake"]
+    assert play.ended_loading == ["engine 1"]
+    assert not play.devices.for_engines
 
 
 def test_side_by_side_nothing_is_handed_over() -> None:

@@ -170,6 +170,15 @@ def test_sigterm_while_the_weights_of_the_start_are_sent_leaves_at_once(tmp_path
     assert_nothing_is_lost_or_repeated(tmp_path)
 
 
+def test_sigterm_while_a_checkpoint_is_loaded_leaves_the_summary_as_it_is(tmp_path: Path) -> None:
+    assert go(played_run(tmp_path, during="training step 3")) == 85
+    summary = (tmp_path / run_log.SUMMARY_FILE).read_bytes()
+    assert go(played_run(tmp_path, during="loading ")) == 85
+    assert (tmp_path / run_log.SUMMARY_FILE).read_bytes() == summary
+    assert go(played_run(tmp_path)) == 0
+    assert_nothing_is_lost_or_repeated(tmp_path)
+
+
 def test_at_the_end_engines_on_shared_devices_that_gave_way_are_not_asked_again(tmp_path: Path) -> None:
     """One of them may hang in the update that the signal ended."""
 

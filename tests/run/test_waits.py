@@ -1,5 +1,6 @@
 """The driver's waits, with fakes in place of the actors."""
 
+import signal
 from types import SimpleNamespace
 
 import pytest
@@ -37,3 +38,18 @@ def test_a_death_is_told_by_the_name_of_who_died(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(components.health, "actors", lambda: actors)
     with pytest.raises(ComponentDied, match=r"^learner 1 died: saving a checkpoint failed: ActorDiedError: "):
         components.wait("it", what="saving a checkpoint", timeout_s=1.0)
+
+
+def test_after_a_signal_no_engine_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also while something is finished first, such as the learners' step: the run ends without the engine."""
+    monkeypatch.setattr(waits.ray, "wait", lambda refs, **_: (refs, []))
+    monkeypatch.setattr(answers.ray, "get", lambda *_, **__: "done")
+    replaced: list[str] = []
+    components = components_of(
+        supervisor=SimpleNamespace(check=lambda: replaced.append("an engine"), began=lambda _: None)
+    )
+    assert components.wait("the step", what="step 3", timeout_s=1.0) == "done"
+    assert replaced == ["an engine"]
+    components.signals.received = signal.SIGTERM
+    assert components.wait("the step", what="step 3", timeout_s=1.0) == "done"
+    assert replaced == ["an engine"]
