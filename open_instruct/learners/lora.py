@@ -47,6 +47,21 @@ def add_adapter(model: torch.nn.Module, args: GRPOConfig) -> None:
         parameter.requires_grad_(merged_name(name) is None)
 
 
+def leave_frozen_out_of_checkpoints(engine: Any) -> None:
+    """DeepSpeed leaves out what has no gradient, but not its second name: the head of a model whose head is its embedding."""
+    of_engine = engine.module_state_dict
+
+    def of_adapter(*arguments: Any, **options: Any) -> dict[str, Any]:
+        frozen = {
+            name
+            for name, parameter in engine.module.named_parameters(remove_duplicate=False)
+            if not parameter.requires_grad
+        }
+        return {name: value for name, value in of_engine(*arguments, **options).items() if name not in frozen}
+
+    engine.module_state_dict = of_adapter
+
+
 def merged_name(name: str) -> str | None:
     """What a parameter is called in the model without adapters: `q_proj.weight` for `q_proj.base_layer.weight`; None for a
     parameter of an adapter."""

@@ -13,7 +13,7 @@ from open_instruct.learners.attention import FLASH
 from open_instruct.learners.cpu_linear import use_onednn
 from open_instruct.learners.cpu_norms import use_fewer_passes
 from open_instruct.learners.logprobs import LogProbModel
-from open_instruct.learners.lora import add_adapter
+from open_instruct.learners.lora import add_adapter, leave_frozen_out_of_checkpoints
 from open_instruct.learners.memory import BUCKET_ELEMENTS
 from open_instruct.learners.sequence_parallel import ATTENTION, SequenceParallel
 
@@ -45,7 +45,10 @@ def build_engine(
     model = _load_model(args, device, config, sequence_parallel).train()
     if args.use_peft:
         add_adapter(model.model, args)
-    return engine_around(model, args, device, world_size=world_size)
+    engine = engine_around(model, args, device, world_size=world_size)
+    if args.use_peft:
+        leave_frozen_out_of_checkpoints(engine)
+    return engine
 
 
 def engine_around(model: torch.nn.Module, args: GRPOConfig, device: Device, *, world_size: int) -> Any:

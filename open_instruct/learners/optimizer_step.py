@@ -50,7 +50,7 @@ def torch_optimizer(engine: Any) -> torch.optim.Optimizer:
 
 
 def take_rates(engine: Any, args: GRPOConfig) -> None:
-    """Go on with the learning rate and weight decay of `args`, at the step that the schedule has come to.
+    """Go on with the learning rate, weight decay and limit of the gradient of `args`, at the step that the schedule has come to.
 
     For after a checkpoint was loaded: it brings those of the run that wrote it, and a rate of 0 where that run was complete.
     """
@@ -59,6 +59,8 @@ def take_rates(engine: Any, args: GRPOConfig) -> None:
     for group, rate in zip(torch_optimizer(engine).param_groups, rates, strict=True):
         group |= {"initial_lr": args.learning_rate, "lr": rate, "weight_decay": args.weight_decay}
     schedule.base_lrs, schedule._last_lr = [args.learning_rate] * len(rates), rates
+    if hasattr(engine.optimizer, "clip_grad"):  # ZeRO's own; stages 1 and 2 keep it in the checkpoint
+        engine.optimizer.clip_grad = args.max_grad_norm
 
 
 def _apply_at_stage_0(engine: Any, denominator: float | None) -> float | None:

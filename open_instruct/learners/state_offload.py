@@ -210,11 +210,13 @@ def _gradient_tensors(engine: Any) -> Iterator[torch.Tensor]:
 
 
 def _scratch(engine: Any) -> list[torch.Tensor]:
-    """Stage 3's buckets: large, and empty between two backward passes, so that their bytes need not be kept."""
+    """Stage 3's buckets, and the buffer through which gradients go to an optimizer in main memory: large, and empty between two
+    backward passes, so that their bytes need not be kept."""
     buckets = getattr(engine.optimizer, "ipg_buckets", {}).values()
     full = [bucket.elements for bucket in buckets if bucket.elements]
     assert not full, f"in the middle of a backward pass: gradients of {full} elements have not been reduced"
-    return [tensor for bucket in buckets for tensor in _tensors_in(bucket.buffer)]
+    way_to_main_memory = getattr(engine.optimizer, "temp_grad_buffer_for_gpu_offload", None)
+    return [*(tensor for bucket in buckets for tensor in _tensors_in(bucket.buffer)), *_tensors_in(way_to_main_memory)]
 
 
 def _tensors_in(value: Any) -> Iterator[torch.Tensor]:

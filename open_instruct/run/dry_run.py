@@ -28,6 +28,9 @@ SMALLER_LEARNERS = (
     "What makes it smaller: --deepspeed_stage 3 with more learners, --deepspeed_offload_optimizer, --gradient_checkpointing, "
     "--use_peft, a smaller --pack_length, --sequence_parallel_size, --load_ref_policy False."
 )
+LARGER_CACHE = (
+    "What makes it larger: --vllm_gpu_memory_utilization, --vllm_tensor_parallel_size, and shorter responses need less."
+)
 LESS_MAIN_MEMORY = (
     "What makes it smaller: --deepspeed_stage 3 with more learners, fewer learners on a node, --use_peft, and each of these left "
     "out: --deepspeed_offload_optimizer, --deepspeed_offload_param, --colocate, --engine_sleep_after_s, "
@@ -83,11 +86,17 @@ def _rows(
         ("  weights", _size(engine.weights)),
         (
             "  key-value cache",
-            f"{_size(engine.cache)}, {engine.num_cached_tokens:,} tokens" if engine.cache else "not known: no GPU here",
+            "not known: no GPU here"
+            if _gpu_is_unknown(args)
+            else f"{_size(engine.cache)}, {engine.num_cached_tokens:,} tokens",
         ),
         *((("  program", _size(engine.program)),) if engine.program else ()),
         *_main_memory_rows(args, loads, learner, engine),
     ]
+
+
+def _gpu_is_unknown(args: GRPOConfig) -> bool:
+    return args.device.kind != "cpu" and args.device.memory.total_bytes() is None
 
 
 def _placed(numbers: dict[str, int]) -> str:
@@ -135,6 +144,12 @@ def _shortage(args: GRPOConfig, loads: list[NodeLoad], learner: "LearnerMemory",
             needed = max(needed, _at_weight_update(learner, engine))
         if available is not None and needed > available:
             found.append(f"This run needs {_size(needed)} on a GPU that has {_size(available)}. {SMALLER_LEARNERS}")
+        if available is not None and engine.num_cached_tokens < args.max_sequence_length:
+            found.append(
+                f"An engine gets {_size(int(args.vllm_gpu_memory_utilization * available))} of each GPU and has weights of "
+                f"{_size(engine.weights)} there: its cache would hold {engine.num_cached_tokens:,} tokens, and a prompt with its "
+                f"response is up to {args.max_sequence_length:,}. {LARGER_CACHE}"
+            )
     cure = SMALLER_LEARNERS if args.device.kind == "cpu" else LESS_MAIN_MEMORY
     for load in loads:
         needed = node_bytes(args, learner, engine, load)

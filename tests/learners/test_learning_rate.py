@@ -89,3 +89,12 @@ def test_a_resumed_run_goes_on_with_the_rate_of_its_options(name: str) -> None:
     assert resumed.lr_scheduler.get_last_lr() == [resumed.optimizer.param_groups[0]["lr"]]
     assert resumed.optimizer.param_groups[0]["weight_decay"] == 0.5
     assert train(resumed, 10) == train(start(20, 1e-5, 0.5)[0], 20)[10:]
+
+
+def test_a_resumed_run_clips_at_the_limit_of_its_options() -> None:
+    """At stage 2 DeepSpeed's optimizer brings the limit of the run that wrote the checkpoint."""
+    args = args_of_run(10, max_grad_norm=0.1)
+    optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))])
+    zero = SimpleNamespace(optimizer=optimizer, clip_grad=1.0)
+    take_rates(SimpleNamespace(optimizer=zero, lr_scheduler=_make_scheduler(args, optimizer)), args)
+    assert zero.clip_grad == 0.1

@@ -271,6 +271,9 @@ def test_a_step_is_that_of_plain_torch_with_peft(
     written = sum(path.stat().st_size for path in (tmp_path / "checkpoint").rglob("*") if path.is_file())
     num_trained = sum(value.numel() for value in expected.values())
     assert written < 1.5 * 4 * 4 * num_trained  # adapters, masters, two moments: the model itself is not in it
+    for path in (tmp_path / "checkpoint").rglob("*model_states.pt"):
+        kept = torch.load(path, weights_only=False)["module"]
+        assert [name for name in kept if "lora_" not in name] == []  # not even the head, which is the embedding
     ray_session.get(learners.group.async_load_checkpoint(str(tmp_path / "checkpoint"), 2), timeout=TIMEOUT_S)
     assert all(torch.equal(value, after_two[name]) for name, value in adapter("loaded").items())
     learners.num_steps = 2

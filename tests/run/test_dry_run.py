@@ -66,7 +66,7 @@ def learner_of(weights: int, **options: Any) -> LearnerMemory:
     return LearnerMemory(weights=weights, **{**known, **options})
 
 
-ENGINE = EngineMemory(weights=GIB, cache=GIB, num_cached_tokens=1, program=GIB)
+ENGINE = EngineMemory(weights=GIB, cache=GIB, num_cached_tokens=10_000, program=GIB)
 
 
 def options_on(monkeypatch: pytest.MonkeyPatch, device: Device, **options: Any) -> Any:
@@ -93,6 +93,19 @@ def test_what_does_not_fit_on_a_gpu_is_said(
     said = _shortage(args, [NodeLoad("10.0.0.1", 1, 1, 99 * GIB)], learner_of(5 * GIB, sent=GIB // 2), ENGINE)
     assert said.startswith(problem)
     assert bool(said) == bool(problem)
+
+
+def test_an_engine_whose_cache_holds_no_response_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM would refuse to start."""
+    monkeypatch.setattr(DeviceMemory, "total_bytes", lambda self: 80 * GIB)
+    args = options_on(monkeypatch, GPU, single_gpu_mode=True, vllm_gpu_memory_utilization=0.25)
+    engine = EngineMemory(weights=30 * GIB, cache=0, num_cached_tokens=0, program=0)
+    said = _shortage(args, [NodeLoad("10.0.0.1", 1, 1, None)], learner_of(5 * GIB), engine)
+    assert said.startswith(
+        "An engine gets 20.0 GiB of each GPU and has weights of 30.0 GiB there: its cache would hold 0 tokens"
+    )
+    enough = replace(engine, num_cached_tokens=args.max_sequence_length)
+    assert _shortage(args, [NodeLoad("10.0.0.1", 1, 1, None)], learner_of(5 * GIB), enough) == ""
 
 
 @pytest.mark.parametrize(
