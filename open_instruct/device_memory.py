@@ -99,3 +99,8 @@ def memory_of_machine_bytes() -> int:
     if limit.is_file() and (text := limit.read_text().strip()) != "max":
         return min(total, int(text))
     return total
+
+
+def power_of_two(num_bytes: int) -> int:
+    """The bytes of page-locked memory that torch hands out for these."""
+    return 1 << (num_bytes - 1).bit_length()

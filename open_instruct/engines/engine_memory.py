@@ -1,10 +1,14 @@
 """How much memory the engines will need, from the model's configuration alone."""
 
+import re
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.device import CPU_KV_CACHE_BYTES, Device
+from open_instruct.device_memory import power_of_two
 
 BLOCK_TOKENS = 16
 """Tokens of a block of the key-value cache: on GPU vLLM's default, on CPU a multiple of it."""
@@ -13,6 +17,9 @@ COPIES_ON_CPU = 2.6
 follows as measured (`benchmarks/memory.py`)."""
 COPIES_WITH_ADAPTERS = 1.5
 """The same where adapters alone come, and the rest is read from the model's files."""
+ALONE_BYTES = 10 * 2**20
+"""Torch gives tensors from this size on memory of their own, and puts smaller ones together."""
+_JOINED = re.compile(r"\b(?:[qkv]|gate|up)_proj\b")
 PROGRAM_BYTES = 1750 * 2**20
 """What an engine takes on CPU before it has a model: Python, torch, vLLM, and tensors of one step."""
 
@@ -28,6 +35,8 @@ class EngineMemory:
     """Tokens whose keys and values the cache holds, of all sequences together."""
     program: int
     """What the process takes without a model; 0 on GPU, where it depends on the driver."""
+    asleep: int = 0
+    """Main memory that the weights take while the worker sleeps with them; 0 on CPU, where they stay where they are."""
 
     @property
     def total(self) -> int:
@@ -47,7 +56,8 @@ def engine_memory(args: GRPOConfig, device: Device) -> EngineMemory:
             config, dtype=device.torch_dtype, trust_remote_code=args.trust_remote_code
         )
     workers = args.vllm_tensor_parallel_size
-    weights = sum(parameter.nbytes for parameter in model.parameters()) // workers
+    tensors = {name: parameter.nbytes // workers for name, parameter in model.named_parameters()}
+    weights = sum(tensors.values())
     if device.kind == "cpu":
         adapters_alone = args.use_peft and device.weight_transport == "ray_object"
         weights = int((COPIES_WITH_ADAPTERS if adapters_alone else COPIES_ON_CPU) * weights)
@@ -61,7 +71,18 @@ def engine_memory(args: GRPOConfig, device: Device) -> EngineMemory:
         cache=cache,
         num_cached_tokens=cache // of_token // BLOCK_TOKENS * BLOCK_TOKENS,
         program=PROGRAM_BYTES if device.kind == "cpu" else 0,
+        asleep=page_locked_bytes(tensors) if device.kind != "cpu" else 0,
     )
+
+
+def page_locked_bytes(tensors: Mapping[str, int]) -> int:
+    """What vLLM's sleep takes of main memory for weights, given bytes by name: it copies each to page-locked memory, which torch
+    hands out in powers of two (`CachingHostAllocator`) and keeps. vLLM joins the projections of queries, keys and values, and those
+    of gate and up."""
+    joined: Counter[str] = Counter()
+    for name, num_bytes in tensors.items():
+        joined[_JOINED.sub("", name)] += num_bytes
+    return sum(power_of_two(num_bytes) if num_bytes >= ALONE_BYTES else num_bytes for num_bytes in joined.values())
 
 
 def cache_bytes_per_token(config: Any, item: int, workers: int) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 
 from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.device import Device
+from open_instruct.device_memory import power_of_two
 from open_instruct.learners.activations import CannotCount, activation_bytes, model_on_meta
 from open_instruct.learners.checkpoint_format import CheckpointFormat
 from open_instruct.learners.lora import Adapters
@@ -153,7 +154,7 @@ class _States:
         gradient of one parameter, go through buffers."""
         if self.args.deepspeed_offload_param:
             frozen = self.item * (self.num_weights - self.num_trained) // self.shares_of_weights
-            return frozen + _power_of_two(self.item * self.trained_here)
+            return frozen + power_of_two(self.item * self.trained_here)
         return self.item * (self.trained_here + self.largest) if self.offloads and self.stage == 2 else 0
 
     @property
@@ -203,7 +204,3 @@ def _sends_adapters_alone(model: Any, args: GRPOConfig, device: Device) -> bool:
     if not args.use_peft or device.weight_transport != RAY_OBJECT:
         return False
     return Adapters(model).base(dict(CheckpointFormat(model).metadata())) is not None
-
-
-def _power_of_two(num_bytes: int) -> int:
-    return 1 << (num_bytes - 1).bit_length()

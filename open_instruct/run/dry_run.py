@@ -141,7 +141,7 @@ def _shortage(args: GRPOConfig, loads: list[NodeLoad], learner: "LearnerMemory",
         available = args.device.memory.total_bytes()
         needed = learner.total + engine.total if args.single_gpu_mode else max(learner.total, engine.total)
         if args.colocate:
-            needed = max(needed, _at_weight_update(learner, engine))
+            needed = max(needed, _at_weight_update(args, learner, engine))
         if available is not None and needed > available:
             found.append(f"This run needs {_size(needed)} on a GPU that has {_size(available)}. {SMALLER_LEARNERS}")
         if available is not None and engine.num_cached_tokens < args.max_sequence_length:
@@ -160,11 +160,14 @@ def _shortage(args: GRPOConfig, loads: list[NodeLoad], learner: "LearnerMemory",
     return "\n".join(found)
 
 
-def _at_weight_update(learner: "LearnerMemory", engine: "EngineMemory") -> int:
-    """Bytes of a GPU whose learner is awake and whose engine has taken its weights back, to get new ones through a buffer."""
+def _at_weight_update(args: GRPOConfig, learner: "LearnerMemory", engine: "EngineMemory") -> int:
+    """Bytes of a GPU whose learner is awake and whose engine has taken its weights back, to get new ones through a buffer, of which
+    it makes a copy. At stage 3 the sum of gradients and the buckets are there all the time."""
     from open_instruct.learners.weight_sync import CHUNK_BYTES
 
-    return learner.weights + learner.optimizer + learner.reference + engine.weights + min(CHUNK_BYTES, learner.sent)
+    gradients = learner.gradients if args.deepspeed_stage == 3 else 0
+    of_learner = learner.weights + gradients + learner.optimizer + learner.reference
+    return of_learner + engine.weights + 2 * min(CHUNK_BYTES, learner.sent)
 
 
 def _size(num_bytes: int) -> str:

@@ -60,7 +60,7 @@ def engine_worker_bytes(args: GRPOConfig, engine: "EngineMemory") -> int:
     if args.device.kind == "cpu":
         return 0
     sleeps_by_itself = args.engine_sleep_after_s is not None and args.sleep_level == 1
-    return engine.weights if args.colocate or sleeps_by_itself else 0
+    return engine.asleep if args.colocate or sleeps_by_itself else 0
 
 
 def shared_bytes(args: GRPOConfig, learner: "LearnerMemory", load: NodeLoad) -> int:

@@ -14,7 +14,7 @@ from model_families import build_model
 
 from open_instruct.device import Device
 from open_instruct.device_memory import DeviceMemory, memory_of_machine_bytes
-from open_instruct.engines.engine_memory import EngineMemory
+from open_instruct.engines.engine_memory import EngineMemory, page_locked_bytes
 from open_instruct.learners.memory import LearnerMemory, MainMemory
 from open_instruct.run import main_memory
 from open_instruct.run.dry_run import _rows, _shortage
@@ -66,7 +66,7 @@ def learner_of(weights: int, **options: Any) -> LearnerMemory:
     return LearnerMemory(weights=weights, **{**known, **options})
 
 
-ENGINE = EngineMemory(weights=GIB, cache=GIB, num_cached_tokens=10_000, program=GIB)
+ENGINE = EngineMemory(weights=GIB, cache=GIB, num_cached_tokens=10_000, program=GIB, asleep=2 * GIB)
 
 
 def options_on(monkeypatch: pytest.MonkeyPatch, device: Device, **options: Any) -> Any:
@@ -82,7 +82,11 @@ def options_on(monkeypatch: pytest.MonkeyPatch, device: Device, **options: Any) 
         (4, {}, "This run needs 5,120 MiB on a GPU that has 4,096 MiB."),
         (None, {}, ""),
         (7, {"single_gpu_mode": True}, "This run needs 8,192 MiB on a GPU"),
-        (6, {"colocate": True}, "This run needs 6,656 MiB on a GPU"),  # awake learner, the engine's weights, a buffer
+        (
+            6,
+            {"colocate": True},
+            "This run needs 7,168 MiB on a GPU",
+        ),  # awake learner, the engine's weights, a buffer and its copy
     ],
 )
 def test_what_does_not_fit_on_a_gpu_is_said(
@@ -93,6 +97,20 @@ def test_what_does_not_fit_on_a_gpu_is_said(
     said = _shortage(args, [NodeLoad("10.0.0.1", 1, 1, 99 * GIB)], learner_of(5 * GIB, sent=GIB // 2), ENGINE)
     assert said.startswith(problem)
     assert bool(said) == bool(problem)
+
+
+def test_weights_of_a_sleeping_engine_are_page_locked_in_powers_of_two() -> None:
+    """Of Qwen3-8B's layers: queries, keys and values are one tensor of 48 MiB, gate and up one of 192."""
+    mib = 2**20
+    tensors = {
+        **{
+            f"layers.0.self_attn.{name}_proj.weight": size * mib
+            for name, size in (("q", 32), ("k", 8), ("v", 8), ("o", 32))
+        },
+        **{f"layers.0.mlp.{name}_proj.weight": 96 * mib for name in ("gate", "up", "down")},
+        "layers.0.input_layernorm.weight": 8192,
+    }
+    assert page_locked_bytes(tensors) == (64 + 32 + 256 + 128) * mib + 8192
 
 
 def test_an_engine_whose_cache_holds_no_response_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,8 +133,8 @@ def test_an_engine_whose_cache_holds_no_response_is_said(monkeypatch: pytest.Mon
         (CPU, {}, (2, 0), 2 * 5),
         (CPU, {"vllm_tensor_parallel_size": 2}, (0, 2), 2 * 3 + 2 + 2 * 2),  # and in each of two processes
         (GPU, {}, (8, 8), 8 * 7),
-        (GPU, {"colocate": True}, (8, 8), 8 * 7 + 8),
-        (GPU, {"engine_sleep_after_s": 1.0}, (0, 8), 8),
+        (GPU, {"colocate": True}, (8, 8), 8 * 7 + 8 * 2),
+        (GPU, {"engine_sleep_after_s": 1.0}, (0, 8), 8 * 2),
         (GPU, {"engine_sleep_after_s": 1.0, "engine_sleep_level": 2}, (0, 8), 0),
         (replace(CPU, chosen_transport="shm"), {}, (2, 0), 2 * 5 + 2 * 1),  # a buffer of 1 GiB in shared memory
         (replace(GPU, chosen_transport="ray_object"), {}, (0, 2), 2 + 2 * 2),
