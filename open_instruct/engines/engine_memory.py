@@ -77,8 +77,8 @@ def engine_memory(args: GRPOConfig, device: Device) -> EngineMemory:
 
 def page_locked_bytes(tensors: Mapping[str, int]) -> int:
     """What vLLM's sleep takes of main memory for weights, given bytes by name: it copies each to page-locked memory, which torch
-    hands out in powers of two (`CachingHostAllocator`) and keeps. vLLM joins the projections of queries, keys and values, and those
-    of gate and up."""
+    hands out in powers of two (`CachingHostAllocator`) and keeps. vLLM joins the projections of queries, keys and values, and of
+    gate and up."""
     joined: Counter[str] = Counter()
     for name, num_bytes in tensors.items():
         joined[_JOINED.sub("", name)] += num_bytes

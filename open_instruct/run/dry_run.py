@@ -161,8 +161,8 @@ def _shortage(args: GRPOConfig, loads: list[NodeLoad], learner: "LearnerMemory",
 
 
 def _at_weight_update(args: GRPOConfig, learner: "LearnerMemory", engine: "EngineMemory") -> int:
-    """Bytes of a GPU whose learner is awake and whose engine has taken its weights back, to get new ones through a buffer, of which
-    it makes a copy. At stage 3 the sum of gradients and the buckets are there all the time."""
+    """Bytes of a GPU whose learner is awake and whose engine has taken its weights back, to get new ones through a buffer that
+    it copies. At stage 3 the sum of gradients and the buckets are there all the time."""
     from open_instruct.learners.weight_sync import CHUNK_BYTES
 
     gradients = learner.gradients if args.deepspeed_stage == 3 else 0
