@@ -29,6 +29,8 @@ from open_instruct.config.model_checks import (
 from open_instruct.config.options import NEVER, DistillationOptions
 from open_instruct.config.path_checks import outputs_can_be_written, system_prompt_file_can_be_read
 from open_instruct.config.reward_checks import (
+    engines_sample_at_the_temperature,
+    evaluated_responses_differ,
     evolving_rubrics_have_a_model,
     judgements_have_a_price,
     overlong_buffer_fits,
@@ -459,6 +461,8 @@ RULES: tuple[Callable[[GRPOConfig], Iterator[str]], ...] = (
     options_have_their_entry,
     workflow_can_use_the_options,
     evaluation_has_data_and_a_time,
+    evaluated_responses_differ,
+    engines_sample_at_the_temperature,
     system_prompt_file_can_be_read,
     outputs_can_be_written,
     single_gpu_has_one_of_each,

@@ -56,7 +56,7 @@ class RolloutOptions:
     workflow_modules: list[str] = field(default_factory=list)
     """Files (my_workflow.py) or modules that define further workflows. See docs/workflows.md."""
     temperature: float = 1.0
-    """Sampling temperature in training."""
+    """Sampling temperature in training, 0.01 or more: vLLM has no lower one."""
     vllm_top_p: float = 1.0
     """Nucleus sampling in training: only the likeliest tokens that make up this share of the probability are sampled. 1: off.
     Below 1 the engine's log-probs are those among the tokens that are left, and rho corrects for the difference."""
@@ -361,7 +361,8 @@ class EvaluationOptions:
     eval_top_p: float | None = None
     """Nucleus sampling in evaluation. By default that of training (vllm_top_p)."""
     eval_pass_at_k: int = 1
-    """Responses to each prompt of an evaluation, with pass@1, 2, 4, … up to this number."""
+    """Responses to each prompt of an evaluation, with pass@1, 2, 4, … up to this number. Greedy
+    responses (eval_temperature 0) are all the same, so more than 1 needs a higher temperature."""
     eval_completions: int = 64
     """Prompts of an evaluation whose responses are written to completions/ in output_dir, and to the table sample_completions of
     wandb. 0: none, -1: all."""

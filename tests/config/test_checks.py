@@ -189,6 +189,19 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ),
     ({"alerts": ["age>3"]}, "--alerts age>3: not a limit on a metric. Write metric=number, such as max_sample_age=3."),
     ({"temperature": 0.0}, "--temperature 0.0: out of range. Give more than 0, at most 2.0."),
+    (
+        {"eval_temperature": 0.0, "eval_pass_at_k": 4},
+        "--eval_pass_at_k 4 --eval_temperature 0.0: greedy responses are all the same. Set eval_pass_at_k to 1, or "
+        "eval_temperature above 0.",
+    ),
+    (
+        {"temperature": 1e-6},
+        "--temperature 1e-06: the engine would take 0.01 in its place. Give 0.01 or more.",
+    ),
+    (
+        {"eval_temperature": 0.001, "eval_pass_at_k": 4},
+        "--eval_temperature 0.001: the engine would take 0.01 in its place. Give 0.01 or more, or 0 for greedy responses.",
+    ),
     ({"eval_temperature": -0.1}, "--eval_temperature -0.1: out of range. Give 0 or more, at most 2.0."),
     ({"eval_top_p": 1.5}, "--eval_top_p 1.5: out of range. Give more than 0, at most 1."),
     ({"learning_rate": float("nan")}, "--learning_rate nan: out of range. Give 0 or more."),
@@ -428,6 +441,8 @@ def test_maxrl_has_no_negative_rewards(make_args: MakeArgs, options: dict[str, A
         MAXRL | FORM,
         FORM | {"r1_style_format_reward": -1.0},
         {"eval_temperature": 0.0},
+        {"eval_temperature": 0.01, "temperature": 0.01, "eval_pass_at_k": 4},
+        {"eval_temperature": 0.0, "eval_pass_at_k": 4, "rollout_workflow": "conversation", "tools": ["calculator"]},
         {"save_freq": -1, "checkpoint_state_freq": -1, "keep_last_n_checkpoints": -1, "local_eval_every": -1},
         {"async_steps": 0},
         {"num_samples_per_prompt_rollout": 1, "advantage_normalization_type": "reinforce_plus_plus"},
