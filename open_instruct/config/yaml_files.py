@@ -56,7 +56,7 @@ def compose(door: Door, argv: Sequence[str]) -> dict[str, Any]:
         raise UsageError(mistakes)
     bare = [override.removeprefix("++").removeprefix("+") for override in overrides]
     written = [
-        f"++{b}" if door.may_be_new(b.partition("=")[0]) else override
+        f"++{b}" if not b.startswith("~") and door.may_be_new(b.partition("=")[0]) else override
         for override, b in zip(overrides, bare, strict=True)
     ]
     path = directory / f"{name}.yaml"
@@ -102,7 +102,8 @@ def _misspelled(override: str) -> str:
 def _deletes_an_option(door: Door, override: str) -> str:
     """What to write instead of an override that deletes an option (`~section.key`), or ""."""
     key = override.removeprefix("~").partition("=")[0]
-    if not override.startswith("~") or not door.may_be_new(key):
+    known = door.keys()
+    if not override.startswith("~") or not door.may_be_new(key) or key.rpartition(".")[2] not in known:
         return ""
     return f"an option cannot be deleted. Write {key}=null, which leaves its default."
 
