@@ -133,6 +133,12 @@ def test_options_of_a_user_s_own_loss_need_no_plus(tmp_path: Path, monkeypatch: 
     assert mistakes == ["algorithm.my_strenth: no such option. Did you mean my_strength?"]
 
 
+def test_async_steps_holds_where_the_thresholds_of_the_file_are_null(tmp_path: Path) -> None:
+    nulls = ["async_training.staleness_threshold=null", "async_training.max_staleness_allowed=null"]
+    args = read(compose(small(tmp_path, *nulls, "async_training.async_steps=0"))).args
+    assert (args.staleness_target, args.staleness_bound) == (0, 0)
+
+
 def test_tools_imply_conversations(tmp_path: Path) -> None:
     assert read(compose(small(tmp_path, "data.tools=[calculator]"))).args.rollout_workflow == "conversation"
 
@@ -184,6 +190,10 @@ WRONG = [
         "trainer.weight_sync_timeout_s: async_training.sync_timeout says the same. Set async_training.sync_timeout to null, or",
     ),
     ("model.device_type=cpu trainer.device=cpu", "model.device_type: trainer.device says the same. Set trainer.device"),
+    (
+        "async_training.async_steps=0",
+        "async_training.async_steps 0 async_training.staleness_threshold 3: both say how far",
+    ),
     (
         "trainer.n_gpus_per_node=null trainer.nnodes=2",
         "trainer.nnodes 2: it has no effect without trainer.n_gpus_per_node. Give trainer.n_gpus_per_node too, or set "
