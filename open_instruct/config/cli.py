@@ -85,7 +85,7 @@ def parse_args(
         parser.add_argument(f"--{name}", nargs="*", help=argparse.SUPPRESS)
     on_command_line, mistakes = _read_command_line(argv, kinds, parser, others=foreign.names)
     in_file, mistakes_of_file = _read_yaml(on_command_line.pop("config", None), [*kinds, *foreign.names])
-    written = with_implied_workflow(foreign.without_foreign(in_file | on_command_line))
+    written = with_implied_workflow(foreign.of_file_and_command_line(in_file, on_command_line))
     return make_config(
         config_cls, written, validators=validators, mistakes=[*mistakes, *mistakes_of_file, *foreign.mistakes]
     )
