@@ -6,7 +6,8 @@
         fail_with(error.mistakes)
 
 An option is written `--name value` or `--name=value`, a list `--name a b c`, a switch `--name`, `--name False` or
-`--no_name`. Names are never shortened. A YAML file given with `--config` holds the same names; the command line wins.
+`--no_name`. A name may be shortened as long as it is clear. A YAML file given with `--config` holds the same names, in full; the
+command line wins.
 """
 
 import argparse
@@ -91,13 +92,17 @@ def parse_args(
     )
 
 
-def read_lists(argv: Sequence[str], names: Sequence[str]) -> dict[str, list[str]]:
-    """The values of the options `names`, which hold lists of strings, read before other options are known. Ignores mistakes."""
-    kinds = dict.fromkeys(names, list[str])
+def read_lists(argv: Sequence[str], names: Sequence[str], known: Mapping[str, Any]) -> dict[str, list[str]]:
+    """The values of the options `names`, which hold lists of strings, read before all options are known. Ignores mistakes.
+
+    Args:
+        known: the kinds of the options that are known already, so that a name may be shortened as far as it is clear among them.
+    """
     parser = _Parser(add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
     for name in (*names, "config"):
         parser.add_argument(f"--{name}", nargs="*")
-    given, _ = _read_command_line(argv, kinds, parser, abbreviations=False)  # of options that are not known yet
+    kinds = dict.fromkeys(names, list[str])
+    given, _ = _read_command_line(argv, {**known, **kinds}, parser)
     in_file, _ = _read_yaml(given.pop("config", None), kinds)
     return _convert_all(in_file | given, kinds)[0]
 
@@ -237,7 +242,6 @@ def _read_command_line(
     kinds: Mapping[str, Any],
     parser: _Parser,
     *,
-    abbreviations: bool = True,
     others: Sequence[str] = (),
 ) -> tuple[dict[str, Any], list[str]]:
     """Values by option, as the user wrote them (a string, a list of strings, or True for a bare switch), and the mistakes.
@@ -246,7 +250,7 @@ def _read_command_line(
     """
     negations = {f"--no_{name}": f"--{name}=False" for name, kind in kinds.items() if kind is bool}
     names = [*kinds, "config", "help", *(word[2:] for word in negations)]
-    argv = [_in_full(word, names, others, abbreviations=abbreviations) for word in argv]
+    argv = [_in_full(word, names, others) for word in argv]
     given, rest = parser.parse_known_args([_shielded(negations.get(word, word)) for word in argv])
     mistakes = list(_unknown_words(_unshielded(rest), [*kinds, "config"]))
     values: dict[str, Any] = {}
@@ -264,13 +268,13 @@ A_SECRET = "token"
 """Short for tokenizer_name_or_path, but what follows it is a token of the hub, and no message shows that."""
 
 
-def _in_full(word: str, names: Sequence[str], others: Sequence[str], *, abbreviations: bool) -> str:
+def _in_full(word: str, names: Sequence[str], others: Sequence[str]) -> str:
     """An option as it is named, if it was written with dashes, or so short that it can be no other option."""
     written, equals, value = word.removeprefix("--").partition("=")
     name = written.replace("-", "_")
     if name in others:
         return f"--{name}{equals}{value}" if word.startswith("--") else word
-    longer = [one for one in names if one.startswith(name)] if abbreviations and name != A_SECRET else []
+    longer = [one for one in names if one.startswith(name)] if name != A_SECRET else []
     if not word.startswith("--") or not name or (name not in names and len(longer) != 1):
         return word
     return f"--{name if name in names else longer[0]}{equals}{value}"

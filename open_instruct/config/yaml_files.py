@@ -116,7 +116,7 @@ def _read_command_line(door: Door, argv: Sequence[str]) -> tuple[Path, str, list
     parser.add_argument("--config-path", "-cp", default=str(CONFIG_DIRECTORY), help="directory of the YAML file")
     parser.add_argument("--config-name", "-cn", default=door.config_name, help="name of the YAML file")
     parser.add_argument("overrides", nargs="*", metavar=door.override, help="values that win over those in the file")
-    given, unknown = parser.parse_known_args(argv)
+    given, unknown = parser.parse_known_intermixed_args(argv)  # overrides may stand behind flags too
     if unknown:
         raise UsageError([f"{word}: no such option. Options of a run are written {door.override}." for word in unknown])
     directory = Path(given.config_path).resolve()
