@@ -199,6 +199,7 @@ WRONG = [
         "trainer.nnodes 2: it has no effect without trainer.n_gpus_per_node. Give trainer.n_gpus_per_node too, or set "
         "trainer.nnodes to null.",
     ),
+    ("model.model_revision=1234567e8", "model.model_revision 123456700000000.0: expected one text (in YAML, quoted)."),
     ("+extra.lr=3", "extra.lr: no such option."),
     (
         "~trainer.save_freq",

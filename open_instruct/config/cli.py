@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, get_args, get
 import yaml
 
 from open_instruct.config.foreign_options import ForeignOptions
+from open_instruct.config.yaml_text import BadYaml, check_yaml, texts_as_written, unreadable_value
 from open_instruct.registry import option_fields, option_kinds
 from open_instruct.system.masking import without_secrets
 from open_instruct.workflows.conversations.options import with_implied_workflow
@@ -85,7 +86,7 @@ def parse_args(
     for name in foreign.names:
         parser.add_argument(f"--{name}", nargs="*", help=argparse.SUPPRESS)
     on_command_line, mistakes = _read_command_line(argv, kinds, parser, others=foreign.names)
-    in_file, mistakes_of_file = _read_yaml(on_command_line.pop("config", None), [*kinds, *foreign.names])
+    in_file, mistakes_of_file = _read_yaml(on_command_line.pop("config", None), kinds, foreign.names)
     written = with_implied_workflow(foreign.of_file_and_command_line(in_file, on_command_line))
     return make_config(
         config_cls, written, validators=validators, mistakes=[*mistakes, *mistakes_of_file, *foreign.mistakes]
@@ -314,55 +315,9 @@ def no_such_option(written: str, names: Sequence[str], *, prefix: str) -> str:
     return f"{written}: no such option. {cure}"
 
 
-MOST_BRACKETS = 2000
-
-
-class BadYaml(ValueError):
-    """The text is valid YAML, but it cannot be a file of options."""
-
-
-def check_yaml(text: str) -> None:
-    """Refuse YAML that PyYAML would accept silently although it is a mistake, or would take very long to read.
-
-    Raises:
-        BadYaml: there are too many brackets, an alias (a few lines of aliases can expand to gigabytes), or a mapping that has the
-            same key twice.
-        yaml.YAMLError, RecursionError: the text is not YAML, or is nested too deep.
-    """
-    if text.count("[") + text.count("{") > MOST_BRACKETS:  # PyYAML takes quadratic time for nested ones
-        raise BadYaml(f"over {MOST_BRACKETS} brackets. No option needs so many")
-    keys: list[set[str] | None] = []
-    """Keys of each open mapping; None for an open list."""
-    is_key: list[bool] = []
-    """For each open mapping or list: whether its next scalar is a key."""
-    for event in yaml.parse(text, Loader=yaml.SafeLoader):
-        if isinstance(event, yaml.AliasEvent):
-            raise BadYaml(f"{_line_of(event)}: an alias (*{event.anchor}). Write the value itself")
-        if isinstance(event, yaml.ScalarEvent) and keys and keys[-1] is not None and is_key[-1]:
-            if event.value in keys[-1]:
-                raise BadYaml(f"{_line_of(event)}: {event.value} stands there twice. Leave one out")
-            keys[-1].add(event.value)
-        if isinstance(event, yaml.CollectionEndEvent):
-            keys.pop()
-            is_key.pop()
-        if isinstance(event, yaml.ScalarEvent | yaml.CollectionEndEvent) and is_key:
-            is_key[-1] = not is_key[-1]
-        if isinstance(event, yaml.CollectionStartEvent):
-            keys.append(set() if isinstance(event, yaml.MappingStartEvent) else None)
-            is_key.append(True)
-
-
-def unreadable_value(error: Exception) -> str:
-    """The mistake about a value that is correct YAML but impossible: a number of over 4,300 digits, a 13th month."""
-    return f"a value cannot be read ({str(error).partition(';')[0]:.120}). Correct it."
-
-
-def _line_of(event: yaml.Event) -> str:
-    return f"line {event.start_mark.line + 1 if event.start_mark else '?'}"
-
-
-def _read_yaml(path: Any, names: Iterable[str]) -> tuple[dict[str, Any], list[str]]:
-    """Values by option, and the mistakes, from the file that `--config` names; both are empty for None."""
+def _read_yaml(path: Any, kinds: Mapping[str, Any], others: Sequence[str] = ()) -> tuple[dict[str, Any], list[str]]:
+    """Values by option, and the mistakes, from the file that `--config` names; both are empty for None. Options are those of
+    `kinds`, and `others`."""
     if path is None:
         return {}, []
     if not isinstance(path, str):
@@ -383,9 +338,10 @@ def _read_yaml(path: Any, names: Iterable[str]) -> tuple[dict[str, Any], list[st
         return {}, [f"--config {path}: {unreadable_value(error)}"]
     if not isinstance(content, dict | None):
         return {}, [f"--config {path}: it holds no options. Write one `name: value` per line."]
-    names = list(names)
-    mistakes = [f"{path}: {no_such_option(str(key), names, prefix='')}" for key in content or {} if key not in names]
-    return {key: value for key, value in (content or {}).items() if key in names}, mistakes
+    content = (content or {}) | texts_as_written(text, kinds)
+    names = [*kinds, *others]
+    mistakes = [f"{path}: {no_such_option(str(key), names, prefix='')}" for key in content if key not in names]
+    return {key: value for key, value in content.items() if key in names}, mistakes
 
 
 # ---- Values as written, to values of the right kind ----
@@ -410,7 +366,8 @@ def convert(value: Any, kind: Any) -> Any:
     """
     if get_origin(kind) is list:
         (item_kind,) = get_args(kind)
-        return [convert(item, item_kind) for item in (value if isinstance(value, list) else [value])]
+        items = value if isinstance(value, list) else [value]
+        return [convert(str(item) if _is_number(item) and item_kind is str else item, item_kind) for item in items]
     if get_origin(kind) is Literal:
         choices = {str(choice): choice for choice in get_args(kind)}
         if str(value) not in choices:
@@ -461,10 +418,14 @@ def _read_float(value: Any) -> float:
     return float(value)  # may be a string from YAML too, because YAML does not read 2e-5 as a number
 
 
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def _read_str(value: Any) -> str:
-    if isinstance(value, bool) or not isinstance(value, str | int | float):
+    if not isinstance(value, str):  # numbers neither: YAML reads 0123 as 83, and how it was written is gone
         raise TypeError
-    return str(value)
+    return value
 
 
 _READERS: dict[Any, tuple[str, Callable[[Any], Any]]] = {

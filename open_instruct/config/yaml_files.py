@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from open_instruct.config.cli import BadYaml, UsageError, check_yaml, no_such_option, unreadable_value
+from open_instruct.config.cli import UsageError, no_such_option
+from open_instruct.config.yaml_text import BadYaml, check_yaml, unreadable_value
 
 CONFIG_DIRECTORY = Path(__file__).resolve().parents[2] / "conf"
 
