@@ -34,6 +34,7 @@ from open_instruct.run.fully_async_trainer import FullyAsyncTrainer
 from open_instruct.run.wiring import Roles
 from open_instruct.system.interruption import ends_by_signals
 from open_instruct.system.masking import mask_tracebacks
+from open_instruct.workflows.conversations.options import with_implied_workflow
 
 PROGRAM = "fully_async_main.py"
 MOST_NODES = 100_000
@@ -82,8 +83,10 @@ def compose(argv: Sequence[str]) -> dict[str, Any]:
 
 
 def _may_be_new(key: str) -> bool:
-    """Whether a key may be given without `+` though the file lacks it: options of a run may. Hydra reports other unknown keys."""
-    return key.count(".") == 1 and key.partition(".")[2] in _option_names()
+    """Whether a key may be given without `+` though the file lacks it: any `section.key` may, because the user's own modules
+    bring options of their own. `_flatten`, which knows those too, reports unknown ones."""
+    section, dot, name = key.partition(".")
+    return bool(section and dot and name) and "." not in name
 
 
 def _option_names() -> list[str]:
@@ -107,7 +110,9 @@ def read(config: Mapping[str, Any]) -> FullyAsyncMain:
         return where.get(option, NO_SECTION + option)
 
     try:
-        args = make_config(config_cls, written, validators=grpo_fast.validators(inputs), mistakes=mistakes)
+        args = make_config(
+            config_cls, with_implied_workflow(written), validators=grpo_fast.validators(inputs), mistakes=mistakes
+        )
     except UsageError as error:
         raise UsageError([in_terms_of_the_file(mistake, place) for mistake in error.mistakes]) from None
     return FullyAsyncMain(grpo_fast.settled(args), inputs[0], roles)
@@ -147,59 +152,74 @@ def _flatten(
             if key in SPECIAL_KEYS.get(section, ()):
                 continue
             if key not in options:
-                mistakes.append(f"{place}: {unknown_key(str(key), options)}")
+                mistakes.append(f"{place}: {unknown_key(str(key), [*options, *SPECIAL_KEYS.get(section, ())])}")
             elif key in where:
                 mistakes.append(f"{place}: {where[key]} says the same. Keep one of them.")
             else:
                 where[key] = place
                 written |= {} if value is None else {key: value}
-    return written | _special_options(config, where, mistakes), where, mistakes
+    for option, (value, place, *further) in _special_options(config, written, where, mistakes).items():
+        if option in written:
+            nulls = " and ".join([place, *further])
+            cure = f"Set {nulls} to null, or leave out {where[option]}"
+            mistakes.append(f"{where[option]}: {place} says the same. {cure}.")
+        else:
+            written[option] = value
+            where[option] = place
+    return written, where, mistakes
 
 
-def _special_options(config: Mapping[str, Any], where: dict[str, str], mistakes: list[str]) -> dict[str, Any]:
-    """What `sync_timeout`, `alerts` and the numbers of GPUs mean as options of `GRPOConfig`."""
+def _special_options(
+    config: Mapping[str, Any], written: Mapping[str, Any], where: Mapping[str, str], mistakes: list[str]
+) -> dict[str, tuple[Any, *tuple[str, ...]]]:
+    """What `SPECIAL_KEYS` mean as options of `GRPOConfig`: by option its value and the keys that say it."""
     training, rollout, pacing = (_section(config, name) for name in ("trainer", "rollout", "async_training"))
-    options: dict[str, Any] = {}
+    options: dict[str, tuple[Any, *tuple[str, ...]]] = {}
     if pacing.get("sync_timeout") is not None:
-        options["weight_sync_timeout_s"] = pacing["sync_timeout"]
-        where["weight_sync_timeout_s"] = "async_training.sync_timeout"
+        options["weight_sync_timeout_s"] = pacing["sync_timeout"], "async_training.sync_timeout"
     if training.get("device") in ("cpu", "cuda"):
-        options["device_type"] = training["device"]
-        where["device_type"] = "trainer.device"
+        options["device_type"] = training["device"], "trainer.device"
     alerts = pacing.get("alerts")
     if alerts and not isinstance(alerts, Mapping):
         mistakes.append(f"async_training.alerts {alerts}: expected a section of `name: limit` lines.")
     elif alerts:
-        options["alerts"] = [f"{name}={limit}" for name, limit in alerts.items()]
-        where["alerts"] = "async_training.alerts"
+        options["alerts"] = [f"{name}={limit}" for name, limit in alerts.items()], "async_training.alerts"
     if learners := _places(training, "trainer", mistakes):
-        options["num_learners_per_node"] = learners
-        where["num_learners_per_node"] = "trainer.n_gpus_per_node"
+        options["num_learners_per_node"] = learners, *_keys_of_places("trainer", learners)
     if engines := _places(rollout, "rollout", mistakes):
-        size = _tensor_parallel_size(rollout)
+        size = _tensor_parallel_size(written)
         if sum(engines) % size:
+            place = where["vllm_tensor_parallel_size"]
             mistakes.append(
-                f"rollout.n_gpus_per_node {engines[0]} rollout.nnodes {len(engines)} rollout.vllm_tensor_parallel_size {size}: "
-                f"{sum(engines)} places cannot be divided among engines of {size}. Change one of them."
+                f"rollout.n_gpus_per_node {engines[0]} rollout.nnodes {len(engines)} {place} {size}: {sum(engines)} places "
+                f"cannot be divided among engines of {size}. Change one of them."
             )
         else:
-            options["vllm_num_engines"] = sum(engines) // size
-            where["vllm_num_engines"] = "rollout.n_gpus_per_node"
+            options["vllm_num_engines"] = sum(engines) // size, *_keys_of_places("rollout", engines)
     return options
 
 
-def _tensor_parallel_size(rollout: Mapping[str, Any]) -> int:
-    """Tensor parallel size; 1 also where the section has an invalid size, which `make_config` reports."""
+def _keys_of_places(section: str, places: Sequence[int]) -> list[str]:
+    return [f"{section}.n_gpus_per_node", *([f"{section}.nnodes"] if len(places) > 1 else [])]
+
+
+def _tensor_parallel_size(written: Mapping[str, Any]) -> int:
+    """Tensor parallel size; 1 also where the file has an invalid size, which `make_config` reports."""
     try:
-        return max(convert(rollout.get("vllm_tensor_parallel_size"), int), 1)
+        return max(convert(written.get("vllm_tensor_parallel_size"), int), 1)
     except ValueError:
         return 1
 
 
 def _places(section: Mapping[str, Any], name: str, mistakes: list[str]) -> list[int]:
     """Places on each node; empty where the section does not say."""
-    per_node, nodes = section.get("n_gpus_per_node"), section.get("nnodes", 1)
+    per_node, nodes = section.get("n_gpus_per_node"), section.get("nnodes")
+    if nodes is None:
+        nodes = 1
     if per_node is None:
+        if nodes != 1:
+            cure = f"Give {name}.n_gpus_per_node too, or set {name}.nnodes to null"
+            mistakes.append(f"{name}.nnodes {nodes}: it has no effect without {name}.n_gpus_per_node. {cure}.")
         return []
     if not all(isinstance(value, int) and value > 0 for value in (per_node, nodes)):
         mistakes.append(

@@ -33,6 +33,7 @@ from open_instruct.data.run_inputs import RunInputs, load_inputs
 from open_instruct.engines.vllm_tool_parsers import tool_parsers_are_there
 from open_instruct.learners.step_sums import NonfiniteSteps
 from open_instruct.option_text import shown
+from open_instruct.registry import option_kinds
 from open_instruct.report.metric_names import alerts_are_on_metrics
 from open_instruct.report.run_log import RunLog
 from open_instruct.report.slack import ADDRESSES, slack_address, tell_slack
@@ -142,7 +143,7 @@ def read_options_and_data(argv: Sequence[str]) -> tuple[GRPOConfig, RunInputs]:
     inputs: list[RunInputs] = []
     foreign = ForeignOptions()
     try:
-        config_cls, mistakes = config_class_with(read_lists(argv, MODULE_OPTIONS))
+        config_cls, mistakes = config_class_with(read_lists(argv, MODULE_OPTIONS, option_kinds(GRPOConfig)))
         args = parse_args(argv, config_cls, validators=[lambda _: mistakes, *validators(inputs)], foreign=foreign)
     except UsageError as error:
         fail_with(error.mistakes)

@@ -9,6 +9,7 @@ import pytest
 import yaml
 from conftest import TINY_MODEL
 
+from open_instruct.algorithms.losses import LOSSES
 from open_instruct.config import yaml_files as yaml_door
 from open_instruct.config.cli import UsageError
 from open_instruct.config.yaml_files import CONFIG_DIRECTORY
@@ -94,6 +95,54 @@ def test_overrides_win_and_need_no_plus(tmp_path: Path) -> None:
     assert args.max_queue_size == 2000
 
 
+def test_options_of_grpo_fast_serve_where_the_file_s_own_keys_are_null(tmp_path: Path) -> None:
+    nulls = ["rollout.n_gpus_per_node=null", "trainer.n_gpus_per_node=null", "trainer.nnodes=null"]
+    options = ["rollout.vllm_num_engines=3", "trainer.num_learners_per_node=[2]", "trainer.weight_sync_timeout_s=1800"]
+    args = read(compose(small(tmp_path, *nulls, *options, "async_training.sync_timeout=null"))).args
+    assert (args.vllm_num_engines, args.num_learners_per_node, args.weight_sync_timeout_s) == (3, [2], 1800.0)
+
+
+def test_engines_are_counted_wherever_their_size_stands(tmp_path: Path) -> None:
+    config = compose(small(tmp_path, "rollout.n_gpus_per_node=4"))
+    config["vllm"] = {"vllm_tensor_parallel_size": 2}
+    del config["rollout"]["vllm_tensor_parallel_size"]
+    args = read(config).args
+    assert (args.vllm_num_engines, args.vllm_tensor_parallel_size) == (2, 2)
+
+
+def test_options_of_a_user_s_own_loss_need_no_plus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LOSSES, "_entries", dict(LOSSES._entries))
+    (tmp_path / "loss_of_the_yaml_door.py").write_text(
+        "from dataclasses import dataclass\n"
+        "from open_instruct.algorithms.losses import LOSSES\n\n"
+        "@dataclass(kw_only=True)\n"
+        "class StrengthOptions:\n"
+        '    """Strength"""\n\n'
+        "    my_strength: float = 1.0\n"
+        '    """How strong."""\n\n'
+        '@LOSSES.register("yaml_door_loss", options=StrengthOptions)\n'
+        "def loss(inputs, options):\n"
+        "    raise NotImplementedError\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    own = ["algorithm.algorithm_modules=[loss_of_the_yaml_door]", "algorithm.loss_fn=yaml_door_loss"]
+    args = read(compose(small(tmp_path, *own, "algorithm.my_strength=3"))).args
+    assert args.own_options == {"my_strength": 3.0}
+    mistakes = mistakes_of(small(tmp_path, *own, "algorithm.my_strenth=3"))
+    assert mistakes == ["algorithm.my_strenth: no such option. Did you mean my_strength?"]
+
+
+def test_async_steps_holds_where_the_thresholds_of_the_file_are_null(tmp_path: Path) -> None:
+    nulls = ["async_training.staleness_threshold=null", "async_training.max_staleness_allowed=null"]
+    args = read(compose(small(tmp_path, *nulls, "async_training.async_steps=0"))).args
+    assert (args.staleness_target, args.staleness_bound) == (0, 0)
+
+
+def test_tools_imply_conversations(tmp_path: Path) -> None:
+    assert read(compose(small(tmp_path, "data.tools=[calculator]"))).args.rollout_workflow == "conversation"
+
+
 def test_another_file(tmp_path: Path) -> None:
     text = (CONFIG_DIRECTORY / "fully_async.yaml").read_text().replace("nnodes: 2", "nnodes: 1")
     (tmp_path / "mine.yaml").write_text(text)
@@ -104,7 +153,7 @@ def test_another_file(tmp_path: Path) -> None:
 WRONG = [
     (
         "async_training.stalenes_threshold=3",
-        "async_training.stalenes_threshold=3: no such option. Did you mean staleness",
+        "async_training.stalenes_threshold: no such option. Did you mean staleness",
     ),
     ("async_training.staleness_threshold=many", "async_training.staleness_threshold many: expected one whole number."),
     (
@@ -124,6 +173,33 @@ WRONG = [
     ),
     ("trainer.n_gpus_per_node=0", "trainer.n_gpus_per_node 0 trainer.nnodes 1: expected whole numbers of 1 or more."),
     ("algorithm.seed=3 trainer.seed=3", "algorithm.seed: trainer.seed says the same. Keep one of them."),
+    ("extra.lr=3", "extra.lr: no such option."),
+    ("trainer.n_gpu_per_node=3", "trainer.n_gpu_per_node: no such option. Did you mean n_gpus_per_node?"),
+    (
+        "rollout.vllm_num_engines=1",
+        "rollout.vllm_num_engines: rollout.n_gpus_per_node says the same. Set rollout.n_gpus_per_node to null, or leave out "
+        "rollout.vllm_num_engines.",
+    ),
+    (
+        "trainer.num_learners_per_node=[1,1] trainer.nnodes=2",
+        "trainer.num_learners_per_node: trainer.n_gpus_per_node says the same. Set trainer.n_gpus_per_node and trainer.nnodes "
+        "to null, or leave out trainer.num_learners_per_node.",
+    ),
+    (
+        "trainer.weight_sync_timeout_s=1800",
+        "trainer.weight_sync_timeout_s: async_training.sync_timeout says the same. Set async_training.sync_timeout to null, or",
+    ),
+    ("model.device_type=cpu trainer.device=cpu", "model.device_type: trainer.device says the same. Set trainer.device"),
+    (
+        "async_training.async_steps=0",
+        "async_training.async_steps 0 async_training.staleness_threshold 3: both say how far",
+    ),
+    (
+        "trainer.n_gpus_per_node=null trainer.nnodes=2",
+        "trainer.nnodes 2: it has no effect without trainer.n_gpus_per_node. Give trainer.n_gpus_per_node too, or set "
+        "trainer.nnodes to null.",
+    ),
+    ("model.model_revision=1234567e8", "model.model_revision 123456700000000.0: expected one text (in YAML, quoted)."),
     ("+extra.lr=3", "extra.lr: no such option."),
     (
         "~trainer.save_freq",
@@ -161,7 +237,7 @@ def test_mistakes_end_the_program_before_anything_starts(tmp_path: Path) -> None
     assert done.returncode == 2
     assert done.stderr.splitlines()[-2:] == [
         "fully_async_main.py: 1 mistake:",
-        "  1. trainer.sede=1: no such option. Did you mean seed?",
+        "  1. trainer.sede: no such option. Did you mean seed?",
     ]
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "out").exists()

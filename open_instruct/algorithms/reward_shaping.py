@@ -33,7 +33,8 @@ class RewardShaping:
 
     def highest(self, reward: float) -> float:
         """The highest reward of a response whose right answer is worth `reward`."""
-        return (reward if self.counts_score else 0.0) + (self.form_reward if self.form == "rewarded" else 0.0)
+        by_score = reward if self.counts_score else 0.0
+        return by_score + (max(self.form_reward, 0.0) if self._rewards_form else 0.0)
 
     def apply(
         self,
@@ -74,9 +75,14 @@ class RewardShaping:
         if self.form == "ignored":
             return rewards_G
         assert well_formed_G is not None
-        if self.form == "needed" and self.counts_score:
-            return np.where(well_formed_G | np.logical_not(judged_G), rewards_G, 0.0)
-        return rewards_G + self.form_reward * (well_formed_G & judged_G)
+        if self._rewards_form:
+            return rewards_G + self.form_reward * (well_formed_G & judged_G)
+        return np.where(well_formed_G | np.logical_not(judged_G), rewards_G, 0.0)
+
+    @property
+    def _rewards_form(self) -> bool:
+        """Whether the form brings `form_reward`. Where the score does not count, it cannot be needed for the score."""
+        return self.form == "rewarded" or (self.form == "needed" and not self.counts_score)
 
 
 _FORM_BEGINS = re.compile(r"</think>\s*<answer>")

@@ -14,6 +14,7 @@ from typing import Literal, get_args, get_origin
 from open_instruct.algorithms import denominators
 from open_instruct.algorithms.distillation import DISTILLATION_LOSSES
 from open_instruct.algorithms.losses import LOSSES
+from open_instruct.config.correction_checks import one_old_policy, rho_bounds_are_in_order
 from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.config.limits import POSITIVE, numbers_are_within_limits
 from open_instruct.config.model_checks import (
@@ -29,6 +30,8 @@ from open_instruct.config.model_checks import (
 from open_instruct.config.options import NEVER, DistillationOptions
 from open_instruct.config.path_checks import outputs_can_be_written, system_prompt_file_can_be_read
 from open_instruct.config.reward_checks import (
+    engines_sample_at_the_temperature,
+    evaluated_responses_differ,
     evolving_rubrics_have_a_model,
     judgements_have_a_price,
     overlong_buffer_fits,
@@ -90,6 +93,13 @@ def staleness_bounds_are_in_order(args: GRPOConfig) -> Iterator[str]:
         )
 
 
+def one_option_says_how_far_ahead(args: GRPOConfig) -> Iterator[str]:
+    ahead, threshold = args.async_steps, args.staleness_threshold
+    if ahead is not None and threshold is not None and ahead != threshold and min(ahead, threshold) >= 0:
+        options = shown(args, "async_steps", "staleness_threshold")
+        yield f"{options}: both say how far generation may run ahead. Leave out one of the two; in a YAML file, set it to null."
+
+
 def over_issuing_has_room(args: GRPOConfig) -> Iterator[str]:
     """A prompt that a step leaves to the next step becomes older than pacing aims at."""
     if args.over_issued_prompts <= 0:
@@ -135,34 +145,6 @@ def queue_holds_a_step(args: GRPOConfig) -> Iterator[str]:
     if args.max_queue_size is not None and 0 < args.max_queue_size < needed:
         options = shown(args, "max_queue_size", "num_unique_prompts_rollout", "num_samples_per_prompt_rollout")
         yield f"{options}: the queue cannot hold one step. Set max_queue_size to {needed} or more, or leave it out."
-
-
-def one_old_policy(args: GRPOConfig) -> Iterator[str]:
-    if args.use_vllm_logprobs and args.use_rho_correction:
-        options = shown(args, "use_vllm_logprobs", "use_rho_correction")
-        yield (
-            f"{options}: with the engine's log-probs as the old policy, rho is always 1 and corrects nothing. Leave out "
-            f"one of the two."
-        )
-
-
-def rho_bounds_are_in_order(args: GRPOConfig) -> Iterator[str]:
-    for kind in ("clamp", "mask"):
-        low, high = f"rho_{kind}_lower_bound", f"rho_{kind}_upper_bound"
-        if 0 < getattr(args, high) < getattr(args, low):
-            yield (
-                f"{shown(args, low, high)}: the lower bound is above the upper bound. Exchange them, or set the upper "
-                f"bound to 0 for none."
-            )
-    if args.rho_mask_tv_divergence and args.rho_mask_sequence_level:
-        options = shown(args, "rho_mask_tv_divergence", "rho_mask_sequence_level")
-        yield f"{options}: both decide which responses are masked. Leave out one of the two."
-    elif args.rho_mask_tv_divergence and args.rho_mask_upper_bound == 0:
-        options = shown(args, "rho_mask_tv_divergence", "rho_mask_upper_bound")
-        yield f"{options}: nothing would be masked. Set an upper bound, such as 0.1."
-    elif args.rho_mask_sequence_level and args.rho_mask_lower_bound == args.rho_mask_upper_bound == 0:
-        options = shown(args, "rho_mask_sequence_level", "rho_mask_lower_bound", "rho_mask_upper_bound")
-        yield f"{options}: nothing would be masked. Set a lower or an upper bound."
 
 
 NEEDS: dict[str, tuple[str, Callable[[GRPOConfig], bool]]] = {
@@ -431,6 +413,7 @@ RULES: tuple[Callable[[GRPOConfig], Iterator[str]], ...] = (
     learners_form_whole_groups,
     loss_denominator_is_known,
     staleness_bounds_are_in_order,
+    one_option_says_how_far_ahead,
     over_issuing_has_room,
     weights_are_sent_within_the_threshold,
     truncation_has_fresh_tokens,
@@ -459,6 +442,8 @@ RULES: tuple[Callable[[GRPOConfig], Iterator[str]], ...] = (
     options_have_their_entry,
     workflow_can_use_the_options,
     evaluation_has_data_and_a_time,
+    evaluated_responses_differ,
+    engines_sample_at_the_temperature,
     system_prompt_file_can_be_read,
     outputs_can_be_written,
     single_gpu_has_one_of_each,

@@ -6,7 +6,8 @@
         fail_with(error.mistakes)
 
 An option is written `--name value` or `--name=value`, a list `--name a b c`, a switch `--name`, `--name False` or
-`--no_name`. Names are never shortened. A YAML file given with `--config` holds the same names; the command line wins.
+`--no_name`. A name may be shortened as long as it is clear. A YAML file given with `--config` holds the same names, in full; the
+command line wins.
 """
 
 import argparse
@@ -27,6 +28,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, get_args, get
 import yaml
 
 from open_instruct.config.foreign_options import ForeignOptions
+from open_instruct.config.yaml_text import BadYaml, check_yaml, texts_as_written, unreadable_value
 from open_instruct.registry import option_fields, option_kinds
 from open_instruct.system.masking import without_secrets
 from open_instruct.workflows.conversations.options import with_implied_workflow
@@ -84,20 +86,24 @@ def parse_args(
     for name in foreign.names:
         parser.add_argument(f"--{name}", nargs="*", help=argparse.SUPPRESS)
     on_command_line, mistakes = _read_command_line(argv, kinds, parser, others=foreign.names)
-    in_file, mistakes_of_file = _read_yaml(on_command_line.pop("config", None), [*kinds, *foreign.names])
-    written = with_implied_workflow(foreign.without_foreign(in_file | on_command_line))
+    in_file, mistakes_of_file = _read_yaml(on_command_line.pop("config", None), kinds, foreign.names)
+    written = with_implied_workflow(foreign.of_file_and_command_line(in_file, on_command_line))
     return make_config(
         config_cls, written, validators=validators, mistakes=[*mistakes, *mistakes_of_file, *foreign.mistakes]
     )
 
 
-def read_lists(argv: Sequence[str], names: Sequence[str]) -> dict[str, list[str]]:
-    """The values of the options `names`, which hold lists of strings, read before other options are known. Ignores mistakes."""
-    kinds = dict.fromkeys(names, list[str])
+def read_lists(argv: Sequence[str], names: Sequence[str], known: Mapping[str, Any]) -> dict[str, list[str]]:
+    """The values of the options `names`, which hold lists of strings, read before all options are known. Ignores mistakes.
+
+    Args:
+        known: the kinds of the options that are known already, so that a name may be shortened as far as it is clear among them.
+    """
     parser = _Parser(add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
     for name in (*names, "config"):
         parser.add_argument(f"--{name}", nargs="*")
-    given, _ = _read_command_line(argv, kinds, parser, abbreviations=False)  # of options that are not known yet
+    kinds = dict.fromkeys(names, list[str])
+    given, _ = _read_command_line(argv, {**known, **kinds}, parser)
     in_file, _ = _read_yaml(given.pop("config", None), kinds)
     return _convert_all(in_file | given, kinds)[0]
 
@@ -237,7 +243,6 @@ def _read_command_line(
     kinds: Mapping[str, Any],
     parser: _Parser,
     *,
-    abbreviations: bool = True,
     others: Sequence[str] = (),
 ) -> tuple[dict[str, Any], list[str]]:
     """Values by option, as the user wrote them (a string, a list of strings, or True for a bare switch), and the mistakes.
@@ -246,7 +251,7 @@ def _read_command_line(
     """
     negations = {f"--no_{name}": f"--{name}=False" for name, kind in kinds.items() if kind is bool}
     names = [*kinds, "config", "help", *(word[2:] for word in negations)]
-    argv = [_in_full(word, names, others, abbreviations=abbreviations) for word in argv]
+    argv = [_in_full(word, names, others) for word in argv]
     given, rest = parser.parse_known_args([_shielded(negations.get(word, word)) for word in argv])
     mistakes = list(_unknown_words(_unshielded(rest), [*kinds, "config"]))
     values: dict[str, Any] = {}
@@ -264,13 +269,13 @@ A_SECRET = "token"
 """Short for tokenizer_name_or_path, but what follows it is a token of the hub, and no message shows that."""
 
 
-def _in_full(word: str, names: Sequence[str], others: Sequence[str], *, abbreviations: bool) -> str:
+def _in_full(word: str, names: Sequence[str], others: Sequence[str]) -> str:
     """An option as it is named, if it was written with dashes, or so short that it can be no other option."""
     written, equals, value = word.removeprefix("--").partition("=")
     name = written.replace("-", "_")
     if name in others:
         return f"--{name}{equals}{value}" if word.startswith("--") else word
-    longer = [one for one in names if one.startswith(name)] if abbreviations and name != A_SECRET else []
+    longer = [one for one in names if one.startswith(name)] if name != A_SECRET else []
     if not word.startswith("--") or not name or (name not in names and len(longer) != 1):
         return word
     return f"--{name if name in names else longer[0]}{equals}{value}"
@@ -310,55 +315,9 @@ def no_such_option(written: str, names: Sequence[str], *, prefix: str) -> str:
     return f"{written}: no such option. {cure}"
 
 
-MOST_BRACKETS = 2000
-
-
-class BadYaml(ValueError):
-    """The text is valid YAML, but it cannot be a file of options."""
-
-
-def check_yaml(text: str) -> None:
-    """Refuse YAML that PyYAML would accept silently although it is a mistake, or would take very long to read.
-
-    Raises:
-        BadYaml: there are too many brackets, an alias (a few lines of aliases can expand to gigabytes), or a mapping that has the
-            same key twice.
-        yaml.YAMLError, RecursionError: the text is not YAML, or is nested too deep.
-    """
-    if text.count("[") + text.count("{") > MOST_BRACKETS:  # PyYAML takes quadratic time for nested ones
-        raise BadYaml(f"over {MOST_BRACKETS} brackets. No option needs so many")
-    keys: list[set[str] | None] = []
-    """Keys of each open mapping; None for an open list."""
-    is_key: list[bool] = []
-    """For each open mapping or list: whether its next scalar is a key."""
-    for event in yaml.parse(text, Loader=yaml.SafeLoader):
-        if isinstance(event, yaml.AliasEvent):
-            raise BadYaml(f"{_line_of(event)}: an alias (*{event.anchor}). Write the value itself")
-        if isinstance(event, yaml.ScalarEvent) and keys and keys[-1] is not None and is_key[-1]:
-            if event.value in keys[-1]:
-                raise BadYaml(f"{_line_of(event)}: {event.value} stands there twice. Leave one out")
-            keys[-1].add(event.value)
-        if isinstance(event, yaml.CollectionEndEvent):
-            keys.pop()
-            is_key.pop()
-        if isinstance(event, yaml.ScalarEvent | yaml.CollectionEndEvent) and is_key:
-            is_key[-1] = not is_key[-1]
-        if isinstance(event, yaml.CollectionStartEvent):
-            keys.append(set() if isinstance(event, yaml.MappingStartEvent) else None)
-            is_key.append(True)
-
-
-def unreadable_value(error: Exception) -> str:
-    """The mistake about a value that is correct YAML but impossible: a number of over 4,300 digits, a 13th month."""
-    return f"a value cannot be read ({str(error).partition(';')[0]:.120}). Correct it."
-
-
-def _line_of(event: yaml.Event) -> str:
-    return f"line {event.start_mark.line + 1 if event.start_mark else '?'}"
-
-
-def _read_yaml(path: Any, names: Iterable[str]) -> tuple[dict[str, Any], list[str]]:
-    """Values by option, and the mistakes, from the file that `--config` names; both are empty for None."""
+def _read_yaml(path: Any, kinds: Mapping[str, Any], others: Sequence[str] = ()) -> tuple[dict[str, Any], list[str]]:
+    """Values by option, and the mistakes, from the file that `--config` names; both are empty for None. Options are those of
+    `kinds`, and `others`."""
     if path is None:
         return {}, []
     if not isinstance(path, str):
@@ -379,9 +338,10 @@ def _read_yaml(path: Any, names: Iterable[str]) -> tuple[dict[str, Any], list[st
         return {}, [f"--config {path}: {unreadable_value(error)}"]
     if not isinstance(content, dict | None):
         return {}, [f"--config {path}: it holds no options. Write one `name: value` per line."]
-    names = list(names)
-    mistakes = [f"{path}: {no_such_option(str(key), names, prefix='')}" for key in content or {} if key not in names]
-    return {key: value for key, value in (content or {}).items() if key in names}, mistakes
+    content = (content or {}) | texts_as_written(text, kinds)
+    names = [*kinds, *others]
+    mistakes = [f"{path}: {no_such_option(str(key), names, prefix='')}" for key in content if key not in names]
+    return {key: value for key, value in content.items() if key in names}, mistakes
 
 
 # ---- Values as written, to values of the right kind ----
@@ -406,7 +366,8 @@ def convert(value: Any, kind: Any) -> Any:
     """
     if get_origin(kind) is list:
         (item_kind,) = get_args(kind)
-        return [convert(item, item_kind) for item in (value if isinstance(value, list) else [value])]
+        items = value if isinstance(value, list) else [value]
+        return [convert(str(item) if _is_number(item) and item_kind is str else item, item_kind) for item in items]
     if get_origin(kind) is Literal:
         choices = {str(choice): choice for choice in get_args(kind)}
         if str(value) not in choices:
@@ -457,10 +418,14 @@ def _read_float(value: Any) -> float:
     return float(value)  # may be a string from YAML too, because YAML does not read 2e-5 as a number
 
 
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def _read_str(value: Any) -> str:
-    if isinstance(value, bool) or not isinstance(value, str | int | float):
+    if not isinstance(value, str):  # numbers neither: YAML reads 0123 as 83, and how it was written is gone
         raise TypeError
-    return str(value)
+    return value
 
 
 _READERS: dict[Any, tuple[str, Callable[[Any], Any]]] = {

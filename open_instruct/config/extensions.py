@@ -11,6 +11,7 @@ from typing import Any
 from open_instruct.algorithms.advantages import ADVANTAGES
 from open_instruct.algorithms.distillation import DISTILLATION_LOSSES
 from open_instruct.algorithms.losses import LOSSES
+from open_instruct.config.foreign_options import ForeignOptions
 from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.environments.base import ENVIRONMENTS
 from open_instruct.registry import Registry, option_groups
@@ -54,15 +55,14 @@ def config_class_with(modules: Mapping[str, Iterable[str]]) -> tuple[type[GRPOCo
                 mistakes += _mistakes_of_module(option, name)
             except UserModuleError as error:
                 mistakes += [] if option in CHECKED_LATER else [f"--{option} {name}: {error}."]
-    known = {field.name for field in dataclasses.fields(GRPOConfig)}
+    known = {field.name for field in dataclasses.fields(GRPOConfig)} | {*ForeignOptions().names, "config", "help"}
     groups = []
     for group in option_groups():
         names = {field.name for field in dataclasses.fields(group)}
         if not issubclass(GRPOConfig, group) and names & known:
             taken = sorted(names & known)[0]
-            mistakes.append(
-                f"--{taken}: an option of {group.__module__}.{group.__qualname__} has this name too. Rename it."
-            )
+            owner = f"{group.__module__}.{group.__qualname__}"
+            mistakes.append(f"--{taken}: an option of {owner} has this name too. Rename it.")
         elif not issubclass(GRPOConfig, group):
             groups.append(group)
     if not groups:

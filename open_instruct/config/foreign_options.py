@@ -4,7 +4,7 @@ None is passed over in silence, and none stops a run but those that ask for some
 written for open-instruct therefore starts, and one warning says which of its options had no effect, and why.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -151,7 +151,15 @@ OTHER_VALUES: dict[str, dict[str, str]] = {
 }
 """Earlier spellings of values, by option."""
 _ASKS_FOR_NOTHING = {
-    "mask_tool_use": ("true",),
+    "mask_tool_use": (
+        "true",
+        "t",
+        "yes",
+        "y",
+        "1",
+        "[]",
+        "",
+    ),  # a bare switch is the last or, translated, the one before
 }
 """Values that change nothing, where these are not False and none."""
 
@@ -163,21 +171,32 @@ class ForeignOptions:
     knows_any: bool = True
     notes: dict[str, str] = field(default_factory=dict)
     """By name as it was written: what became of the option."""
+    taken: set[str] = field(default_factory=set)
+    """Those of `notes` whose value the run uses, under another name or in another spelling."""
     refused: dict[str, str] = field(default_factory=dict)
 
     @property
     def names(self) -> list[str]:
         return [*WITHOUT_EFFECT, *RENAMED, *BY_VALUE, *REFUSED] if self.knows_any else []
 
-    def without_foreign(self, written: Mapping[str, Any]) -> dict[str, Any]:
-        """The options of this project. A value under an earlier name is taken, unless the present name is there too."""
+    def of_file_and_command_line(
+        self, in_file: Mapping[str, Any], on_command_line: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """The options of this project. Those of the command line win, whatever the names under which the two give them."""
+        ours = self.without_foreign(on_command_line)
+        in_file = {name: value for name, value in in_file.items() if name not in on_command_line}
+        return self.without_foreign(in_file, given=ours) | ours
+
+    def without_foreign(self, written: Mapping[str, Any], *, given: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """The options of this project. A value under an earlier name is taken, unless the present name is there too, or among
+        what is `given` elsewhere and wins."""
         ours = {name: value for name, value in written.items() if name not in self.names}
         for name, value in written.items() if self.knows_any else ():
             if name in RENAMED:
-                self.notes[name] = f"taken as {RENAMED[name]}"
-                ours.setdefault(RENAMED[name], True if value == [] else value)  # a bare switch
+                became = {RENAMED[name]: True if value == [] else value}  # a bare switch
+                ours |= self._taken(name, became, ours.keys() | (given or {}).keys(), shown=RENAMED[name])
             elif name in BY_VALUE:
-                ours = self._by_value(name, value) | ours
+                ours |= self._by_value(name, value, ours.keys() | (given or {}).keys())
             elif name in WITHOUT_EFFECT:
                 self.notes[name] = WITHOUT_EFFECT[name]
             elif name in REFUSED:
@@ -188,16 +207,29 @@ class ForeignOptions:
             elif name in OTHER_VALUES and str(value) in OTHER_VALUES[name]:
                 ours[name] = OTHER_VALUES[name][str(value)]
                 self.notes[name] = f"{value} is taken as {ours[name]}"
+                self.taken.add(name)
         return ours
 
-    def _by_value(self, name: str, value: Any) -> dict[str, Any]:
+    def _by_value(self, name: str, value: Any, already: Collection[str]) -> dict[str, Any]:
         try:
             became = BY_VALUE[name](value)
         except ValueError as error:
             self.refused[name] = str(error)
             return {}
-        self.notes[name] = f"taken as {' '.join(f'{option} {became[option]}' for option in became)}"
-        return became
+        return self._taken(name, became, already)
+
+    def _taken(
+        self, name: str, became: Mapping[str, Any], already: Collection[str], *, shown: str = ""
+    ) -> dict[str, Any]:
+        """What is new of that which an option became, and a note on the option."""
+        new = {option: value for option, value in became.items() if option not in already}
+        if new:
+            self.notes[name] = f"taken as {shown or ' '.join(f'{option} {new[option]}' for option in new)}"
+            self.taken.add(name)
+        else:
+            holds = "is given too, and holds" if len(became) == 1 else "are given too, and hold"
+            self.notes[name] = f"{' and '.join(became)} {holds}"
+        return new
 
     @property
     def mistakes(self) -> list[str]:
@@ -209,16 +241,18 @@ class ForeignOptions:
 
     def warning(self) -> str:
         """What became of the options, a line for each reason; "" if there were none."""
-        if not self.notes:
-            return ""
-        return "\n".join(
-            ["These options are not this project's, and the run goes on without their effect:", *self._lines()]
-        )
+        groups = {
+            "These options are not this project's, and the run goes on without their effect:": self.notes.keys()
+            - self.taken,
+            "These options have other names or values in this project:": self.taken,
+        }
+        return "\n".join(line for head, names in groups.items() if names for line in (head, *self._lines(names)))
 
-    def _lines(self) -> Iterator[str]:
-        for reason in dict.fromkeys(self.notes.values()):
-            names = " ".join(f"--{name}" for name, why in self.notes.items() if why == reason)
-            yield f"  {names}: {reason}"
+    def _lines(self, names: Collection[str]) -> Iterator[str]:
+        notes = {name: reason for name, reason in self.notes.items() if name in names}
+        for reason in dict.fromkeys(notes.values()):
+            together = " ".join(f"--{name}" for name, why in notes.items() if why == reason)
+            yield f"  {together}: {reason}"
 
 
 def asks_for_nothing(name: str, value: Any) -> bool:

@@ -83,10 +83,11 @@ class GRPOConfig(
 
     @property
     def corrects_off_policy(self) -> bool:
-        """Whether tokens are weighed by rho: as the option says; without it, if samples may be stale and rho is not always 1."""
+        """Whether tokens are weighed by rho: as the option says; without it, where samples may be stale or `vllm_top_p` leaves
+        tokens out. With `use_vllm_logprobs` rho is always 1."""
         if self.use_rho_correction is not None:
             return self.use_rho_correction
-        return self.staleness_bound > 0 and not self.use_vllm_logprobs
+        return (self.staleness_bound > 0 or self.vllm_top_p < 1) and not self.use_vllm_logprobs
 
     @property
     def denominator(self) -> float | str:

@@ -56,10 +56,11 @@ class RolloutOptions:
     workflow_modules: list[str] = field(default_factory=list)
     """Files (my_workflow.py) or modules that define further workflows. See docs/workflows.md."""
     temperature: float = 1.0
-    """Sampling temperature in training."""
+    """Sampling temperature in training, 0.01 or more: vLLM has no lower one."""
     vllm_top_p: float = 1.0
     """Nucleus sampling in training: only the likeliest tokens that make up this share of the probability are sampled. 1: off.
-    Below 1 the engine's log-probs are those among the tokens that are left, and rho corrects for the difference."""
+    Below 1 the engine's log-probs are those among the tokens that are left, and rho corrects for the difference
+    (use_rho_correction); with use_vllm_logprobs nothing does."""
     stop_strings: list[str] = field(default_factory=list)
     """Strings that end a response, in addition to the model's own end token."""
     num_unique_prompts_rollout: int = 16
@@ -184,7 +185,8 @@ class AlgorithmOptions(ClipOptions, GspoOptions, GmpoOptions, SapoOptions, DppoT
     """Use the engine's log-probs as those of the old policy. False: learners compute them before the first update of a step."""
     use_rho_correction: bool | None = None
     """Weigh the loss of each token by rho, the token's probability under the old policy divided by its probability in the engine,
-    truncated (importance sampling). By default only if samples may be stale."""
+    truncated (importance sampling). By default only if samples may be stale or vllm_top_p is below 1, and not with
+    use_vllm_logprobs."""
     rho_clamp_lower_bound: float = 0.0
     """A lower rho is raised to this value."""
     rho_clamp_upper_bound: float = 2.0
@@ -361,7 +363,8 @@ class EvaluationOptions:
     eval_top_p: float | None = None
     """Nucleus sampling in evaluation. By default that of training (vllm_top_p)."""
     eval_pass_at_k: int = 1
-    """Responses to each prompt of an evaluation, with pass@1, 2, 4, … up to this number."""
+    """Responses to each prompt of an evaluation, with pass@1, 2, 4, … up to this number. Greedy
+    responses (eval_temperature 0) are all the same, so more than 1 needs a higher temperature."""
     eval_completions: int = 64
     """Prompts of an evaluation whose responses are written to completions/ in output_dir, and to the table sample_completions of
     wandb. 0: none, -1: all."""

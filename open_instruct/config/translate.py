@@ -56,7 +56,7 @@ DIFFERENT: dict[str, str] = {
     "also samples/, in a format that dataset_mixer_list reads",
     "system_prompt_override_file": "the file's text as it is; there white space around it is removed",
     "tools": "the verifier reads the last turn of the model, there the whole response with what tools have answered",
-    "use_rho_correction": "by default only where samples may be stale; there always",
+    "use_rho_correction": "by default only where samples may be stale or vllm_top_p is below 1; there always",
     "vllm_enable_prefix_caching": "the cache is emptied with each new version of the weights",
     "wandb_project": "by default open_instruct, there open_instruct_internal",
     "weight_decay": "holds for all weights; there biases and norms are spared",
@@ -64,6 +64,10 @@ DIFFERENT: dict[str, str] = {
 """Options of both projects that do not mean the same in both, and how they differ."""
 DEFAULTS = ("async_steps", "gradient_checkpointing", "use_rho_correction")
 """Those whose default differs: they are told even where a script does not name them."""
+OURS = option_kinds(GRPOConfig)
+OUR_WORDS = {*OURS, *(f"no_{name}" for name, kind in OURS.items() if kind is bool)}
+"""The options of this project as they may be written."""
+EARLIER = {*RENAMED, *BY_VALUE}
 _PIECE = re.compile(
     r"(?P<space>\s+)|(?P<comment>(?<!\S)#[^\n]*)|'(?P<single>[^']*)'|\"(?P<double>(?:\\.|[^\"\\])*)\""
     r"|(?P<shell>\$\(\(.*?\)\)|[$<>]\((?:[^()]|\([^()]*\))*\)|\$\{[^}]*\}|`[^`]*`)"
@@ -98,6 +102,8 @@ class Call:
     before: str
     """What stands before it in its line."""
     words: list[Word]
+    is_cut_off: bool = False
+    """Whether a quotation in it has no end, so that words may be missing."""
 
     @property
     def has_options(self) -> bool:
@@ -129,14 +135,32 @@ def shell_words(text: str, *, whole_line: bool = False) -> list[Word]:
 
 def calls_of(script: str) -> list[Call]:
     """The calls of `grpo_fast.py` that have options; if none has, the first one; empty if there is no call."""
-    text = _joined(script)
+    lines = _joined(script).splitlines()
     calls = []
-    for line in text.splitlines():
+    for line_number, line in enumerate(lines):
         before, *behind = line.split(PROGRAM)
         for number, rest in enumerate(behind):
-            calls.append(Call(before, _words_of_call(PROGRAM.join(behind[number:]).rstrip().rstrip("\\"))))
+            command = PROGRAM.join(behind[number:])
+            if not _is_open(before):
+                command = _with_its_quotations(command, lines[line_number + 1 :])
+            calls.append(Call(before, _words_of_call(command.rstrip().rstrip("\\")), _is_open(command)))
             before += PROGRAM + rest
     return [call for call in calls if call.has_options] or calls[:1]
+
+
+def _is_open(text: str) -> bool:
+    """Whether a quotation begins in a text and does not end there."""
+    return any(piece["unpaired"] in ("'", '"') for piece in _PIECE.finditer(text) if piece["unpaired"])
+
+
+def _with_its_quotations(command: str, further: Sequence[str]) -> str:
+    """A line with those behind it over which its quotations go on; the line alone where they never end."""
+    whole = command
+    for line in further:
+        if not _is_open(whole):
+            return whole
+        whole += f"\n{line}"
+    return command if _is_open(whole) else whole
 
 
 def _joined(script: str) -> str:
@@ -205,6 +229,8 @@ def surroundings(script: str) -> list[str]:
     notes += [
         f"the options in {name} are not looked at, and stay as they are" for name in _not_looked_at(script, words)
     ]
+    if calls[0].is_cut_off and not _is_open(calls[0].before):
+        notes.append("a quotation has no end: what stands behind it may be missing here")
     for name, values in options_in(shell_words(calls[0].before, whole_line=True)):
         value = values[0] if values else ""
         if name == "env":
@@ -226,7 +252,7 @@ def options_in(words: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
             if name:
                 yield name, values
             name, equals, value = word[2:].partition("=")
-            written = word.written.partition("=")[2] if isinstance(word, Word) else None
+            written = _behind_equals(word.written) if isinstance(word, Word) else None
             name, values = name.replace("-", "_"), []
             if equals:
                 values.append(Word(value, written))
@@ -236,55 +262,72 @@ def options_in(words: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
         yield name, values
 
 
+def _behind_equals(written: str) -> str:
+    """`"$OUT"` of `"--output_dir=$OUT"`: the value with the quotation mark that was opened before it."""
+    before, _, value = written.partition("=")
+    return next((mark for mark in "\"'" if before.count(mark) % 2), "") + value
+
+
 def translated(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
     """The words for this project, and by option as it was written what became of it or how it differs.
 
     Words before the first option stay as they are.
     """
-    ours = {
-        *option_kinds(GRPOConfig),
-        *(f"no_{name}" for name, kind in option_kinds(GRPOConfig).items() if kind is bool),
-    }
     result = list(itertools.takewhile(lambda word: not word.startswith("--"), words))
     notes: dict[str, str] = {}
-    for written, given in options_in(words):
-        longer = [one for one in ours if one.startswith(written)]
-        name = longer[0] if written not in ours and len(longer) == 1 else written
+    options = [(written, _in_full(written), given) for written, given in options_in(words)]
+    last = {name: number for number, (_, name, _) in enumerate(options)}
+    options = [one for number, one in enumerate(options) if one[1] not in EARLIER or last[one[1]] == number]
+    said = {name.removeprefix("no_") if name not in OURS else name for _, name, _ in options if name in OUR_WORDS}
+    for written, name, given in options:
         values = [OTHER_VALUES.get(name, {}).get(value, value) for value in given]
-        if name in RENAMED:
-            notes[written] = f"is {RENAMED[name]} here"
-            name = RENAMED[name]
-        if name in BY_VALUE:
-            became, notes[written] = _by_value(name, values)
-            result += became
-        elif name in WITHOUT_EFFECT:
+        if name in WITHOUT_EFFECT:
             notes[written] = f"left out: {WITHOUT_EFFECT[name]}"
         elif name in REFUSED:
             nothing = asks_for_nothing(name, " ".join(values))
             notes[written] = "left out: it asks for nothing" if nothing else f"NOT HERE: {REFUSED[name]}"
-        elif name not in ours:
+        elif name in EARLIER:
+            became, notes[written] = _earlier(name, values, said)
+            result += became
+        elif name not in OUR_WORDS:
             notes[written] = "NOT KNOWN here"
         elif values == ["None"] and given != ["None"]:
             notes[written] = f"left out: {given[0]} is not there in open-instruct either"
         else:
             result += [f"--{name}", *values]
             if name in DIFFERENT:
-                notes[written] = "; ".join(filter(None, (notes.get(written), DIFFERENT[name])))
+                notes[written] = DIFFERENT[name]
             if name == "tools" and (absent := [value for value in values if value in SERVICES]):
                 notes[written] = "; ".join(f"NOT HERE: {value}: {SERVICES[value]}" for value in absent)
     return result, notes
 
 
-def _by_value(name: str, values: Sequence[str]) -> tuple[list[str], str]:
-    """The words that say here what an option said there, and what is told of it."""
+def _in_full(written: str) -> str:
+    """The name of an option. Where open-instruct has an option of this very name, it is no abbreviation."""
+    if written in {*EARLIER, *WITHOUT_EFFECT, *REFUSED, *OUR_WORDS}:
+        return written
+    longer = [one for one in OUR_WORDS if one.startswith(written)]
+    return longer[0] if len(longer) == 1 else written
+
+
+def _earlier(name: str, values: list[str], said: set[str]) -> tuple[list[str], str]:
+    """The words that say here what an option said there, and what is told of it. What is `said` already stays as it is said, as
+    `grpo_fast.py` has it, and what is new is added to it."""
     try:
-        became = BY_VALUE[name](values[0] if len(values) == 1 else list(values))
+        became = (
+            {RENAMED[name]: values} if name in RENAMED else BY_VALUE[name](values[0] if len(values) == 1 else values)
+        )
     except ValueError as error:
         return [], f"NOT HERE: {error}"
+    new = {option: value for option, value in became.items() if option not in said}
+    if not new:
+        return [], f"left out: {' and '.join(became)} is given too"
+    said.update(new)
     words = []
-    for option, value in became.items():
+    for option, value in new.items():
         words += [f"--{option}", *(value if isinstance(value, list) else [value])]
-    return words, "; ".join([f"is {' '.join(words)} here", *(DIFFERENT[one] for one in became if one in DIFFERENT)])
+    here = RENAMED.get(name, " ".join(words))
+    return words, "; ".join([f"is {here} here", *(DIFFERENT[one] for one in new if one in DIFFERENT)])
 
 
 def _quoted(word: str) -> str:

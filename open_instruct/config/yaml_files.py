@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from open_instruct.config.cli import BadYaml, UsageError, check_yaml, no_such_option, unreadable_value
+from open_instruct.config.cli import UsageError, no_such_option
+from open_instruct.config.yaml_text import BadYaml, check_yaml, unreadable_value
 
 CONFIG_DIRECTORY = Path(__file__).resolve().parents[2] / "conf"
 
@@ -56,7 +57,7 @@ def compose(door: Door, argv: Sequence[str]) -> dict[str, Any]:
         raise UsageError(mistakes)
     bare = [override.removeprefix("++").removeprefix("+") for override in overrides]
     written = [
-        f"++{b}" if door.may_be_new(b.partition("=")[0]) else override
+        f"++{b}" if not b.startswith("~") and door.may_be_new(b.partition("=")[0]) else override
         for override, b in zip(overrides, bare, strict=True)
     ]
     path = directory / f"{name}.yaml"
@@ -102,7 +103,8 @@ def _misspelled(override: str) -> str:
 def _deletes_an_option(door: Door, override: str) -> str:
     """What to write instead of an override that deletes an option (`~section.key`), or ""."""
     key = override.removeprefix("~").partition("=")[0]
-    if not override.startswith("~") or not door.may_be_new(key):
+    known = door.keys()
+    if not override.startswith("~") or not door.may_be_new(key) or key.rpartition(".")[2] not in known:
         return ""
     return f"an option cannot be deleted. Write {key}=null, which leaves its default."
 
@@ -115,7 +117,7 @@ def _read_command_line(door: Door, argv: Sequence[str]) -> tuple[Path, str, list
     parser.add_argument("--config-path", "-cp", default=str(CONFIG_DIRECTORY), help="directory of the YAML file")
     parser.add_argument("--config-name", "-cn", default=door.config_name, help="name of the YAML file")
     parser.add_argument("overrides", nargs="*", metavar=door.override, help="values that win over those in the file")
-    given, unknown = parser.parse_known_args(argv)
+    given, unknown = parser.parse_known_intermixed_args(argv)  # overrides may stand behind flags too
     if unknown:
         raise UsageError([f"{word}: no such option. Options of a run are written {door.override}." for word in unknown])
     directory = Path(given.config_path).resolve()

@@ -47,7 +47,7 @@ fi
 exec "${PYTHON:-python}" "$ROOT/open_instruct/fully_async_main.py" \
     --config-path "$ROOT/conf" \
     trainer.exp_name=qwen3_8b_transferqueue \
-    trainer.run_name="$RUN_NAME" \
+    "trainer.run_name='$RUN_NAME'" \
     trainer.output_dir="${OUTPUT_DIR:-output/$RUN_NAME}" \
     model.model_name_or_path=Qwen/Qwen3-8B \
     model.gradient_checkpointing=true \

@@ -57,6 +57,15 @@ def test_without_the_verifiers_reward_the_form_alone_counts() -> None:
     assert shaped([10.0, 10.0, 0.0], counts_score=False) == [0.0, 0.0, 0.0]
 
 
+@pytest.mark.parametrize("counts_score", [True, False])
+@pytest.mark.parametrize("form", ["ignored", "needed", "rewarded"])
+@pytest.mark.parametrize("form_reward", [5.0, -5.0])
+def test_the_highest_reward_is_that_of_the_best_response(counts_score: bool, form: Any, form_reward: float) -> None:
+    shaping = RewardShaping(counts_score=counts_score, form=form, form_reward=form_reward)
+    rewards = shaping.apply(np.full(2, 10.0), np.full(2, 5), np.array([True, True]), np.array([True, False]))
+    assert shaping.highest(10.0) == rewards.max()
+
+
 @pytest.mark.parametrize("options", [{"counts_score": False}, {"form": "needed"}])
 def test_what_the_environment_gave_counts_whatever_becomes_of_the_score(options: dict[str, Any]) -> None:
     given, stopped = np.array([0.5, 0.25]), np.array([True, False])

@@ -136,6 +136,20 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         "Set a lower or an upper bound.",
     ),
     (
+        {"rho_mask_tv_divergence": True, "rho_mask_upper_bound": 0.6, "rho_mask_lower_bound": 0.5},
+        "--rho_mask_tv_divergence True --rho_mask_lower_bound 0.5: no response is too near to the policy. Leave out",
+    ),
+    (
+        {"rho_as_in_open_instruct": True},
+        "--rho_as_in_open_instruct True --rho_mask_sequence_level False --rho_mask_tv_divergence False: it says how these two "
+        "mask, and neither is on. Set one of them, or leave out rho_as_in_open_instruct.",
+    ),
+    (
+        {"async_steps": 0, "staleness_threshold": 3},
+        "--async_steps 0 --staleness_threshold 3: both say how far generation may run ahead. Leave out one of the two; in a "
+        "YAML file, set it to null.",
+    ),
+    (
         {"rc_buffer_size": 5},
         "--rollout_workflow single_turn --rc_buffer_size 5: the workflow single_turn has no such option. Leave it out, or set",
     ),
@@ -189,6 +203,19 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ),
     ({"alerts": ["age>3"]}, "--alerts age>3: not a limit on a metric. Write metric=number, such as max_sample_age=3."),
     ({"temperature": 0.0}, "--temperature 0.0: out of range. Give more than 0, at most 2.0."),
+    (
+        {"eval_temperature": 0.0, "eval_pass_at_k": 4},
+        "--eval_pass_at_k 4 --eval_temperature 0.0: greedy responses are all the same. Set eval_pass_at_k to 1, or "
+        "eval_temperature above 0.",
+    ),
+    (
+        {"temperature": 1e-6},
+        "--temperature 1e-06: the engine would take 0.01 in its place. Give 0.01 or more.",
+    ),
+    (
+        {"eval_temperature": 0.001, "eval_pass_at_k": 4},
+        "--eval_temperature 0.001: the engine would take 0.01 in its place. Give 0.01 or more, or 0 for greedy responses.",
+    ),
     ({"eval_temperature": -0.1}, "--eval_temperature -0.1: out of range. Give 0 or more, at most 2.0."),
     ({"eval_top_p": 1.5}, "--eval_top_p 1.5: out of range. Give more than 0, at most 1."),
     ({"learning_rate": float("nan")}, "--learning_rate nan: out of range. Give 0 or more."),
@@ -428,8 +455,18 @@ def test_maxrl_has_no_negative_rewards(make_args: MakeArgs, options: dict[str, A
         MAXRL | FORM,
         FORM | {"r1_style_format_reward": -1.0},
         {"eval_temperature": 0.0},
+        {"eval_temperature": 0.01, "temperature": 0.01, "eval_pass_at_k": 4},
+        {"eval_temperature": 0.0, "eval_pass_at_k": 4, "rollout_workflow": "conversation", "tools": ["calculator"]},
         {"save_freq": -1, "checkpoint_state_freq": -1, "keep_last_n_checkpoints": -1, "local_eval_every": -1},
         {"async_steps": 0},
+        {"async_steps": 2, "staleness_threshold": 2},
+        {
+            "rho_as_in_open_instruct": True,
+            "rho_mask_tv_divergence": True,
+            "rho_mask_upper_bound": 0.6,
+            "rho_mask_lower_bound": 0.5,
+        },
+        {"async_steps": 0, "vllm_top_p": 0.9, "rho_clamp_upper_bound": 3.0},
         {"num_samples_per_prompt_rollout": 1, "advantage_normalization_type": "reinforce_plus_plus"},
         {"use_vllm_logprobs": True},
         {"total_episodes": 64, "num_mini_batches": 64},
@@ -586,6 +623,24 @@ def test_a_model_without_tokenizer(make_args: MakeArgs, model_dir: Path, tmp_pat
 
 def test_a_missing_model_is_told_by_the_options_alone(make_args: MakeArgs) -> None:
     assert load_tokenizer(make_args(model_name_or_path="./no/model")) == (None, [])
+
+
+@pytest.mark.parametrize(
+    ("options", "corrects"),
+    [
+        ({}, True),
+        ({"async_steps": 0}, False),
+        ({"async_steps": 0, "vllm_top_p": 0.9}, True),
+        ({"vllm_top_p": 0.9, "use_vllm_logprobs": True}, False),
+        ({"vllm_top_p": 0.9, "use_rho_correction": False}, False),
+        ({"async_steps": 0, "use_rho_correction": True}, True),
+    ],
+    ids=str,
+)
+def test_rho_corrects_where_engine_and_learner_differ(
+    make_args: MakeArgs, options: dict[str, Any], corrects: bool
+) -> None:
+    assert make_args(**options).corrects_off_policy == corrects
 
 
 def test_derived_values(make_args: MakeArgs, tmp_path: Path) -> None:

@@ -224,6 +224,22 @@ def test_each_mistake_in_yaml(yaml_file: Path, text: str, expected: str) -> None
     assert mistakes_of(*MODEL, "--config", str(yaml_file)) == [expected.format(path=yaml_file)]
 
 
+def test_text_is_what_stands_in_the_file(yaml_file: Path) -> None:
+    yaml_file.write_text("run_name: 2024_10_01\nexp_name: 0123\nmodel_revision: 1234567.0e+8\nloss_denominator: 0x10\n")
+    args = parse("--config", str(yaml_file))
+    assert (args.run_name, args.exp_name, args.model_revision) == ("2024_10_01", "0123", "1234567.0e+8")
+    assert args.loss_denominator == 16.0
+
+
+def test_a_number_is_no_text_where_it_is_not_known_how_it_was_written() -> None:
+    for number in (83, 1.5):
+        with pytest.raises(ValueError, match="one text"):
+            convert(number, str)
+        with pytest.raises(ValueError, match="one text"):
+            convert(number, str | None)
+        assert convert(["a", number], list[str]) == ["a", str(number)]
+
+
 def test_an_empty_yaml_file_changes_nothing(yaml_file: Path) -> None:
     yaml_file.write_text("# nothing yet\n")
     assert parse("--config", str(yaml_file)) == parse()

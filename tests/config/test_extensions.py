@@ -19,7 +19,7 @@ from open_instruct.config.cli import UsageError, parse_args, read_lists
 from open_instruct.config.extensions import MODULE_OPTIONS, config_class_with, plain_config
 from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.environments.base import ENVIRONMENTS
-from open_instruct.registry import NoOptions, Registry, UnknownName, options_of
+from open_instruct.registry import NoOptions, Registry, UnknownName, option_kinds, options_of
 from open_instruct.user_modules import import_user_module
 from open_instruct.workflows.base import WORKFLOWS
 
@@ -70,7 +70,7 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def read(argv: list[str]) -> GRPOConfig:
-    config_cls, mistakes = config_class_with(read_lists(argv, MODULE_OPTIONS))
+    config_cls, mistakes = config_class_with(read_lists(argv, MODULE_OPTIONS, option_kinds(GRPOConfig)))
     assert not mistakes
     return plain_config(parse_args(argv, config_cls, validators=[lambda args: list(options_have_their_entry(args))]))
 
@@ -103,6 +103,27 @@ def test_own_options_are_flags_with_help_and_in_yaml(
     text = " ".join(capsys.readouterr().out.split())
     assert "Sequence-level ratio: --sequence_clip NUMBER" in text
     assert "--loss_fn NAME One of dapo, grpo, dr_grpo, cispo, dppo_tv, gmpo, gspo, sapo, toy_sequence." in text
+
+
+def test_options_that_name_modules_may_be_shortened(modules: list[str], tmp_path: Path) -> None:
+    args = read([*MODEL, "--algorithm-mod", modules[0], "--loss_fn", "toy_sequence", "--sequence_clip", "0.25"])
+    assert args.own_options == {"sequence_clip": 0.25}
+    file = tmp_path / "options.yaml"
+    file.write_text(f"algorithm_modules: [{modules[0]}]\nsequence_clip: 0.1\n")
+    assert read([*MODEL, "--conf", str(file)]).algorithm_modules == [modules[0]]
+    with pytest.raises(UsageError) as told:
+        read([*MODEL, "--al", modules[0]])
+    assert told.value.mistakes == ["--al: it could be --alerts or --algorithm_modules or --alpha. Write it in full."]
+
+
+@pytest.mark.parametrize("name", ["masked_mean_axis", "eval_freq", "config", "help", "seed"])
+def test_an_own_option_with_a_name_that_is_taken_is_told(modules: list[str], tmp_path: Path, name: str) -> None:
+    path = tmp_path / f"takes_{name}.py"
+    path.write_text(textwrap.dedent(LOSS).replace("sequence_clip", name).replace("toy_sequence", f"toy_{name}"))
+    _, mistakes = config_class_with({"algorithm_modules": [str(path)]})
+    (mistake,) = mistakes
+    assert mistake.startswith(f"--{name}: an option of ")
+    assert mistake.endswith("SequenceClipOptions has this name too. Rename it.")
 
 
 @pytest.mark.parametrize(

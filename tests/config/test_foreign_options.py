@@ -243,7 +243,53 @@ def test_a_present_name_goes_before_an_earlier_one() -> None:
     args, foreign, _ = parsed(f"{MODEL} --number_samples_per_prompt 8 --num_samples_per_prompt_rollout 2")
     assert args is not None
     assert args.num_samples_per_prompt_rollout == 2
-    assert foreign.notes == {"number_samples_per_prompt": "taken as num_samples_per_prompt_rollout"}
+    assert foreign.notes == {"number_samples_per_prompt": "num_samples_per_prompt_rollout is given too, and holds"}
+    assert "taken as" not in foreign.warning()
+    args, foreign, _ = parsed(f"{MODEL} --rho_clamp_upper_bound 4 --truncated_importance_sampling_ratio_cap 3")
+    assert args is not None
+    assert (args.rho_clamp_upper_bound, args.use_rho_correction) == (4.0, True)
+    assert list(foreign.notes.values()) == ["taken as use_rho_correction True"]
+
+
+@pytest.mark.parametrize(
+    ("in_file", "line", "expected", "note"),
+    [
+        ("local_eval_every: 10", "--eval_freq 5", {"local_eval_every": 5}, "taken as local_eval_every"),
+        ("eval_freq: 10", "--local_eval_every 5", {"local_eval_every": 5}, "local_eval_every is given too, and holds"),
+        (
+            "use_rho_correction: false",
+            "--truncated_importance_sampling_ratio_cap 2.5",
+            {"use_rho_correction": True, "rho_clamp_upper_bound": 2.5},
+            "taken as rho_clamp_upper_bound 2.5 use_rho_correction True",
+        ),
+        ("mask_tool_use: false", "--mask_tool_use", {}, "asks for nothing that is not so"),
+    ],
+)
+def test_the_command_line_wins_under_every_name(
+    tmp_path: Path, in_file: str, line: str, expected: dict[str, Any], note: str
+) -> None:
+    (tmp_path / "run.yaml").write_text(in_file)
+    args, foreign, mistakes = parsed(f"{MODEL} --config {tmp_path / 'run.yaml'} {line}")
+    assert args is not None, mistakes
+    assert {name: getattr(args, name) for name in expected} == expected
+    assert list(foreign.notes.values()) == [note]
+
+
+def test_what_is_taken_is_told_apart_from_what_has_no_effect() -> None:
+    _, foreign, _ = parsed(f"{MODEL} --eval_freq 5 --push_to_hub False --kl_estimator kl3")
+    assert foreign.warning().splitlines() == [
+        "These options are not this project's, and the run goes on without their effect:",
+        "  --push_to_hub: models are written to output_dir; `hf upload` brings them to the hub",
+        "These options have other names or values in this project:",
+        "  --eval_freq: taken as local_eval_every",
+        "  --kl_estimator: kl3 is taken as 2",
+    ]
+
+
+@pytest.mark.parametrize("value", ["", " True", " 1", " yes", "=t"])
+def test_a_switch_that_asks_for_what_is_so_is_passed_over(value: str) -> None:
+    args, _, mistakes = parsed(f"{MODEL} --mask_tool_use{value}")
+    assert args is not None, mistakes
 
 
 def test_without_foreign_options_nothing_is_said() -> None:

@@ -4,10 +4,12 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from open_instruct.config.cli import parse_args
+from open_instruct.config.foreign_options import ForeignOptions
 from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.config.translate import DIFFERENT, arguments_of, as_text, surroundings, translated
 from open_instruct.registry import option_kinds
@@ -184,6 +186,73 @@ def test_earlier_options_are_translated_by_their_values() -> None:
     line, notes = translated(shlex.split("--eval_freq 5 --max_tool_calls"))
     assert line == ["--local_eval_every", "5", "--max_steps"]
     assert notes["eval_freq"] == "is local_eval_every here; also after the last step"
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("--local_eval_every 7 --eval_freq 5", {"local_eval_every": 7}),
+        ("--eval_freq 5 --local_eval_every 7", {"local_eval_every": 7}),
+        ("--eval_freq 5 --eval_freq 6", {"local_eval_every": 6}),
+        ("--eval_freq 5 --local_eval_freq 6", {"local_eval_every": 5}),
+        ("--eval_freq 5 --local_eval_ev 7", {"local_eval_every": 7}),
+        (
+            "--rho_clamp_upper_bound 4 --truncated_importance_sampling_ratio_cap 3",
+            {"rho_clamp_upper_bound": 4.0, "use_rho_correction": True},
+        ),
+        ("--use_rho_correction False --truncated_importance_sampling_ratio_cap 3", {"use_rho_correction": False}),
+    ],
+)
+def test_a_translated_line_means_what_the_line_itself_does(line: str, expected: dict[str, Any]) -> None:
+    model = ["--model_name_or_path", "m"]
+    before = parse_args([*model, *shlex.split(line)], GRPOConfig, foreign=ForeignOptions())
+    after = parse_args([*model, *translated(shlex.split(line))[0]], GRPOConfig)
+    assert before == after
+    assert {name: getattr(after, name) for name in expected} == expected
+
+
+def test_a_name_of_open_instruct_is_no_abbreviation() -> None:
+    line, notes = translated(["--tokenizer_name", "X", "--tokenizer_name_or", "Y"])
+    assert line == ["--tokenizer_name_or_path", "Y"]
+    assert notes["tokenizer_name"].startswith("left out: ")
+
+
+@pytest.mark.parametrize(
+    ("word", "expected"),
+    [
+        ('"--output_dir=$OUT"', '--output_dir "$OUT"'),
+        ('\'--tool_configs={"a": "$5"}\'', '--tool_configs \'{"a": "$5"}\''),
+        ('--output_dir="$OUT"', '--output_dir "$OUT"'),
+    ],
+)
+def test_a_quoted_option_keeps_its_quotation_marks(word: str, expected: str) -> None:
+    words = arguments_of(f"python grpo_fast.py {word} --seed 3")
+    assert words is not None
+    text = as_text(*translated(words))
+    assert text.startswith(f"python open_instruct/grpo_fast.py \\\n    {expected} \\\n    --seed 3\n")
+
+
+OVER_TWO_LINES = """python open_instruct/grpo_fast.py --tools search --tool_configs '{"a": 1,
+ "b": 2}' --seed 3
+echo "done"
+"""
+
+
+def test_a_quotation_may_go_over_several_lines() -> None:
+    assert line_of(OVER_TWO_LINES) == '--tools search --tool_configs {"a": 1,\n "b": 2} --seed 3'
+    assert surroundings(OVER_TWO_LINES) == []
+    told = as_text(*translated(arguments_of(OVER_TWO_LINES) or []))
+    printed = told.replace("python open_instruct/grpo_fast.py", "printf '%s\\0'")
+    done = subprocess.run(["bash", "-c", printed], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.split("\0")[2:4] == ["--tool_configs", '{"a": 1,\n "b": 2}']
+
+
+def test_a_quotation_without_an_end_is_told() -> None:
+    script = "python grpo_fast.py --seed 3 --run_name 'a\necho b\n"
+    assert line_of(script) == "--seed 3 --run_name a"
+    assert surroundings(script) == ["a quotation has no end: what stands behind it may be missing here"]
+    assert surroundings('bash -c "python grpo_fast.py --seed 3"\necho "b"') == []
+    assert line_of('bash -c "python grpo_fast.py --seed 3"\necho "b"') == "--seed 3"
 
 
 def test_an_unknown_option_is_said_to_be_unknown_here_alone() -> None:

@@ -32,6 +32,13 @@ def test_overrides_win_over_the_file(directory: Path) -> None:
     assert read(directory, "data.size=8", "model=large")["data"] == {"size": 8, "seed": -1e-5}
 
 
+def test_overrides_may_stand_behind_a_flag(directory: Path) -> None:
+    (directory / "other.yaml").write_text("data: {size: 1, seed: 2}\nmodel: tiny\n")
+    argv = ["data.size=8", "--config-name", "other", "model=large", "-cn", "other", "data.seed=-1"]
+    assert read(directory, *argv) == {"data": {"size": 8, "seed": -1}, "model": "large"}
+    assert mistakes(directory, "data.size=8", "--sise", "3", "model=large")[0].startswith("--sise: no such option.")
+
+
 def test_an_unknown_key_is_told_with_the_nearest_one(directory: Path) -> None:
     (told,) = mistakes(directory, "data.sise=8")
     assert told.startswith("data.sise")

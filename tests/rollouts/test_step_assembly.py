@@ -131,6 +131,17 @@ def test_shaped_rewards_decide_what_is_trained_on() -> None:
     assert metrics["objective/verifiable_correct_rate"] == 1
 
 
+def test_the_form_alone_solves_a_prompt_where_all_responses_have_it() -> None:
+    form = {"apply_verifiable_reward": False, "apply_r1_style_format_reward": True, "r1_style_format_reward": 5.0}
+    args = make_args(no_resampling_pass_rate=0.9, **form)
+    one_of_four = finished(0, "stop", "stop", "stop", "stop", scores=[1, 1, 1, 1])
+    well_formed = np.array([True, False, False, False])
+    rewards = args.reward_shaping.apply(
+        one_of_four.rewards(10.0), one_of_four.lengths, one_of_four.stopped, well_formed
+    )
+    assert pass_rate(dataclasses.replace(one_of_four, shaped_rewards=rewards, well_formed=well_formed), args) == 0.25
+
+
 @pytest.mark.parametrize(
     ("options", "rate"),
     [

@@ -16,8 +16,10 @@ from open_instruct.chat_codec import ChatCodec
 from open_instruct.config.checks import options_have_their_entry, workflow_can_use_the_options
 from open_instruct.config.cli import UsageError, parse_args, read_lists
 from open_instruct.config.extensions import MODULE_OPTIONS, config_class_with, plain_config
+from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.data_types import EVAL, GenerationResult, PromptRequest, Sample, SamplingConfig
 from open_instruct.environments.base import ENVIRONMENTS
+from open_instruct.registry import option_kinds
 from open_instruct.scored_groups import ScoredGroup, split
 from open_instruct.user_modules import import_user_module
 from open_instruct.workflows.base import WORKFLOWS
@@ -377,7 +379,7 @@ def test_the_options_of_the_example_are_flags(kuhn: Any) -> None:
 
     def read(*further: str) -> Any:
         words = [*argv, *further]
-        config_cls, mistakes = config_class_with(read_lists(words, MODULE_OPTIONS))
+        config_cls, mistakes = config_class_with(read_lists(words, MODULE_OPTIONS, option_kinds(GRPOConfig)))
         assert not mistakes
         rules = [options_have_their_entry, workflow_can_use_the_options]
         told = parse_args(words, config_cls, validators=[lambda args: [one for rule in rules for one in rule(args)]])

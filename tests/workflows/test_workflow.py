@@ -15,6 +15,7 @@ from open_instruct.config.checks import options_have_their_entry, workflow_can_u
 from open_instruct.config.cli import UsageError, parse_args, read_lists
 from open_instruct.config.extensions import MODULE_OPTIONS, config_class_with, plain_config
 from open_instruct.config.grpo_config import GRPOConfig
+from open_instruct.registry import option_kinds
 from open_instruct.workflows.base import WORKFLOWS, WorkflowSpec
 
 CALCULATOR = '''
@@ -86,7 +87,7 @@ def calculator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def read(argv: list[str]) -> GRPOConfig:
-    config_cls, mistakes = config_class_with(read_lists(argv, MODULE_OPTIONS))
+    config_cls, mistakes = config_class_with(read_lists(argv, MODULE_OPTIONS, option_kinds(GRPOConfig)))
     assert not mistakes
     rules = [options_have_their_entry, workflow_can_use_the_options]
     return plain_config(
