@@ -6,13 +6,15 @@
 
 One learner's parts in this process: four prompts of 24 tokens with 8 responses each. Times are medians of at most four
 micro-batches after one to warm up. `queued` is when the program has handed everything to the GPU: where that is nearly all of
-the time, the GPU waits for the program, and longer micro-batches cost no more. On CPU nothing is queued.
+the time, the GPU waits for the program, and longer micro-batches cost no more. On CPU nothing is queued. What stands behind `--`
+are options of the run: `-- --compile_model`, or `-- --gradient_checkpointing False`.
 """
 
 import argparse
 import os
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal
@@ -32,7 +34,7 @@ ON_ONE_RANK = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR":
 class OneLearner:
     """The engine of DeepSpeed, the loss, and what moves states off the device."""
 
-    def __init__(self, model: str, response_length: int, pack_length: int) -> None:
+    def __init__(self, model: str, response_length: int, pack_length: int, options: Sequence[str] = ()) -> None:
         from open_instruct.config.cli import parse_args
         from open_instruct.config.grpo_config import GRPOConfig
         from open_instruct.device import current_device
@@ -41,7 +43,7 @@ class OneLearner:
         words = ["--model_name_or_path", model, "--dataset_mixer_list", "reasoning_gym/chain_sum?size=20&seed=7", "1.0"]
         words += ["--response_length", response_length, "--pack_length", pack_length, "--max_prompt_token_length", 64]
         words += ["--gradient_checkpointing", "--deepspeed_stage", 2, "--load_ref_policy", "False", "--beta", 0.0]
-        self.args = parse_args([str(word) for word in [*words, "--device_type", kind]], GRPOConfig)
+        self.args = parse_args([str(word) for word in [*words, "--device_type", kind, *options]], GRPOConfig)
         self.device = self.args.device
         os.environ.update(ON_ONE_RANK | self.device.learner_env)
         self._build()
@@ -132,10 +134,11 @@ def main() -> None:
     parser.add_argument("--response_length", type=int, default=64)
     parser.add_argument("--pack_lengths", type=int, nargs="+", default=[512, 1024])
     parser.add_argument("--json", help="file for the tables")
+    parser.add_argument("options", nargs="*", metavar="-- OPTION", help="of grpo_fast.py")
     args = parser.parse_args()
     import torch
 
-    learner = OneLearner(args.model, args.response_length, args.pack_lengths[0])
+    learner = OneLearner(args.model, args.response_length, args.pack_lengths[0], args.options)
     attentions = ["sdpa", *["flash_attention_2"] * (learner.device.kind == "cuda")]
     table = [
         measure(learner, attention, pack_length, share=share)

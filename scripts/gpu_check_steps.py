@@ -323,6 +323,10 @@ STEPS = [
         *(training("lora", "--use_peft", "--learning_rate", 1e-4, *NO_EVALUATION), trained("lora", 5)),
     ),
     Step(
+        *("compiled", "tiny model: the learner's layers are compiled", 200),
+        *(training("compiled", "--compile_model", *NO_EVALUATION), trained("compiled", 5)),
+    ),
+    Step(
         *("engine_killed", "tiny model: kill -9 of the engine; a new one comes, memory is freed", 300),
         training("engine_killed", "--total_episodes", 12800, *NO_EVALUATION),
         trained("engine_killed", 4),

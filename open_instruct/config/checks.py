@@ -20,6 +20,7 @@ from open_instruct.config.limits import POSITIVE, numbers_are_within_limits
 from open_instruct.config.model_checks import (
     adapters_have_layers,
     engines_can_divide_heads,
+    layers_can_be_compiled,
     layers_can_compute_again,
     model_can_be_read,
     model_family_can_be_trained,
@@ -456,6 +457,7 @@ RULES: tuple[Callable[[GRPOConfig], Iterator[str]], ...] = (
     model_family_can_be_trained,
     model_has_enough_positions,
     rows_can_be_divided,
+    layers_can_be_compiled,
     layers_can_compute_again,
     engines_can_divide_heads,
     adapters_have_layers,

@@ -24,6 +24,9 @@ class ModelOptions:
     model that this cannot compute it is sdpa or eager (docs/models.md)."""
     gradient_checkpointing: bool = False
     """Compute activations again in the backward pass instead of keeping them: less memory, about a third more time."""
+    compile_model: bool = False
+    """Compile the layers of the learners' model with torch.compile. On a GPU micro-batches of a small model take half the time
+    (docs/gpu.md), on CPU they take longer; a learner compiles for some 15 seconds when it meets a kind of batch for the first time."""
 
 
 @dataclass(kw_only=True)

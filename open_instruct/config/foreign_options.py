@@ -59,7 +59,6 @@ WITHOUT_EFFECT: dict[str, str] = {
             "activation_memory_budget",
             "activation_checkpointing_mode",
             "activation_checkpointing_modules",
-            "compile_model",
             "cp_degree",
             "cp_strategy",
             "checkpointing_steps",

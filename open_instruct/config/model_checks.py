@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import os
 import re
+import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +27,10 @@ from open_instruct.workflows.base import WORKFLOWS
 
 HUB_TIMEOUT_S = 5.0
 """Seconds that the Hugging Face hub has to say whether it knows a name."""
+
+
+COMPILERS = "g++", "clang++"
+"""One of them compiles for a CPU what torch writes."""
 
 
 def model_can_be_read(args: GRPOConfig) -> Iterator[str]:
@@ -98,6 +103,22 @@ def layers_can_compute_again(args: GRPOConfig) -> Iterator[str]:
     if not getattr(model_class(config), "supports_gradient_checkpointing", True):
         options = shown(args, "gradient_checkpointing", *_model_options(args))
         yield f"{options}: Transformers has no gradient checkpointing for a model of type {config.model_type}. Leave it out."
+
+
+def layers_can_be_compiled(args: GRPOConfig) -> Iterator[str]:
+    """Of what Transformers knows as layers. ZeRO 3 and sequence parallelism act inside layers, where torch cannot look."""
+    if not args.compile_model:
+        return
+    if args.deepspeed_stage == 3 or args.sequence_parallel_size > 1:
+        option = "deepspeed_stage" if args.deepspeed_stage == 3 else "sequence_parallel_size"
+        cure = "Leave out compile_model, or set deepspeed_stage to 2 and sequence_parallel_size to 1"
+        yield f"{shown(args, 'compile_model', option)}: layers that communicate are not compiled. {cure}."
+    if args.device.kind == "cpu" and not any(map(shutil.which, COMPILERS)):
+        yield f"{shown(args, 'compile_model')}: there is no C++ compiler ({', '.join(COMPILERS)}). Install one, or leave it out."
+    config, _ = _load("AutoConfig", args.model_name_or_path, args.model_revision, trusted=args.trust_remote_code)
+    if config is not None and not getattr(model_class(config), "_no_split_modules", None):
+        options = shown(args, "compile_model", *_model_options(args))
+        yield f"{options}: Transformers does not name the layers of a model of type {config.model_type}. Leave it out."
 
 
 def engines_can_divide_heads(args: GRPOConfig) -> Iterator[str]:

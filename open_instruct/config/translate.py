@@ -32,6 +32,7 @@ PROGRAM = "grpo_fast.py"
 DIFFERENT: dict[str, str] = {
     "async_steps": "by default 1, there 8; 0 is strictly on-policy; no token is ever older, and nothing is dropped for it",
     "checkpoint_state_dir": "by default checkpoint_states in output_dir, there none; the same command resumes its run",
+    "compile_model": "compiles the layers of the learners; there it has no effect in grpo_fast.py",
     "dataset_mixer_eval_list": "its prompts are left out of training; --hold_out_eval_prompts False keeps them in, as there",
     "dataset_mixer_list": "a count below the number of rows takes the first rows, there random ones; shares are drawn as there",
     "deepspeed_zpg": "by default 1, there 8",

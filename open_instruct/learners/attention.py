@@ -11,16 +11,19 @@ FLASH = "flash_attention_2"
 
 
 def register(attn_implementation: str) -> str:
-    """The name under which Transformers knows this project's attention of that kind, or the attention itself if there is none."""
+    """The name under which Transformers knows this project's attention of that kind, or the attention itself if there is none.
+
+    It is not compiled with the layers around it (`--compile_model`), because it depends on the sequences in the rows.
+    """
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
 
     if attn_implementation == "sdpa":
-        AttentionInterface.register(shared_attention.ATTENTION, shared_attention.attend)
+        AttentionInterface.register(shared_attention.ATTENTION, torch.compiler.disable(shared_attention.attend))
         AttentionMaskInterface.register(shared_attention.ATTENTION, sdpa_mask)
         return shared_attention.ATTENTION
     if attn_implementation == FLASH:
-        AttentionInterface.register(flash_attention.ATTENTION, flash_attention.attend)
+        AttentionInterface.register(flash_attention.ATTENTION, torch.compiler.disable(flash_attention.attend))
         return flash_attention.ATTENTION
     return attn_implementation
 

@@ -110,7 +110,9 @@ def _load_model(
         raise ValueError(f"--attn_implementation {device.attn_implementation}: {reason}.")
     _own_memory(model)
     _drop_nothing(model)
-    if device.has_faster_layers:
+    if args.compile_model:
+        compile_layers(model)
+    elif device.has_faster_layers:  # in a form that torch cannot compile
         use_onednn(model)
         use_fewer_passes(model)
     if args.gradient_checkpointing:
@@ -121,6 +123,15 @@ def _load_model(
         attn_implementation=None if sequence_parallel else device.attn_implementation,
         sequence_parallel=sequence_parallel,
     )
+
+
+def compile_layers(model: torch.nn.Module) -> None:
+    """Have torch compile each layer when it is first called; layers alike share the result. Attention stays outside
+    (`attention.register`), so batches may have any shape and any sequences in their rows."""
+    names: Any = model._no_split_modules
+    for module in model.modules():
+        if type(module).__name__ in names:
+            module.compile(dynamic=True)
 
 
 def _drop_nothing(model: torch.nn.Module) -> None:

@@ -1,6 +1,6 @@
 """Samples of unequal length in every layout of a batch, and what a model makes of them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -51,14 +51,16 @@ def arguments_of(batch: CollatedBatchData, kind: str = "cpu") -> dict[str, Any]:
 
 def outcome(
     config: Any, batch: CollatedBatchData, attention: str, *, kind: str = "cpu", dtype: torch.dtype = torch.float32,
-    sequence_parallel: Any = None,
+    sequence_parallel: Any = None, prepare: Callable[[torch.nn.Module], None] = lambda model: None,
 ) -> Outcome:  # fmt: skip
-    """Of one model and the same tokens, in any layout. Each trained token's log-prob has another factor in the loss."""
+    """Of one model and the same tokens, in any layout. Each trained token's log-prob has another factor in the loss.
+    `prepare` may change the model first."""
     from transformers import AutoModelForCausalLM
 
     torch.manual_seed(0)
     name = attention if sequence_parallel is not None else register(attention)
     model = AutoModelForCausalLM.from_config(config, attn_implementation=name, dtype=torch.float32).eval()
+    prepare(model)
     wrapped = LogProbModel(model.to(kind, dtype), sequence_parallel=sequence_parallel)
     arguments = arguments_of(batch, kind)
     logprobs, _, _ = wrapped(**arguments)
