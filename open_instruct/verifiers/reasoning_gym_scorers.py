@@ -188,6 +188,7 @@ _FORMS: dict[str, Callable[[str], object]] = {
         r"\$?\s*(?:-?[0-9]+\s*/\s*-?[0-9]+|\\d?frac\s*\{\s*[0-9]+\s*\}\s*\{\s*[0-9]+\s*\})\s*\$?"
     ).fullmatch,
     "kakurasu": re.compile(r"[01\s,\[\]]+").fullmatch,
+    "number_sorting": re.compile(r"\[[\s\"'0-9.,eE+-]*\]").fullmatch,
     "polynomial_equations": re.compile(rf'""|{_PLAIN_NUMBER}(?:\s*,\s*{_PLAIN_NUMBER})*').fullmatch,
     "prime_factorization": re.compile(r"[0-9]+(?:\s*×\s*[0-9]+)*").fullmatch,
     "propositional_logic": _is_formula,

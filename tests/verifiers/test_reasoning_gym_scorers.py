@@ -238,6 +238,17 @@ def test_no_solution_is_said_with_nothing(answer: str) -> None:
     assert score(row, answer) < 1.0
 
 
+@pytest.mark.parametrize("nan", ["nan", "NaN", "-nan", "inf", "Infinity"])
+def test_what_is_no_number_is_not_sorted(nan: str) -> None:
+    """Python sorts nan anywhere, and no distance from it is too large."""
+    for row in rows_of("number_sorting"):
+        count = item_of(row)["metadata"]["numbers"]
+        assert score(row, item_of(row)["answer"]) == 1.0
+        assert score(row, item_of(row)["answer"].replace("'", "")) == 1.0
+        assert score(row, json.dumps([nan] * count)) == 0.0
+        assert score(row, f"[{', '.join([nan] * count)}]") == 0.0
+
+
 # --- boards, words and people -----------------------------------------------------------------------------------------
 
 
