@@ -50,6 +50,8 @@ _COMMANDS = frozenset(
     )
 )
 _DEGREES = re.compile(r"(?:\^\{?\\circ\}?|\\degree|°|\\,?\\?\$)")
+_UNMISTAKABLE_THOUSANDS = re.compile(r"(?<=[0-9])(?:\{,\}|,\\!) *(?=[0-9]{3}(?![0-9]))")
+"""Separators of thousands that separate nothing else, as a comma does in a list."""
 _BASE_TEN = re.compile(r"(?<=[0-9])_\{?10\}?$")
 _SEVERAL = re.compile(r"[%<>≤≥≠∈±]|[!~]=|\\(?:pm|mp|leq?|geq?|neq?|in|lt|gt)(?![A-Za-z])")
 """Signs of a statement that more than one number fulfils, or of a share."""
@@ -99,7 +101,7 @@ def prepare() -> None:
 def _plain(latex: str) -> str | None:
     """The expression without spacing, font, degrees and base 10; None if it can be no single answer."""
     text = latex.strip().strip("$").rstrip(".").replace("\N{MINUS SIGN}", "-").replace("\\%", "%")
-    text = _of_interval(text)
+    text = _of_interval(_UNMISTAKABLE_THOUSANDS.sub("", text))
     if _SEVERAL.search(text) or _SEPARATE.search(text):
         return None
     return without_font(_BASE_TEN.sub("", _DEGREES.sub("", without_spacing(text)).strip())) or None
