@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from open_instruct.config.verifier_options import VerifierConfig
-from open_instruct.system.sandbox import Jail
+from open_instruct.system.sandbox import Jail, missing
 from open_instruct.verifiers.base import NotScored
 from open_instruct.verifiers.code_children import GRACE_S
 from open_instruct.verifiers.code_data import MOST_BYTES, as_json, encode
@@ -134,9 +134,11 @@ class CodeRuns:
             child.kill()
 
     def _fork(self) -> Scorer:
-        """In a thread, because it waits for the keeper."""
+        """In a thread, because it waits for the keeper. Raises `UnavailableError` if this machine has no jail."""
         for attempt in range(2):
             if self._keeper is None:
+                if reasons := missing():
+                    raise UnavailableError("; ".join(reasons))
                 jail = Jail(cpu_s=600)
                 start = KeeperStart(score_response, (), (), VerifierConfig(), jail, runs_programs=True)
                 self._keeper = Keeper(start, {})

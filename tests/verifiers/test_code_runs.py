@@ -120,6 +120,12 @@ def test_without_pipes_nothing_is_scored(monkeypatch: pytest.MonkeyPatch) -> Non
         written("print(1)")
 
 
+def test_without_a_jail_nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(code_runs, "missing", lambda: ["Landlock is not there"])
+    with pytest.raises(NotScored, match="no process for a program: Landlock is not there"):
+        written("print(1)")
+
+
 def test_runs_leave_no_files_open() -> None:
     written("print(1)")
     before = len(os.listdir("/proc/self/fd"))
