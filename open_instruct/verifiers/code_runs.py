@@ -17,7 +17,7 @@ from open_instruct.config.verifier_options import VerifierConfig
 from open_instruct.system.sandbox import Jail, missing
 from open_instruct.verifiers.base import NotScored
 from open_instruct.verifiers.code_children import GRACE_S
-from open_instruct.verifiers.code_data import MOST_BYTES, as_json, encode
+from open_instruct.verifiers.code_data import LARGEST_CALL, MOST_BYTES, as_json, encode
 from open_instruct.verifiers.keeper import KeeperStart
 from open_instruct.verifiers.scoring_processes import Keeper, Scorer, ScoringJob, UnavailableError
 from open_instruct.verifiers.verifiers import score_response
@@ -187,12 +187,14 @@ async def _run_test(
 ) -> bool:
     """Pass the test's calls on to the program, and its answers back, until the test is over. `program` is its text, of which the
     test's process reads the imports."""
-    message = await of_test.ask({"do": "test", "code": test, "program": program, "offered": offered})
+    message = await of_test.ask({"do": "test", "code": test, "program": program, "offered": offered}, LARGEST_CALL)
     for _ in range(MAX_CALLS):
         call = message.get("call")
         if not isinstance(call, dict):
+            if "done" not in message:  # a call that was too large: the test still waits for an answer
+                raise ProgramEnded
             return message.get("done") is True and message.get("error") is None
-        message = await of_test.ask(await of_program.ask(call))
+        message = await of_test.ask(await of_program.ask(call), LARGEST_CALL)
     raise ProgramEnded
 
 
@@ -269,14 +271,14 @@ class _Channel:
         channel.setblocking(False)
         self._socket = channel
 
-    async def ask(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Raises `ProgramEnded` if the process ends, or answers with nonsense."""
+    async def ask(self, message: dict[str, Any], most: int = MOST_BYTES) -> dict[str, Any]:
+        """Raises `ProgramEnded` if the process ends, or answers with nonsense or with more than `most` bytes."""
         loop = asyncio.get_running_loop()
         content = json.dumps(message).encode()
         try:
             await loop.sock_sendall(self._socket, struct.pack("!Q", len(content)) + content)
             (size,) = struct.unpack("!Q", await self._read(8))
-            if size > MOST_BYTES:
+            if size > most:
                 raise ProgramEnded
             answer = json.loads(await self._read(size))
         except (OSError, ValueError, RecursionError) as error:
