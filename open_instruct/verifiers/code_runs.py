@@ -71,22 +71,28 @@ class CodeRuns:
             NotScored: no process can be started here.
         """
         answers: list[Answer] = []
+        is_loaded = True
         async with self._places:
             while len(answers) < len(tests):
                 async with self._child() as of_program, self._child() as of_test:
                     left = [partial(_run_test, of_program, of_test, program, test) for test in tests[len(answers) :]]
-                    await _until_one_ends(of_program, program, left, limit_s, answers)
+                    is_loaded = await _until_one_ends(
+                        of_program, program, left, limit_s, answers, is_second_try=not is_loaded
+                    )
         return [TestResult(one.value is True, one.seconds) for one in answers]
 
     async def run_calls(self, program: str, function: str, calls: Sequence[list[Any]], limit_s: float) -> list[Answer]:
         """What a function of a program returns for these arguments, or the method of that name of its class `Solution`, as values
         of JSON. Raises `NotScored` as above."""
         answers: list[Answer] = []
+        is_loaded = True
         async with self._places:
             while len(answers) < len(calls):
                 async with self._child() as child:
                     left = [partial(_run_call, child, function, arguments) for arguments in calls[len(answers) :]]
-                    await _until_one_ends(child, program, left, limit_s, answers)
+                    is_loaded = await _until_one_ends(
+                        child, program, left, limit_s, answers, is_second_try=not is_loaded
+                    )
         return answers
 
     async def run_stdio(self, program: str, inputs: Sequence[str], limit_s: float) -> list[tuple[str | None, float]]:
@@ -158,21 +164,24 @@ async def _until_one_ends(
     steps: Sequence[Callable[[dict[str, Any]], Awaitable[Any]]],
     limit_s: float,
     answers: list[Answer],
-) -> None:
+    *,
+    is_second_try: bool,
+) -> bool:
     """Take steps, with what the loaded program offers, until all have been taken, or one has ended a process; that one has
-    failed. A program that does not load is tried once more, because the machine may have been busy; then all have failed."""
+    failed. Returns whether the program was loaded: one that was not is to be tried once more, because the machine may have been
+    busy. At the second try all have failed then."""
     started = time.monotonic()
     try:
         async with asyncio.timeout(limit_s + GRACE_S):
             loaded = await of_program.ask({"do": "program", "code": program})
     except (ProgramEnded, TimeoutError):
-        num_failed = len(steps) if answers and answers[-1].value is NOT_LOADED else 1
-        answers += [Answer(NOT_LOADED, time.monotonic() - started)] * num_failed
-        return
+        if is_second_try:
+            answers += [Answer(NOT_LOADED, time.monotonic() - started)] * len(steps)
+        return False
     try:
         if loaded.get("error") is not None:
             answers += [Answer(FAILED, time.monotonic() - started)] * len(steps)
-            return
+            return True
         for step in steps:
             started = time.monotonic()
             async with asyncio.timeout(limit_s + GRACE_S):
@@ -180,6 +189,7 @@ async def _until_one_ends(
             answers.append(Answer(value, time.monotonic() - started))
     except (ProgramEnded, TimeoutError):
         answers.append(Answer(FAILED, time.monotonic() - started))
+    return True
 
 
 async def _run_test(
