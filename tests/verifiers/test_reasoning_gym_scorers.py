@@ -374,6 +374,30 @@ def test_what_stands_behind_an_answer_counts(task: str, right: str, answer: str,
     assert score(row, answer) == pytest.approx(expected)
 
 
+def test_words_behind_a_sorted_list_count() -> None:
+    right = ["Ant", "bee", "cat", "dog"]
+    row = row_about("word_sorting", ", ".join(right), sorted_words=right)
+    assert score(row, "Ant, bee,cat ,  dog") == 1.0
+    assert score(row, "Ant, bee, cat, dog, zzz, I do not know, 1, 2") == 0.5
+    assert score(row, "Ant, bee, cat, dog, ") == 0.8
+    assert score(row, "Ant, bee") == score(row, "Ant, bee, dog, cat") == 0.5
+    assert score(row, "bee, cat, dog, Ant") == 0.2  # as the library has it for the right words
+    assert score(row, "ant, zzz, zzz, zzz") == 0.0
+
+
+def test_what_stands_behind_a_point_or_an_angle_counts() -> None:
+    point = row_about("advanced_geometry", "(-51.000, 41.000)", task_type="orthocenter", ortho=("-51", "41"))
+    angle = row_about("advanced_geometry", "52.13°", task_type="angle_measure", angle_ABC_degrees=52.125)
+    for answer in ("(-51.000, 41.000)", "-51, 41", "( -51.0 ,41 )"):
+        assert score(point, answer) == 1.0
+        for behind in (", or (1, 2)", ",", ", 7", ") (", "°, 9", " x"):
+            assert score(point, answer + behind) == 0.0, behind
+    assert score(angle, "52.13°") == score(angle, "52.13 °") == score(angle, "52.13") == 1.0
+    assert score(angle, "52.13° or 3") == score(angle, "nan") == 0.0
+    assert 0 < score(angle, "51°") < 0.1
+    assert 0 < score(point, "(1, 2)") < 0.1
+
+
 def test_cars_leave_by_moves() -> None:
     row = row_about("rush_hour", None, board_config="o" * 12 + "AAoooo" + "o" * 18)
     assert score(row, "A+4") == score(row, "A+1 A+3") == 1.0
@@ -407,6 +431,7 @@ def test_cars_leave_by_moves() -> None:
             "propositional_logic",
             "puzzle24",
         ),
+        *("advanced_geometry", "number_sorting", "word_sorting"),
         *("quantum_lock", "rubiks_cube", "rush_hour", "sokoban", "survo", "time_intervals"),
     ],
 )
