@@ -164,6 +164,98 @@ def test_answers_without_a_box(text: str, label: str, score: float) -> None:
 
 
 @pytest.mark.parametrize(
+    "text",
+    [
+        "We can not have a negative number, so the answer is $42$.",
+        "The probability of rolling a 1 or 2 is $42$.",
+        "It is not 7, so $42$",
+        "It is not 7, so it is $42$",
+        "The answer is $42$ because it is not negative.",
+        "The sum of the integers that are not divisible by 3 is $67$, and that of all is $42$",
+        "The number of integers that are not divisible by 3 is $42$.",
+        "It isn't 7; hence we have $42$",
+        "The number of ways to choose neither of them equals $42$.",
+        "It is not $7$ but $42$.",
+        "Because either side may be chosen, we get $42$.",
+        "Since $x$ can't be $7$, $x$ must be $42$.",
+        "Either way the total is $42$.",
+        "The total is $42$, which is not negative.",
+        "Either $x = 1$ or $x = 2$, but $x$ is larger, so $x = 42$.",
+        "Without loss of generality $42$ is the number, which is never reached.",
+        "The final answer is $42$, because it is not negative.",
+        "The final answer is $42$ since $x \\neq 7$.",
+    ],
+)
+def test_a_denial_of_something_else_is_none(text: str) -> None:
+    assert score_response("math", "42", [], text).score == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "It can't be $42$",
+        "It wasn't $42$",
+        "It isn’t $42$",
+        "I don't think it is $42$",
+        "I am not sure that the answer is $42$",
+        "The answer is not equal to $42$.",
+        "The answer is not the number $42$.",
+        "It cannot be $42$.",
+        "It is never $42$",
+        "So it is neither $41$ nor $42$.",
+        "Perhaps it is $42$",
+        "The answer might be $42$",
+        "It is $41$ or $42$.",
+        "It is 41, or the answer is $42$.",
+        "$42$ is wrong",
+        "$42$ would be incorrect.",
+        "$42$ isn't it.",
+        "We get $42$, which is not the answer.",
+        "We get $42$ which cannot be right.",
+        "It is not 7, and so not $42$.",
+        "It is $42$, or maybe 43.",
+        "It is $42$ or 43.",
+        "It is $42$ (or 43).",
+        "It is $42$ but that may be wrong.",
+        "The final answer is $42$ as well as $43$.",
+        "The final answer is $42$, because I guess. No, it is $43$.",
+        "The final answer is $42$, since it is even, or $43$.",
+    ],
+)
+def test_an_answer_that_is_denied_or_one_of_two_is_none(text: str) -> None:
+    assert score_response("math", "42", [], text).score == 0
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        "not ",
+        "not'",
+        "n't ",
+        "or ",
+        "'",
+        "a'",
+        "a-",
+        ", or ",
+        ",or",
+        "either a a a ",
+        "so ",
+        ", the a",
+        ", ",
+        "( ",
+        " ",
+    ],
+)
+def test_denials_in_a_text_of_100_kb_take_no_time(part: str) -> None:
+    started = time.process_time()  # a busy machine does not count
+    for length in (100_000, 3_900):  # the second is looked at as a whole
+        text = (part * length)[:length]
+        for whole in (f"{text}$42$", f"$42${text}", f"not a{text}$42$", f"The final answer is $42$, as {text}"):
+            score_response("math", "42", [], whole)
+    assert time.process_time() - started < 1
+
+
+@pytest.mark.parametrize(
     ("text", "score"),
     [
         ("The final answer is $5$. I hope it is correct.", 1),

@@ -151,7 +151,7 @@ def test_no_hedged_or_misspelt_answer_is_fully_right(task: str) -> None:
         if right is None or "Integral(" in right:
             continue
         assert score(row, right) == 1.0, right
-        others = [f"{right} or 7777", f"not {right}", f"zzz {right}", f"{right} zzz"]
+        others = [f"{right} or 7777", f"not {right}", f"zzz {right}", f"{right} zzz", f"{right}, zzz"]
         others += [re.sub(r"([0-9])([0-9])(?![0-9])", rf"\1{sign}\2", right, count=1) for sign in ("_", ",")]
         others += [in_other_digits(right, zero) for zero in ("\N{ARABIC-INDIC DIGIT ZERO}", "\N{FULLWIDTH DIGIT ZERO}")]
         for other in others:
