@@ -53,6 +53,8 @@ _DEGREES = re.compile(r"(?:\^\{?\\circ\}?|\\degree|°|\\,?\\?\$)")
 _UNMISTAKABLE_THOUSANDS = re.compile(r"(?<=[0-9])(?:\{,\}|,\\!) *(?=[0-9]{3}(?![0-9]))")
 """Separators of thousands that separate nothing else, as a comma does in a list."""
 _BASE_TEN = re.compile(r"(?<=[0-9])_\{?10\}?$")
+_FACTORIAL_EQUALS = re.compile(r"\A([^A-Za-z=]*[0-9]!)=")
+"""`5!=120`; `x!=3` means something else."""
 _SEVERAL = re.compile(r"[%<>≤≥≠∈±]|[!~]=|\\(?:pm|mp|leq?|geq?|neq?|in|lt|gt)(?![A-Za-z])")
 """Signs of a statement that more than one number fulfils, or of a share."""
 _SEPARATE = re.compile(r"\\q?quad(?![A-Za-z])[^=]*=")
@@ -101,7 +103,7 @@ def prepare() -> None:
 def _plain(latex: str) -> str | None:
     """The expression without spacing, font, degrees and base 10; None if it can be no single answer."""
     text = latex.strip().strip("$").rstrip(".").replace("\N{MINUS SIGN}", "-").replace("\\%", "%")
-    text = _of_interval(_UNMISTAKABLE_THOUSANDS.sub("", text))
+    text = _of_interval(_FACTORIAL_EQUALS.sub(r"\1 =", _UNMISTAKABLE_THOUSANDS.sub("", text)))
     if _SEVERAL.search(text) or _SEPARATE.search(text):
         return None
     return without_font(_BASE_TEN.sub("", _DEGREES.sub("", without_spacing(text)).strip())) or None
@@ -160,7 +162,7 @@ def _equal_with_equations(answer: list[str], label: list[str]) -> bool:
     if not before_in_label:
         if is_multiple_of_a_variable(before[0]) or not _equal(value, wanted):
             return False
-        return has_variable(before[0]) or _equal(before[0], value)
+        return has_variable(before[0]) or not _is_safe(before[0]) or _equal(before[0], value)
     name_in_label = name_of(before_in_label[0])
     name = name_of(before[0]) if before else name_in_label
     if name and name_in_label and may_be_same(name, name_in_label) and _equal(value, wanted):
