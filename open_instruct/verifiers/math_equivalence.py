@@ -28,7 +28,15 @@ from open_instruct.verifiers.math_names import (
     may_stand_before_equals,
     name_of,
 )
-from open_instruct.verifiers.math_parts import Parts, bracketed, listed, matrix, sides_of_equation, union
+from open_instruct.verifiers.math_parts import (
+    Parts,
+    bracketed,
+    listed,
+    matrix,
+    sides_of_equation,
+    union,
+    without_thousands,
+)
 
 LONGEST = 300
 """Longest expression, in characters, that is given to sympy."""
@@ -78,7 +86,7 @@ def are_equal(answer: str, label: str) -> bool:
         return False
     token = _end.set(time.monotonic() + PATIENCE_IN_ALL_S)
     try:
-        return _equal(left, right)
+        return _equal(left, right) or _equal_with_thousands(left, right)
     finally:
         _end.reset(token)
 
@@ -114,6 +122,12 @@ def _of_interval(text: str) -> str:
     found = _ELEMENT_OF.match(text)
     inner = without_spacing(text[found.end() :]).strip() if found else ""
     return inner if found and (union(inner) or bracketed(inner)) else text
+
+
+def _equal_with_thousands(answer: str, label: str) -> bool:
+    """The second reading of a comma: `1,000\\pi` is no list of two."""
+    numbers = without_thousands(answer), without_thousands(label)
+    return numbers != (answer, label) and _equal(*numbers)
 
 
 def _equal(answer: str, label: str) -> bool:
