@@ -2,7 +2,7 @@
 
 A dataset is found again only if nothing has changed: the rows of its sources, tokenizer and chat template, the libraries that
 tokenize, options, verifiers, workflow and files of the user's, and the code that reads rows. So a cache is never out of date,
-and removing it is always safe.
+and removing it is always safe. Whether this machine can score the rows is checked by whoever finds them (`run_inputs.py`).
 """
 
 import functools
@@ -23,7 +23,7 @@ import numpy as np
 from open_instruct.data.load_report import LoadReport, SourceReport
 from open_instruct.data.prompt_dataset import PromptDataset
 from open_instruct.data.sources import SourceError, content_of_hub
-from open_instruct.verifiers.reasoning_gym_data import PREFIX
+from open_instruct.verifiers.reasoning_gym_data import HASH_ORDERED_TASKS, PREFIX
 
 logger = logging.getLogger(__name__)
 
@@ -105,8 +105,10 @@ def cache_key(sources: Sequence[tuple[str, Any, str]], facts: Mapping[str, Any],
 def _content(name: str, split: str) -> str | None:
     """What stands for the rows of a source. None if it cannot be read, which whoever reads its rows reports."""
     if name.startswith(PREFIX):
+        task = name.removeprefix(PREFIX).partition("?")[0]
+        hash_seed = os.environ.get("PYTHONHASHSEED") if task in HASH_ORDERED_TASKS else None
         try:
-            return f"reasoning-gym {version('reasoning-gym')}"
+            return f"reasoning-gym {version('reasoning-gym')}, hash seed {hash_seed}"
         except PackageNotFoundError:
             return None
     if os.path.isfile(name):

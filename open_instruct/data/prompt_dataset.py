@@ -120,6 +120,11 @@ class PromptDataset:
         """Every value of the `dataset` column, in order of appearance."""
         return self._dataset_names
 
+    def first_rows(self) -> Iterator[PromptRow]:
+        """For each value of the `dataset` column the first row that has it."""
+        _, rows = np.unique(self._dataset_of_row, return_index=True)
+        return (self[int(row)] for row in rows)
+
     @property
     def longest_prompt(self) -> int:
         """Length of the longest prompt, in tokens."""

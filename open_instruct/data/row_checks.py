@@ -224,7 +224,9 @@ def _check_proto_row(row: RawRow, rules: RowRules) -> CheckedRow:
 
 
 def _without_publisher(data_source: object, rules: RowRules) -> object:
-    """`openai/gsm8k` becomes `gsm8k`, a verifier's name; `reasoning_gym/chain_sum` stays as it is."""
+    """`openai/gsm8k` becomes `gsm8k`, a verifier's name; `reasoning_gym/chain_sum`, and what is remapped, stay as they are."""
+    if isinstance(data_source, str) and data_source.lower() in rules.remap:
+        return data_source
     if not isinstance(data_source, str) or verifier_name(data_source, rules.known_verifiers) is not None:
         return data_source
     last = data_source.rpartition("/")[2]

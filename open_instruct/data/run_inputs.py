@@ -16,11 +16,12 @@ from open_instruct.data.dataset_transformation import load_prompts
 from open_instruct.data.load_report import LoadReport
 from open_instruct.data.mixer import DatasetError, parse_mixer_list, splits_of_names
 from open_instruct.data.prompt_dataset import PromptDataset
-from open_instruct.data.row_checks import RowReader
+from open_instruct.data.row_checks import RowError, RowReader, check_ground_truth
 from open_instruct.data.run_identity import tokenizer_identity
 from open_instruct.data.template_audit import TemplateAudit, audit_template
 from open_instruct.option_text import shown
 from open_instruct.user_modules import UserModuleError
+from open_instruct.verifiers.row_verifiers import checks_of_row
 from open_instruct.verifiers.verifiers import import_verifiers, verifier_names
 from open_instruct.workflows.base import Workflow
 
@@ -107,6 +108,9 @@ def _load(
     cache = _cache(args)
     key = _cache_key(args, tokenizer, flag, system_prompt, exclude)
     if key is not None and (found := cache.find(key)) is not None:
+        if refused := _refused_here(found[0]):
+            mistakes.extend(f"{shown(args, flag)}: {reason}" for reason in refused)
+            return None, []
         return found[0], [found[1]]
     started = time.monotonic()
     try:
@@ -132,6 +136,18 @@ def _load(
     if key is not None and (args.cache_dataset_only or time.monotonic() - started > WORTH_KEEPING_S):
         cache.keep(key, dataset, report)
     return dataset, [report]
+
+
+def _refused_here(dataset: PromptDataset) -> list[str]:
+    """Why this machine cannot score rows of a dataset that was kept, perhaps by one with a newer kernel or with a judge's key."""
+    reasons = []
+    for row in dataset.first_rows():
+        for name, truth in checks_of_row(row.dataset, row.ground_truth):
+            try:
+                check_ground_truth(name, truth)
+            except RowError as error:
+                reasons.append(str(error))
+    return list(dict.fromkeys(reasons))
 
 
 def _cache(args: GRPOConfig) -> DatasetCache:

@@ -65,7 +65,8 @@ _FONT = re.compile(
 _SPACES = re.compile(r"(?<![0-9]) (?!(?<=[0-9], )[0-9]{3}(?![0-9]))| (?![0-9])")
 """Single spaces that may be removed. Spaces between two digits stay, because `4 2` is not 42, and so does that of `3, 125`, which
 is not 3,125."""
-_THOUSANDS = re.compile(r"(?<=[0-9])(?:\{,\}|\\,|,)(?=[0-9]{3}(?![0-9]))")
+_THOUSANDS = re.compile(r"(?<=[0-9])(?:\{,\}|\\,|,)(?:\\! *)?(?=[0-9]{3}(?![0-9]))")
+"""A separator of thousands. The data set MATH writes `58,\\!500`, where `\\!` takes the space behind the comma away."""
 _UNIT = re.compile(r"(.+?) ?(?:\\(?:text|mathrm|mbox)\{([^{}]*)\}(?:\^(?:([23])|\{([23])\}))?|\\?(%))")
 _UNIT_WORD = re.compile(r"°?([^\W\d_]+(?:\.[^\W\d_]+)*)\.?(?:\^?[23]|[²³])?|°")
 _UNIT_LETTERS = frozenset("ACFJLNVWghlms")
@@ -177,12 +178,12 @@ _MINUS = "-\N{MINUS SIGN}\N{EN DASH}\N{NON-BREAKING HYPHEN}\N{FULLWIDTH HYPHEN-M
 _CURRENCY = r"(?:\\?\$|[€£¥₹])?"
 _GAP = " \N{NO-BREAK SPACE}\N{THIN SPACE}\N{NARROW NO-BREAK SPACE}"
 _DIGITS = (
-    r"(?:[0-9]{1,3}(?:(?:,|\\,|\{,\})[0-9]{3})+(?![0-9])"
+    r"(?:[0-9]{1,3}(?:(?:\\,|(?:,|\{,\})(?:\\! ?)?)[0-9]{3})+(?![0-9])"
     rf"|(?<![0-9.,])(?<![0-9][{_GAP}])[1-9][0-9]{{0,2}}(?:[{_GAP}][0-9]{{3}})+(?![0-9])"
     r"|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+"
 )
 _NUMBER = re.compile(rf"([{_MINUS}]?){_CURRENCY}([{_MINUS}]?)({_DIGITS})([eE][-+]?[0-9]+)?(?: ?/ ?([0-9]+)(?![0-9/]))?")
-_BEGINS_INSIDE = re.compile(r"(?:[0-9](?:[:_,'’]|\\,|\{,\}|\s*/\s*)|\^\s?\{?|[0-9)\]}]\*\*)\Z")
+_BEGINS_INSIDE = re.compile(r"(?:[0-9](?:[:_,'’]|\\,|\{,\}|(?:,|\{,\})\\! ?|\s*/\s*)|\^\s?\{?|[0-9)\]}]\*\*)\Z")
 """Text before a number which shows that the number is only the end of something: a time, a power, a fraction, `1_42`, `1,42`,
 `1.000,42`."""
 _DATE = re.compile(rf"[0-9][{_MINUS}][0-9]+\Z")

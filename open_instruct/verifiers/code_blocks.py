@@ -9,6 +9,7 @@ from open_instruct.verifiers.text_verifiers import behind_thoughts
 LONGEST_PROGRAM = 200_000
 """Characters."""
 _PYTHON = re.compile(r"\{?\.?(?:i?python|pypy|py)[\d.]*(?![\w+#-])", re.IGNORECASE)
+_ON_A_LINE = ("python", "python3", "py")
 
 
 @dataclass
@@ -25,8 +26,10 @@ class _Block:
 
     @property
     def code(self) -> str:
-        """A block in a list is indented as a whole."""
-        return "".join(re.sub(rf"^[ \t]{{0,{self.indent}}}", "", line) + "\n" for line in self.lines)
+        """A block in a list is indented as a whole. `olmo_thinker_code_rlzero` asks for the language on a line of its own."""
+        has_language = not self.language and self.lines and self.lines[0].strip().lower() in _ON_A_LINE
+        lines = self.lines[1:] if has_language else self.lines
+        return "".join(re.sub(rf"^[ \t]{{0,{self.indent}}}", "", line) + "\n" for line in lines)
 
     def is_fence(self, line: str) -> bool:
         """Whether a line of the block closes it, or opens the next without having closed this one. A fence that is indented

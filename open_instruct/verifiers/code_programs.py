@@ -89,7 +89,9 @@ class ProgramProcess:
             function = decode(message["function"], self._find)
             arguments, named = decode(message["arguments"], self._find)
             result["value"] = encode(function(*arguments, **named), self._keep)
-            result["arguments"] = encode(list(arguments), self._keep)  # as the call has left them
+            left = encode(list(arguments), self._keep)
+            if left["list"] != message["arguments"]["tuple"][0]["tuple"]:  # they may be large
+                result["arguments"] = left  # as the call has left them
 
         return failure_in(call) or result
 

@@ -14,10 +14,10 @@ from functools import partial
 from typing import Any
 
 from open_instruct.config.verifier_options import VerifierConfig
-from open_instruct.system.sandbox import Jail
+from open_instruct.system.sandbox import Jail, missing
 from open_instruct.verifiers.base import NotScored
 from open_instruct.verifiers.code_children import GRACE_S
-from open_instruct.verifiers.code_data import MOST_BYTES, as_json, encode
+from open_instruct.verifiers.code_data import LARGEST_CALL, MOST_BYTES, as_json, encode
 from open_instruct.verifiers.keeper import KeeperStart
 from open_instruct.verifiers.scoring_processes import Keeper, Scorer, ScoringJob, UnavailableError
 from open_instruct.verifiers.verifiers import score_response
@@ -71,22 +71,28 @@ class CodeRuns:
             NotScored: no process can be started here.
         """
         answers: list[Answer] = []
+        is_loaded = True
         async with self._places:
             while len(answers) < len(tests):
                 async with self._child() as of_program, self._child() as of_test:
                     left = [partial(_run_test, of_program, of_test, program, test) for test in tests[len(answers) :]]
-                    await _until_one_ends(of_program, program, left, limit_s, answers)
+                    is_loaded = await _until_one_ends(
+                        of_program, program, left, limit_s, answers, is_second_try=not is_loaded
+                    )
         return [TestResult(one.value is True, one.seconds) for one in answers]
 
     async def run_calls(self, program: str, function: str, calls: Sequence[list[Any]], limit_s: float) -> list[Answer]:
         """What a function of a program returns for these arguments, or the method of that name of its class `Solution`, as values
         of JSON. Raises `NotScored` as above."""
         answers: list[Answer] = []
+        is_loaded = True
         async with self._places:
             while len(answers) < len(calls):
                 async with self._child() as child:
                     left = [partial(_run_call, child, function, arguments) for arguments in calls[len(answers) :]]
-                    await _until_one_ends(child, program, left, limit_s, answers)
+                    is_loaded = await _until_one_ends(
+                        child, program, left, limit_s, answers, is_second_try=not is_loaded
+                    )
         return answers
 
     async def run_stdio(self, program: str, inputs: Sequence[str], limit_s: float) -> list[tuple[str | None, float]]:
@@ -134,9 +140,11 @@ class CodeRuns:
             child.kill()
 
     def _fork(self) -> Scorer:
-        """In a thread, because it waits for the keeper."""
+        """In a thread, because it waits for the keeper. Raises `UnavailableError` if this machine has no jail."""
         for attempt in range(2):
             if self._keeper is None:
+                if reasons := missing():
+                    raise UnavailableError("; ".join(reasons))
                 jail = Jail(cpu_s=600)
                 start = KeeperStart(score_response, (), (), VerifierConfig(), jail, runs_programs=True)
                 self._keeper = Keeper(start, {})
@@ -156,21 +164,24 @@ async def _until_one_ends(
     steps: Sequence[Callable[[dict[str, Any]], Awaitable[Any]]],
     limit_s: float,
     answers: list[Answer],
-) -> None:
+    *,
+    is_second_try: bool,
+) -> bool:
     """Take steps, with what the loaded program offers, until all have been taken, or one has ended a process; that one has
-    failed. A program that does not load is tried once more, because the machine may have been busy; then all have failed."""
+    failed. Returns whether the program was loaded: one that was not is to be tried once more, because the machine may have been
+    busy. At the second try all have failed then."""
     started = time.monotonic()
     try:
         async with asyncio.timeout(limit_s + GRACE_S):
             loaded = await of_program.ask({"do": "program", "code": program})
     except (ProgramEnded, TimeoutError):
-        num_failed = len(steps) if answers and answers[-1].value is NOT_LOADED else 1
-        answers += [Answer(NOT_LOADED, time.monotonic() - started)] * num_failed
-        return
+        if is_second_try:
+            answers += [Answer(NOT_LOADED, time.monotonic() - started)] * len(steps)
+        return False
     try:
         if loaded.get("error") is not None:
             answers += [Answer(FAILED, time.monotonic() - started)] * len(steps)
-            return
+            return True
         for step in steps:
             started = time.monotonic()
             async with asyncio.timeout(limit_s + GRACE_S):
@@ -178,6 +189,7 @@ async def _until_one_ends(
             answers.append(Answer(value, time.monotonic() - started))
     except (ProgramEnded, TimeoutError):
         answers.append(Answer(FAILED, time.monotonic() - started))
+    return True
 
 
 async def _run_test(
@@ -185,12 +197,14 @@ async def _run_test(
 ) -> bool:
     """Pass the test's calls on to the program, and its answers back, until the test is over. `program` is its text, of which the
     test's process reads the imports."""
-    message = await of_test.ask({"do": "test", "code": test, "program": program, "offered": offered})
+    message = await of_test.ask({"do": "test", "code": test, "program": program, "offered": offered}, LARGEST_CALL)
     for _ in range(MAX_CALLS):
         call = message.get("call")
         if not isinstance(call, dict):
+            if "done" not in message:  # a call that was too large: the test still waits for an answer
+                raise ProgramEnded
             return message.get("done") is True and message.get("error") is None
-        message = await of_test.ask(await of_program.ask(call))
+        message = await of_test.ask(await of_program.ask(call), LARGEST_CALL)
     raise ProgramEnded
 
 
@@ -267,14 +281,14 @@ class _Channel:
         channel.setblocking(False)
         self._socket = channel
 
-    async def ask(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Raises `ProgramEnded` if the process ends, or answers with nonsense."""
+    async def ask(self, message: dict[str, Any], most: int = MOST_BYTES) -> dict[str, Any]:
+        """Raises `ProgramEnded` if the process ends, or answers with nonsense or with more than `most` bytes."""
         loop = asyncio.get_running_loop()
         content = json.dumps(message).encode()
         try:
             await loop.sock_sendall(self._socket, struct.pack("!Q", len(content)) + content)
             (size,) = struct.unpack("!Q", await self._read(8))
-            if size > MOST_BYTES:
+            if size > most:
                 raise ProgramEnded
             answer = json.loads(await self._read(size))
         except (OSError, ValueError, RecursionError) as error:

@@ -13,6 +13,7 @@ from typing import Any
 
 from open_instruct.verifiers.code_data import (
     ERRORS,
+    LARGEST_CALL,
     OPERATORS_OF_ONE,
     OPERATORS_OF_TWO,
     Channel,
@@ -85,7 +86,7 @@ class TestProcess:
         given = [encode(one, self._give) for one in arguments]
         data = {"tuple": [{"tuple": given}, encode(named, self._give)]}
         answer = self._ask({"do": "call", "function": {"object": function}, "arguments": data})
-        left = answer.get("arguments")
+        left = answer.get("arguments", {"list": given})
         if not isinstance(left, dict) or not isinstance(left.get("list"), list) or "value" not in answer:
             raise error_in(answer, self._errors)
         for one, before, after in zip(arguments, given, left["list"], strict=True):
@@ -115,9 +116,9 @@ class TestProcess:
         return self._items.setdefault(number, Items(self, number))
 
     def _ask(self, own: dict[str, Any], *, may_fail: bool = False) -> dict[str, Any]:
-        self._channel.send({"call": own})
+        self._channel.send({"call": own}, LARGEST_CALL)
         while "function" in (answer := self._channel.receive()):
-            self._channel.send({"call": {"do": "return"} | self._call_of_program(answer)})
+            self._channel.send({"call": {"do": "return"} | self._call_of_program(answer)}, LARGEST_CALL)
         if answer.get("error") is not None and not may_fail:
             raise error_in(answer, self._errors)
         return answer

@@ -30,8 +30,11 @@ _FINAL = re.compile(r"final answer is\b", re.IGNORECASE)
 _ANSWER_LINE = re.compile(r"^ *(?:\*\*)?(?:final )?answer(?:\*\*)?:", re.IGNORECASE | re.MULTILINE)
 _STATED_IN_LABEL = re.compile(r"\banswer(?: is\b|(?:\*\*)?:)", re.IGNORECASE)
 _END_OF_STATEMENT = re.compile(r"\n|I hope it is correct", re.IGNORECASE)
-_DENIAL = re.compile(r"\b(?:or|not|nor|neither|either|perhaps|maybe|unless|n't|cannot|isn't|doesn't)\b", re.IGNORECASE)
-_OFFERS_MORE = re.compile(rf"{_DENIAL.pattern}|\b(?:but|no|wrong)\b|[0-9$\\]", re.IGNORECASE)
+_NOT = r"(?:not|nor|neither|never|cannot|[a-z]+n['\u2019]t)"
+_OFFERS_MORE = re.compile(rf"\b(?:or|either|perhaps|maybe|unless|but|no|wrong|{_NOT})\b|[0-9$\\]", re.IGNORECASE)
+_REASON = re.compile(r"[,;]?\s*(?:because|since|as(?! well\b))\b", re.IGNORECASE)
+_SECOND = re.compile(r"\b(?:or|but|perhaps|maybe|unless)\b[^$\\0-9]*[$\\0-9]", re.IGNORECASE)
+"""An answer beside the first one."""
 _REMARK = re.compile(r"[.,;:!()]|because\b|since\b|as\b|which\b", re.IGNORECASE)
 """How a text begins that may follow an answer without changing it. `million` does not begin so."""
 
@@ -139,7 +142,7 @@ def _statement(text: str) -> str:
     behind = _END_OF_STATEMENT.split(text[formula.end() :], maxsplit=1)[0].strip(" \t\r*")
     if behind in ("%", "\\%", "%.", "\\%."):
         return _body(formula) + "\\%"
-    if not behind or (_REMARK.match(behind) and not _OFFERS_MORE.search(behind)):
+    if _is_remark(behind):
         return _body(formula)
     words, _, remark = behind.partition(". ")
     unit = words.rstrip(".").split()
@@ -147,6 +150,16 @@ def _statement(text: str) -> str:
     if is_unit and not _OFFERS_MORE.search(remark):
         return f"{_body(formula)}\\text{{ {' '.join(unit)}}}"
     return line.rstrip(".").strip("$")
+
+
+def _is_remark(text: str) -> bool:
+    """Whether what follows a formula changes nothing: `, because it is not negative.`; not so `, or $4$`, `. No, it is $4$`."""
+    if not text:
+        return True
+    if _REASON.match(text):
+        reason, *rest = re.split(r"[.?!](?:\s|$)", text, maxsplit=1)
+        return not _SECOND.search(reason) and not _OFFERS_MORE.search("".join(rest))
+    return _REMARK.match(text) is not None and not _OFFERS_MORE.search(text)
 
 
 def _first_sentence(line: str) -> str:
@@ -157,6 +170,36 @@ def _first_sentence(line: str) -> str:
     return line[: LONGEST_ANSWER + 1].rstrip(".").strip("$")
 
 
+_VERB = r"(?:is|are|was|were|equals?|gives?|get|gets|have|has|makes?|leaves?|yields?|becomes?|must|will|would)"
+_UP_TO_IT = rf"(?:\s+(?!{_VERB}\b)[\w'\u2019-]+){{0,4}}[\s(\"*]*\Z"
+"""From a denial to the formula: a few words and no verb, with which something else would begin."""
+_FOLLOWS = re.compile(
+    r"[,;:]\s+(?:and\s+(?!then\b)|but\s+)?(?:so|hence|thus|therefore|then|consequently|it follows|it is|it must be|"
+    r"we (?:get|have|find|obtain|see|conclude)|(?:this|that|which) (?:is|gives|means|implies|leaves|yields)|giving|leaving|"
+    r"making|(?:the|our|its|their|my) [\w ]{0,40}?(?:is|are|equals|becomes|must be))\b"
+    r"|(?<!not )(?<!or )\b(?:hence|thus|therefore|then|so)\b(?=\s+(?:the|we|it|there|that|this|our|[a-z]\b))",
+    re.IGNORECASE,
+)
+"""The beginning of a conclusion. What is denied before it is something else."""
+_DENIED = re.compile(
+    rf"\b{_NOT}\b(?:\s+(?:be|been|equal|equals|have|get|give|become|make)\b)?{_UP_TO_IT}"
+    rf"|\b{_NOT}\s+(?:think|believe|say|claim|sure|certain|true|right|correct|the case)\b"
+    rf"|\b(?:or|either){_UP_TO_IT}|\bor\s+\\?\$(?:(?!\b{_VERB}\b)[^.]){{0,80}}\Z"
+    r"|\bor\s+(?:else\s+)?(?:(?:the|my|our) answer|it|that|this)\s+(?:is|equals|(?:may|might|could) be)\s*\Z"
+    r"|\b(?:perhaps|maybe|possibly)\b|\b(?:may|might|could) (?:also )?be\s*\Z",
+    re.IGNORECASE,
+)
+_DENIED_BEHIND = re.compile(
+    rf"[\s,;()*-]*(?:(?:is|was|are|can|may|does|would|might)\s+(?:be\s+)?)?"
+    rf"(?:{_NOT}|or|but|perhaps|maybe|unless|wrong|incorrect|false)\b"
+    rf"|[\s,;()*-]*(?:which|that|this|it)\s+(?:\w+\s+){{0,2}}?(?:wrong|incorrect|false|impossible|"
+    rf"{_NOT}\s+(?:be\s+)?(?:(?:the|our|my)\s+)?(?:answer|right|correct|true|possible|valid|allowed))\b"
+    r"|[\s,;()*-]*(?:[a-z]+\s+){0,2}or\s+(?:[$\\]|[0-9])"
+    r"|[^.]*?[,;(]\s*(?:or|but|perhaps|maybe|rather)\b[^.]*?(?:[$\\]|[0-9])",
+    re.IGNORECASE,
+)
+
+
 def _is_hedged(text: str, formula: re.Match[str]) -> bool:
     """Whether the sentence of the last formula denies it, or offers another one: `not $4$`, `$4$ or $5$`, `$4$, or maybe 5`."""
     before, behind = text[: formula.start()], text[formula.end() :]
@@ -165,9 +208,8 @@ def _is_hedged(text: str, formula: re.Match[str]) -> bool:
     start = max(before.rfind(end) for end in (". ", "\n", "? ", "! "))
     sentence_before = "" if before.endswith((".", "?", "!")) else before[start + 1 :]
     sentence_behind = re.split(r"[.?!](?:\s|$)|\n", behind, maxsplit=1)[0]
-    return _DENIAL.search(sentence_before) is not None or (
-        re.search(rf"{_DENIAL.pattern}|\bbut\b", sentence_behind, re.IGNORECASE) is not None
-    )
+    clause = sentence_before[max((found.end() for found in _FOLLOWS.finditer(sentence_before)), default=0) :]
+    return _DENIED.search(clause) is not None or _DENIED_BEHIND.match(sentence_behind) is not None
 
 
 # --- labels -----------------------------------------------------------------------------------------------------------

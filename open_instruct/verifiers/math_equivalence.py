@@ -28,7 +28,15 @@ from open_instruct.verifiers.math_names import (
     may_stand_before_equals,
     name_of,
 )
-from open_instruct.verifiers.math_parts import Parts, bracketed, listed, matrix, sides_of_equation, union
+from open_instruct.verifiers.math_parts import (
+    Parts,
+    bracketed,
+    listed,
+    matrix,
+    sides_of_equation,
+    union,
+    without_thousands,
+)
 
 LONGEST = 300
 """Longest expression, in characters, that is given to sympy."""
@@ -50,7 +58,11 @@ _COMMANDS = frozenset(
     )
 )
 _DEGREES = re.compile(r"(?:\^\{?\\circ\}?|\\degree|°|\\,?\\?\$)")
+_UNMISTAKABLE_THOUSANDS = re.compile(r"(?<=[0-9])(?:\{,\}|,\\!) *(?=[0-9]{3}(?![0-9]))")
+"""Separators of thousands that separate nothing else, as a comma does in a list."""
 _BASE_TEN = re.compile(r"(?<=[0-9])_\{?10\}?$")
+_FACTORIAL_EQUALS = re.compile(r"\A([^A-Za-z=]*[0-9]!)=")
+"""`5!=120`; `x!=3` means something else."""
 _SEVERAL = re.compile(r"[%<>≤≥≠∈±]|[!~]=|\\(?:pm|mp|leq?|geq?|neq?|in|lt|gt)(?![A-Za-z])")
 """Signs of a statement that more than one number fulfils, or of a share."""
 _SEPARATE = re.compile(r"\\q?quad(?![A-Za-z])[^=]*=")
@@ -74,7 +86,7 @@ def are_equal(answer: str, label: str) -> bool:
         return False
     token = _end.set(time.monotonic() + PATIENCE_IN_ALL_S)
     try:
-        return _equal(left, right)
+        return _equal(left, right) or _equal_with_thousands(left, right)
     finally:
         _end.reset(token)
 
@@ -99,7 +111,7 @@ def prepare() -> None:
 def _plain(latex: str) -> str | None:
     """The expression without spacing, font, degrees and base 10; None if it can be no single answer."""
     text = latex.strip().strip("$").rstrip(".").replace("\N{MINUS SIGN}", "-").replace("\\%", "%")
-    text = _of_interval(text)
+    text = _of_interval(_FACTORIAL_EQUALS.sub(r"\1 =", _UNMISTAKABLE_THOUSANDS.sub("", text)))
     if _SEVERAL.search(text) or _SEPARATE.search(text):
         return None
     return without_font(_BASE_TEN.sub("", _DEGREES.sub("", without_spacing(text)).strip())) or None
@@ -110,6 +122,12 @@ def _of_interval(text: str) -> str:
     found = _ELEMENT_OF.match(text)
     inner = without_spacing(text[found.end() :]).strip() if found else ""
     return inner if found and (union(inner) or bracketed(inner)) else text
+
+
+def _equal_with_thousands(answer: str, label: str) -> bool:
+    """The second reading of a comma: `1,000\\pi` is no list of two."""
+    numbers = without_thousands(answer), without_thousands(label)
+    return numbers != (answer, label) and _equal(*numbers)
 
 
 def _equal(answer: str, label: str) -> bool:
@@ -158,7 +176,7 @@ def _equal_with_equations(answer: list[str], label: list[str]) -> bool:
     if not before_in_label:
         if is_multiple_of_a_variable(before[0]) or not _equal(value, wanted):
             return False
-        return has_variable(before[0]) or _equal(before[0], value)
+        return has_variable(before[0]) or not _is_safe(before[0]) or _equal(before[0], value)
     name_in_label = name_of(before_in_label[0])
     name = name_of(before[0]) if before else name_in_label
     if name and name_in_label and may_be_same(name, name_in_label) and _equal(value, wanted):

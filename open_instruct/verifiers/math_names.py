@@ -16,11 +16,11 @@ _FONTS = "text|textbf|textit|textrm|mathrm|mathbf|mathcal|mathit|boldsymbol|bm|m
 _MARKS = "overline|overrightarrow|vec|hat|widehat|bar|tilde|angle|measuredangle|triangle"
 _OPERATIONS = (
     "frac|dfrac|tfrac|sqrt|cdot|times|div|pi|sin|cos|tan|cot|sec|csc|arcsin|arccos|arctan|sinh|cosh|tanh|ln|log|exp|binom|infty|"
-    "sum|prod|int|lim|max|min|gcd|lcm|det|cap|cup|circ|mid|prime|dots|cdots|ldots"
+    "sum|prod|int|lim|to|max|min|gcd|lcm|det|deg|bmod|pmod|mod|lfloor|rfloor|lceil|rceil|cap|cup|circ|mid|prime|dots|cdots|ldots"
 )
 _COMMAND = re.compile(r"\\([A-Za-z]+)")
 _KNOWN = frozenset("|".join((_GREEK, _FONTS, _MARKS, _OPERATIONS)).split("|"))
-_CHARACTERS = re.compile(r"[A-Za-z0-9+\-*/^_{}()\[\]|.,' \\=]+")
+_CHARACTERS = re.compile(r"(?:[A-Za-z0-9+\-*/^_{}()\[\]|.,' \\=]|(?<=[A-Za-z0-9)}])!)+")
 _NO_NAMES = re.compile(
     "or|nor|not|no|isn|aren|if|is|are|was|be|maybe|perhaps|possibly|either|neither|unless|but|minus|negative|than|wrong|false|"
     "never|less|greater|more|most|least|except|without|instead|unequal|unlike|approximately|about|around|"

@@ -1,5 +1,6 @@
 """Takes a mathematical expression in LaTeX apart: lists, sets, intervals, unions, matrices, the sides of an equation."""
 
+import itertools
 import re
 
 Parts = tuple[str, list[str]] | None
@@ -9,6 +10,7 @@ _OPEN_CLOSE = {"(": ")", "[": "]", "{": "}"}
 _MATRIX = re.compile(
     r"\\begin\{(?P<kind>[pbBvV]?matrix|smallmatrix|array)\} *(?:\{[lcr| ]*\})?(?P<rows>.*)\\end\{(?P=kind)\}", re.DOTALL
 )
+_GROUPED = re.compile(r"(?<![0-9.,])[0-9]{1,3}(?:,[0-9]{3})+(?![0-9]|,[0-9])")
 _END_OF_ROW = re.compile(r"\\\\(?: ?\[-?[0-9.]+ ?(?:pt|em|ex|mm|cm|in)\])?")
 _KINDS = {"Bmatrix": "braces", "vmatrix": "determinant", "Vmatrix": "norm"}
 """Matrices whose brackets say that they are something else than a matrix."""
@@ -62,6 +64,12 @@ def matrix(text: str) -> Parts:
 def sides_of_equation(text: str) -> list[str] | None:
     """What stands between the equals signs outside of brackets: one side if there is none; None if one is empty."""
     return split_outside_brackets(text, "=")
+
+
+def without_thousands(text: str) -> str:
+    """`1000\\pi` of `1,000\\pi`; commas in brackets stay, because `(1,200)` is a point."""
+    depths = list(itertools.accumulate((char in "([{") - (char in ")]}") for char in text))
+    return _GROUPED.sub(lambda found: found[0] if depths[found.start()] else found[0].replace(",", ""), text)
 
 
 def split_outside_brackets(text: str, separator: str) -> list[str] | None:

@@ -14,6 +14,7 @@ is `&`, `%2B` is `+`.
 import difflib
 import json
 import os
+import random
 import resource
 import signal
 import threading
@@ -78,12 +79,16 @@ def iter_reasoning_gym_rows(entry: str) -> Iterator[dict]:
     if params["size"] > MOST_ROWS:  # type: ignore[operator]
         raise ValueError(f"{entry!r}: size {params['size']}: at most {MOST_ROWS} rows")
     with limited(f"{entry!r}: its first row"):
-        _item(entry, dataset, 0)
+        _item(entry, dataset, 0, params["seed"])
     scoring = {name: value for name, value in params.items() if name not in ("size", "seed")}
-    return (_row(task, _item(entry, dataset, i), instruction, scoring) for i in range(len(dataset)))
+    items = (_item(entry, dataset, i, params["seed"]) for i in range(len(dataset)))
+    return (_row(task, item, instruction, scoring) for item in items)
 
 
-def _item(entry: str, dataset: "ProceduralDataset", number: int) -> dict:
+def _item(entry: str, dataset: "ProceduralDataset", number: int, seed: object) -> dict:
+    """One item. Python's own generator is seeded meanwhile, because a rule of `list_functions` draws from it."""
+    state = random.getstate()
+    random.seed(f"{seed}:{number}")
     try:
         return dataset[number]
     except TookTooMuch:
@@ -92,6 +97,8 @@ def _item(entry: str, dataset: "ProceduralDataset", number: int) -> dict:
         raise ValueError(
             f"{entry!r}: its row {number + 1} cannot be made ({_said(err)}): give other parameters"
         ) from err
+    finally:
+        random.setstate(state)
 
 
 def _said(err: Exception) -> str:
@@ -237,6 +244,9 @@ def _check_type(entry: str, config_field: Field, value: object) -> object:
 
 
 def _row(task: str, item: dict, instruction: str, scoring: dict[str, object]) -> dict:
+    if task == "time_intervals":  # which puts the date of today before its times; no scorer reads them
+        metadata = {name: value for name, value in item["metadata"].items() if name not in ("start_time", "end_time")}
+        item = item | {"metadata": metadata}
     return {
         "messages": [{"role": "user", "content": prompt_text(item["question"], instruction)}],
         "ground_truth": encode_item(item | {PARAMETERS: scoring} if scoring else item),

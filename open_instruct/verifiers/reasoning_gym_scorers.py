@@ -13,7 +13,7 @@
     coin_flip, complex_arithmetic                               `0` and `nan` were right on every row
     gsm_symbolic                                                `-42`, `not 42` and `42 or 7` were right where the answer is 42
     knights_knaves                                              any words between the names and the roles, `not` among them
-    letter_jumble, spell_backward                               the right answer with anything behind it
+    letter_jumble, spell_backward, word_sorting                 the right answer with anything behind it
 
 Before a scorer sees an answer, `is_written` checks the numbers in it, and `_FORMS` what else an answer to the task may consist
 of. A wrong answer gets the library's partial credit in the first five lines, and wherever nothing else is said.
@@ -183,11 +183,13 @@ def _is_turns(answer: str) -> bool:
 _COMPLEX = r" ?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)?[ijIJ]?"
 _CLOCK = r"-?[0-9]{1,6}:[0-5][0-9](?::[0-5][0-9](?:\.[0-9]{3})?)?"
 _FORMS: dict[str, Callable[[str], object]] = {
+    "advanced_geometry": re.compile(rf"\(?\s*{_PLAIN_NUMBER}(?:\s*,\s*{_PLAIN_NUMBER})?(?:\s*\))?\s*°?").fullmatch,
     "complex_arithmetic": re.compile(rf"\(?[-+]?{_COMPLEX}(?: ?[-+]{_COMPLEX})?\)?").fullmatch,
     "fraction_simplification": re.compile(
         r"\$?\s*(?:-?[0-9]+\s*/\s*-?[0-9]+|\\d?frac\s*\{\s*[0-9]+\s*\}\s*\{\s*[0-9]+\s*\})\s*\$?"
     ).fullmatch,
     "kakurasu": re.compile(r"[01\s,\[\]]+").fullmatch,
+    "number_sorting": re.compile(r"\[[\s\"'0-9.,eE+-]*\]").fullmatch,
     "polynomial_equations": re.compile(rf'""|{_PLAIN_NUMBER}(?:\s*,\s*{_PLAIN_NUMBER})*').fullmatch,
     "prime_factorization": re.compile(r"[0-9]+(?:\s*×\s*[0-9]+)*").fullmatch,
     "propositional_logic": _is_formula,
@@ -314,6 +316,13 @@ def _score_words(answer: str, entry: dict) -> float:
     return _share(answer.lower().split(), entry["answer"].lower().split())
 
 
+def _score_sorted_words(answer: str, entry: dict) -> float:
+    """Words in their right place, divided by the number of words in the longer of the right list and this one; at least 0.2 for
+    the right words in another order."""
+    said, right = [word.strip() for word in answer.split(",")], entry["metadata"]["sorted_words"]
+    return max(_share(said, right), 0.2 if sorted(said) == sorted(right) else 0.0)
+
+
 def _score_letters(answer: str, entry: dict) -> float:
     """Letters in their right place, divided by the number of letters in the longer of the right answer and this answer."""
     return _share(list(answer.lower()), list(entry["answer"].lower()))
@@ -345,4 +354,5 @@ _REPLACED: dict[str, Callable[[str, dict], float]] = {
     "letter_jumble": _score_words,
     "puzzle24": _score_puzzle24,
     "spell_backward": _score_letters,
+    "word_sorting": _score_sorted_words,
 }

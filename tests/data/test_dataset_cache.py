@@ -13,6 +13,7 @@ from open_instruct.config import model_checks
 from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.data import dataset_cache, run_identity, run_inputs
 from open_instruct.data.run_inputs import RunInputs, load_inputs
+from open_instruct.verifiers import code_verifiers
 
 ROWS = [
     {"messages": [{"role": "user", "content": f"{n} + 1 ="}], "ground_truth": str(n + 1), "dataset": "gsm8k"}
@@ -178,6 +179,44 @@ def test_training_data_depend_on_what_is_held_out(tmp_path: Path, data: Path, re
     assert len(loaded(tmp_path, data).train_dataset) == 20
     assert len(loaded(tmp_path, data, **held).train_dataset) == 15
     assert len(loaded(tmp_path, data, **held, hold_out_eval_prompts=False).train_dataset) == 20
+
+
+@pytest.mark.parametrize("verifier", ["code", ["gsm8k", "code"]])
+def test_kept_data_that_this_machine_cannot_score_are_refused(
+    tmp_path: Path, reads: list[str], monkeypatch: pytest.MonkeyPatch, verifier: str | list[str]
+) -> None:
+    """As after `--cache_dataset_only` on a machine with a newer kernel."""
+    tests = ["assert f(2) == 4"]
+    row = {**ROWS[0], "ground_truth": tests if verifier == "code" else ["2", tests], "dataset": verifier}
+    (tmp_path / "code.jsonl").write_text("\n".join(map(json.dumps, [*ROWS, row])))
+    loaded(tmp_path, tmp_path / "code.jsonl")
+    monkeypatch.setattr(code_verifiers, "missing", lambda: ["Landlock is not there"])
+    with pytest.raises(AssertionError, match=r"--dataset_mixer_list .*code\.jsonl 1\.0: .*no jail for that: Landlock"):
+        loaded(tmp_path, tmp_path / "code.jsonl")
+    assert len(reads) == 1
+
+
+def test_kept_data_for_a_judge_are_refused_without_its_key(
+    tmp_path: Path, reads: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = {**ROWS[0], "dataset": "general-quality_ref"}
+    (tmp_path / "judged.jsonl").write_text(json.dumps(row))
+    monkeypatch.setenv("OPENAI_API_KEY", "x")
+    loaded(tmp_path, tmp_path / "judged.jsonl", llm_judge_model="gpt-4.1")
+    monkeypatch.delenv("OPENAI_API_KEY")
+    with pytest.raises(AssertionError, match="OPENAI_API_KEY"):
+        loaded(tmp_path, tmp_path / "judged.jsonl", llm_judge_model="gpt-4.1")
+
+
+def test_rows_that_follow_the_hash_seed_are_kept_for_each(
+    tmp_path: Path, data: Path, reads: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for entry, most in (("reasoning_gym/ransom_note?size=3", 2), ("reasoning_gym/chain_sum?size=3", 1)):
+        reads.clear()
+        for seed in "0", "0", "1":
+            monkeypatch.setenv("PYTHONHASHSEED", seed)
+            loaded(tmp_path, data, dataset_mixer_list=[entry, "1.0"], max_prompt_token_length=2000)
+        assert len(reads) == most
 
 
 def test_arrays_are_the_whole_dataset(tmp_path: Path, data: Path) -> None:

@@ -44,6 +44,20 @@ def test_the_style_of_a_rule_may_name_it(tmp_path: Path, style: str | None) -> N
     assert (read.dataset, read.ground_truth) == ("math", "35")
 
 
+@pytest.mark.parametrize(
+    ("remap", "verifier"),
+    [
+        ({"openai/gsm8k": "math"}, "math"),
+        ({"gsm8k": "math"}, "math"),
+        ({"openai/gsm8k": "string_matcher", "gsm8k": "math"}, "string_matcher"),
+        ({"openai/math": "math"}, "gsm8k"),
+    ],
+)
+def test_a_publisher_may_be_named_in_a_remapping(tmp_path: Path, remap: dict[str, str], verifier: str) -> None:
+    (read,) = load(write_lines(tmp_path / "d.jsonl", [make_proto_row(data_source="OpenAI/gsm8k")]), "1.0", remap=remap)
+    assert read.dataset == verifier
+
+
 def test_whole_samples_are_read_by_what_is_not_a_tensor(tmp_path: Path) -> None:
     for write, file in ((write_lines, "d.jsonl"), (write_parquet, "d.parquet")):
         row = {"batch": {"prompts": [1, 2]}, "non_tensor_batch": make_proto_row(), "meta_info": {"n": [3]}}

@@ -44,6 +44,13 @@ def test_the_last_block_is_the_program(response: str, found: str) -> None:
         ("```cpp\nint a;\n```\n```java\nint b;\n```", "int b;\n"),
         ("```python\na = 1\n```\nBetter:\n```python\nb = ", "a = 1\n"),
         ("```python\na = 1\nb = 2", "a = 1\nb = 2\n"),
+        ("```\npython\nprint(1)\n```", "print(1)\n"),
+        ("```\n Python3 \nprint(1)\n```", "print(1)\n"),
+        ("```\npy\n```", ""),
+        ("```python\npython\n```", "python\n"),
+        ("```\npython = 1\nprint(python)\n```", "python = 1\nprint(python)\n"),
+        ("- So:\n  ```\n  python\n  if a:\n      b\n  ```", "if a:\n    b\n"),
+        ("```\nprint(1)\npython\n```", "print(1)\npython\n"),
         ("```pyramid\nx\n```\n```python3.11\na = 1\n```\n```python-repl\n>>> a\n```", "a = 1\n"),
     ],
 )

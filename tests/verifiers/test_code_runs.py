@@ -120,6 +120,12 @@ def test_without_pipes_nothing_is_scored(monkeypatch: pytest.MonkeyPatch) -> Non
         written("print(1)")
 
 
+def test_without_a_jail_nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(code_runs, "missing", lambda: ["Landlock is not there"])
+    with pytest.raises(NotScored, match="no process for a program: Landlock is not there"):
+        written("print(1)")
+
+
 def test_runs_leave_no_files_open() -> None:
     written("print(1)")
     before = len(os.listdir("/proc/self/fd"))
@@ -139,6 +145,17 @@ def called(code: str, *pairs: tuple[str, str], name: str = "total") -> list[bool
         processes = CodeRuns()
         try:
             return [ok for ok, _ in await verifier.run(processes, code, verifier.tests_in(tests), LIMIT_S)]
+        finally:
+            processes.close()
+
+    return asyncio.run(run())
+
+
+def passed(code: str, *tests: str) -> list[bool]:
+    async def run() -> list[bool]:
+        processes = CodeRuns()
+        try:
+            return [result.passed for result in await processes.run_tests(code, tests, LIMIT_S)]
         finally:
             processes.close()
 
@@ -186,6 +203,22 @@ def test_program_that_hangs_while_it_is_loaded_fails_all_tests_after_a_second_tr
     assert called("while True: pass", *[("1", "1")] * 50) == [False] * 50
     assert called("import os; os._exit(0)", *[("1", "1")] * 50) == [False] * 50
     assert time.monotonic() - started < 20
+
+
+@pytest.mark.parametrize("num_tests", [1, 3])
+def test_program_that_loads_at_the_second_try_has_lost_no_test(monkeypatch: pytest.MonkeyPatch, num_tests: int) -> None:
+    """As on a machine that was busy for a moment."""
+    ask, loads = code_runs._Channel.ask, []
+
+    async def busy_at_first(channel: Any, message: dict[str, Any], *rest: int) -> dict[str, Any]:
+        if message.get("do") == "program" and not loads.append(message) and len(loads) in (1, 3):
+            raise TimeoutError
+        return await ask(channel, message, *rest)
+
+    monkeypatch.setattr(code_runs._Channel, "ask", busy_at_first)
+    assert called(SOLUTION, *[("[1, 2]\n3", "6")] * num_tests) == [True] * num_tests
+    assert passed(SOLUTION, *["assert Solution().total([1], 2) == 3"] * num_tests) == [True] * num_tests
+    assert len(loads) == 4
 
 
 def test_functions_that_are_not_there_are_wrong() -> None:

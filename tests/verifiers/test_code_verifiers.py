@@ -35,11 +35,11 @@ LIMIT_S = 0.5
 RIGHT = "def f(x):\n    return 2 * x"
 
 
-def passed(program: str, *tests: str) -> list[bool]:
+def passed(program: str, *tests: str, limit_s: float = LIMIT_S) -> list[bool]:
     async def run() -> list[bool]:
         processes = CodeRuns()
         try:
-            return [result.passed for result in await processes.run_tests(program, tests, LIMIT_S)]
+            return [result.passed for result in await processes.run_tests(program, tests, limit_s)]
         finally:
             processes.close()
 
@@ -103,6 +103,15 @@ def test_each_test_counts_and_one_that_hangs_costs_no_other() -> None:
         False,
         True,
     ]
+
+
+def test_large_arguments_are_given_and_too_large_ones_cost_no_other_test() -> None:
+    code = "def f(x): return len(x)\ndef g(x): x.reverse()"
+    largest, too_large = "list(range(500_000))", "list(range(1_000_000))"
+    tests = [f"assert f({largest}) == 500_000", f"assert f({too_large}) == 1_000_000", "assert f([1, 2]) == 2"]
+    assert passed(code, *tests, limit_s=10) == [True, False, True]
+    changed = "x = list(range(50_000))\ng(x)\nassert x[0] == 49_999"
+    assert passed(code, changed, "assert f([1, 2]) == 3", "assert f([1]) == 1", limit_s=10) == [True, False, True]
 
 
 @pytest.mark.parametrize(

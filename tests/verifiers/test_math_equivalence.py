@@ -52,6 +52,36 @@ SAME = [
     (r"\{1, 2\}", r"\{2, 1\}"),
     (r"2\sin x\cos x", r"\sin(2x)"),
     (r"3\ln 2", r"\ln 8"),
+    ("1000", "x = 1,000"),
+    ("x = 1,000", "1000"),
+    (r"1000\pi", r"1,000\pi"),
+    (r"1,000\pi", r"1{,}000\pi"),
+    ("1,000,000", "10^6"),
+    ("10^6", "1,000,000"),
+    (r"1,000\sqrt{2}, 2,000", r"1000\sqrt{2}, 2000"),
+    ("100, 200", "100,200"),
+    ("100,200", "100, 200"),
+    ("x = 100, 200", "x = 100,200"),
+    ("120", "5! = 120"),
+    ("120", "5!=120"),
+    ("120", "x = 5! = 120"),
+    ("6", "n! = 6"),
+    ("252", r"\frac{10!}{5!5!} = 252"),
+    ("1", r"\lim_{x \to 0}\frac{\sin x}{x} = 1"),
+    ("1", r"3^{100} \bmod 5 = 1"),
+    ("6", r"\gcd(12, 18) = 6"),
+    ("3", r"\lfloor \pi \rfloor = 3"),
+    ("4", r"\deg(f) = 4"),
+    (r"58,\!500", "58500"),
+    (r"58,\!500", "58{,}500"),
+    (r"58,\!500", "58,500"),
+    (r"58,\!500", r"58,\! 500"),
+    ("58500", r"58,\!500"),
+    ("58500", r"58{,}\!500"),
+    (r"1,\!000,\!000", "1000000"),
+    (r"\$1,\!234.50", "1234.5"),
+    (r"(1,\!000, 2)", "(1000, 2)"),
+    (r"1,\!000\sqrt{8}", r"2000\sqrt{2}"),
 ]
 OTHER = [
     ("42", r"42\text{ or }43"),
@@ -84,6 +114,29 @@ OTHER = [
     ("2x+1", "2y+1"),
     ("4", "2+2=5"),
     ("4", "5=4"),
+    ("1200", "(1,200)"),
+    ("1200", r"\{1,200\}"),
+    (r"1200\pi", r"(1,200\pi)"),
+    ("1200", "x = 1, 200"),
+    (r"1200\pi", r"1, 200\pi"),
+    ("1200", "x = 1,20"),
+    (r"12000\pi", r"12,00,0\pi"),
+    (r"1000200\pi", r"1,000,20,0\pi"),
+    (r"2000\pi", r"1,000\pi"),
+    ("121", "5! = 121"),
+    ("121", "5!=121"),
+    ("5", "2!=5"),
+    ("3", "x != 3"),
+    ("3", "x!=3"),
+    ("3", "x !  = 3"),
+    ("3", "x_1!=3"),
+    ("3", "f(2)!=3"),
+    ("3", "x+2!=3"),
+    ("3", r"\sin 2!=3"),
+    ("3", "! = 3"),
+    ("1", r"\gcd(12, 18) = 6"),
+    ("4", r"\lfloor \pi \rfloor = 3"),
+    ("1", r"3^{100} \equiv 1 = 1"),
     ("[0,1]", r"0\leq x\leq 1"),
     ("x=5", "x=5,y=6"),
     ("10", "1 0"),
@@ -104,6 +157,11 @@ OTHER = [
     ("x^2", "x^2" * 200),
     ("3, 125", "3125"),
     ("3125", "3, 125"),
+    (r"58,\!500", "58, 500"),
+    (r"58,\!500", "500"),
+    (r"58,\!500", "58"),
+    (r"5,\!8500", "58500"),
+    (r"(1,\!2)", "(12)"),
 ]
 
 
@@ -146,6 +204,98 @@ def test_what_only_looks_like_it(label: str, answer: str) -> None:
 )
 def test_answers_without_a_box(text: str, label: str, score: float) -> None:
     assert score_response("math", label, [], text).score == score
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "We can not have a negative number, so the answer is $42$.",
+        "The probability of rolling a 1 or 2 is $42$.",
+        "It is not 7, so $42$",
+        "It is not 7, so it is $42$",
+        "The answer is $42$ because it is not negative.",
+        "The sum of the integers that are not divisible by 3 is $67$, and that of all is $42$",
+        "The number of integers that are not divisible by 3 is $42$.",
+        "It isn't 7; hence we have $42$",
+        "The number of ways to choose neither of them equals $42$.",
+        "It is not $7$ but $42$.",
+        "Because either side may be chosen, we get $42$.",
+        "Since $x$ can't be $7$, $x$ must be $42$.",
+        "Either way the total is $42$.",
+        "The total is $42$, which is not negative.",
+        "Either $x = 1$ or $x = 2$, but $x$ is larger, so $x = 42$.",
+        "Without loss of generality $42$ is the number, which is never reached.",
+        "The final answer is $42$, because it is not negative.",
+        "The final answer is $42$ since $x \\neq 7$.",
+    ],
+)
+def test_a_denial_of_something_else_is_none(text: str) -> None:
+    assert score_response("math", "42", [], text).score == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "It can't be $42$",
+        "It wasn't $42$",
+        "It isn’t $42$",
+        "I don't think it is $42$",
+        "I am not sure that the answer is $42$",
+        "The answer is not equal to $42$.",
+        "The answer is not the number $42$.",
+        "It cannot be $42$.",
+        "It is never $42$",
+        "So it is neither $41$ nor $42$.",
+        "Perhaps it is $42$",
+        "The answer might be $42$",
+        "It is $41$ or $42$.",
+        "It is 41, or the answer is $42$.",
+        "$42$ is wrong",
+        "$42$ would be incorrect.",
+        "$42$ isn't it.",
+        "We get $42$, which is not the answer.",
+        "We get $42$ which cannot be right.",
+        "It is not 7, and so not $42$.",
+        "It is $42$, or maybe 43.",
+        "It is $42$ or 43.",
+        "It is $42$ (or 43).",
+        "It is $42$ but that may be wrong.",
+        "The final answer is $42$ as well as $43$.",
+        "The final answer is $42$, because I guess. No, it is $43$.",
+        "The final answer is $42$, since it is even, or $43$.",
+    ],
+)
+def test_an_answer_that_is_denied_or_one_of_two_is_none(text: str) -> None:
+    assert score_response("math", "42", [], text).score == 0
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        "not ",
+        "not'",
+        "n't ",
+        "or ",
+        "'",
+        "a'",
+        "a-",
+        ", or ",
+        ",or",
+        "either a a a ",
+        "so ",
+        ", the a",
+        ", ",
+        "( ",
+        " ",
+    ],
+)
+def test_denials_in_a_text_of_100_kb_take_no_time(part: str) -> None:
+    started = time.process_time()  # a busy machine does not count
+    for length in (100_000, 3_900):  # the second is looked at as a whole
+        text = (part * length)[:length]
+        for whole in (f"{text}$42$", f"$42${text}", f"not a{text}$42$", f"The final answer is $42$, as {text}"):
+            score_response("math", "42", [], whole)
+    assert time.process_time() - started < 1
 
 
 @pytest.mark.parametrize(

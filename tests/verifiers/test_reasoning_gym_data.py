@@ -1,7 +1,10 @@
 """Mixer entries for reasoning-gym: parameters, rows, and JSON that loses nothing."""
 
+import datetime
+import functools
 import json
 import os
+import random
 import resource
 import signal
 import subprocess
@@ -24,6 +27,7 @@ from open_instruct.verifiers.reasoning_gym_data import (
     prompt_text,
     reasoning_gym_rows,
 )
+from open_instruct.verifiers.verifiers import score_response
 
 CHAIN_SUM = "reasoning_gym/chain_sum?min_terms=2&max_terms=2&min_digits=1&max_digits=2&size=20&seed=7"
 
@@ -156,6 +160,38 @@ def rows_under_hash_seed(entry: str, hash_seed: int) -> str:
 def test_hash_ordered_tasks_still_are(entry: str, same: bool) -> None:
     """Where the second case fails, the library has mended that task: take it off HASH_ORDERED_TASKS."""
     assert (rows_under_hash_seed(entry, 1) == rows_under_hash_seed(entry, 2)) == same
+
+
+def test_rows_that_the_library_draws_without_a_seed_are_the_same_each_time() -> None:
+    entry = "reasoning_gym/list_functions?size=40&seed=5"
+    state = random.getstate()
+    rows = reasoning_gym_rows(entry)
+    assert random.getstate() == state
+    random.random()
+    assert reasoning_gym_rows(entry) == rows
+    assert reasoning_gym_rows(entry.replace("=40", "=20")) == rows[:20]
+    other = reasoning_gym_rows(entry.replace("=5", "=6"))
+    assert [row["messages"] for row in other] != [row["messages"] for row in rows]
+
+
+def test_rows_of_time_intervals_do_not_know_what_day_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    import reasoning_gym.arithmetic.time_intervals as module
+
+    class Tomorrow(datetime.date):
+        @classmethod
+        def today(cls) -> "Tomorrow":
+            return cls(2031, 2, 3)
+
+    entry = "reasoning_gym/time_intervals?size=40&seed=5"
+    rows = reasoning_gym_rows(entry)
+    monkeypatch.setattr(module, "date", Tomorrow)
+    monkeypatch.setattr(
+        module.parser, "parse", functools.partial(module.parser.parse, default=datetime.datetime(2031, 2, 3))
+    )
+    assert reasoning_gym_rows(entry) == rows
+    for row in rows:
+        answer = decode_item(row["ground_truth"])["answer"]
+        assert score_response(row["dataset"], row["ground_truth"], [], f"<answer>{answer}</answer>").score == 1.0
 
 
 words = st.text("ab_é", max_size=4)

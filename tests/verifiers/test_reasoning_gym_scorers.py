@@ -151,7 +151,7 @@ def test_no_hedged_or_misspelt_answer_is_fully_right(task: str) -> None:
         if right is None or "Integral(" in right:
             continue
         assert score(row, right) == 1.0, right
-        others = [f"{right} or 7777", f"not {right}", f"zzz {right}", f"{right} zzz"]
+        others = [f"{right} or 7777", f"not {right}", f"zzz {right}", f"{right} zzz", f"{right}, zzz"]
         others += [re.sub(r"([0-9])([0-9])(?![0-9])", rf"\1{sign}\2", right, count=1) for sign in ("_", ",")]
         others += [in_other_digits(right, zero) for zero in ("\N{ARABIC-INDIC DIGIT ZERO}", "\N{FULLWIDTH DIGIT ZERO}")]
         for other in others:
@@ -236,6 +236,17 @@ def test_no_solution_is_said_with_nothing(answer: str) -> None:
     row = row_about("polynomial_equations", "")
     assert score(row, "") == score(row, '""') == 1.0
     assert score(row, answer) < 1.0
+
+
+@pytest.mark.parametrize("nan", ["nan", "NaN", "-nan", "inf", "Infinity"])
+def test_what_is_no_number_is_not_sorted(nan: str) -> None:
+    """Python sorts nan anywhere, and no distance from it is too large."""
+    for row in rows_of("number_sorting"):
+        count = item_of(row)["metadata"]["numbers"]
+        assert score(row, item_of(row)["answer"]) == 1.0
+        assert score(row, item_of(row)["answer"].replace("'", "")) == 1.0
+        assert score(row, json.dumps([nan] * count)) == 0.0
+        assert score(row, f"[{', '.join([nan] * count)}]") == 0.0
 
 
 # --- boards, words and people -----------------------------------------------------------------------------------------
@@ -363,6 +374,30 @@ def test_what_stands_behind_an_answer_counts(task: str, right: str, answer: str,
     assert score(row, answer) == pytest.approx(expected)
 
 
+def test_words_behind_a_sorted_list_count() -> None:
+    right = ["Ant", "bee", "cat", "dog"]
+    row = row_about("word_sorting", ", ".join(right), sorted_words=right)
+    assert score(row, "Ant, bee,cat ,  dog") == 1.0
+    assert score(row, "Ant, bee, cat, dog, zzz, I do not know, 1, 2") == 0.5
+    assert score(row, "Ant, bee, cat, dog, ") == 0.8
+    assert score(row, "Ant, bee") == score(row, "Ant, bee, dog, cat") == 0.5
+    assert score(row, "bee, cat, dog, Ant") == 0.2  # as the library has it for the right words
+    assert score(row, "ant, zzz, zzz, zzz") == 0.0
+
+
+def test_what_stands_behind_a_point_or_an_angle_counts() -> None:
+    point = row_about("advanced_geometry", "(-51.000, 41.000)", task_type="orthocenter", ortho=("-51", "41"))
+    angle = row_about("advanced_geometry", "52.13°", task_type="angle_measure", angle_ABC_degrees=52.125)
+    for answer in ("(-51.000, 41.000)", "-51, 41", "( -51.0 ,41 )"):
+        assert score(point, answer) == 1.0
+        for behind in (", or (1, 2)", ",", ", 7", ") (", "°, 9", " x"):
+            assert score(point, answer + behind) == 0.0, behind
+    assert score(angle, "52.13°") == score(angle, "52.13 °") == score(angle, "52.13") == 1.0
+    assert score(angle, "52.13° or 3") == score(angle, "nan") == 0.0
+    assert 0 < score(angle, "51°") < 0.1
+    assert 0 < score(point, "(1, 2)") < 0.1
+
+
 def test_cars_leave_by_moves() -> None:
     row = row_about("rush_hour", None, board_config="o" * 12 + "AAoooo" + "o" * 18)
     assert score(row, "A+4") == score(row, "A+1 A+3") == 1.0
@@ -396,6 +431,7 @@ def test_cars_leave_by_moves() -> None:
             "propositional_logic",
             "puzzle24",
         ),
+        *("advanced_geometry", "number_sorting", "word_sorting"),
         *("quantum_lock", "rubiks_cube", "rush_hour", "sokoban", "survo", "time_intervals"),
     ],
 )
