@@ -26,7 +26,7 @@ class ModelOptions:
     """Compute activations again in the backward pass instead of keeping them: less memory, about a third more time."""
     compile_model: bool = False
     """Compile the layers of the learners' model with torch.compile. On a GPU micro-batches of a small model take half the time
-    (docs/gpu.md), on CPU they take longer; a learner compiles for some 15 seconds when it meets a kind of batch for the first time."""
+    (docs/gpu.md), on CPU they take longer. A learner compiles for some 15 seconds when it first gets a kind of batch."""
 
 
 @dataclass(kw_only=True)

@@ -116,13 +116,21 @@ def _load_model(
         use_onednn(model)
         use_fewer_passes(model)
     if args.gradient_checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        compute_again(model, args)
     return LogProbModel(
         model,
         chunk_elements=device.logits_at_once,
         attn_implementation=None if sequence_parallel else device.attn_implementation,
         sequence_parallel=sequence_parallel,
     )
+
+
+def compute_again(model: Any, args: GRPOConfig) -> None:
+    """Gradient checkpointing. A compiled layer may be compiled anew between its two forward passes and then keep other tensors,
+    which only reentrant checkpointing does not mind. That wants an input with a gradient, which a frozen embedding does not give."""
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": args.compile_model})
+    if args.compile_model and args.use_peft:
+        model.enable_input_require_grads()
 
 
 def compile_layers(model: torch.nn.Module) -> None:

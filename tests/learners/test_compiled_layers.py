@@ -1,6 +1,7 @@
 """Layers that torch compiles compute what they compute without, in every layout, and are compiled once for batches alike."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from trained_rows import LAYOUTS, Groups, Outcome, batch_of, make_groups
 
 from open_instruct.config import model_checks
 from open_instruct.config.model_checks import layers_can_be_compiled
-from open_instruct.learners.models import compile_layers
+from open_instruct.learners.models import compile_layers, compute_again
 
 GROUPS = make_groups([(90, [50, 1, 83]), (40, [4, 61]), (7, [9])])
 OTHERS = make_groups([(33, [20, 11, 53]), (10, [44, 31]), (17, [19]), (12, [5])])
@@ -35,8 +36,8 @@ def outcome(
 ) -> Outcome:
     config = family_config("qwen3")
     config.head_dim = 64
-    prepare = compile_layers if compiled else lambda model: None
-    return trained_rows.outcome(config, batch_of(groups, layout), attention, kind=kind, dtype=dtype, prepare=prepare)
+    batch, prepare = batch_of(groups, layout), prepare if compiled else lambda model: None
+    return trained_rows.outcome(config, batch, attention, kind=kind, dtype=dtype, prepare=prepare)
 
 
 def assert_same(ours: Outcome, theirs: Outcome, *, within: float) -> None:
@@ -44,6 +45,21 @@ def assert_same(ours: Outcome, theirs: Outcome, *, within: float) -> None:
     assert ours[1].keys() == theirs[1].keys()
     for name, gradient in theirs[1].items():
         assert float((ours[1][name] - gradient).norm() / gradient.norm()) <= within, name
+
+
+@pytest.mark.extended
+def test_layers_that_are_compiled_anew_can_be_computed_again() -> None:
+    """With other sequences a layer may be compiled between its two forward passes, and keep other tensors in the second one."""
+    args = make_args(compile_model=True, gradient_checkpointing=True)
+
+    def prepare(model: Any) -> None:
+        compile_layers(model)
+        compute_again(model.train(), args)
+
+    for groups in (GROUPS[2:], GROUPS[1:2], OTHERS[3:], GROUPS, OTHERS):
+        for layout in ("padded, shared", "packed"):
+            ours = outcome(groups, layout, "cpu", compiled=True, prepare=prepare)
+            assert_same(ours, outcome(groups, layout, "cpu", compiled=False), within=1e-5)
 
 
 def num_graphs() -> int:
