@@ -127,7 +127,7 @@ def _load_model(
 
 def compute_again(model: Any, args: GRPOConfig) -> None:
     """Gradient checkpointing. A compiled layer may be compiled anew between its two forward passes and then keep other tensors,
-    which only reentrant checkpointing does not mind. That wants an input with a gradient, which a frozen embedding does not give."""
+    which only reentrant checkpointing does not mind. That wants an input with a gradient, unlike that of a frozen embedding."""
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": args.compile_model})
     if args.compile_model and args.use_peft:
         model.enable_input_require_grads()

@@ -33,11 +33,13 @@ def outcome(
     compiled: bool,
     attention: str = "sdpa",
     dtype: torch.dtype = torch.float32,
+    prepare: Callable[[Any], None] = compile_layers,
 ) -> Outcome:
     config = family_config("qwen3")
     config.head_dim = 64
-    batch, prepare = batch_of(groups, layout), prepare if compiled else lambda model: None
-    return trained_rows.outcome(config, batch, attention, kind=kind, dtype=dtype, prepare=prepare)
+    batch = batch_of(groups, layout)
+    options = {"kind": kind, "dtype": dtype} | ({"prepare": prepare} if compiled else {})
+    return trained_rows.outcome(config, batch, attention, **options)
 
 
 def assert_same(ours: Outcome, theirs: Outcome, *, within: float) -> None:
