@@ -17,6 +17,10 @@ from open_instruct.learners.lora import add_adapter, leave_frozen_out_of_checkpo
 from open_instruct.learners.memory import BUCKET_ELEMENTS
 from open_instruct.learners.sequence_parallel import ATTENTION, SequenceParallel
 
+KINDS_OF_BATCHES = 64
+"""Forms of a layer that torch compiles at most: with and without gradient, one row or several, and the like. Torch's own limit is
+8, and what goes beyond is not compiled."""
+
 
 def join_sequence_parallel(args: GRPOConfig, device: Device, *, rank: int, world_size: int) -> SequenceParallel | None:
     """This rank's place in its group of sequence parallelism; None without. Every rank calls it."""
@@ -136,6 +140,7 @@ def compute_again(model: Any, args: GRPOConfig) -> None:
 def compile_layers(model: torch.nn.Module) -> None:
     """Have torch compile each layer when it is first called; layers alike share the result. Attention stays outside
     (`attention.register`), so batches may have any shape and any sequences in their rows."""
+    torch._dynamo.config.recompile_limit = KINDS_OF_BATCHES
     names: Any = model._no_split_modules
     for module in model.modules():
         if type(module).__name__ in names:
