@@ -19,7 +19,7 @@ exec "${PYTHON:-python}" "$ROOT/open_instruct/grpo_fast.py" \
     --dataset_mixer_eval_list "$SUMS&size=256&seed=20240" 1.0 \
     --max_prompt_token_length 256 \
     --response_length 512 \
-    --pack_length 8192 \
+    --pack_length 32768 \
     --num_unique_prompts_rollout 16 \
     --num_samples_per_prompt_rollout 8 \
     --total_episodes 12800 \
