@@ -30,6 +30,7 @@ from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.config.model_checks import with_attention_that_fits
 from open_instruct.config.model_support import problem_with_weights
 from open_instruct.data.run_inputs import RunInputs, load_inputs
+from open_instruct.engines.vllm_plugin import plugins_are_found
 from open_instruct.engines.vllm_tool_parsers import tool_parsers_are_there
 from open_instruct.learners.step_sums import NonfiniteSteps
 from open_instruct.option_text import shown
@@ -169,7 +170,14 @@ def validators(inputs: list[RunInputs]) -> list[Callable[[GRPOConfig], list[str]
         inputs.extend([loaded] if loaded else [])
         return mistakes + resumes_the_same_run(args, loaded)
 
-    return [collect_mistakes, alerts_are_on_metrics, weights_are_whole, tool_parsers_are_there, data_is_that_of_the_run]
+    return [
+        collect_mistakes,
+        plugins_are_found,
+        alerts_are_on_metrics,
+        weights_are_whole,
+        tool_parsers_are_there,
+        data_is_that_of_the_run,
+    ]
 
 
 def weights_are_whole(args: GRPOConfig) -> list[str]:

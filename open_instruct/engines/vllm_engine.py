@@ -25,6 +25,7 @@ import numpy as np
 from open_instruct.chat_templates import AS_IT_IS, TokenizerSetup
 from open_instruct.cluster.network_interface import OF_NCCL, network_interface
 from open_instruct.data_types import Completion, SamplingConfig
+from open_instruct.engines.core_failure import cause_is_told
 from open_instruct.engines.engine_files import EngineFiles, remove_own_files
 from open_instruct.engines.engine_sleep import SleepOptions
 from open_instruct.engines.kv_ages import CacheUse, KvAges
@@ -227,7 +228,7 @@ def make_engine(options: EngineOptions, version: int) -> Any:
     register_weight_transfer()
     register_cpu_kernels()
     try:
-        with EngineFiles().take_temporary_files():
+        with EngineFiles().take_temporary_files(), cause_is_told():
             engine = LLMEngine.from_engine_args(_engine_args(options))
     except BaseException:
         remove_own_files()

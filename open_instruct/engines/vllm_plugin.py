@@ -1,6 +1,15 @@
 """Makes our weight transports and CPU kernels known to vLLM. Every process of every engine imports it, so it imports little."""
 
+import os
+from importlib.metadata import entry_points
+from typing import Any
+
 from open_instruct.weight_transports import GLOO, IPC, NCCL, RAY_OBJECT, SHM
+
+GROUP = "vllm.general_plugins"
+"""Entry points of packages that each process of vLLM loads, or those of them that the variable names."""
+CHOSEN = "VLLM_PLUGINS"
+OURS = "open_instruct_weight_transfer", "open_instruct_cpu_kernels"
 
 _ENGINE_CLASSES = {
     NCCL: ("open_instruct.engines.vllm_weight_transfer", "AbortableNCCLEngine"),
@@ -9,6 +18,19 @@ _ENGINE_CLASSES = {
     GLOO: ("open_instruct.engines.cpu_transports", "GlooWeightTransferEngine"),
     SHM: ("open_instruct.engines.cpu_transports", "SharedMemoryWeightTransferEngine"),
 }
+
+
+def plugins_are_found(_args: Any) -> list[str]:
+    """Mistakes of the environment for which the processes of an engine would not know our weight transports."""
+    if not {point.name for point in entry_points(group=GROUP)}.issuperset(OURS):
+        return [
+            "open_instruct is not installed in this Python, so vLLM does not find its weight transfer. Run "
+            "`pip install --no-deps -e .` in the repository, as scripts/setup_gpu.sh and scripts/setup_cpu.sh do."
+        ]
+    chosen = os.environ.get(CHOSEN)
+    if chosen is not None and not set(chosen.split(",")).issuperset(OURS):
+        return [f"{CHOSEN}={chosen}: vLLM would not load {' and '.join(OURS)}. Add them, or unset {CHOSEN}."]
+    return []
 
 
 def engine_backend(transport: str) -> str:
