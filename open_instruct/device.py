@@ -208,6 +208,10 @@ class Device:
         if self.weight_transport in SHARES_HANDLES:  # msgpack alone refuses handles of shared memory
             env["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"
         if self.kind == "cuda":
+            if (
+                "OMP_NUM_THREADS" not in os.environ
+            ):  # those of `actor_env` are for loading: while it serves, vLLM takes one
+                env["VLLM_OMP_NUM_THREADS_SET_BY_VLLM"] = "1"
             return _unless_set_by_user(env)
         env["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # engine core in the actor itself, which starts in half the time
         return _unless_set_by_user(env | _engine_env_on_cpu(enforce_eager=enforce_eager))

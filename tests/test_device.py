@@ -240,6 +240,7 @@ def test_engine_environment_of_the_user_wins(monkeypatch: pytest.MonkeyPatch, cp
     monkeypatch.delenv("VLLM_ENABLE_V1_MULTIPROCESSING", raising=False)
     monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "0|1")
     monkeypatch.delenv("VLLM_ENGINE_READY_TIMEOUT_S", raising=False)
+    monkeypatch.setenv("OMP_NUM_THREADS", "5")
     on_cpu, on_gpu = (device.engine_env(enforce_eager=False, ready_timeout_s=1234.5) for device in (cpu, gpu))
     assert on_cpu["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
     assert on_cpu["VLLM_CPU_OMP_THREADS_BIND"] == "0|1"
@@ -248,6 +249,13 @@ def test_engine_environment_of_the_user_wins(monkeypatch: pytest.MonkeyPatch, cp
     )
     monkeypatch.setenv("VLLM_ENGINE_READY_TIMEOUT_S", "77")
     assert gpu.engine_env(enforce_eager=False, ready_timeout_s=1234.5) == {"VLLM_ENGINE_READY_TIMEOUT_S": "77"}
+
+
+def test_threads_of_an_engine_on_gpu_are_for_loading(monkeypatch: pytest.MonkeyPatch, gpu: Device) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert gpu.engine_env(enforce_eager=False, ready_timeout_s=1.0)["VLLM_OMP_NUM_THREADS_SET_BY_VLLM"] == "1"
+    monkeypatch.setenv("OMP_NUM_THREADS", "5")
+    assert "VLLM_OMP_NUM_THREADS_SET_BY_VLLM" not in gpu.engine_env(enforce_eager=False, ready_timeout_s=1.0)
 
 
 def test_engine_arguments(cpu: Device, gpu: Device) -> None:
