@@ -95,7 +95,8 @@ class WeightAgreement:
         measure, limit = measure_of(self._args), limit_of(self._args)
         largest, mean = float(difference_R.max()), float(difference_R.mean())
         if (largest if measure == "max" else mean) <= limit:  # NaN is no agreement
-            logger.info("engine %d agrees with the learners: log-probs differ by %.1e at most", number, largest)
+            told = "engine %d agrees with the learners: log-probs differ by %.1e at most, %.1e on average"
+            logger.info(told, number, largest, mean)
             return
         raise WeightsDiffer(
             f"engine {number} does not compute what the learners compute: the log-probs of {len(difference_R)} tokens "
