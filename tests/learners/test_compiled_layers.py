@@ -88,6 +88,17 @@ def test_log_probs_and_gradients_are_the_same(layout: str) -> None:
     assert num_graphs() == compiled  # other lengths, and other sequences in the rows
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["llama", "gemma2", "olmo2", "qwen3_moe"])
+def test_other_families(family: str) -> None:
+    for layout in ("padded, shared", "packed"):
+        ours, theirs = (
+            trained_rows.outcome(family_config(family), batch_of(GROUPS, layout), "sdpa", **options)
+            for options in ({"prepare": compile_layers}, {})
+        )
+        assert_same(ours, theirs, within=1e-5)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_they_are_the_same_on_a_gpu_with_flash_attention(layout: str) -> None:
