@@ -49,13 +49,15 @@ class GenerationLoop:
         self._cores = cores
         self._kv_ages = kv_ages
         self._generation_timeout = generation_timeout
-        self._last_step_at = time.monotonic()
+        self._last_step_at = self._held_back_at = time.monotonic()
         self.num_generated_tokens = 0
         """Tokens of finished requests."""
         self.busy_s = 0.0
         """Seconds inside engine steps."""
 
     def tick(self) -> None:
+        if not self._state.shall_generate:
+            self._held_back_at = time.monotonic()
         self._calls.serve()
         if not self._state.may_step:
             self._wait_for_work()
@@ -124,7 +126,11 @@ class GenerationLoop:
 
     @property
     def idle_s(self) -> float:
-        """Seconds since the last engine step while there is something to generate and nothing forbids a step; 0 otherwise."""
+        """Seconds since the last engine step while there is something to generate and nothing forbids a step; 0 otherwise.
+
+        Time in which a step was forbidden does not count: when an engine wakes up with a request that has waited through its
+        sleep, this begins at 0.
+        """
         if not (self._work.has_requests and self._state.shall_generate):
             return 0.0
-        return time.monotonic() - max(self._last_step_at, self._work.began_at)
+        return time.monotonic() - max(self._last_step_at, self._work.began_at, self._held_back_at)

@@ -273,6 +273,27 @@ def test_an_engine_does_not_sleep_while_a_rollout_waits_for_a_tool(stage: MakeSt
     assert one.slept == ["has work"]
 
 
+def test_the_sleep_of_an_engine_does_not_count_as_standing_still(
+    stage: MakeStage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request that comes in the sleep waits through a training step. The supervisor would replace the engine when it wakes."""
+    now = time.monotonic()
+    clock = SimpleNamespace(monotonic=lambda: now, perf_counter=time.perf_counter)
+    for module in (generation_loop, held_work):
+        monkeypatch.setattr(module, "time", clock)
+    one = stage(never)
+    one.state.may_step = one.state.shall_generate = False
+    one.work.submit("train-0/0", np.array([7], np.int32), sampling(LONG))
+    for _ in range(3):
+        now += 400.0
+        one.loop.tick()
+    assert one.loop.idle_s == 0.0
+    one.state.shall_generate = True  # awake, and before its first step
+    assert one.loop.idle_s == 0.0
+    now += 7.0
+    assert one.loop.idle_s == 7.0
+
+
 def test_direct_calls_have_a_deadline_of_their_own(stage: MakeStage) -> None:
     """As the comparison of log-probs at the start, where the first step of an engine may take long."""
     one = stage(never)
