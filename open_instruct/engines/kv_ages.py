@@ -43,7 +43,8 @@ class KvAges:
 
         Args:
             prompt: (Q,) int32.
-            num_cached: tokens of the prompt whose keys and values were in the cache when the request began.
+            num_cached: tokens of the prompt whose keys and values were in the cache when the request began. Of a request for
+                several responses vLLM tells it of the one that ended last, which finds what the first one has computed.
         """
         if self._use == "kept":
             oldest = self._oldest_of_prompt(prompt, num_cached or 0)
@@ -64,8 +65,12 @@ class KvAges:
         return one.version_spans[-1][0] - min(first, first if oldest is None else oldest)
 
     def _remember(self, token_ids: np.ndarray, num_cached: int, version: int) -> None:
-        """The blocks behind the cached tokens are computed by `version` or by a newer one."""
-        for block in self._blocks(token_ids)[num_cached // self._block_size :]:
+        """The blocks behind the cached tokens are computed by `version` or by a newer one, the cached ones by `version` or before
+        it."""
+        blocks, num_blocks_cached = self._blocks(token_ids), num_cached // self._block_size
+        for block in blocks[:num_blocks_cached]:
+            self._versions[block] = min(self._versions.get(block, version), version)
+        for block in blocks[num_blocks_cached:]:
             self._versions[block] = version
             self._versions.move_to_end(block)
         while len(self._versions) > self._num_blocks:
