@@ -10,7 +10,7 @@ from open_instruct.engines.engine_sleep import EngineSleep
 from open_instruct.engines.engine_state import EngineState
 from open_instruct.engines.held_work import HeldRequest, HeldWork
 from open_instruct.engines.kv_ages import KvAges
-from open_instruct.engines.vllm_engine import VLLMEngine, sampling_params
+from open_instruct.engines.vllm_engine import VLLMEngine, is_refusal, sampling_params
 from open_instruct.system.shared_cores import SharedCores
 from open_instruct.workflows.runner import Answer
 
@@ -97,7 +97,12 @@ class GenerationLoop:
                     self._lock.wait_for(lambda: self._calls or not self._work.will_submit, FIRST_REQUESTS_S)
         while (held := self._work.admit()) is not None:
             prompt = {"prompt_token_ids": held.prompt.tolist()}
-            self._engine.add_request(held.request_id, prompt, sampling_params(held.sampling))
+            try:
+                self._engine.add_request(held.request_id, prompt, sampling_params(held.sampling))
+            except Exception as error:  # anybody may write a workflow, and one wrong request must not end the engine
+                if not is_refusal(error):
+                    raise
+                self._hand_over(held, held.failed(f"refused by vLLM: {error}"))
 
     def _finish(self, output: Any) -> None:
         held = self._work.get(output.request_id)
@@ -122,7 +127,7 @@ class GenerationLoop:
             return
         for held in self._work.later_than(limit_s):
             self._engine.abort_request([held.request_id])
-            self._hand_over(held, held.broken_off(limit_s))
+            self._hand_over(held, held.failed(f"generation_timeout: over {limit_s:g} s"))
 
     @property
     def idle_s(self) -> float:

@@ -287,6 +287,14 @@ def sampling_params(config: SamplingConfig) -> Any:
     )
 
 
+def is_refusal(error: Exception) -> bool:
+    """Whether vLLM refuses a request for what it asks, such as a token that the model does not know. The engine has nothing of
+    the request then, and serves others."""
+    from vllm.exceptions import VLLMClientError
+
+    return isinstance(error, (VLLMClientError, ValueError))
+
+
 def completions_of(output: Any) -> list[Completion]:
     """The samples of a finished group, in the order of their index."""
     return [

@@ -245,6 +245,32 @@ def test_a_request_that_is_given_up_on_its_way_into_the_engine_is_aborted(stage:
     assert not one.vllm.has_unfinished_requests()
 
 
+def test_a_request_that_vllm_refuses_costs_its_rollout_and_not_the_engine(stage: MakeStage) -> None:
+    from vllm.exceptions import VLLMValidationError
+
+    def refuse() -> None:
+        raise VLLMValidationError("Token id 1000000 is out of vocabulary")
+
+    one = stage(never)
+    one.vllm.before_add = refuse
+    one.issue()
+    one.step_until(lambda: one.results)
+    assert one.results[0].error == "refused by vLLM: Token id 1000000 is out of vocabulary"
+    assert not one.work.has_requests
+    assert not one.errors
+
+
+def test_an_engine_that_cannot_take_requests_ends(stage: MakeStage) -> None:
+    def die() -> None:
+        raise RuntimeError("EngineCore encountered an issue")
+
+    one = stage(never)
+    one.vllm.before_add = die
+    one.work.submit("train-0/0", np.array([1], np.int32), sampling(LONG))
+    with pytest.raises(RuntimeError, match="EngineCore"):
+        one.loop.tick()
+
+
 def test_an_engine_that_ends_gives_no_answers_to_rollouts_that_are_under_way(stage: MakeStage) -> None:
     one = stage(never)
     one.issue()
