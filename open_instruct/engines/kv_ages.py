@@ -51,6 +51,10 @@ class KvAges:
             return [replace(one, kv_age=self._age_of_kept(prompt, num_cached or 0, oldest, one)) for one in completions]
         return [replace(one, kv_age=_age(one, 0 if self._use == "off" else -1)) for one in completions]
 
+    def forget(self) -> None:
+        """The cache was emptied."""
+        self._versions.clear()
+
     def _oldest_of_prompt(self, prompt: np.ndarray, num_cached: int) -> int | None:
         """The oldest version among the cached blocks of a prompt; None if none was cached, or if none is remembered."""
         blocks = self._blocks(prompt)[: num_cached // self._block_size]
