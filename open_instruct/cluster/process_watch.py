@@ -178,7 +178,7 @@ class RayWatch(threading.Thread):
         while not self._over.wait(EVERY_S / 2):
             now = time.monotonic()
             for name, process in self._processes.items():
-                if not process.is_running() or process.status() == psutil.STATUS_ZOMBIE:
+                if _is_gone(process):
                     self._end(f"{name} (process {process.pid}) is gone")
                 if not is_stopped(process):
                     stopped_since.pop(name, None)
@@ -200,6 +200,13 @@ class RayWatch(threading.Thread):
         kill_processes(psutil.Process().children(recursive=True))
         kill_marked(self._mark)
         os._exit(1)
+
+
+def _is_gone(process: psutil.Process) -> bool:
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:  # it ended between the two questions
+        return True
 
 
 def ray_processes_here() -> dict[str, int]:

@@ -71,11 +71,11 @@ class ControlCalls:
                 done.set_exception(error)
 
     def close(self) -> None:
-        """The engine thread ends, so callers that still wait get an error."""
+        """The engine thread ends, so callers that still wait get the error of an engine that can only be replaced."""
         with self._lock:
             self.is_served = False
             self._lock.notify_all()
             while self._waiting:
                 _, done = self._waiting.popleft()
                 if done.set_running_or_notify_cancel():
-                    done.set_exception(RuntimeError(f"engine {self._engine_id} has stopped"))
+                    done.set_exception(EngineCoreLost(f"engine {self._engine_id} has stopped"))

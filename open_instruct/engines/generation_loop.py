@@ -10,7 +10,7 @@ from open_instruct.engines.engine_sleep import EngineSleep
 from open_instruct.engines.engine_state import EngineState
 from open_instruct.engines.held_work import HeldRequest, HeldWork
 from open_instruct.engines.kv_ages import KvAges
-from open_instruct.engines.vllm_engine import VLLMEngine, sampling_params
+from open_instruct.engines.vllm_engine import VLLMEngine, is_refusal, sampling_params
 from open_instruct.system.shared_cores import SharedCores
 from open_instruct.workflows.runner import Answer
 
@@ -49,13 +49,15 @@ class GenerationLoop:
         self._cores = cores
         self._kv_ages = kv_ages
         self._generation_timeout = generation_timeout
-        self._last_step_at = time.monotonic()
+        self._last_step_at = self._held_back_at = time.monotonic()
         self.num_generated_tokens = 0
         """Tokens of finished requests."""
         self.busy_s = 0.0
         """Seconds inside engine steps."""
 
     def tick(self) -> None:
+        if not self._state.shall_generate:
+            self._held_back_at = time.monotonic()
         self._calls.serve()
         if not self._state.may_step:
             self._wait_for_work()
@@ -95,7 +97,12 @@ class GenerationLoop:
                     self._lock.wait_for(lambda: self._calls or not self._work.will_submit, FIRST_REQUESTS_S)
         while (held := self._work.admit()) is not None:
             prompt = {"prompt_token_ids": held.prompt.tolist()}
-            self._engine.add_request(held.request_id, prompt, sampling_params(held.sampling))
+            try:
+                self._engine.add_request(held.request_id, prompt, sampling_params(held.sampling))
+            except Exception as error:  # anybody may write a workflow, and one wrong request must not end the engine
+                if not is_refusal(error):
+                    raise
+                self._hand_over(held, held.failed(f"refused by vLLM: {error}"))
 
     def _finish(self, output: Any) -> None:
         held = self._work.get(output.request_id)
@@ -120,11 +127,15 @@ class GenerationLoop:
             return
         for held in self._work.later_than(limit_s):
             self._engine.abort_request([held.request_id])
-            self._hand_over(held, held.broken_off(limit_s))
+            self._hand_over(held, held.failed(f"generation_timeout: over {limit_s:g} s"))
 
     @property
     def idle_s(self) -> float:
-        """Seconds since the last engine step while there is something to generate and nothing forbids a step; 0 otherwise."""
+        """Seconds since the last engine step while there is something to generate and nothing forbids a step; 0 otherwise.
+
+        Time in which a step was forbidden does not count: when an engine wakes up with a request that has waited through its
+        sleep, this begins at 0.
+        """
         if not (self._work.has_requests and self._state.shall_generate):
             return 0.0
-        return time.monotonic() - max(self._last_step_at, self._work.began_at)
+        return time.monotonic() - max(self._last_step_at, self._work.began_at, self._held_back_at)

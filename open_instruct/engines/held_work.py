@@ -42,11 +42,11 @@ class HeldRequest:
         statistics = TokenStatistics(len(self.prompt), num_response_tokens, admitted.elapsed_s(), admitted.unix)
         return Answer(completions, statistics)
 
-    def broken_off(self, limit_s: float) -> Answer:
-        """The answer for a request that took longer than `limit_s`."""
+    def failed(self, cause: str) -> Answer:
+        """The answer to a request that gets no responses."""
         admitted = self.admitted or Moment()
         statistics = TokenStatistics(len(self.prompt), 0, admitted.elapsed_s(), admitted.unix)
-        return Answer([], statistics, f"generation_timeout: over {limit_s:g} s")
+        return Answer([], statistics, cause)
 
 
 class HeldWork:

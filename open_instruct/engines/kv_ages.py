@@ -43,12 +43,17 @@ class KvAges:
 
         Args:
             prompt: (Q,) int32.
-            num_cached: tokens of the prompt whose keys and values were in the cache when the request began.
+            num_cached: tokens of the prompt whose keys and values were in the cache when the request began. Of a request for
+                several responses vLLM tells it of the one that ended last, which finds what the first one has computed.
         """
         if self._use == "kept":
             oldest = self._oldest_of_prompt(prompt, num_cached or 0)
             return [replace(one, kv_age=self._age_of_kept(prompt, num_cached or 0, oldest, one)) for one in completions]
         return [replace(one, kv_age=_age(one, 0 if self._use == "off" else -1)) for one in completions]
+
+    def forget(self) -> None:
+        """The cache was emptied."""
+        self._versions.clear()
 
     def _oldest_of_prompt(self, prompt: np.ndarray, num_cached: int) -> int | None:
         """The oldest version among the cached blocks of a prompt; None if none was cached, or if none is remembered."""
@@ -64,8 +69,12 @@ class KvAges:
         return one.version_spans[-1][0] - min(first, first if oldest is None else oldest)
 
     def _remember(self, token_ids: np.ndarray, num_cached: int, version: int) -> None:
-        """The blocks behind the cached tokens are computed by `version` or by a newer one."""
-        for block in self._blocks(token_ids)[num_cached // self._block_size :]:
+        """The blocks behind the cached tokens are computed by `version` or by a newer one, the cached ones by `version` or before
+        it."""
+        blocks, num_blocks_cached = self._blocks(token_ids), num_cached // self._block_size
+        for block in blocks[:num_blocks_cached]:
+            self._versions[block] = min(self._versions.get(block, version), version)
+        for block in blocks[num_blocks_cached:]:
             self._versions[block] = version
             self._versions.move_to_end(block)
         while len(self._versions) > self._num_blocks:

@@ -64,8 +64,9 @@ class QueueThreads:
         self._finished.put(result)
 
     def push_results(self) -> None:
-        """The body of the pusher thread."""
-        while not self._threads.stopping.is_set():
+        """The body of the pusher thread. When the threads end, what is finished leaves the engine all the same, if there is room,
+        so that the checkpoint has it."""
+        while not (self._threads.stopping.is_set() and self._finished.empty()):
             try:
                 results = [self._finished.get(timeout=POLL_S)]
             except queue.Empty:
@@ -81,10 +82,11 @@ class QueueThreads:
         return not self._work.has_rollouts or self._threads.stopping.is_set()
 
     def _put(self, results: list[GenerationResult]) -> None:
-        while not self._threads.stopping.is_set():
+        while True:
             try:
                 self._results_queue.put(results, timeout=POLL_S)
                 self._work.delivered(results)
                 return
             except Full:
-                continue
+                if self._threads.stopping.is_set():
+                    return

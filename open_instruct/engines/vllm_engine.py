@@ -104,6 +104,7 @@ class VLLMEngine:
         self._resources = getattr(getattr(engine, "engine_core", None), "resources", None)
         """What vLLM keeps of a core in its own process; None where the core is in this one."""
         self._calls = _CallThread() if self.is_separate_process else None
+        self._kv_ages: KvAges | None = None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
@@ -142,6 +143,8 @@ class VLLMEngine:
 
     def reset_prefix_cache(self, *, reset_running_requests: bool = False) -> None:
         self._ask("reset_prefix_cache", self._engine.reset_prefix_cache, reset_running_requests)
+        if self._kv_ages is not None:
+            self._kv_ages.forget()
 
     def set_weight_version(self, version: int) -> None:
         self._ask("set_weight_version", self._engine.set_weight_version, str(version))
@@ -162,7 +165,8 @@ class VLLMEngine:
         """The account of what the cache holds. With `keeps_cache` new weights do not empty the prefix cache."""
         cache = self._engine.vllm_config.cache_config
         use: CacheUse = "off" if not self.has_prefix_cache else "kept" if keeps_cache else "emptied"
-        return KvAges(use, block_size=cache.block_size, num_blocks=cache.num_gpu_blocks or MOST_BLOCKS)
+        self._kv_ages = KvAges(use, block_size=cache.block_size, num_blocks=cache.num_gpu_blocks or MOST_BLOCKS)
+        return self._kv_ages
 
     def shutdown(self) -> None:
         """End the core and the worker processes that it may have, and remove their files."""
@@ -286,6 +290,14 @@ def sampling_params(config: SamplingConfig) -> Any:
         detokenize=bool(config.stop),
         output_kind=RequestOutputKind.FINAL_ONLY,
     )
+
+
+def is_refusal(error: Exception) -> bool:
+    """Whether vLLM refuses a request for what it asks, such as a token that the model does not know. The engine has nothing of
+    the request then, and serves others."""
+    from vllm.exceptions import VLLMClientError
+
+    return isinstance(error, (VLLMClientError, ValueError))
 
 
 def completions_of(output: Any) -> list[Completion]:

@@ -211,17 +211,19 @@ class Evaluations:
                     version,
                     self.current.describe_missing(),
                 )
-                self.current = None
+                self.give_up()
 
     def collect(self, timeout_s: float) -> dict[str, Any]:
-        """`eval/*` metrics of the evaluation under way. Waits for its last result, and raises `TimeoutError` after
-        `timeout_s`."""
+        """`eval/*` metrics of the evaluation under way. Waits for its last result, and raises `TimeoutError` after `timeout_s`,
+        or at once when the evaluation is given up."""
         evaluation = self.current
         assert evaluation is not None, "no evaluation was started"
         with self._threads.lock:
-            if not self._threads.wait_for(lambda: evaluation.is_complete, timeout_s):
+            self._threads.wait_for(lambda: evaluation.is_complete or self.current is not evaluation, timeout_s)
+            if not evaluation.is_complete:
+                why = f"after {timeout_s:g} s" if self.current is evaluation else "when it was given up"
                 raise TimeoutError(
-                    f"evaluation: {evaluation.num_done} of {evaluation.num_rows} results after {timeout_s:g} s; "
+                    f"evaluation: {evaluation.num_done} of {evaluation.num_rows} results {why}; "
                     f"{evaluation.describe_missing()}"
                 )
             if self.current is evaluation:  # else another one took its place
@@ -246,6 +248,7 @@ class Evaluations:
         """Forget the evaluation under way."""
         with self._threads.lock:
             self.current = None
+            self._threads.lock.notify_all()
 
     def measured_by(self, result: GenerationResult) -> Evaluation | None:
         """The evaluation under way, if the result is part of it."""

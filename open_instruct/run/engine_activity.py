@@ -41,9 +41,10 @@ class EngineActivity:
                 number, (now, inventory["busy_s"], inventory["num_generated_tokens"])
             )
             self._last[number] = now, inventory["busy_s"], inventory["num_generated_tokens"]
-            if now > asked_at and inventory["busy_s"] >= busy_s:  # a new engine counts from 0
-                shares.append((inventory["busy_s"] - busy_s) / (now - asked_at))
-                rates.append((inventory["num_generated_tokens"] - num_tokens) / (now - asked_at))
+            more_s, more_tokens = inventory["busy_s"] - busy_s, inventory["num_generated_tokens"] - num_tokens
+            if now > asked_at and more_s >= 0 and more_tokens >= 0:  # a new engine counts from 0
+                shares.append(more_s / (now - asked_at))
+                rates.append(more_tokens / (now - asked_at))
         if not shares:
             return {}
         return {

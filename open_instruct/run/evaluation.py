@@ -1,4 +1,5 @@
-"""Evaluations within a run: when they are due, and how their results are collected before the engines get new weights."""
+"""Evaluations within a run: when they are due, and how their results are collected before the engines get new weights. Beside
+them what a run does while it waits: engines that were replaced get weights."""
 
 import logging
 
@@ -40,6 +41,14 @@ def start_evaluation(run: Run) -> None:
     run.evaluation_of = version
 
 
+def give_weights_to_newcomers(run: Run) -> None:
+    """Let replacements begin to serve. If all engines have a newer version after that, the controller is told."""
+    version = run.synchronizer.give_weights_to_newcomers()
+    if version is not None:
+        told = run.components.manager.controller.set_version.remote(version)
+        run.components.wait(told, what="the controller", timeout_s=CONTROL_S)
+
+
 def maybe_evaluate(run: Run) -> bool:
     """Collect the evaluation in flight, if any. Called before the engines get new weights, so that it measures one version.
 
@@ -56,7 +65,7 @@ def maybe_evaluate(run: Run) -> bool:
                 timeout_s=run.args.eval_timeout_s + 10,
                 limit="eval_timeout_s",
                 interruptible=True,
-                on_poll=lambda: some_engine_serves(run),
+                on_poll=lambda: keep_it_going(run),
             )
         except NobodyServes:
             logger.error(
@@ -82,9 +91,13 @@ def maybe_evaluate(run: Run) -> bool:
 
 
 class NobodyServes(Exception):
-    """All engines are being started again."""
+    """All engines are being started again, and will have other weights than those that are evaluated."""
 
 
-def some_engine_serves(run: Run) -> None:
-    if not run.components.supervisor.serving:
+def keep_it_going(run: Run) -> None:
+    """While the learners have the weights that are evaluated, as after the last step, replacements of engines get them too.
+    Otherwise raises `NobodyServes` once no engine is left with these weights."""
+    if run.progress.training_step == run.evaluation_of:
+        give_weights_to_newcomers(run)
+    elif not run.components.supervisor.serving:
         raise NobodyServes

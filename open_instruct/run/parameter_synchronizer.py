@@ -132,26 +132,32 @@ class ParameterSynchronizer:
             return dict(enumerate(self._components.manager.rollout_engines))
         return dict(sorted(members.items()))
 
-    def _behind(self, version: int) -> list[int]:
-        return [number for number, engine in self._members().items() if self._versions.get(engine) != version]
+    def _behind(self, version: int, members: dict[int, Any]) -> list[int]:
+        return [number for number, engine in members.items() if self._versions.get(engine) != version]
 
     def _update(self, version: int) -> tuple[list[float], int]:
         """Send until every engine has `version`, and replace the engines that do not get it. Returns the seconds for which
         engines stood still, and the number of attempts that failed."""
         pauses_s: list[float] = []
-        causes: dict[int, str] = {}
+        causes: dict[Any, str] = {}
+        """Of the engines that failed, and not of their positions, which replacements take over."""
         for attempt in range(1, self._args.max_sync_retries + 2):
-            report = self._attempt(version)
+            members = self._members()
+            report = self._attempt(version, members)
             pauses_s += report.pauses_s.values()
             if not report.failures:
                 return pauses_s, attempt - 1
             self.sync_failures += 1
-            causes |= report.failures
+            for number, cause in report.failures.items():
+                causes[members[number]] = cause
+                # An engine may have had the version, and taken part because all receive in one collective. Where an update
+                # breaks off, such an engine generates nothing until it has a whole one.
+                self._versions.pop(members[number], None)
             raise_if_weights_do_not_fit(report.failures)
             components.warning(component_log.sync_attempt_failed(attempt, report.failures))
             self._components.signals.raise_if_received()
             self._components.health.check()  # a dead engine is replaced and not sent to again
-            if not self._behind(version):
+            if not self._behind(version, self._members()):
                 return pauses_s, attempt
             if attempt <= self._args.max_sync_retries:
                 components.info(component_log.retrying_sync(self._args.sync_retry_delay))
@@ -159,16 +165,17 @@ class ParameterSynchronizer:
         components.error(component_log.all_sync_attempts_failed(self.sync_failures))
         return pauses_s + self._replace_those_behind(version, causes), self._args.max_sync_retries + 1
 
-    def _replace_those_behind(self, version: int, causes: dict[int, str]) -> list[float]:
-        """Replace the engines that lack `version`. Engines that failed only because another engine of the collective failed
-        get the weights once more, without that other engine. Returns the seconds for which engines stood still."""
-        held_up = [number for number in self._behind(version) if causes.get(number) == HELD_UP]
-        for number in self._behind(version):
+    def _replace_those_behind(self, version: int, causes: dict[Any, str]) -> list[float]:
+        """Replace the engines that failed and lack `version`. Engines that failed only because another engine of the collective
+        failed get the weights once more, without that other engine. A replacement that was not sent to yet, because it has
+        become ready meanwhile, gets the weights later. Returns the seconds for which engines stood still."""
+        members = self._members()
+        failed = {n: causes[members[n]] for n in self._behind(version, members) if members[n] in causes}
+        held_up = [number for number, cause in failed.items() if cause == HELD_UP]
+        for number, cause in failed.items():
             if number not in held_up:
-                self._supervisor.replace(
-                    number, f"did not take version {version}: {causes.get(number, 'it came late')}"
-                )
-        if held_up and held_up == self._behind(version):
+                self._supervisor.replace(number, f"did not take version {version}: {cause}")
+        if held_up and set(held_up) <= set(self._behind(version, self._members())):
             return self._update(version)[0]
         for number in held_up:  # no engine serves yet, so there is no collective without the engines that failed
             self._supervisor.replace(number, f"did not take version {version}: {HELD_UP}")
@@ -186,10 +193,10 @@ class ParameterSynchronizer:
         confirmed = {n: engine for n, engine in self._members().items() if self._versions.get(engine) == version}
         self._agreement.check(confirmed, send_again=send_again)
 
-    def _attempt(self, version: int) -> UpdateReport:
-        """Send once to all engines that lack `version`. The communication group is made anew when its members have changed, and
-        after a failure."""
-        members, behind = self._members(), self._behind(version)
+    def _attempt(self, version: int, members: dict[int, Any]) -> UpdateReport:
+        """Send once to all of `members` that lack `version`. The communication group is made anew when its members have changed,
+        and after a failure."""
+        behind = self._behind(version, members)
         if not behind:
             return UpdateReport()
         if members != self._group and (unreachable := self._connect(members)):

@@ -21,6 +21,7 @@ from open_instruct.run.evaluation import (
     CONTROL_S,
     evaluation_is_due,
     evaluation_is_missing,
+    give_weights_to_newcomers,
     maybe_evaluate,
     start_evaluation,
 )
@@ -204,14 +205,6 @@ class LoopHooks(StepHooks):
         if self._run.components.sharing.is_exclusive:
             maybe_evaluate(self._run)
         self._run.components.sharing.learners_compute()
-
-
-def give_weights_to_newcomers(run: Run) -> None:
-    """Let replacements begin to serve. If all engines have a newer version after that, the controller is told."""
-    version = run.synchronizer.give_weights_to_newcomers()
-    if version is not None:
-        told = run.components.manager.controller.set_version.remote(version)
-        run.components.wait(told, what="the controller", timeout_s=CONTROL_S)
 
 
 def sync_weights_and_prepare_prompts(run: Run, training_step: int) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import ray
 
 from open_instruct.cluster.failures import ComponentDied
+from open_instruct.engines.vllm_engine import EngineCoreLost
 from open_instruct.run.answers import value_of
 from open_instruct.run.health import Health
 from open_instruct.system.signals import Signals
@@ -38,7 +39,8 @@ class Waits:
         watched: Sequence[Any] = (),
         on_poll: Callable[[], None] | None = None,
     ) -> Any:
-        """The values of `refs` (one reference or a list); with `without_dead`, None for an actor that is dead.
+        """The values of `refs` (one reference or a list); with `without_dead`, None for an actor that is dead, and for an engine
+        whose core is.
 
         The references in `watched` are not waited for, but a failure of one of them is raised. `on_poll` is called now and then.
 
@@ -85,7 +87,7 @@ class Waits:
         try:
             return value_of(ref, what)
         except ComponentDied as error:
-            if without_dead and isinstance(error.__cause__, ray.exceptions.RayActorError):
+            if without_dead and isinstance(error.__cause__, (ray.exceptions.RayActorError, EngineCoreLost)):
                 return None
             if lost := self._health.lost_nodes():
                 raise ComponentDied(lost) from error

@@ -15,7 +15,15 @@ import pytest
 from conftest import TIMEOUT_S
 
 from open_instruct.cluster import process_watch
-from open_instruct.cluster.process_watch import RUN_MARK, ProcessWatch, Stopped, find_stopped, kill_marked, marked
+from open_instruct.cluster.process_watch import (
+    RUN_MARK,
+    ProcessWatch,
+    RayWatch,
+    Stopped,
+    find_stopped,
+    kill_marked,
+    marked,
+)
 
 pytestmark = pytest.mark.extended
 
@@ -129,6 +137,24 @@ def test_a_dead_process_is_not_a_stopped_one() -> None:
     assert find_stopped([process.pid]) == []  # a zombie
     process.wait()
     assert find_stopped([process.pid]) == []
+
+
+def test_a_process_of_ray_that_ends_while_it_is_looked_at_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the thread that looks would end of it, and nobody would look any more."""
+    watch = RayWatch({"Ray's raylet": os.getpid()}, "no-such-mark", limit_s=12.0)
+    ends: list[str] = []
+
+    def end(cause: str) -> None:
+        ends.append(cause)
+        watch.stop()
+
+    def status(process: psutil.Process) -> str:
+        raise psutil.NoSuchProcess(process.pid)
+
+    monkeypatch.setattr(watch, "_end", end)
+    monkeypatch.setattr(psutil.Process, "status", status)
+    watch.run()
+    assert ends == [f"Ray's raylet (process {os.getpid()}) is gone"]
 
 
 def test_marked_processes_end_even_if_they_are_stopped() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from open_instruct.engines.control_calls import ControlCalls
+from open_instruct.engines.vllm_engine import EngineCoreLost
 
 
 def served_calls(timeout_s: float = 30.0) -> ControlCalls:
@@ -69,6 +70,6 @@ def test_callers_that_wait_when_the_engine_thread_ends_are_told_at_once() -> Non
         while not calls:
             pass
         calls.close()
-        with pytest.raises(RuntimeError, match=r"^engine 3 has stopped$"):
+        with pytest.raises(EngineCoreLost, match=r"^engine 3 has stopped$"):
             answer.result(timeout=10)
     assert calls.run(lambda: 7) == 7

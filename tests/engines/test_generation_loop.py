@@ -245,6 +245,32 @@ def test_a_request_that_is_given_up_on_its_way_into_the_engine_is_aborted(stage:
     assert not one.vllm.has_unfinished_requests()
 
 
+def test_a_request_that_vllm_refuses_costs_its_rollout_and_not_the_engine(stage: MakeStage) -> None:
+    from vllm.exceptions import VLLMValidationError
+
+    def refuse() -> None:
+        raise VLLMValidationError("Token id 1000000 is out of vocabulary")
+
+    one = stage(never)
+    one.vllm.before_add = refuse
+    one.issue()
+    one.step_until(lambda: one.results)
+    assert one.results[0].error == "refused by vLLM: Token id 1000000 is out of vocabulary"
+    assert not one.work.has_requests
+    assert not one.errors
+
+
+def test_an_engine_that_cannot_take_requests_ends(stage: MakeStage) -> None:
+    def die() -> None:
+        raise RuntimeError("EngineCore encountered an issue")
+
+    one = stage(never)
+    one.vllm.before_add = die
+    one.work.submit("train-0/0", np.array([1], np.int32), sampling(LONG))
+    with pytest.raises(RuntimeError, match="EngineCore"):
+        one.loop.tick()
+
+
 def test_an_engine_that_ends_gives_no_answers_to_rollouts_that_are_under_way(stage: MakeStage) -> None:
     one = stage(never)
     one.issue()
@@ -271,6 +297,27 @@ def test_an_engine_does_not_sleep_while_a_rollout_waits_for_a_tool(stage: MakeSt
     one.slept.clear()
     one.loop.tick()
     assert one.slept == ["has work"]
+
+
+def test_the_sleep_of_an_engine_does_not_count_as_standing_still(
+    stage: MakeStage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request that comes in the sleep waits through a training step. The supervisor would replace the engine when it wakes."""
+    now = time.monotonic()
+    clock = SimpleNamespace(monotonic=lambda: now, perf_counter=time.perf_counter)
+    for module in (generation_loop, held_work):
+        monkeypatch.setattr(module, "time", clock)
+    one = stage(never)
+    one.state.may_step = one.state.shall_generate = False
+    one.work.submit("train-0/0", np.array([7], np.int32), sampling(LONG))
+    for _ in range(3):
+        now += 400.0
+        one.loop.tick()
+    assert one.loop.idle_s == 0.0
+    one.state.shall_generate = True  # awake, and before its first step
+    assert one.loop.idle_s == 0.0
+    now += 7.0
+    assert one.loop.idle_s == 7.0
 
 
 def test_direct_calls_have_a_deadline_of_their_own(stage: MakeStage) -> None:

@@ -52,6 +52,21 @@ def test_a_kept_block_is_known_by_all_tokens_before_it() -> None:
     assert age(account, np.concatenate([ids(4, token=3), ids(4, token=2)]), 8, (6, 1)) == 1
 
 
+def test_blocks_that_the_responses_to_one_prompt_share_are_remembered() -> None:
+    """Of 8 responses the last one finds the prompt in the cache, because the first one has computed it."""
+    account = ages("kept")
+    [*aged] = account.aged(ids(8), 8, [completion((2, 1))] * 8)
+    assert [one.kv_age for one in aged] == [0] * 8
+    assert age(account, ids(12), 8, (9, 1)) == 7
+
+
+def test_a_cached_block_is_no_younger_than_any_request_that_found_it() -> None:
+    account = ages("kept")
+    account.aged(ids(8), 8, [completion((5, 1))])  # who has computed it is still under way, since version 3
+    account.aged(ids(8), 8, [completion((3, 9))])
+    assert age(account, ids(8), 8, (6, 1)) == 3
+
+
 def test_only_the_blocks_that_the_cache_can_hold_are_remembered() -> None:
     account = ages("kept", num_blocks=2)
     age(account, ids(8, token=1), 0, (1, 1))

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from conftest import make_args
+from ray.util.queue import Full
 
 from open_instruct.engines.held_work import HeldWork
 from open_instruct.engines.queue_threads import QueueThreads
@@ -21,9 +22,12 @@ class Pushed:
 
     def __init__(self) -> None:
         self.calls: list[list[str]] = []
+        self.is_full = False
 
     def put(self, results: list[Any], timeout: float) -> None:
-        del timeout
+        if self.is_full:
+            time.sleep(timeout / 100)
+            raise Full
         self.calls.append([result.prompt_id for result in results])
 
 
@@ -74,6 +78,26 @@ def test_a_group_does_not_wait_long_for_others() -> None:
         busy.finish("a")
         assert comes_true(lambda: busy.pushed.calls == [["a"]])
         assert comes_true(lambda: busy.work.prompt_ids == ["b", "c"])
+
+
+def test_what_is_finished_leaves_an_engine_that_ends() -> None:
+    with pusher(gather_s=30.0) as busy:
+        busy.finish("a")
+        time.sleep(0.05)
+        assert busy.pushed.calls == []  # it waits for the others
+        busy.threads.stop()
+        assert comes_true(lambda: busy.pushed.calls == [["a"]])
+
+
+def test_a_full_queue_does_not_keep_an_engine_from_ending() -> None:
+    with pusher(gather_s=30.0) as busy:
+        busy.pushed.is_full = True
+        for prompt_id in "abc":
+            busy.finish(prompt_id)
+        busy.threads.stop()
+        [thread] = busy.threads._running
+        thread.join(5.0)
+        assert not thread.is_alive()
 
 
 @pytest.mark.parametrize(

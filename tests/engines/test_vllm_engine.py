@@ -4,8 +4,10 @@ import threading
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
+from open_instruct.data_types import Completion
 from open_instruct.engines.vllm_engine import EngineCoreLost, VLLMEngine
 
 
@@ -56,3 +58,19 @@ def test_tokens_in_the_cache_are_what_vllm_says(said: int | None, tokens: int) -
     cache = SimpleNamespace(num_gpu_blocks=10, block_size=16, kv_cache_size_tokens=said)
     played = engine(vllm_config=SimpleNamespace(cache_config=cache))
     assert played.kv_cache_tokens == tokens
+
+
+def test_a_cache_that_was_emptied_has_no_old_blocks() -> None:
+    """As before each sleep, also where new weights leave the cache as it is."""
+    cache = SimpleNamespace(num_gpu_blocks=10, block_size=4, enable_prefix_caching=True)
+    played = engine(vllm_config=SimpleNamespace(cache_config=cache), reset_prefix_cache=lambda _: True)
+    ages = played.kv_ages(keeps_cache=True)
+
+    def age_of_second(version: int) -> int | None:
+        said = Completion(np.array([9], np.int32), np.zeros(1, np.float32), "stop", [(version, 1)])
+        return ages.aged(np.ones(8, np.int32), 8, [said, said])[1].kv_age
+
+    age_of_second(2)
+    assert age_of_second(5) == 3
+    played.reset_prefix_cache()
+    assert age_of_second(6) == 0

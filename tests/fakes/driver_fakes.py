@@ -5,6 +5,7 @@ What the driver itself does is real: the step loop, the trainer, the synchronize
 
 import json
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -123,6 +124,9 @@ class PlayedController:
         version, self.evaluating = self.evaluating, None
         return {"eval/pass_at_1": version / 100}
 
+    def give_up_evaluation(self) -> None:
+        self.evaluating = None
+
     def describe_progress(self) -> str:
         return ""
 
@@ -232,9 +236,19 @@ class PlayedComponents:
         self.waits: list[str] = []
         self.limits: dict[str, str] = {}
         """By what was waited for, the option that a message names when it takes too long."""
+        self.engines_die_during = ""
+        """What is waited for when all engines die. Their replacements are there at once."""
 
     def wait(
-        self, refs: Any, *, what: str, timeout_s: float, limit: str = "", interruptible: bool = False, **_: Any
+        self,
+        refs: Any,
+        *,
+        what: str,
+        timeout_s: float,
+        limit: str = "",
+        interruptible: bool = False,
+        on_poll: Callable[[], None] = lambda: None,
+        **_: Any,
     ) -> Any:
         assert timeout_s > 0
         self.limits[what] = limit
@@ -245,6 +259,11 @@ class PlayedComponents:
                 self._happens()
         if interruptible:
             self.signals.raise_if_received()
+        if what == self.engines_die_during:
+            for number in range(len(self.supervisor.engines)):
+                self.supervisor.replace(number, "died")
+                self.supervisor.load(number)
+        on_poll()
         return refs
 
     def _happens(self) -> None:

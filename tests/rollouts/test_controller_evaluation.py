@@ -182,6 +182,19 @@ def test_evaluation_that_took_too_long_is_given_up_before_that_of_another_versio
     assert play.controller.status()["prompts"]["issued"] == 2 * NUM_PROMPTS
 
 
+def test_whoever_waits_for_an_evaluation_that_is_given_up_is_told_at_once(make_play: MakePlay) -> None:
+    """Each call that waits keeps a thread of the controller, and it has 16."""
+    play = make_play(eval_timeout_s=1000 * TIMEOUT_S)
+    play.start()
+    with ThreadPoolExecutor(1) as caller:
+        evaluation = caller.submit(play.controller.eval, 0)
+        play.deliver(play.answer(next(request for request in play.receive(3 + NUM_PROMPTS) if request.is_eval)))
+        play.controller.give_up_evaluation()
+        with pytest.raises(TimeoutError, match=r"^evaluation: [01] of 3 results when it was given up; "):
+            evaluation.result(TIMEOUT_S)
+    play.controller.start_evaluation(0)
+
+
 def test_evaluation_of_another_version_begins_without_new_weights_for_training(make_play: MakePlay) -> None:
     """A loop of the user's own may evaluate what it never trains on."""
     play = make_play(eval_timeout_s=QUIET_S)

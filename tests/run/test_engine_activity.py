@@ -55,3 +55,18 @@ def test_shares_and_rates_are_those_since_the_last_call(monkeypatch: pytest.Monk
         "memory/engines_released_bytes": 200,
     }
     assert activity.metrics({}) == {}
+
+
+def test_an_engine_that_has_computed_for_longer_than_the_one_before_it_is_another_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The one before it had made its tokens in a short life."""
+    clock = SimpleNamespace(now=10.0)
+    monkeypatch.setattr(engine_activity, "ray", PlayedRay())
+    monkeypatch.setattr(engine_activity, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    activity = EngineActivity()
+    activity.metrics({0: engine(inventory(1.0, 500)), 1: engine(inventory(1.0, 500))})
+    clock.now = 20.0
+    metrics = activity.metrics({0: engine(inventory(9.0, 100)), 1: engine(inventory(6.0, 700))})
+    assert metrics["engines/busy_share"] == 0.5
+    assert metrics["engines/tokens_per_second"] == 20.0

@@ -9,7 +9,7 @@ from conftest import make_args
 from driver_fakes import FakeSupervisor
 
 from open_instruct.cluster.failures import DO_NOT_FIT, ComponentDied, WeightsDiffer
-from open_instruct.engines.engine_client import UpdateReport
+from open_instruct.engines.engine_client import HELD_UP, UpdateReport
 from open_instruct.run.device_sharing import DeviceSharing
 from open_instruct.run.parameter_synchronizer import ParameterSynchronizer
 from open_instruct.system.signals import Signals
@@ -29,6 +29,8 @@ class Play:
         self.dying: set[int] = set()
         self.loading: set[int] = set()
         """Replacements that become ready while the next update is under way."""
+        self.in_one_group = False
+        """Whether each update goes to all that are connected, as in a collective."""
         self.manager = SimpleNamespace(rollout_engines=engines)
         self.sharing = DeviceSharing()
         self.signals = Signals()
@@ -56,6 +58,8 @@ class Play:
         return [self.unreachable.pop(0) if self.unreachable else {}]
 
     def update(self, version: int, engines: list[int]) -> list[UpdateReport]:
+        if self.in_one_group:
+            engines = list(self.connected[-1])
         self.sent.append((version, list(engines)))
         failures = {n: why for n, why in (self.attempts.pop(0) if self.attempts else {}).items() if n in engines}
         confirmed = {number: version for number in engines if number not in failures}
@@ -329,3 +333,63 @@ def test_where_no_engine_serves_yet_those_held_up_are_replaced_too() -> None:
     play.unreachable = [{1: "did not answer ready"}]
     play.sync.sync(0)
     assert [number for number, _ in play.supervisor.replaced] == [1, 0]
+
+
+def test_a_replacement_that_becomes_ready_in_the_last_attempt_is_not_replaced() -> None:
+    """It was sent nothing yet, so it has failed at nothing."""
+    play = Play({1: "deaf"}, num_engines=3, max_sync_retries=0).start()
+    play.supervisor.replace(0, "died")
+    play.loading = {0}
+    play.sync_trained(4)
+    assert play.supervisor.replaced == [(0, "died"), (1, "did not take version 4: deaf")]
+    assert list(play.supervisor.serving) == [2]
+    play.sync.give_weights_to_newcomers()
+    assert play.sync.versions == {0: 4, 2: 4}
+
+
+def test_what_made_an_engine_fail_is_not_held_against_its_replacement() -> None:
+    play = Play({0: "deaf", 1: "ActorDiedError"}, {0: "deaf"}, max_sync_retries=1).start()
+
+    def check() -> None:  # engine 1 is found dead after the first attempt; its replacement is ready after the last
+        if len(play.sent) == 1:
+            play.supervisor.replace(1, "died")
+        elif not play.supervisor.ready:
+            play.supervisor.load(1)
+
+    play.health.check = check
+    play.sync_trained(4)
+    assert play.supervisor.replaced == [(1, "died"), (0, "did not take version 4: deaf")]
+    assert play.supervisor.ready == {1: "engine 1 again"}
+
+
+def test_engines_in_a_collective_that_breaks_off_get_weights_again_although_they_had_them() -> None:
+    """Otherwise they would generate nothing until the next update, because they have begun one that never ended."""
+    play = Play(num_engines=3).start()
+    play.in_one_group = True
+    play.sync_trained(3)
+    play.supervisor.replace(2, "died")
+    play.supervisor.load(2)
+    play.attempts = [{0: HELD_UP, 1: HELD_UP, 2: "update_weights: ActorDiedError"}]
+
+    def check() -> None:
+        if len(play.sent) == 2:
+            play.supervisor.replace(2, "died")
+
+    play.health.check = check
+    play.sync.give_weights_to_newcomers()
+    assert play.sent[1:] == [(3, [0, 1, 2]), (3, [0, 1])]
+    assert play.sync.versions == {0: 3, 1: 3}
+
+
+def test_an_engine_that_has_the_version_and_cannot_be_reached_is_replaced_in_the_end() -> None:
+    """It holds up the replacement of another engine. Otherwise attempts would never end."""
+    play = Play(max_sync_retries=1).start()
+    play.in_one_group = True
+    play.sync_trained(3)
+    play.supervisor.replace(1, "died")
+    play.supervisor.load(1)
+    play.unreachable = [{0: "did not answer ready"}] * 2
+    play.sync.give_weights_to_newcomers()
+    assert play.supervisor.replaced == [(1, "died"), (0, "did not take version 3: did not answer ready")]
+    assert play.sync.versions == {1: 3}
+    assert list(play.supervisor.serving) == [1]

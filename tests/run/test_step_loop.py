@@ -197,6 +197,19 @@ def test_at_the_end_engines_on_shared_devices_that_gave_way_are_not_asked_again(
     assert turns.taken_over == 1
 
 
+@pytest.mark.parametrize(("version", "evaluated"), [(2, [4, 6]), (6, [2, 4, 6])])
+def test_an_evaluation_goes_on_with_new_engines_while_the_learners_have_its_weights(
+    tmp_path: Path, version: int, evaluated: list[int]
+) -> None:
+    """As after the last step. While step 3 is trained, nobody has the weights of version 2 any more."""
+    run = played_run(tmp_path)
+    run.components.engines_die_during = f"the evaluation of version {version}"
+    assert go(run) == 0
+    assert evaluated_steps(tmp_path) == evaluated
+    assert run.components.supervisor.serving == {0: "engine 0 again", 1: "engine 1 again"}
+    assert_nothing_is_lost_or_repeated(tmp_path)
+
+
 # --- what a resumed run repeats ---------------------------------------------------------------------------------------
 
 

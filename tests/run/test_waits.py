@@ -8,6 +8,7 @@ import ray.exceptions
 from component_fakes import components_of
 
 from open_instruct.cluster.failures import ComponentDied
+from open_instruct.engines.vllm_engine import EngineCoreLost
 from open_instruct.run import answers, waits
 
 
@@ -53,3 +54,29 @@ def test_after_a_signal_no_engine_is_replaced(monkeypatch: pytest.MonkeyPatch) -
     components.signals.received = signal.SIGTERM
     assert components.wait("the step", what="step 3", timeout_s=1.0) == "done"
     assert replaced == ["an engine"]
+
+
+@pytest.mark.parametrize(
+    "died",
+    [
+        ray.exceptions.ActorDiedError(),
+        ray.exceptions.RayTaskError("wake_up", "a traceback", EngineCoreLost("it died")).as_instanceof_cause(),
+    ],
+)
+def test_devices_are_handed_over_without_an_engine_whose_actor_or_core_died(
+    monkeypatch: pytest.MonkeyPatch, died: Exception
+) -> None:
+    """The supervisor replaces it. On GPU the core is a process of its own, which the kernel may kill alone."""
+
+    def get(ref: str, **_: object) -> int:
+        if ref == "dead":
+            raise died
+        return 10
+
+    monkeypatch.setattr(waits.ray, "wait", lambda refs, **_: (refs, []))
+    monkeypatch.setattr(answers.ray, "get", get)
+    components = components_of()
+    refs = ["dead", "alive"]
+    assert components.wait(refs, what="engines: onload", timeout_s=1.0, without_dead=True) == [None, 10]
+    with pytest.raises(ComponentDied):
+        components.wait(refs, what="engines: onload", timeout_s=1.0)
