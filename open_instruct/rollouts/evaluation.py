@@ -25,6 +25,14 @@ from open_instruct.workflows.base import Workflow
 logger = logging.getLogger(__name__)
 
 
+PREFIX = "eval-"
+"""Of the ids of evaluation prompts."""
+
+
+def is_of_evaluation(prompt_id: str) -> bool:
+    return prompt_id.startswith(PREFIX)
+
+
 class Evaluation:
     """The evaluation of one version. Not thread-safe: the controller's lock guards it.
 
@@ -50,7 +58,7 @@ class Evaluation:
         self._left_out: dict[int, UnscoredGroup] = {}
 
     def prompt_id(self, row: int) -> str:
-        return f"eval-{self.version}-{row}"
+        return f"{PREFIX}{self.version}-{row}"
 
     def next_row(self) -> int | None:
         """The next prompt to give to the engines; None while none waits."""

@@ -23,6 +23,7 @@ from open_instruct.cluster.failures import ComponentDied, root_cause
 from open_instruct.cluster.node_watch import LostNode
 from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.report.component_log import components
+from open_instruct.rollouts.evaluation import is_of_evaluation
 from open_instruct.system.work_threads import POLL_S
 
 if TYPE_CHECKING:
@@ -101,6 +102,8 @@ class EngineSupervisor:
         """When an engine was last seen to receive weights. `--engine_stall_timeout_s` counts from then."""
         self.needs_weights: set[int] = set()
         """Engines that have prompts to wake up for, but discarded their weights when they fell asleep (level 2)."""
+        self.needs_weights_to_evaluate: set[int] = set()
+        """Those of them whose prompts are of an evaluation."""
         self.num_restarts = 0
         self.num_recovered_prompts = 0
 
@@ -177,6 +180,8 @@ class EngineSupervisor:
         self._starting.pop(number, None)
         self._inventory.pop(number, None)
         self._updating_at.pop(number, None)
+        self.needs_weights.discard(number)
+        self.needs_weights_to_evaluate.discard(number)
         ray.kill(self._engines[number])
         if served:
             self._recover_prompts()
@@ -258,6 +263,8 @@ class EngineSupervisor:
     def _judge(self, number: int, inventory: dict[str, Any]) -> str:
         if inventory["needs_weights"]:
             self.needs_weights.add(number)
+            if any(map(is_of_evaluation, inventory["held"])):
+                self.needs_weights_to_evaluate.add(number)
         now = time.monotonic()
         if inventory["state"] == "updating":
             # An engine need not step during an update. If the update takes too long, the synchronizer replaces the engine.

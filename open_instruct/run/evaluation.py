@@ -69,7 +69,8 @@ def maybe_evaluate(run: Run) -> bool:
             )
         except NobodyServes:
             logger.error(
-                "the evaluation of version %d is lost: no engine is left with those weights", run.evaluation_of
+                "the evaluation of version %d is lost: its prompts are left without an engine that has those weights",
+                run.evaluation_of,
             )
             run.components.manager.controller.give_up_evaluation.remote()
             run.evaluation_of = None
@@ -91,13 +92,15 @@ def maybe_evaluate(run: Run) -> bool:
 
 
 class NobodyServes(Exception):
-    """All engines are being started again, and will have other weights than those that are evaluated."""
+    """An evaluation cannot end: those that have its prompts will have other weights than those that are evaluated."""
 
 
 def keep_it_going(run: Run) -> None:
     """While the learners have the weights that are evaluated, as after the last step, replacements of engines get them too.
-    Otherwise raises `NobodyServes` once no engine is left with these weights."""
+    Otherwise raises `NobodyServes` once no engine is left with these weights, or one has prompts of the evaluation and has
+    discarded the weights in its sleep."""
+    supervisor = run.components.supervisor
     if run.progress.training_step == run.evaluation_of:
         give_weights_to_newcomers(run)
-    elif not run.components.supervisor.serving:
+    elif not supervisor.serving or supervisor.needs_weights_to_evaluate:
         raise NobodyServes

@@ -108,6 +108,7 @@ class ParameterSynchronizer:
         for number in self._supervisor.needs_weights:
             self._versions.pop(self._members().get(number), None)
         self._supervisor.needs_weights.clear()
+        self._supervisor.needs_weights_to_evaluate.clear()
         if self._components.sharing.is_exclusive:  # every engine sleeps meanwhile, and level-2 sleep discards weights
             self._versions.clear()
         return self.sync(self._held_version()).version

@@ -45,6 +45,7 @@ class FakeSupervisor:
         self.num_restarts = 0
         self.has_begun = False
         self.needs_weights: set[int] = set()
+        self.needs_weights_to_evaluate: set[int] = set()
         self.restarts_left = 10
 
     def serve(self, numbers: list[int]) -> None:
@@ -238,6 +239,8 @@ class PlayedComponents:
         """By what was waited for, the option that a message names when it takes too long."""
         self.engines_die_during = ""
         """What is waited for when all engines die. Their replacements are there at once."""
+        self.prompts_come_to_a_sleeper_during = ""
+        """What is waited for when engine 1, which has discarded its weights, gets prompts of an evaluation."""
 
     def wait(
         self,
@@ -263,6 +266,9 @@ class PlayedComponents:
             for number in range(len(self.supervisor.engines)):
                 self.supervisor.replace(number, "died")
                 self.supervisor.load(number)
+        if what == self.prompts_come_to_a_sleeper_during:
+            self.supervisor.needs_weights.add(1)
+            self.supervisor.needs_weights_to_evaluate.add(1)
         on_poll()
         return refs
 

@@ -210,6 +210,20 @@ def test_an_evaluation_goes_on_with_new_engines_while_the_learners_have_its_weig
     assert_nothing_is_lost_or_repeated(tmp_path)
 
 
+@pytest.mark.parametrize(("version", "evaluated"), [(2, [4, 6]), (6, [2, 4, 6])])
+def test_an_evaluation_does_not_wait_for_an_engine_that_has_discarded_its_weights(
+    tmp_path: Path, version: int, evaluated: list[int]
+) -> None:
+    """It would wait until `--eval_timeout_s` ends the run. The learners give the weights of version 6 to the engine again."""
+    run = played_run(tmp_path)
+    run.components.prompts_come_to_a_sleeper_during = f"the evaluation of version {version}"
+    assert go(run) == 0
+    assert evaluated_steps(tmp_path) == evaluated
+    assert not run.components.supervisor.needs_weights
+    assert not run.components.supervisor.needs_weights_to_evaluate
+    assert_nothing_is_lost_or_repeated(tmp_path)
+
+
 # --- what a resumed run repeats ---------------------------------------------------------------------------------------
 
 

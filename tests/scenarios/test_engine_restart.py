@@ -306,6 +306,15 @@ def test_after_an_update_an_engine_has_the_whole_limit_for_its_next_step(monkeyp
     assert "took no step for 301 s" in supervisor._judge(0, {**inventory, "state": "serving", "idle_s": 801.0})
 
 
+def test_an_engine_that_sleeps_without_weights_says_whether_an_evaluation_waits_for_it() -> None:
+    supervisor = EngineSupervisor(make_args(), [], None, lambda _: None)  # type: ignore[arg-type]
+    inventory = {"needs_weights": True, "state": "asleep", "idle_s": 0.0}
+    assert supervisor._judge(0, {**inventory, "held": ["train-1"]}) == ""
+    assert supervisor._judge(1, {**inventory, "held": ["train-2", "eval-4-0"]}) == ""
+    assert supervisor.needs_weights == {0, 1}
+    assert supervisor.needs_weights_to_evaluate == {1}
+
+
 def test_a_replacement_that_does_not_come_up_is_replaced_until_no_restart_is_left(stage: Callable[..., Stage]) -> None:
     play = stage({}, {}, {"fails_on": "ready"}, {"hangs_on": "ready"}, init_timeout_s=2.0, max_engine_restarts=2)
     play.supervisor.serve([0, 1])
