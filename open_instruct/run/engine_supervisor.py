@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 
 from open_instruct.cluster import bundles
-from open_instruct.cluster.failures import ComponentDied, root_cause
+from open_instruct.cluster.failures import ComponentDied, failure_of, root_cause
 from open_instruct.cluster.node_watch import LostNode
 from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.report.component_log import components
@@ -294,4 +294,4 @@ class EngineSupervisor:
         except ray.exceptions.GetTimeoutError as error:
             raise ComponentDied(f"{what}: no answer in {timeout_s:g} s") from error
         except ray.exceptions.RayError as error:
-            raise ComponentDied(f"{what} failed: {root_cause(error)}") from error
+            raise ComponentDied(failure_of(what, error)) from error
