@@ -73,9 +73,10 @@ def _problem(tried: Callable[[], None], function: Callable[..., Any]) -> str:
     except Exception as error:  # whatever a user's function raises
         file = function.__code__.co_filename if hasattr(function, "__code__") else None
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+        failure = ": ".join(filter(None, [f"it fails: {type(error).__name__}", str(error)]))
         if lines:
-            return f"it fails: {type(error).__name__}: {error} ({file}, line {lines[-1]})"
-        return str(error) if isinstance(error, ValueError) else f"it fails: {type(error).__name__}: {error}"
+            return f"{failure} ({file}, line {lines[-1]})"
+        return str(error) if isinstance(error, ValueError) else failure
     return ""
 
 
