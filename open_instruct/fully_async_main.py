@@ -9,10 +9,17 @@ docs/source_systems.md.
 """
 
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 if sys.path and Path(sys.path[0]).resolve() == Path(__file__).resolve().parent:
     del sys.path[0]  # run as a script, this folder would shadow top-level modules of the same names
+if not (find_spec("open_instruct") and find_spec("ray")):
+    print(
+        f"{sys.executable} lacks the packages of this project. Do `source .venv/bin/activate`, which", file=sys.stderr
+    )
+    print("`bash scripts/setup_cpu.sh` or `bash scripts/setup_gpu.sh` has made.", file=sys.stderr)
+    raise SystemExit(2)
 
 import importlib
 import os
