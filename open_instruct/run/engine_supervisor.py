@@ -11,6 +11,7 @@ has noticed. On shared devices a replacement waits until the learners have given
 
 import logging
 import math
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -222,7 +223,7 @@ class EngineSupervisor:
         try:
             ray.get(future, timeout=ANSWER_S)
         except ray.exceptions.RayError as error:
-            return root_cause(error)
+            return re.sub(r"^engine \d+ failed: ", "", root_cause(error))  # whoever asks names the engine
         return ""
 
     def _not_starting(self) -> dict[int, str]:

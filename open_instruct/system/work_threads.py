@@ -55,7 +55,7 @@ class WorkThreads:
     def raise_error(self) -> None:
         """Raises `ThreadFailed` if a thread has failed."""
         if self._error is not None:
-            text = f"{type(self._error).__name__}: {self._error}"
+            text = ", ".join([f"{type(self._error).__name__}: {self._error}", *getattr(self._error, "__notes__", [])])
             raise ThreadFailed(f"{self._owner} failed: {text}") from self._error
 
     def wait_for(self, condition: Callable[[], Any], timeout_s: float | None = None) -> bool:
