@@ -9,10 +9,17 @@ docs/source_systems.md.
 """
 
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 if sys.path and Path(sys.path[0]).resolve() == Path(__file__).resolve().parent:
     del sys.path[0]  # run as a script, this folder would shadow top-level modules of the same names
+if not (find_spec("open_instruct") and find_spec("ray")):
+    print(
+        f"{sys.executable} lacks the packages of this project. Do `source .venv/bin/activate`, which", file=sys.stderr
+    )
+    print("`bash scripts/setup_cpu.sh` or `bash scripts/setup_gpu.sh` has made.", file=sys.stderr)
+    raise SystemExit(2)
 
 import importlib
 import os
@@ -37,6 +44,7 @@ from open_instruct.system.masking import mask_tracebacks
 from open_instruct.workflows.conversations.options import with_implied_workflow
 
 PROGRAM = "fully_async_main.py"
+LISTED = "`python open_instruct/grpo_fast.py --help` lists all options."
 MOST_NODES = 100_000
 SPECIAL_KEYS = {
     "async_training": ("sync_timeout", "alerts", "monitor"),
@@ -78,7 +86,7 @@ def compose(argv: Sequence[str]) -> dict[str, Any]:
         UsageError: the file cannot be read or an override does not fit it.
     """
     return yaml_door.compose(
-        Door(PROGRAM, __doc__, "fully_async", "section.key=value", _option_names, _may_be_new), argv
+        Door(PROGRAM, __doc__, "fully_async", "section.key=value", _option_names, LISTED, _may_be_new), argv
     )
 
 
@@ -152,7 +160,8 @@ def _flatten(
             if key in SPECIAL_KEYS.get(section, ()):
                 continue
             if key not in options:
-                mistakes.append(f"{place}: {unknown_key(str(key), [*options, *SPECIAL_KEYS.get(section, ())])}")
+                known = [*options, *SPECIAL_KEYS.get(section, ())]
+                mistakes.append(f"{place}: {unknown_key(str(key), known, LISTED)}")
             elif key in where:
                 mistakes.append(f"{place}: {where[key]} says the same. Keep one of them.")
             else:

@@ -12,10 +12,17 @@ The loop itself is `run/step_loop.py`. The other door to it is `fully_async_main
 """
 
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 if sys.path and Path(sys.path[0]).resolve() == Path(__file__).resolve().parent:
     del sys.path[0]  # run as a script, this folder would shadow top-level modules of the same names
+if not (find_spec("open_instruct") and find_spec("ray")):
+    print(
+        f"{sys.executable} lacks the packages of this project. Do `source .venv/bin/activate`, which", file=sys.stderr
+    )
+    print("`bash scripts/setup_cpu.sh` or `bash scripts/setup_gpu.sh` has made.", file=sys.stderr)
+    raise SystemExit(2)
 
 import logging
 import os
@@ -24,7 +31,7 @@ from collections.abc import Callable, Sequence
 from open_instruct.cluster.failures import ComponentDied, WeightsDiffer, root_cause
 from open_instruct.config.checks import collect_mistakes
 from open_instruct.config.cli import UsageError, fail_with, parse_args, read_lists
-from open_instruct.config.extensions import MODULE_OPTIONS, config_class_with, plain_config
+from open_instruct.config.extensions import MODULE_OPTIONS, config_class_with, plain_config, unused_modules
 from open_instruct.config.foreign_options import ForeignOptions
 from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.config.model_checks import with_attention_that_fits
@@ -96,7 +103,7 @@ def _run_alone(args: GRPOConfig, inputs: "RunInputs", roles: Roles) -> int:
             "--send_slack_alerts: nobody will be told, because the environment has no %s", " or ".join(ADDRESSES)
         )
     logger.info("%s", inputs.template.text)
-    for warning in inputs.template_warnings:
+    for warning in inputs.warnings:
         logger.warning("%s", warning)
     for report in inputs.reports:
         log.data(report.num_rows, num_overlong=report.num_overlong, num_excluded=report.num_excluded)
@@ -157,8 +164,8 @@ def settled(args: GRPOConfig) -> GRPOConfig:
     """Checked options as every process reads them: those of the user's modules as plain values, and attention as the model needs
     it."""
     args, told = with_attention_that_fits(plain_config(args))
-    if told:
-        tell(told)
+    for text in [*unused_modules(args), *([told] if told else [])]:
+        tell(text)
     return args
 
 

@@ -31,7 +31,15 @@ from open_instruct.engines.openai_client import ServedModel, ServerProblem, find
 from open_instruct.engines.server_keys import key_headers
 from open_instruct.rc.actor_loop import Phase, RCActorLoop, RunFailed
 from open_instruct.rc.evaluation import evaluate, format_comparison
-from open_instruct.rc.options import RCOptions, RunOptions, SamplingOptions, option_keys, read_options, split_urls
+from open_instruct.rc.options import (
+    LISTED,
+    RCOptions,
+    RunOptions,
+    SamplingOptions,
+    option_keys,
+    read_options,
+    split_urls,
+)
 from open_instruct.rc.statistics import RolloutStatistics, format_rollout_table
 from open_instruct.rc.stream import NotAStream, StreamWriter, read_trajectories, resume_stream
 from open_instruct.rc.worker import load_dotted
@@ -47,7 +55,7 @@ from open_instruct.workflows.rc.types import Problem
 logger = logging.getLogger("open_instruct.rc_actor")
 
 PROGRAM = "rc_actor.py"
-DOOR = Door(PROGRAM, __doc__, "rc_base", "section.key=value", option_keys)
+DOOR = Door(PROGRAM, __doc__, "rc_base", "section.key=value", option_keys, LISTED)
 EVALUATION = "eval"
 """Name of the stream of an evaluation."""
 

@@ -3,6 +3,7 @@
 import importlib
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -25,6 +26,18 @@ def test_names_that_users_write_lead_to_the_code(name: str, module: str) -> None
     found = getattr(importlib.import_module(door), wanted)
     target = importlib.import_module(module)
     assert found is getattr(target, wanted)
+
+
+@pytest.mark.parametrize("door", ["grpo_fast.py", "fully_async_main.py"])
+def test_a_python_without_the_packages_is_told_where_they_are(door: str) -> None:
+    """`-S`: without what is installed. As a user starts it who has not activated the environment."""
+    path = Path(__file__).parents[1] / "open_instruct" / door
+    done = subprocess.run(
+        [sys.executable, "-S", "-E", str(path), "--help"], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 2
+    assert "lacks the packages of this project. Do `source .venv/bin/activate`" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_mistakes_are_told_before_torch_is_imported() -> None:

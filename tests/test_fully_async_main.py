@@ -122,7 +122,7 @@ def test_options_of_a_user_s_own_loss_need_no_plus(tmp_path: Path, monkeypatch: 
         '    """How strong."""\n\n'
         '@LOSSES.register("yaml_door_loss", options=StrengthOptions)\n'
         "def loss(inputs, options):\n"
-        "    raise NotImplementedError\n"
+        "    return -options.my_strength * inputs.advantages * inputs.new_logprobs, {}\n"
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])

@@ -236,6 +236,8 @@ def test_an_error_of_a_workflow_gives_the_prompt_up_and_many_in_a_row_end_the_en
     error = stage.ended()
     assert isinstance(error, RuntimeError)
     assert isinstance(error.__cause__, AttributeError)
+    assert "no attribute 'problem', in the workflow ReasoningCache (" in str(error)
+    assert str(error).endswith(f"); {MOST_ERRORS_IN_A_ROW} rollouts failed one after another")
 
 
 def test_engine_without_processes_of_its_own_leaves_nobody_to_kill_others(make_stage: MakeStage) -> None:

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from open_instruct.algorithms.kl import MAX_LOG_RATIO
-from open_instruct.registry import Registry
+from open_instruct.algorithms.losses.base import check_shape
+from open_instruct.registry import Entry, Registry
 
 if TYPE_CHECKING:
     import torch
@@ -50,6 +51,20 @@ DistillationLoss = Callable[[TeacherInputs, Any], "tuple[torch.Tensor, torch.Ten
 smaller. Values outside the mask are not used, but must be finite."""
 
 DISTILLATION_LOSSES: Registry[DistillationLoss] = Registry("distillation loss", flag="distillation_loss")
+
+
+def distillation_of_tokens(
+    entry: "Entry[DistillationLoss]", inputs: TeacherInputs, options: Any
+) -> "tuple[torch.Tensor, torch.Tensor]":
+    """What a registered distillation loss gives. Raises `ValueError` if that is no loss and no KL for each token."""
+    result = entry.value(inputs, options)
+    of_loss = f"the distillation loss {entry.name!r}"
+    if not isinstance(result, tuple) or len(result) != 2:
+        raise ValueError(f"{of_loss} must give a pair: the loss and the KL of each token")
+    loss, kl = result
+    check_shape(loss, inputs, of_loss)
+    check_shape(kl, inputs, f"{of_loss}: the KL")
+    return loss, kl
 
 
 @DISTILLATION_LOSSES.register("reverse_kl")

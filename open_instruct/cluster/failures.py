@@ -2,6 +2,8 @@
 
 import ray
 
+from open_instruct.system.work_threads import ThreadFailed
+
 DO_NOT_FIT = "the weights that were sent do not fit the engine's model"
 """Beginning of the message of an engine that has no place for a tensor, or got no tensor for a parameter. A retry fails too."""
 
@@ -20,4 +22,11 @@ def root_cause(error: BaseException) -> str:
         error = error.cause
     text = str(error).strip().splitlines() or [""]
     meaningful = [line.strip() for line in text if line.strip()]
-    return f"{type(error).__name__}: {meaningful[-1] if meaningful else 'no message'}"[:500]
+    last = meaningful[-1] if meaningful else "no message"
+    return (last if isinstance(error, ThreadFailed) else f"{type(error).__name__}: {last}")[:500]
+
+
+def failure_of(what: str, error: BaseException) -> str:
+    """One line that names what failed, and the original cause of the error."""
+    cause = root_cause(error)
+    return cause if cause.startswith(f"{what} failed: ") else f"{what} failed: {cause}"

@@ -14,6 +14,7 @@ from typing import Literal, get_args, get_origin
 from open_instruct.algorithms import denominators
 from open_instruct.algorithms.distillation import DISTILLATION_LOSSES
 from open_instruct.algorithms.losses import LOSSES
+from open_instruct.config.algorithm_checks import own_advantage_can_be_computed, own_losses_can_be_computed
 from open_instruct.config.correction_checks import one_old_policy, rho_bounds_are_in_order
 from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.config.limits import POSITIVE, numbers_are_within_limits
@@ -441,6 +442,8 @@ RULES: tuple[Callable[[GRPOConfig], Iterator[str]], ...] = (
     episodes_fill_a_step,
     mini_batches_are_not_empty,
     options_have_their_entry,
+    own_losses_can_be_computed,
+    own_advantage_can_be_computed,
     workflow_can_use_the_options,
     evaluation_has_data_and_a_time,
     evaluated_responses_differ,

@@ -305,13 +305,13 @@ MOST_MEANT = 8
 """Most options that an abbreviation is told to stand for."""
 
 
-def no_such_option(written: str, names: Sequence[str], *, prefix: str) -> str:
-    """The mistake about an unknown name, with the nearest known name if there is one."""
+def no_such_option(written: str, names: Sequence[str], *, prefix: str, listed: str = "--help lists them all.") -> str:
+    """The mistake about an unknown name, with the nearest known name if there is one, else with `listed`."""
     name = written.strip("-").replace("-", "_").lower()
     if 2 <= len(longer := [one for one in names if name and one.startswith(name)]) <= MOST_MEANT:
         return f"{written}: it could be {' or '.join(f'{prefix}{one}' for one in longer)}. Write it in full."
     near = difflib.get_close_matches(name, names, n=1)
-    cure = f"Did you mean {prefix}{near[0]}?" if near else "--help lists them all."
+    cure = f"Did you mean {prefix}{near[0]}?" if near else listed
     return f"{written}: no such option. {cure}"
 
 

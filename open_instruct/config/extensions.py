@@ -5,7 +5,7 @@
 """
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from open_instruct.algorithms.advantages import ADVANTAGES
@@ -96,6 +96,22 @@ def _registered_by(name: str) -> set[str]:
             if id(entry) not in before or f"{entry.value.__module__}.".startswith(f"{module}."):
                 found.add(registry.what)
     return found
+
+
+def unused_modules(args: GRPOConfig) -> Iterator[str]:
+    """Notes on files of losses, advantages or workflows of which the run uses nothing: an option was probably forgotten."""
+    for option, registries in REGISTRIES.items():
+        for name in getattr(args, option) if option not in CHECKED_LATER else []:
+            module = import_user_module(name).__name__
+            entries = [
+                (registry.flag, entry.name)
+                for registry in registries
+                for entry in registry
+                if f"{entry.value.__module__}.".startswith(f"{module}.")
+            ]
+            if entries and not any(getattr(args, flag) == chosen for flag, chosen in entries):
+                cures = " or ".join(f"--{flag} {chosen}" for flag, chosen in entries)
+                yield f"--{option} {name}: nothing of it is used; {cures} would use it."
 
 
 def plain_config(args: GRPOConfig) -> GRPOConfig:

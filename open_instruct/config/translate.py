@@ -9,12 +9,14 @@ what the launcher was told of the environment. Only the first call of a script i
 Exit code 0, or 2 if the text holds no call of grpo_fast.py.
 """
 
+import argparse
 import itertools
 import re
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from open_instruct.config.foreign_options import (
     BY_VALUE,
@@ -352,7 +354,18 @@ def as_text(words: Sequence[str], notes: dict[str, str], around: Sequence[str] =
 
 
 def main() -> int:
-    script = sys.stdin.read()
+    parser = argparse.ArgumentParser(
+        "python -m open_instruct.config.translate",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("script", nargs="?", default="-", help="the launch script; by default standard input")
+    path = parser.parse_args().script
+    try:
+        script = sys.stdin.read() if path == "-" else Path(path).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        print(f"{path}: it cannot be read ({getattr(error, 'strerror', error)}). Check the path.", file=sys.stderr)
+        return 2
     words = arguments_of(script)
     if words is None:
         print(f"no call of {PROGRAM} in this text. Give a launch script: translate < script.sh", file=sys.stderr)

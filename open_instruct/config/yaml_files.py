@@ -27,6 +27,8 @@ class Door:
     """How an override is written, for messages: `section.key=value`."""
     keys: Callable[[], list[str]]
     """All known keys; the message about an unknown key names the nearest of them."""
+    listed: str
+    """Where all keys stand, for the message about a key that is like none of them."""
     may_be_new: Callable[[str], bool] = lambda key: False
     """Whether an override may give this key although the file lacks it."""
 
@@ -138,7 +140,7 @@ def _as_mistake(door: Door, error: Exception, overrides: Sequence[str], path: Pa
         if f"'{key}'" in str(error) or name in str(error):
             if name in known:
                 return f"{override}: {_first_line(error)}."
-            return f"{override}: {unknown_key(name, sorted(known))}"
+            return f"{override}: {unknown_key(name, sorted(known), door.listed)}"
     return (
         f"{_first_line(error)}. Overrides are written {door.override}."
         if overrides
@@ -155,9 +157,9 @@ def _first_line(error: BaseException) -> str:
     return ": ".join(filter(None, (said, cause)))
 
 
-def unknown_key(key: str, keys: Sequence[str]) -> str:
-    """The mistake about an unknown key, without the key itself."""
-    return no_such_option(key, keys, prefix="").partition(": ")[2]
+def unknown_key(key: str, keys: Sequence[str], listed: str) -> str:
+    """The mistake about an unknown key, without the key itself. `listed` says where all keys stand."""
+    return no_such_option(key, keys, prefix="", listed=listed).partition(": ")[2]
 
 
 NO_SECTION = "(section)."

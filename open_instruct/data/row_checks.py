@@ -312,9 +312,8 @@ def _check_verifier(value: str, rules: RowRules, column: str) -> str:
             raise RowError(
                 f"unknown verifier {name!r:.80}, which --remap_verifier puts in place of {value!r:.80}; {hint}"
             )
-        raise RowError(
-            f"unknown verifier {value!r:.80} in '{column}'; {hint} (--remap_verifier '{value:.80}'=NAME has it scored by NAME)"
-        )
+        cures = f"--remap_verifier '{value:.80}'=NAME has it scored by NAME; --verifier_modules adds one of yours"
+        raise RowError(f"unknown verifier {value!r:.80} in '{column}'; {hint} ({cures})")
     return name
 
 

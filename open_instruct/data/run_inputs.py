@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,8 @@ from open_instruct.data.run_identity import tokenizer_identity
 from open_instruct.data.template_audit import TemplateAudit, audit_template
 from open_instruct.option_text import shown
 from open_instruct.user_modules import UserModuleError
-from open_instruct.verifiers.row_verifiers import checks_of_row
-from open_instruct.verifiers.verifiers import import_verifiers, verifier_names
+from open_instruct.verifiers.row_verifiers import checks_of_row, names_of_verifiers
+from open_instruct.verifiers.verifiers import import_verifiers, unused_modules, verifier_names
 from open_instruct.workflows.base import Workflow
 
 
@@ -37,7 +37,8 @@ class RunInputs:
     tokenizer: dict[str, Any]
     """Identity of the tokenizer; see `run_identity.tokenizer_identity`."""
     template: TemplateAudit
-    template_warnings: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    """On the chat template, and on files of verifiers of which nothing is used."""
 
     @property
     def longest_prompt(self) -> int:
@@ -82,8 +83,17 @@ def load_inputs(args: GRPOConfig) -> tuple[RunInputs | None, list[str]]:
     audit = audit_template(tokenizer)
     prompt = train_dataset[0].raw_query
     warnings = tuple(audit.warnings(wants_form=args.apply_r1_style_format_reward, prompt=prompt))
+    warnings += _notes_on_verifiers(args, [train_dataset, *([eval_dataset] if eval_dataset is not None else [])])
     reports = train_reports + eval_reports
     return RunInputs(train_dataset, eval_dataset, pad_token_id, reports, identity, audit, warnings), []
+
+
+def _notes_on_verifiers(args: GRPOConfig, datasets: Sequence[PromptDataset]) -> tuple[str, ...]:
+    """Of files whose verifiers score nothing: the rows, or `--remap_verifier`, were probably forgotten."""
+    names = {name for dataset in datasets for one in dataset.dataset_names for name in names_of_verifiers(one)}
+    cure = "the column 'dataset' of a row, --default_verifier or --remap_verifier would name one"
+    unused = unused_modules(args.verifier_modules, names)
+    return tuple(f"--verifier_modules {module}: its verifiers score no row; {cure}" for module in unused)
 
 
 def remapped_verifiers(args: GRPOConfig) -> dict[str, str]:

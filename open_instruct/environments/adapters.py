@@ -54,7 +54,8 @@ def environment_class(target: str) -> type[Environment]:
         try:
             return ENVIRONMENTS[target].value
         except UnknownName as error:
-            raise UnknownEnvironment(f"{error}; or name one in a file: my_tools.py:name") from None
+            cure = "or name one in a file: my_tools.py:name; --environment_modules takes files that register some"
+            raise UnknownEnvironment(f"{error}; {cure}") from None
     try:
         module = import_user_module(module_name)
     except UserModuleError as error:

@@ -220,7 +220,8 @@ def mistake_in_config(cls: type[Any], config: Mapping[str, Any]) -> str:
     try:
         inspect.signature(cls).bind(**config)
     except TypeError as error:
-        return f"{error}; {cls.__name__} takes {inspect.signature(cls)}"
+        takes = inspect.signature(cls).replace(return_annotation=inspect.Signature.empty)
+        return f"{error}; {cls.__name__} takes {takes}"
     except ValueError:  # a class without a signature in Python
         return ""
     return ""

@@ -8,8 +8,13 @@ import torch
 
 from open_instruct.algorithms.corrections import RhoOptions, compute_rho_correction, off_policy_sequence_mask
 from open_instruct.algorithms.denominators import SEQUENCE, Scales
-from open_instruct.algorithms.distillation import DISTILLATION_LOSSES, TeacherInputs, importance_weights
-from open_instruct.algorithms.losses import LOSSES, LossInputs
+from open_instruct.algorithms.distillation import (
+    DISTILLATION_LOSSES,
+    TeacherInputs,
+    distillation_of_tokens,
+    importance_weights,
+)
+from open_instruct.algorithms.losses import LOSSES, LossInputs, losses_of_tokens
 from open_instruct.algorithms.mismatch import logprob_difference_sums
 from open_instruct.algorithms.objective import compute_objective, make_loss_inputs, weights_of_sequences
 from open_instruct.config.grpo_config import GRPOConfig
@@ -70,7 +75,7 @@ class PolicyLoss:
         distillation, teacher_sums = self._distillation(tensors, inputs, top_logprobs)
         loss, sums = compute_objective(
             inputs,
-            lambda inputs: self._loss_fn.value(inputs, self._loss_options),
+            lambda inputs: losses_of_tokens(self._loss_fn, inputs, self._loss_options),
             beta=args.beta * scales.kl,
             kl_estimator=args.kl_estimator,
             weights=weights,
@@ -168,7 +173,8 @@ class PolicyLoss:
         sampled, top_ids, teacher_top = (
             tensors[name][:, 1:] for name in ("query_responses", "teacher_top_ids", "teacher_top_logprobs")
         )
-        loss, kl = self._distillation_loss.value(
+        loss, kl = distillation_of_tokens(
+            self._distillation_loss,
             TeacherInputs(
                 new_top_logprobs=top_logprobs,
                 teacher_top_logprobs=teacher_top,

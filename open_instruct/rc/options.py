@@ -190,6 +190,7 @@ class RCOptions:
         )
 
 
+LISTED = "conf/rc_base.yaml holds every key."
 NAMES = ("train_dataset_names", "test_dataset_names")
 SECTIONS: dict[str, type] = {
     "actor": ActorOptions,
@@ -260,7 +261,9 @@ def _read_section(cls: type[Section], values: Any, name: str, mistakes: list[str
         return None
     fields_of = [option.name for option in dataclasses.fields(cls)]  # type: ignore[arg-type]
     unknown = [
-        f"{prefix}{key}: {unknown_key(str(key), fields_of)}" for key in values or {} if str(key) not in fields_of
+        f"{prefix}{key}: {unknown_key(str(key), fields_of, LISTED)}"
+        for key in values or {}
+        if str(key) not in fields_of
     ]
     written = {key: value for key, value in (values or {}).items() if key in fields_of and value is not None}
     validators = [lambda options: VALIDATORS.get(cls, _no_mistakes)(options)]

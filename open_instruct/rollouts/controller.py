@@ -111,7 +111,7 @@ class RolloutController:
         """The groups of a saved state, until `start`."""
         self._evaluated: dict[str, Any] = {}
         self._num_param_syncs = 0
-        self._threads = threads = WorkThreads("the rollout controller")
+        self._threads = threads = WorkThreads("the controller")
         self._workflow = workflow = args.workflow.make()
         self._requests = requests = PromptRequests(args, workflow, train_dataset, eval_dataset)
         self._flow = flow = PromptFlow(flow_options(args), PromptLedger(), requests.is_skipped)

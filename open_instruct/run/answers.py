@@ -4,7 +4,7 @@ from typing import Any
 
 import ray
 
-from open_instruct.cluster.failures import ComponentDied, root_cause
+from open_instruct.cluster.failures import ComponentDied, failure_of
 
 FETCH_S = 10.0
 """How long it may take to fetch a value that has been computed."""
@@ -15,7 +15,7 @@ def value_of(ref: Any, what: str) -> Any:
     try:
         return ray.get(ref, timeout=FETCH_S)
     except ray.exceptions.RayError as error:
-        raise ComponentDied(f"{what} failed: {root_cause(error)}") from error
+        raise ComponentDied(failure_of(what, error)) from error
 
 
 def was_killed(error: ComponentDied) -> bool:

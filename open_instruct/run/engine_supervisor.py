@@ -11,6 +11,7 @@ has noticed. On shared devices a replacement waits until the learners have given
 
 import logging
 import math
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 
 from open_instruct.cluster import bundles
-from open_instruct.cluster.failures import ComponentDied, root_cause
+from open_instruct.cluster.failures import ComponentDied, failure_of, root_cause
 from open_instruct.cluster.node_watch import LostNode
 from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.report.component_log import components
@@ -227,7 +228,7 @@ class EngineSupervisor:
         try:
             ray.get(future, timeout=ANSWER_S)
         except ray.exceptions.RayError as error:
-            return root_cause(error)
+            return re.sub(r"^engine \d+ failed: ", "", root_cause(error))  # whoever asks names the engine
         return ""
 
     def _not_starting(self) -> dict[int, str]:
@@ -301,4 +302,4 @@ class EngineSupervisor:
         except ray.exceptions.GetTimeoutError as error:
             raise ComponentDied(f"{what}: no answer in {timeout_s:g} s") from error
         except ray.exceptions.RayError as error:
-            raise ComponentDied(f"{what} failed: {root_cause(error)}") from error
+            raise ComponentDied(failure_of(what, error)) from error

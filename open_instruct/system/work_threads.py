@@ -9,6 +9,10 @@ POLL_S = 0.5
 """Longest wait of a background thread before it looks whether it should stop."""
 
 
+class ThreadFailed(RuntimeError):
+    """A thread of an actor has failed. The text names the actor and the error."""
+
+
 class WorkThreads:
     """The threads, and the lock that guards the data that they share. `owner` is the name of the actor in messages.
 
@@ -49,12 +53,13 @@ class WorkThreads:
             self.lock.notify_all()
 
     def raise_error(self) -> None:
-        """Raises `RuntimeError` if a thread has failed."""
+        """Raises `ThreadFailed` if a thread has failed."""
         if self._error is not None:
-            raise RuntimeError(f"{self._owner} failed: {self._error!r}") from self._error
+            text = ", ".join([f"{type(self._error).__name__}: {self._error}", *getattr(self._error, "__notes__", [])])
+            raise ThreadFailed(f"{self._owner} failed: {text}") from self._error
 
     def wait_for(self, condition: Callable[[], Any], timeout_s: float | None = None) -> bool:
-        """Whether `condition` became true within `timeout_s` seconds. Raises `RuntimeError` if a thread fails meanwhile."""
+        """Whether `condition` became true within `timeout_s` seconds. Raises `ThreadFailed` if a thread fails meanwhile."""
         with self.lock:
             came_true = self.lock.wait_for(lambda: self._error is not None or condition(), timeout_s)
             self.raise_error()

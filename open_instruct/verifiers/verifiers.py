@@ -54,6 +54,20 @@ def import_verifiers(modules: Sequence[str], config: VerifierConfig | None = Non
     _verifiers()
 
 
+def unused_modules(modules: Sequence[str], datasets: Collection[str]) -> list[str]:
+    """Those of `modules` whose verifiers score no row. `datasets` are the values of the rows' `dataset` columns."""
+    used = {type(find_verifier(dataset, _verifiers())) for dataset in datasets}
+    used = {cls for cls in used if not cls.__module__.startswith(f"{__package__}.")}
+    bases = {base for cls in used for base in cls.__mro__ if base not in VerifierFunction.__mro__}
+
+    def brings_one(name: str) -> bool:
+        module = import_user_module(name)
+        inside = any(f"{base.__module__}.".startswith(f"{module.__name__}.") for base in bases)
+        return inside or any(isinstance(value, type) and value in used for value in vars(module).values())
+
+    return [name for name in modules if not brings_one(name)]
+
+
 def _verifier_classes(base: type[VerifierFunction] = VerifierFunction) -> list[type[VerifierFunction]]:
     """All direct and indirect subclasses that score."""
     found = [base] if base.is_complete() else []

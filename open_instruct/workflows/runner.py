@@ -11,6 +11,7 @@ import asyncio
 import contextvars
 import inspect
 import logging
+import sys
 import threading
 import time
 import traceback
@@ -288,7 +289,11 @@ class RolloutRunner:
         is_watched = number < WATCHED_FIRST or number % WATCHED_EVERY == 0
         try:
             rollout = self._workflow.run(request, ctx)
+            if not inspect.isawaitable(rollout):
+                raise TypeError("run is no coroutine function: write `async def run(self, request, ctx)`")
             trajectory = await (watched(rollout) if is_watched else rollout)
+            if not isinstance(trajectory, Trajectory):
+                raise TypeError(f"run gave {type(trajectory).__name__}: it must give a Trajectory")
         except Exception as error:
             return GenerationResult.given_up(request, self._facts.engine_id, self._cause(first_of(error)), began)
         finally:
@@ -302,10 +307,15 @@ class RolloutRunner:
         if isinstance(error, RolloutFailed):
             return str(error)
         self._num_errors_in_a_row += 1
-        if isinstance(error, EffectOutsideContext) or self._num_errors_in_a_row >= MOST_ERRORS_IN_A_ROW:
+        if isinstance(error, EffectOutsideContext):
             raise error
-        where = "".join(traceback.format_tb(error.__traceback__)[-1:]).strip()
-        logger.warning("%s: %s: %s (%s)", type(self._workflow).__name__, type(error).__name__, error, where)
+        name, where = type(self._workflow).__name__, _place_in(type(self._workflow), error)
+        if self._num_errors_in_a_row >= MOST_ERRORS_IN_A_ROW:
+            error.add_note(
+                f"in the workflow {name}{where}; {self._num_errors_in_a_row} rollouts failed one after another"
+            )
+            raise error
+        logger.warning("%s: %s: %s%s", name, type(error).__name__, error, where)
         return f"{type(error).__name__}: {error}"
 
     def _to_result(
@@ -329,6 +339,13 @@ class RolloutRunner:
             marker=request.marker,
             notes=trajectory.notes,
         )
+
+
+def _place_in(cls: type[Any], error: BaseException) -> str:
+    """File and line in which the error was raised, of the class's own file if it was on the way."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if frame.filename == getattr(sys.modules.get(cls.__module__), "__file__", None)]
+    return "".join(f" ({frame.filename}:{frame.lineno})" for frame in (own or frames)[-1:])
 
 
 async def _cancel_all() -> None:

@@ -13,10 +13,13 @@ from conftest import TINY_MODEL
 from whole_runs import Process, command, rows
 
 from open_instruct.algorithms.advantages import ADVANTAGES, group_advantages
+from open_instruct.algorithms.distillation import DISTILLATION_LOSSES
 from open_instruct.algorithms.losses import LOSSES, ClipOptions
+from open_instruct.algorithms.trial import problem_with_advantage, problem_with_distillation_loss, problem_with_loss
+from open_instruct.config.algorithm_checks import own_advantage_can_be_computed, own_losses_can_be_computed
 from open_instruct.config.checks import options_have_their_entry
 from open_instruct.config.cli import UsageError, parse_args, read_lists
-from open_instruct.config.extensions import MODULE_OPTIONS, config_class_with, plain_config
+from open_instruct.config.extensions import MODULE_OPTIONS, config_class_with, plain_config, unused_modules
 from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.environments.base import ENVIRONMENTS
 from open_instruct.registry import NoOptions, Registry, UnknownName, option_kinds, options_of
@@ -177,6 +180,104 @@ def test_modules_that_cannot_be_used_are_mistakes(modules: list[str], tmp_path: 
     assert mistake in mistakes[0]
 
 
+LOSS_HEAD = (
+    "from open_instruct.algorithms.losses import LOSSES\n@LOSSES.register('wrong')\ndef wrong(inputs, options):\n    "
+)
+ADVANTAGE_HEAD = (
+    "from open_instruct.algorithms.advantages import ADVANTAGES\n@ADVANTAGES.register('wrong')\n"
+    "def wrong(rewards_G, options):\n    "
+)
+
+
+@pytest.mark.parametrize(
+    ("body", "mistake"),
+    [
+        (
+            "return (inputs.advantages * inputs.new_logprobs).mean(), {}",
+            "here (2, 6), got one number. Take no sum or mean",
+        ),
+        ("return (inputs.advantages * inputs.new_logprobs).mean(-1), {}", "here (2, 6), got (2,). Take no sum or mean"),
+        (
+            "return inputs.advantages * inputs.new_logprobs",
+            "must give a pair: the loss of each token, and metrics by name",
+        ),
+        (
+            "return inputs.new_logprobs, {'a': 1.0}",
+            "the metric 'a' must be a tensor with a number for each token, here",
+        ),
+        ("return inputs.new_logprobs, {'a': inputs.mask / 0}", "the metric 'a' of the loss 'wrong' is not finite"),
+        ("return inputs.advantages * inputs.old_logprobs, {}", "the loss 'wrong' has no gradient. Compute it from"),
+        ("return inputs.new_logprobs.log(), {}", "the loss 'wrong' is not finite"),
+        ("return (inputs.new_logprobs * 0).sqrt(), {}", "the gradient of the loss 'wrong' is not finite"),
+        ("return inputs.nothing, {}", "it fails: AttributeError: 'LossInputs' object has no attribute 'nothing' ("),
+        ("return inputs.ref_logprobs + inputs.new_logprobs, {}", "wrong.py, line 4). Mend it in its file"),
+    ],
+)
+def test_a_loss_that_cannot_be_trained_with_is_told_before_the_run(
+    modules: list[str], tmp_path: Path, body: str, mistake: str
+) -> None:
+    (tmp_path / "wrong.py").write_text(LOSS_HEAD + body)
+    args = read(
+        [*MODEL, "--algorithm_modules", str(tmp_path / "wrong.py"), "--loss_fn", "wrong", "--no_load_ref_policy"]
+    )
+    (told,) = own_losses_can_be_computed(args)
+    assert told.startswith("--loss_fn wrong: ")
+    assert mistake in told
+
+
+@pytest.mark.parametrize(
+    ("body", "words", "mistake"),
+    [
+        ("return rewards_G.mean()", [], "the advantage 'wrong' gave array(1.5"),
+        ("return rewards_G.nothing", [], "object has no attribute 'nothing' ("),
+        ("return rewards_G / rewards_G.std()", [], ""),
+        (
+            "return rewards_G / rewards_G.std()",
+            ["--no_filter_zero_std_samples"],
+            "it must give one finite number for each.",
+        ),
+    ],
+)
+def test_an_advantage_that_is_no_number_for_each_response_is_told_before_the_run(
+    modules: list[str], tmp_path: Path, body: str, words: list[str], mistake: str
+) -> None:
+    (tmp_path / "wrong.py").write_text(ADVANTAGE_HEAD + body)
+    name = ["--advantage_normalization_type", "wrong"]
+    args = read([*MODEL, "--algorithm_modules", str(tmp_path / "wrong.py"), *name, *words])
+    told = "".join(own_advantage_can_be_computed(args))
+    assert told.startswith("--advantage_normalization_type wrong: ") == bool(mistake)
+    assert mistake in told
+
+
+def test_a_distillation_loss_that_is_no_number_for_each_token_is_told_before_the_run(
+    modules: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(DISTILLATION_LOSSES, "_entries", dict(DISTILLATION_LOSSES._entries))
+    text = LOSS_HEAD.replace("losses import LOSSES", "distillation import DISTILLATION_LOSSES").replace(
+        "@", "@DISTILLATION_"
+    )
+    (tmp_path / "wrong.py").write_text(text + "return inputs.new_logprobs.mean(), inputs.new_logprobs.detach()")
+    words = ["--algorithm_modules", str(tmp_path / "wrong.py"), "--distillation_loss", "wrong"]
+    assert list(own_losses_can_be_computed(read([*MODEL, *words]))) == []
+    (told,) = own_losses_can_be_computed(read([*MODEL, *words, "--teacher_model_name_or_path", "x"]))
+    assert (
+        "the distillation loss 'wrong' must be a tensor with a number for each token, here (2, 6), got one number"
+        in told
+    )
+
+
+def test_right_losses_and_advantages_pass_their_trial(modules: list[str]) -> None:
+    names = ["--loss_fn", "toy_sequence", "--advantage_normalization_type", "toy_leave_one_out"]
+    args = read([*MODEL, "--algorithm_modules", *modules, *names, "--no_filter_zero_std_samples"])
+    assert [*own_losses_can_be_computed(args), *own_advantage_can_be_computed(args)] == []
+    for entry in LOSSES:
+        assert problem_with_loss(entry, entry.options(), has_reference=False) == ""
+    for entry in ADVANTAGES:
+        assert problem_with_advantage(entry, entry.options(), group_size=4, equal_rewards=True) == ""
+    for entry in DISTILLATION_LOSSES:
+        assert problem_with_distillation_loss(entry, entry.options()) == ""
+
+
 NOUNS = {
     "algorithm_modules": "loss, advantage or distillation loss",
     "workflow_modules": "workflow",
@@ -223,6 +324,16 @@ def test_a_function_of_a_module_that_registers_nothing_is_named_as_a_tool(tmp_pa
     (tmp_path / "my_tools.py").write_text("def lookup(country: str) -> str: ...\n")
     _, (mistake,) = config_class_with({"environment_modules": [str(tmp_path / "my_tools.py")]})
     assert mistake.endswith(f"needs no registration: --tools {tmp_path / 'my_tools.py'}:its_name.")
+
+
+def test_a_module_of_which_nothing_is_used_is_told(all_kinds: dict[str, str], modules: list[str]) -> None:
+    given = [*MODEL, "--algorithm_modules", *modules, "--workflow_modules", all_kinds["workflow_modules"]]
+    loss, advantage, workflow = unused_modules(read(given))
+    assert loss == f"--algorithm_modules {modules[0]}: nothing of it is used; --loss_fn toy_sequence would use it."
+    assert advantage.endswith("--advantage_normalization_type toy_leave_one_out would use it.")
+    assert workflow.endswith("--rollout_workflow toy_workflow would use it.")
+    used = ["--loss_fn", "toy_sequence", "--rollout_workflow", "toy_workflow"]
+    assert list(unused_modules(read([*given, *used]))) == [advantage]
 
 
 def test_modules_that_were_imported_before_have_registered_what_they_define(all_kinds: dict[str, str]) -> None:

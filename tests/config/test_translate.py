@@ -307,3 +307,18 @@ def test_from_the_shell(text: str, code: int) -> None:
     )
     assert done.returncode == code
     assert ("--seed 3" in done.stdout) if code == 0 else ("no call of grpo_fast.py" in done.stderr)
+
+
+def test_the_script_may_be_named_and_help_is_there(tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text("python open_instruct/grpo_fast.py --seed 3")
+    told = {}
+    for word in (str(tmp_path / "run.sh"), "--help", "nowhere.sh"):
+        command = [sys.executable, "-m", "open_instruct.config.translate", word]
+        told[word] = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, cwd=ROOT, timeout=120, check=False
+        )
+    named, helped, missing = told.values()
+    assert (named.returncode, helped.returncode, missing.returncode) == (0, 0, 2)
+    assert "--seed 3" in named.stdout
+    assert "Variables and arithmetic of the shell stay" in helped.stdout
+    assert missing.stderr == "nowhere.sh: it cannot be read (No such file or directory). Check the path.\n"

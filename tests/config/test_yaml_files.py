@@ -8,7 +8,7 @@ import pytest
 from open_instruct.config.cli import UsageError
 from open_instruct.config.yaml_files import CONFIG_DIRECTORY, NO_SECTION, Door, compose, in_terms_of_the_file
 
-DOOR = Door("run.py", "Runs.", "settings", "section.key=value", lambda: ["size", "seed", "model"])
+DOOR = Door("run.py", "Runs.", "settings", "section.key=value", lambda: ["size", "seed", "model"], "Read the file.")
 
 
 def read(directory: Path, *argv: str) -> dict[str, Any]:
@@ -43,6 +43,7 @@ def test_an_unknown_key_is_told_with_the_nearest_one(directory: Path) -> None:
     (told,) = mistakes(directory, "data.sise=8")
     assert told.startswith("data.sise")
     assert "Did you mean size?" in told
+    assert mistakes(directory, "data.qqq=8") == ["data.qqq=8: no such option. Read the file."]
 
 
 def test_a_file_that_is_no_yaml_is_told_with_its_line(directory: Path) -> None:
@@ -65,7 +66,7 @@ def test_a_missing_file_and_an_unknown_option_are_told(directory: Path) -> None:
 
 
 def test_the_file_of_fully_async_training_can_be_composed() -> None:
-    door = Door("fully_async_main.py", None, "fully_async", "section.key=value", list)
+    door = Door("fully_async_main.py", None, "fully_async", "section.key=value", list, "")
     assert compose(door, ["async_training.staleness_threshold=2"])["async_training"]["staleness_threshold"] == 2
     assert (CONFIG_DIRECTORY / "fully_async.yaml").is_file()
 

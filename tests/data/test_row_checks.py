@@ -86,7 +86,8 @@ def test_prompts(tmp_path: Path, messages: object, system_prompt: str | None, pr
         ),
         (
             {"dataset": "gsm9k"},
-            "unknown verifier 'gsm9k' in 'dataset'; nearest: gsm8k (--remap_verifier 'gsm9k'=NAME has it scored by NAME)",
+            "unknown verifier 'gsm9k' in 'dataset'; nearest: gsm8k (--remap_verifier 'gsm9k'=NAME has it scored by NAME; "
+            "--verifier_modules adds one of yours)",
         ),
         ({"dataset": "zzz"}, "unknown verifier 'zzz' in 'dataset'; there are: "),
         ({"dataset": ["gsm8k", "math"]}, "2 verifiers need a list of 2 ground truths, got '2'"),
@@ -146,7 +147,8 @@ def test_rows_with_the_same_problem_are_told_once(tmp_path: Path) -> None:
     second = write_lines(tmp_path / "b.jsonl", [make_row(dataset="gsm9k")] * 2 + [make_row(messages=[])])
     told = [mistake.replace(str(tmp_path), "") for mistake in mistakes_of(first, "1.0", second, "1.0")]
     problem = (
-        "unknown verifier 'gsm9k' in 'dataset'; nearest: gsm8k (--remap_verifier 'gsm9k'=NAME has it scored by NAME)"
+        "unknown verifier 'gsm9k' in 'dataset'; nearest: gsm8k (--remap_verifier 'gsm9k'=NAME has it scored by NAME; "
+        "--verifier_modules adds one of yours)"
     )
     assert told[0] == f"/a.jsonl line 1: {problem} The same holds for 30 more rows."
     assert told[1] == f"/b.jsonl line 1: {problem} The same holds for 1 more row."

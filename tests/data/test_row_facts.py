@@ -142,6 +142,7 @@ def test_a_conversation_needs_messages(tmp_path: Path) -> None:
             "the environment 'openenv' needs url: name it in --tools, and give it in --tool_configs",
         ),
         ({"env_config": {"env_name": "chess"}}, "there is no tool or environment called 'chess'; there are: "),
+        ({"env_config": {"env_name": "chess"}}, "; --environment_modules takes files that register some"),
         ({"env_config": {"env_name": "counter", "max_steps": 0}}, "must be a whole number from 1, got 0"),
         ({"messages": "Hi", "prompt": "Hi"}, "messages must be a list"),
     ],

@@ -93,7 +93,7 @@ def test_steps_without_a_finite_gradient_end_the_run(tmp_path: Path, monkeypatch
     run.components.shut_down = lambda *_: None
     monkeypatch.setattr(grpo_fast, "set_up", lambda *_: run)
     monkeypatch.setattr(grpo_fast, "ray_cluster", lambda *_: nullcontext(run.components.signals))
-    inputs: Any = SimpleNamespace(reports=[], template=SimpleNamespace(text="the chat template"), template_warnings=[])
+    inputs: Any = SimpleNamespace(reports=[], template=SimpleNamespace(text="the chat template"), warnings=[])
     assert grpo_fast.run(run.args, inputs) == 1
     run.log.close()
     assert trained_steps(tmp_path) == [1, 2, 3]

@@ -498,7 +498,7 @@ def test_overrides_that_nobody_means(
 
 
 def test_an_override_may_be_written_with_hydras_signs(tmp_path: Path) -> None:
-    door = Door("program", None, "file", "section.key=value", lambda: ["seed"], lambda key: key == "trainer.seed")
+    door = Door("program", None, "file", "section.key=value", lambda: ["seed"], "", lambda key: key == "trainer.seed")
     (tmp_path / "file.yaml").write_text("trainer:\n  exp_name: a\n")
     for sign in ("", "+", "++"):
         composed = compose(door, ["--config-path", str(tmp_path), f"{sign}trainer.seed=3"])

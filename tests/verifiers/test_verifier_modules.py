@@ -205,6 +205,21 @@ with VerifierPool(1, 20.0, ready=["words"], modules=["theirs.py"], config=config
     ]
 
 
+def test_a_file_whose_verifiers_score_no_row_is_named(rewards: str, tmp_path: Path) -> None:
+    (tmp_path / "others.py").write_text(
+        f"{BASE}class A(VerifierFunction):\n    name = 'a'\n    def __call__(self, *_): ..."
+    )
+    (tmp_path / "gathered.py").write_text("from others import A")
+    code = """
+import sys
+sys.path.append(".")
+files = ["my_rewards.py", "others", "gathered.py"]
+utils.import_verifiers(files)
+print(utils.unused_modules(files, ["gsm8k", "longer/x"]), utils.unused_modules(files, ["A"]))
+"""
+    assert in_a_process_of_its_own(code, tmp_path) == "['others', 'gathered.py'] ['my_rewards.py']"
+
+
 def test_a_verifier_that_gives_no_result_is_refused_before_a_run(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         f"{BASE}class A(VerifierFunction):\n    name = 'a'\n    def __call__(self, *_): return 1.0"

@@ -162,6 +162,38 @@ def test_tool_that_hangs_or_fails_gives_the_prompt_up(
     assert {result.error for result in stage.get(10)} == {error}
 
 
+WRONG = """
+    from open_instruct.workflows.base import WORKFLOWS, Workflow
+
+    @WORKFLOWS.register("toy_without_a_trajectory")
+    class WithoutATrajectory(Workflow):
+        async def run(self, request, ctx):
+            return []
+
+    @WORKFLOWS.register("toy_without_async")
+    class WithoutAsync(Workflow):
+        def run(self, request, ctx):
+            return []
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [
+        ("toy_without_a_trajectory", "TypeError: run gave list: it must give a Trajectory"),
+        ("toy_without_async", "TypeError: run is no coroutine function: write `async def run(self, request, ctx)`"),
+    ],
+)
+def test_a_workflow_that_is_written_wrong_is_told_what_to_write(
+    make_stage: MakeStage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, error: str
+) -> None:
+    monkeypatch.setattr(WORKFLOWS, "_entries", dict(WORKFLOWS._entries))
+    (tmp_path / "wrong.py").write_text(textwrap.dedent(WRONG))
+    stage = make_stage(workflow=WorkflowSpec(name, {}, (str(tmp_path / "wrong.py"),)))
+    stage.put("")
+    assert stage.get()[0].error == error
+
+
 IMPURE = """
     import asyncio, datetime, logging, random, socket, time, uuid
     import numpy as np

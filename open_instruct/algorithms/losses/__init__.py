@@ -13,7 +13,7 @@ A loss that is registered with `denominator="sequence"` is divided in that way w
 by the number of tokens.
 """
 
-from open_instruct.algorithms.losses.base import LOSSES, Loss, LossInputs
+from open_instruct.algorithms.losses.base import LOSSES, Loss, LossInputs, check_shape, losses_of_tokens
 from open_instruct.algorithms.losses.cispo import cispo_loss
 from open_instruct.algorithms.losses.clipped_ratio import ClipOptions, dapo_loss, dr_grpo_loss, grpo_loss
 from open_instruct.algorithms.losses.dppo_tv import DppoTvOptions, dppo_tv_loss
@@ -30,6 +30,7 @@ __all__ = [
     "Loss",
     "LossInputs",
     "SapoOptions",
+    "check_shape",
     "cispo_loss",
     "dapo_loss",
     "dppo_tv_loss",
@@ -37,5 +38,6 @@ __all__ = [
     "gmpo_loss",
     "grpo_loss",
     "gspo_loss",
+    "losses_of_tokens",
     "sapo_loss",
 ]

@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from open_instruct.algorithms.sequences import number_sequences, sequence_means
-from open_instruct.registry import Registry
+from open_instruct.registry import Entry, Registry
 
 if TYPE_CHECKING:
     import torch
@@ -59,3 +59,38 @@ Loss = Callable[[LossInputs, Any], "tuple[torch.Tensor, dict[str, torch.Tensor]]
 mean over the trained tokens of the step is reported. Values outside the mask are not used, but must be finite."""
 
 LOSSES: Registry[Loss] = Registry("loss", flag="loss_fn")
+
+
+def losses_of_tokens(
+    entry: "Entry[Loss]", inputs: LossInputs, options: Any
+) -> "tuple[torch.Tensor, dict[str, torch.Tensor]]":
+    """What a registered loss gives.
+
+    Raises:
+        ValueError: that is no number for each token, which would be spread over all of them without a word.
+    """
+    result = entry.value(inputs, options)
+    of_loss = f"the loss {entry.name!r}"
+    if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[1], dict):
+        raise ValueError(f"{of_loss} must give a pair: the loss of each token, and metrics by name, {{}} for none")
+    loss, metrics = result
+    check_shape(loss, inputs, of_loss)
+    for name, values in metrics.items():
+        check_shape(values, inputs, f"{of_loss}: the metric {name!r}")
+    return loss, metrics
+
+
+def check_shape(values: Any, inputs: Any, what: str) -> None:
+    """Raises `ValueError` unless `values` is a tensor with a number for each token. `inputs` have a `mask`, (B, T)."""
+    import torch
+
+    shape = tuple(inputs.mask.shape)
+    if not isinstance(values, torch.Tensor):
+        raise ValueError(
+            f"{what} must be a tensor with a number for each token, here {shape}, got {type(values).__name__}"
+        )
+    if tuple(values.shape) != shape:
+        got = tuple(values.shape) if values.shape else "one number"
+        raise ValueError(
+            f"{what} must be a tensor with a number for each token, here {shape}, got {got}. Take no sum or mean"
+        )

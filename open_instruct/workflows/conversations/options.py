@@ -197,7 +197,7 @@ def _mistakes_of_names(args: "GRPOConfig") -> Iterator[str]:
     try:
         tools = offered(options)
     except ValueError as error:
-        yield f"--tools {' '.join(args.tools)}: {error}."
+        yield f"--tools {' '.join(args.tools)}: {str(error).rstrip('.!')}."
         return
     names = [name for tool in tools for name in tool.own_names]
     double = sorted({name for name in names if names.count(name) > 1})
