@@ -1,12 +1,15 @@
 """Saves checkpoints and model directories between two steps, and says whether a run may go on from the checkpoints that exist."""
 
+import json
+from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.data.run_identity import differences, run_identity
 from open_instruct.option_text import shown
+from open_instruct.registry import option_fields
 from open_instruct.report.run_log import SUMMARY_FILE
 from open_instruct.report.run_summary import RunSummary, format_summary_table, read_summary
 from open_instruct.rollouts.rollout_state import FILE as ROLLOUT_STATE
@@ -21,7 +24,10 @@ from open_instruct.storage.checkpoints import (
 )
 from open_instruct.storage.output_directory import describe
 from open_instruct.system.interruption import tell
+from open_instruct.system.masking import without_secrets
 
+ALL_OPTIONS = "all_options"
+"""The key of what `options_as_text` gives, in the state of a checkpoint."""
 MODEL = "model"
 """The directory of the last model in `--output_dir`."""
 
@@ -97,6 +103,22 @@ def tell_that_it_is_complete(args: GRPOConfig) -> int:
     return 0
 
 
+def options_as_text(args: GRPOConfig) -> dict[str, str]:
+    """Every option as JSON, without what looks like a secret."""
+    values = {field.name: json.dumps(getattr(args, field.name), default=str) for field in option_fields(type(args))}
+    return {name: without_secrets(value) for name, value in values.items()}
+
+
+def changed_options(args: GRPOConfig, state: Mapping[str, Any]) -> str:
+    """Which options are not those with which the checkpoint of that state was written, in words; "" if none is, or the checkpoint
+    does not say. A run may go on with another learning rate or loss, and its log says so."""
+    before = state.get(ALL_OPTIONS)
+    if not isinstance(before, dict):
+        return ""
+    now = options_as_text(args)
+    return ", ".join(f"{name} {before[name]} → {now[name]}" for name in now if before.get(name, now[name]) != now[name])
+
+
 def save_if_due(run: "Run") -> None:
     args, step = run.args, run.progress.training_step
     if args.checkpoint_state_freq > 0 and step % args.checkpoint_state_freq == 0:
@@ -123,7 +145,12 @@ def save_checkpoint(run: "Run", *, is_last: bool = False) -> None:
         return
     step = run.progress.training_step
     with run.timer("saving"):
-        state = {"identity": run.identity, "progress": vars(run.progress), "evaluation_of": run.evaluation_of}
+        state = {
+            "identity": run.identity,
+            "progress": vars(run.progress),
+            "evaluation_of": run.evaluation_of,
+            ALL_OPTIONS: options_as_text(run.args),
+        }
         if is_last:
             run.components.health.is_ending = True
             run.components.sharing.learners_take_over()

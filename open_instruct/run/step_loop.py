@@ -26,7 +26,14 @@ from open_instruct.run.evaluation import (
     start_evaluation,
 )
 from open_instruct.run.fully_async_trainer import StepHooks, TrainedStep
-from open_instruct.run.run_saving import MODEL, nothing_to_save, save_checkpoint, save_if_due, save_model
+from open_instruct.run.run_saving import (
+    MODEL,
+    changed_options,
+    nothing_to_save,
+    save_checkpoint,
+    save_if_due,
+    save_model,
+)
 from open_instruct.run.run_state import Progress
 from open_instruct.run.wiring import Run
 from open_instruct.system.interruption import Interrupted
@@ -60,6 +67,8 @@ def resume(run: Run) -> None:
             logger.warning(
                 "%s is of an earlier version: whether data and tokenizer are still the same is not known", path
             )
+        if changed := changed_options(run.args, newest.state):
+            logger.info("options that have changed since the checkpoint: %s", changed)
         loading = [
             *components.group.async_load_checkpoint(str(path), progress.training_step),
             controller.load.remote(progress.training_step, str(path / ROLLOUT_STATE)),

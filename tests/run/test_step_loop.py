@@ -275,6 +275,15 @@ def test_a_checkpoint_of_an_earlier_version_is_gone_on_from_with_a_warning(
     assert caplog.text.count("whether data and tokenizer are still the same is not known") == 1
 
 
+def test_options_that_a_resumed_run_has_changed_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    assert go(played_run(tmp_path, during="training step 3")) == 85
+    assert go(played_run(tmp_path, during="the batch of step 5", num_batches=1, max_nonfinite_steps=7)) == 85
+    assert go(played_run(tmp_path, max_nonfinite_steps=7)) == 0
+    told = [record.getMessage() for record in caplog.records if "have changed since" in record.getMessage()]
+    assert told == ["options that have changed since the checkpoint: max_nonfinite_steps 10 → 7"]
+
+
 # --- wall time --------------------------------------------------------------------------------------------------------
 
 
