@@ -148,11 +148,12 @@ def test_a_process_of_ray_that_ends_while_it_is_looked_at_is_gone(monkeypatch: p
         ends.append(cause)
         watch.stop()
 
-    def status(process: psutil.Process) -> str:
-        raise psutil.NoSuchProcess(process.pid)
+    def status() -> str:
+        raise psutil.NoSuchProcess(os.getpid())
 
     monkeypatch.setattr(watch, "_end", end)
-    monkeypatch.setattr(psutil.Process, "status", status)
+    # Of this process alone: the watch of the session's own Ray would end the tests.
+    monkeypatch.setattr(watch._processes["Ray's raylet"], "status", status)
     watch.run()
     assert ends == [f"Ray's raylet (process {os.getpid()}) is gone"]
 
