@@ -32,8 +32,6 @@ from open_instruct.config.model_checks import (
 from open_instruct.config.options import NEVER, DistillationOptions
 from open_instruct.config.path_checks import outputs_can_be_written, system_prompt_file_can_be_read
 from open_instruct.config.reward_checks import (
-    engines_sample_at_the_temperature,
-    evaluated_responses_differ,
     evolving_rubrics_have_a_model,
     judgements_have_a_price,
     overlong_buffer_fits,
@@ -41,6 +39,7 @@ from open_instruct.config.reward_checks import (
     rewards_fit_the_advantage,
     something_is_rewarded,
 )
+from open_instruct.config.sampling_checks import engines_sample_at_the_temperature, evaluated_responses_differ
 from open_instruct.device import flash_attention_can_run, places_explained
 from open_instruct.option_text import shown
 from open_instruct.registry import chosen_entries, option_kinds

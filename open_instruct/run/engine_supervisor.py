@@ -148,7 +148,7 @@ class EngineSupervisor:
 
     def end_loading(self) -> bool:
         """The run ends: replacements that are being loaded are not waited for. Returns whether there were any."""
-        loading = [number for number in self._starting if number not in self.ready]
+        loading = self._starting.keys() - self.ready.keys()
         for number in loading:
             ray.kill(self._engines[number])
         self._starting.clear()

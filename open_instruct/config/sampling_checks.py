@@ -1,0 +1,29 @@
+"""What may be wrong with how engines are told to sample."""
+
+from collections.abc import Iterator
+
+from open_instruct.config.grpo_config import GRPOConfig
+from open_instruct.option_text import shown
+
+ALWAYS_THE_SAME = ("single_turn", "rc")
+"""Workflows whose greedy responses to a prompt are all the same. Environments, tools and programs may answer differently."""
+
+
+def evaluated_responses_differ(args: GRPOConfig) -> Iterator[str]:
+    """vLLM refuses several greedy responses in one request, and the engine would die."""
+    if args.eval_temperature == 0 and args.eval_pass_at_k > 1 and args.rollout_workflow in ALWAYS_THE_SAME:
+        options = shown(args, "eval_pass_at_k", "eval_temperature")
+        yield f"{options}: greedy responses are all the same. Set eval_pass_at_k to 1, or eval_temperature above 0."
+
+
+LOWEST_TEMPERATURE = 0.01
+"""vLLM samples with this temperature where a lower one is asked for, but for 0."""
+
+
+def engines_sample_at_the_temperature(args: GRPOConfig) -> Iterator[str]:
+    """The learner would divide by the temperature that was asked for, and compute other log-probs than the engine."""
+    for name, cure in (("temperature", ""), ("eval_temperature", ", or 0 for greedy responses")):
+        value = getattr(args, name)
+        if value is not None and 0 < value < LOWEST_TEMPERATURE:
+            lowest = f"{LOWEST_TEMPERATURE} in its place"
+            yield f"{shown(args, name)}: the engine would take {lowest}. Give {LOWEST_TEMPERATURE} or more{cure}."
