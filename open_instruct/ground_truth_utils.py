@@ -9,9 +9,9 @@ from open_instruct.verifiers.answer_verifiers import (
     StringMatcherVerifier,
 )
 from open_instruct.verifiers.base import NotScored, VerificationResult, VerifierFunction
+from open_instruct.verifiers.registry import build_all_verifiers
 from open_instruct.verifiers.text_verifiers import FlanVerifier, PuzzleVerifier, StringF1Verifier
 from open_instruct.verifiers.text_verifiers import behind_thoughts as remove_thinking_section
-from open_instruct.verifiers.verifiers import build_all_verifiers
 
 F1Verifier, PuzzleMatcherVerifier = StringF1Verifier, PuzzleVerifier
 

@@ -26,7 +26,7 @@ from typing import Any
 
 from open_instruct.config import yaml_files as yaml_door
 from open_instruct.config.cli import UsageError, fail_with
-from open_instruct.config.yaml_files import Door
+from open_instruct.config.yaml_files import YamlProgram
 from open_instruct.engines.openai_client import ServedModel, ServerProblem, find_model
 from open_instruct.engines.server_keys import key_headers
 from open_instruct.rc.actor_loop import Phase, RCActorLoop, RunFailed
@@ -49,13 +49,13 @@ from open_instruct.report.run_summary import write_summary
 from open_instruct.storage.atomic_file import write_atomically
 from open_instruct.storage.output_directory import UnusableDirectory, describe, held, is_of_storage
 from open_instruct.system.interruption import Interrupted, ends_by_signals, tell
-from open_instruct.system.masking import mask_tracebacks
+from open_instruct.system.secret_masking import mask_tracebacks
 from open_instruct.workflows.rc.types import Problem
 
 logger = logging.getLogger("open_instruct.rc_actor")
 
 PROGRAM = "rc_actor.py"
-DOOR = Door(PROGRAM, __doc__, "rc_base", "section.key=value", option_keys, LISTED)
+YAML_PROGRAM = YamlProgram(PROGRAM, __doc__, "rc_base", "section.key=value", option_keys, LISTED)
 EVALUATION = "eval"
 """Name of the stream of an evaluation."""
 
@@ -69,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _main(argv: Sequence[str]) -> int:
     try:
-        options = read_options(yaml_door.compose(DOOR, argv))
+        options = read_options(yaml_door.compose(YAML_PROGRAM, argv))
         problems = load_problems(options)
     except UsageError as error:
         fail_with(error.mistakes, program=PROGRAM)

@@ -12,9 +12,9 @@ NAMES = {
     "open_instruct.fully_async_trainer.FullyAsyncTrainer": "open_instruct.run.fully_async_trainer",
     "open_instruct.rc_policies.generate_math_rollout": "open_instruct.workflows.rc.policies",
     "open_instruct.rc_datasets.load_datasets": "open_instruct.rc.datasets",
-    "open_instruct.ground_truth_utils.VerifierFunction": "open_instruct.verifiers.verifiers",
-    "open_instruct.ground_truth_utils.VerificationResult": "open_instruct.verifiers.verifiers",
-    "open_instruct.grpo_fast.maybe_evaluate": "open_instruct.run.evaluation",
+    "open_instruct.ground_truth_utils.VerifierFunction": "open_instruct.verifiers.registry",
+    "open_instruct.ground_truth_utils.VerificationResult": "open_instruct.verifiers.registry",
+    "open_instruct.grpo_fast.maybe_evaluate": "open_instruct.run.evaluation_schedule",
     "open_instruct.grpo_fast.sync_weights_and_prepare_prompts": "open_instruct.run.step_loop",
     "open_instruct.vllm_utils3.LLMRayActor": "open_instruct.vllm_utils3",
 }

@@ -13,7 +13,7 @@ from open_instruct.data.row_checks import check_ground_truth
 from open_instruct.data.sources import CONFIG_MARK, RawRow, SourceError, iter_rows
 from open_instruct.verifiers.answer_reading import boxed_answer
 from open_instruct.verifiers.reasoning_gym_data import is_reasoning_gym
-from open_instruct.verifiers.verifiers import verifier_name, verifier_names
+from open_instruct.verifiers.registry import verifier_name, verifier_names
 from open_instruct.workflows.rc.types import Problem
 
 ENTRY_KEYS = ("hub_id", "config", "split", "trust_remote_code")

@@ -144,14 +144,14 @@ class RunLog:
     def components(self, status: ComponentStatus) -> None:
         """Milestones of generation; every `--statistics_interval_s`, a line on all components, and the user's monitor."""
         for line in self._milestones.lines(status.rollouter):
-            component_log.components.info(line)
+            component_log.component_logger.info(line)
         if time.monotonic() - self._told_components_at < self._args.statistics_interval_s:
             return
         self._told_components_at = time.monotonic()
-        component_log.components.info(
+        component_log.component_logger.info(
             component_log.component_statistics(status.trainer, status.rollouter, status.queue)
         )
-        component_log.components.info(
+        component_log.component_logger.info(
             component_log.rollouter_stats(status.rollouter, queue_size=status.queue["queue_size"])
         )
         component_log.run_monitor(self._monitor, status.trainer, status.rollouter)

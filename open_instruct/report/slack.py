@@ -5,7 +5,7 @@ import logging
 import os
 import urllib.request
 
-from open_instruct.system.masking import without_secrets
+from open_instruct.system.secret_masking import without_secrets
 
 logger = logging.getLogger(__name__)
 

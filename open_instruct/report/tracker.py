@@ -18,7 +18,7 @@ from open_instruct.report.histogram import is_histogram
 from open_instruct.report.isolation import Isolation
 from open_instruct.report.metrics_file import STEP_KEY, to_json_value
 from open_instruct.system.background_calls import BackgroundCalls
-from open_instruct.system.masking import masked
+from open_instruct.system.secret_masking import masked
 
 logger = logging.getLogger(__name__)
 

@@ -1,6 +1,6 @@
 """Takes results from the engines and has them scored.
 
-inference_results_Q ─► take ─► verifiers ─► training groups ─► the teacher, if there is one ─► `scored` ─► step_filling.py
+inference_results_Q ─► take ─► verifiers ─► training groups ─► the teacher, if there is one ─► `scored` ─► batch_producer.py
                         │          └──────► evaluation
                         └─ an engine gave the group up, or too few responses were scored: its prompt is issued again
 """
@@ -16,7 +16,7 @@ from ray.util.queue import Empty, Queue
 
 from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.data_types import GenerationResult
-from open_instruct.rollouts.evaluation import Evaluations
+from open_instruct.rollouts.evaluation_state import Evaluations
 from open_instruct.rollouts.generation_failures import GenerationFailures, NothingAnswered
 from open_instruct.rollouts.result_scoring import ResultScoring
 from open_instruct.rollouts.rollout_state import FinishedGroup

@@ -23,8 +23,8 @@ from open_instruct.cluster import bundles
 from open_instruct.cluster.failures import ComponentDied, failure_of, root_cause
 from open_instruct.cluster.node_watch import LostNode
 from open_instruct.config.grpo_config import GRPOConfig
-from open_instruct.report.component_log import components
-from open_instruct.rollouts.evaluation import is_of_evaluation
+from open_instruct.report.component_log import component_logger
+from open_instruct.rollouts.evaluation_state import is_of_evaluation
 from open_instruct.system.work_threads import POLL_S
 
 if TYPE_CHECKING:
@@ -214,13 +214,15 @@ class EngineSupervisor:
         if self.num_restarts >= limit:
             raise ComponentDied(f"engine {number} {cause}")
         self.num_restarts += 1
-        components.error("engine %d %s; starting it again (%d of %d)", number, cause, self.num_restarts, limit)
+        component_logger.error("engine %d %s; starting it again (%d of %d)", number, cause, self.num_restarts, limit)
 
     def _go_on_without(self, number: int, cause: str) -> None:
         num_left = len(self._futures) + len(self._starting) + len(self._waiting)
         if num_left == 0:
             raise ComponentDied(f"engine {number} {cause}, no node has room for another engine, and no engine is left")
-        components.error("engine %d is given up: no node has room for it. Going on with %d engines", number, num_left)
+        component_logger.error(
+            "engine %d is given up: no node has room for it. Going on with %d engines", number, num_left
+        )
 
     @staticmethod
     def _cause(future: Any) -> str:

@@ -36,7 +36,7 @@ class Roles:
     """A further log under the output directory, in the format that the fully async policy documents."""
 
 
-OUR_ROLES = Roles()
+DEFAULT_ROLES = Roles()
 
 
 @dataclass

@@ -15,7 +15,11 @@ from whole_runs import Process, command, rows
 from open_instruct.algorithms.advantages import ADVANTAGES, group_advantages
 from open_instruct.algorithms.distillation import DISTILLATION_LOSSES
 from open_instruct.algorithms.losses import LOSSES, ClipOptions
-from open_instruct.algorithms.trial import problem_with_advantage, problem_with_distillation_loss, problem_with_loss
+from open_instruct.algorithms.user_algorithm_check import (
+    problem_with_advantage,
+    problem_with_distillation_loss,
+    problem_with_loss,
+)
 from open_instruct.config.algorithm_checks import own_advantage_can_be_computed, own_losses_can_be_computed
 from open_instruct.config.checks import options_have_their_entry
 from open_instruct.config.cli import UsageError, parse_args, read_lists

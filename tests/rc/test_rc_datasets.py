@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from open_instruct.rc.datasets import load_datasets
-from open_instruct.verifiers.verifiers import build_all_verifiers, check_label, find_verifier
+from open_instruct.verifiers.registry import build_all_verifiers, check_label, find_verifier
 from open_instruct.workflows.rc.types import Problem
 
 

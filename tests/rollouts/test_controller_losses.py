@@ -185,9 +185,9 @@ def test_warnings_reach_the_driver_with_the_status_or_while_it_waits_for_data(ma
     play = make_play(max_generation_attempts=9).start()
     play.deliver(broken_off(play.answer(play.receive(NUM_PROMPTS)[0])))
     play.receive(1)
-    [notice] = play.controller.status()["notices"]
-    assert notice.startswith("1 group was given up (generation_timeout: 1).")
-    assert play.controller.status()["notices"] == []
+    [warning] = play.controller.status()["warnings"]
+    assert warning.startswith("1 group was given up (generation_timeout: 1).")
+    assert play.controller.status()["warnings"] == []
     play.deliver(*(play.answer(request, SOLVED) for request in play.received[:NUM_PROMPTS]))
     play.receive(NUM_PROMPTS)
     assert "; warnings: step 1: in each of 4 groups all responses scored alike" in play.controller.describe_progress()

@@ -31,13 +31,13 @@ class Play:
         """Replacements that become ready while the next update is under way."""
         self.in_one_group = False
         """Whether each update goes to all that are connected, as in a collective."""
-        self.manager = SimpleNamespace(rollout_engines=engines)
+        self.rollouts = SimpleNamespace(rollout_engines=engines)
         self.sharing = DeviceSharing()
         self.signals = Signals()
         self.health = SimpleNamespace(check=self.replace_the_dead)
         self.held = 0
         """Version of the weights that the learners hold."""
-        self.group = SimpleNamespace(
+        self.learners = SimpleNamespace(
             async_update_weights=self.update,
             async_init_weight_update_connections=self.connect,
             async_held_version=lambda: [self.held, self.held],

@@ -95,7 +95,7 @@ class PlainLoop:
         return row, result
 
     def scores(self, row: int, result: GenerationResult) -> np.ndarray:
-        from open_instruct.verifiers.verifiers import score_response
+        from open_instruct.verifiers.registry import score_response
 
         truth = self.data[row]
         texts = self.tokenizer.batch_decode([r.tolist() for r in result.responses], skip_special_tokens=True)

@@ -16,7 +16,7 @@ from transformers import AutoTokenizer
 from open_instruct import fully_async_main, grpo_fast, rc_actor
 from open_instruct.config import yaml_files as yaml_door
 from open_instruct.config.cli import UsageError
-from open_instruct.config.yaml_files import Door, compose
+from open_instruct.config.yaml_files import YamlProgram, compose
 from open_instruct.data.run_identity import run_identity
 from open_instruct.grpo_fast import read_options_and_data
 from open_instruct.rc.datasets import load_datasets
@@ -498,10 +498,12 @@ def test_overrides_that_nobody_means(
 
 
 def test_an_override_may_be_written_with_hydras_signs(tmp_path: Path) -> None:
-    door = Door("program", None, "file", "section.key=value", lambda: ["seed"], "", lambda key: key == "trainer.seed")
+    program = YamlProgram(
+        "program", None, "file", "section.key=value", lambda: ["seed"], "", lambda key: key == "trainer.seed"
+    )
     (tmp_path / "file.yaml").write_text("trainer:\n  exp_name: a\n")
     for sign in ("", "+", "++"):
-        composed = compose(door, ["--config-path", str(tmp_path), f"{sign}trainer.seed=3"])
+        composed = compose(program, ["--config-path", str(tmp_path), f"{sign}trainer.seed=3"])
         assert composed == {"trainer": {"exp_name": "a", "seed": 3}}
 
 

@@ -427,7 +427,7 @@ def queues_and_components(stage: Callable[..., Stage], monkeypatch: pytest.Monke
     messages = MessageQueue.create(8)
     manager = SimpleNamespace(controller=play.controller, rollout_engines=play.engines)
     components = components_of(
-        manager=manager, group=SimpleNamespace(workers=[]), message_queue=messages, supervisor=play.supervisor
+        rollouts=manager, learners=SimpleNamespace(workers=[]), message_queue=messages, supervisor=play.supervisor
     )
     play.supervisor.serve([0, 1])
     components.health.heartbeats = Heartbeats.of_queues([prompts, results], messages)
@@ -588,7 +588,7 @@ def real(ray_session: Any, tied_model: str) -> Iterator[SimpleNamespace]:
         message_queue.shutdown()
 
     manager: Any = SimpleNamespace(controller=controller, rollout_engines=engines, queues=queues, shut_down=end)
-    components = components_of(manager=manager, group=learner, message_queue=message_queue, supervisor=supervisor)
+    components = components_of(rollouts=manager, learners=learner, message_queue=message_queue, supervisor=supervisor)
     synchronizer = ParameterSynchronizer(args, components)
     synchronizer.sync(0)
     supervisor.serve([0])
@@ -638,7 +638,7 @@ def test_an_engine_killed_while_it_samples_serves_again_with_the_current_weights
     while supervisor.num_restarts == 0:
         real.components.health.check()
     change(real.model)
-    real.components.group.version = 1
+    real.components.learners.version = 1
     real.synchronizer.sync(1)  # nobody is there to take it
     assert not supervisor.serving
     wait_until_one_serves(real)

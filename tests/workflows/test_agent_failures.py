@@ -75,7 +75,7 @@ def test_nothing_is_left_when_the_engine_ends(stage: MakeStage, tmp_path: Path) 
     one = stage(FORKS)
     one.runner.start(one.request(n=2))
     wait_until(lambda: len(notes(tmp_path)) == 2)
-    assert len(processes_with(str(one.path))) >= 14  # of each: keeper, program, three children, three of theirs
+    assert len(processes_with(str(one.path))) >= 14  # of each: supervisor, program, three children, three of theirs
     one.close()
     wait_until(lambda: not processes_with(str(one.path)))
 

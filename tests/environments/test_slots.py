@@ -1,4 +1,4 @@
-"""Who gets a place of the pool, and when. There are no processes here."""
+"""Who gets a slot of the pool, and when. There are no processes here."""
 
 import asyncio
 import random
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from open_instruct.environments.places import Places
+from open_instruct.environments.slots import Slots
 
 LIMIT_S = 30.0
 
@@ -28,15 +28,15 @@ async def settle() -> None:
 
 def test_several_places_are_given_at_once_and_in_order() -> None:
     async def work() -> None:
-        places = Places(3)
-        await places.take(2)
-        both, one = asyncio.create_task(places.take(2)), asyncio.create_task(places.take())
+        slots = Slots(3)
+        await slots.take(2)
+        both, one = asyncio.create_task(slots.take(2)), asyncio.create_task(slots.take())
         await settle()
-        assert (both.done(), one.done(), places.num_free) == (False, False, 1)  # the later one does not go first
-        places.give_back()
+        assert (both.done(), one.done(), slots.num_free) == (False, False, 1)  # the later one does not go first
+        slots.give_back()
         await settle()
-        assert (both.done(), one.done(), places.num_free) == (True, False, 0)
-        places.give_back()
+        assert (both.done(), one.done(), slots.num_free) == (True, False, 0)
+        slots.give_back()
         await one
 
     run(work)
@@ -44,41 +44,41 @@ def test_several_places_are_given_at_once_and_in_order() -> None:
 
 def test_the_last_place_stays_free_for_those_that_want_one_more() -> None:
     async def work() -> None:
-        places = Places(3)
-        await places.take(1, leaves=1)
-        await places.take(1, leaves=1)
-        third = asyncio.create_task(places.take(1, leaves=1))
+        slots = Slots(3)
+        await slots.take(1, leaves=1)
+        await slots.take(1, leaves=1)
+        third = asyncio.create_task(slots.take(1, leaves=1))
         await settle()
         assert not third.done()
-        await places.take(keeps_others=True)  # goes before the third, which keeps nothing yet
-        assert places.num_free == 0
-        places.give_back()
+        await slots.take(keeps_others=True)  # goes before the third, which keeps nothing yet
+        assert slots.num_free == 0
+        slots.give_back()
         await settle()
-        assert (third.done(), places.num_free) == (False, 1)
-        places.give_back()
+        assert (third.done(), slots.num_free) == (False, 1)
+        slots.give_back()
         await third
 
     run(work)
 
 
 def test_more_places_than_there_are_cannot_be_taken() -> None:
-    with pytest.raises(AssertionError, match="3 places, and there are 2"):
-        run(lambda: Places(2).take(2, leaves=1))
+    with pytest.raises(AssertionError, match="3 slots, and there are 2"):
+        run(lambda: Slots(2).take(2, leaves=1))
 
 
 @pytest.mark.parametrize("is_granted", [False, True])
 def test_whoever_gives_up_waiting_is_in_nobodys_way(is_granted: bool) -> None:
     async def work() -> None:
-        places = Places(3)
-        await places.take(2)
-        first, second = asyncio.create_task(places.take(3)), asyncio.create_task(places.take())
+        slots = Slots(3)
+        await slots.take(2)
+        first, second = asyncio.create_task(slots.take(3)), asyncio.create_task(slots.take())
         await settle()
         assert not second.done()
         if is_granted:  # it is its turn, and it is cancelled before it has looked
-            places.give_back(2)
+            slots.give_back(2)
         first.cancel()
         await second
-        assert places.num_free == (2 if is_granted else 0)
+        assert slots.num_free == (2 if is_granted else 0)
 
     run(work)
 
@@ -88,27 +88,27 @@ def test_conversations_of_all_kinds_come_to_their_end(limit: int) -> None:
     """Some keep environments and call tools, some only keep environments, some only call tools."""
     most_busy = 0
 
-    async def talk(places: Places, seed: int) -> None:
+    async def talk(slots: Slots, seed: int) -> None:
         nonlocal most_busy
         chance = random.Random(seed)
         num_kept, has_tools = chance.randint(0, limit), chance.random() < 0.7
         num_kept -= num_kept == limit and has_tools
         if num_kept:
-            await places.take(num_kept, leaves=int(has_tools))
+            await slots.take(num_kept, leaves=int(has_tools))
         for _ in range(3):
             await asyncio.sleep(0)  # the model speaks
             if has_tools:
-                await places.take(keeps_others=bool(num_kept))
-                most_busy = max(most_busy, limit - places.num_free)
+                await slots.take(keeps_others=bool(num_kept))
+                most_busy = max(most_busy, limit - slots.num_free)
                 await asyncio.sleep(0)
-                places.give_back()
+                slots.give_back()
         if num_kept:
-            places.give_back(num_kept)
+            slots.give_back(num_kept)
 
     async def work() -> None:
-        places = Places(limit)
-        await asyncio.gather(*(talk(places, seed) for seed in range(300)))
-        assert places.num_free == limit
+        slots = Slots(limit)
+        await asyncio.gather(*(talk(slots, seed) for seed in range(300)))
+        assert slots.num_free == limit
 
     run(work)
     assert most_busy == limit

@@ -2,7 +2,7 @@
 
 An engine core in a process of its own outlives its actor when the actor is killed from outside. The core keeps its GPU memory, so
 a replacement finds no room. vLLM 0.32 ends its CPU workers without removing their files, and an engine that is killed removes
-nothing at all. So a small process stands by to do it (`stand_by.py`).
+nothing at all. So a small process stands by to do it (`cleanup_process.py`).
 """
 
 import os
@@ -13,12 +13,12 @@ from pathlib import Path
 
 import psutil
 
-from open_instruct.system.stand_by import ENGINE_MARK, StandBy
+from open_instruct.system.cleanup_process import ENGINE_MARK, CleanupProcess
 
 SHARED_MEMORY = Path("/dev/shm")
 SEMAPHORE = "sem.mp-"
 """Beginning of the file names of Python's own semaphores."""
-standing_by: list[StandBy] = []
+cleanup_processes: list[CleanupProcess] = []
 """The stand-by process of each engine here that has processes of its own. Their pipes stay open as long as this process lives."""
 
 
@@ -31,7 +31,7 @@ def cleaned_up_when_this_process_ends(abort_file: Path) -> Iterator[None]:
     """
     not_of_the_engine = child_processes()
     os.environ[ENGINE_MARK] = uuid.uuid4().hex
-    stands_by = StandBy(f"{ENGINE_MARK}={os.environ[ENGINE_MARK]}", [abort_file])
+    cleanup = CleanupProcess(f"{ENGINE_MARK}={os.environ[ENGINE_MARK]}", [abort_file])
     of_the_engine: set[int] = set()
     try:
         yield
@@ -39,10 +39,10 @@ def cleaned_up_when_this_process_ends(abort_file: Path) -> Iterator[None]:
     finally:
         del os.environ[ENGINE_MARK]
         if not of_the_engine:  # nothing to clean up, or vLLM ends what it had begun to start
-            stands_by.dismiss()
+            cleanup.dismiss()
     if of_the_engine:
-        stands_by.tell(of_the_engine, files_of_workers())
-        standing_by.append(stands_by)
+        cleanup.tell(of_the_engine, files_of_workers())
+        cleanup_processes.append(cleanup)
 
 
 def child_processes() -> set[int]:

@@ -1,9 +1,9 @@
 """Runs one program and ends it with everything that it has started. A script of its own, with the standard library alone.
 
-    python -I -S keeper.py DESCRIPTOR COMMAND …
+    python -I -S program_supervisor.py DESCRIPTOR COMMAND …
 
-The keeper starts the command in a session of its own. As soon as the command ends, or the other end of the pipe DESCRIPTOR closes
-because the engine wants it or has ended, the keeper kills all processes that descend from it, also those that left the session.
+The supervisor starts the command in a session of its own. As soon as the command ends, or the other end of the pipe DESCRIPTOR
+closes because the engine wants it or has ended, the supervisor kills all its descendants, also those that left the session.
 It ends with the command's exit code, or with 128 and the number of the signal that ended the command.
 """
 
@@ -25,10 +25,10 @@ def main() -> int:
     control, words = int(sys.argv[1]), sys.argv[2:]
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # whatever loses its parent becomes a child of this process
-    keeper = os.getpid()
+    supervisor = os.getpid()
     program = os.fork()
     if program == 0:
-        _become(libc, keeper, control, words)
+        _become(libc, supervisor, control, words)
     silent = os.open(os.devnull, os.O_RDWR)
     for number in range(3):  # the ends of the program's pipes are the program's alone
         os.dup2(silent, number)
@@ -37,12 +37,12 @@ def main() -> int:
     return _end(program)
 
 
-def _become(libc: ctypes.CDLL, keeper: int, control: int, words: list[str]) -> None:
+def _become(libc: ctypes.CDLL, supervisor: int, control: int, words: list[str]) -> None:
     try:
         os.setsid()
         os.close(control)
         libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() == keeper:
+        if os.getppid() == supervisor:
             os.execvp(words[0], words)
     except OSError as error:
         os.write(2, f"{words[0]}: {error}\n".encode())

@@ -1,7 +1,7 @@
-"""The keeper process, which loads the verifiers, and the scorer processes, which it forks.
+"""The fork server, a process which loads the verifiers, and the scorer processes, which it forks.
 
-The keeper never sees a response. It forks a scorer when the parent asks for one, and a scorer goes into its jail before it sees a
-response. `scoring_processes.py` is the parent's side of both.
+The fork server never sees a response. It forks a scorer when the parent asks for one, and a scorer goes into its jail before it
+sees a response. `scoring_processes.py` is the parent's side of both.
 """
 
 import gc
@@ -33,7 +33,7 @@ from open_instruct.system.sandbox import (
 )
 from open_instruct.verifiers import code_children
 from open_instruct.verifiers.base import VerificationResult
-from open_instruct.verifiers.verifiers import (
+from open_instruct.verifiers.registry import (
     import_verifiers,
     prepare_label,
     prepare_verifier,
@@ -47,8 +47,8 @@ ScoreFunction = Callable[[str, object, list[int], str, str | None], Verification
 
 
 @dataclass(frozen=True)
-class KeeperStart:
-    """The first message to a keeper."""
+class ForkServerStart:
+    """The first message to a fork server."""
 
     score: ScoreFunction
     ready: tuple[str, ...]
@@ -62,15 +62,15 @@ class KeeperStart:
 
 
 def keep(descriptor: int) -> None:
-    """The keeper. Forks a scorer for every request over the socket, until the socket closes; the parent's death closes it too."""
-    # Ctrl-C and a job queue's SIGTERM reach the whole process group, but only the parent decides when the keeper ends.
+    """The fork server. Forks a scorer for every request over the socket, until the socket closes, also by the parent's death."""
+    # Ctrl-C and a job queue's SIGTERM reach the whole process group, but only the parent decides when the fork server ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     os.set_inheritable(descriptor, False)
     listening = socket.socket(fileno=descriptor)
     connection = Connection(os.dup(descriptor))
     try:
-        start: KeeperStart = connection.recv()
+        start: ForkServerStart = connection.recv()
         import_verifiers(start.modules, start.config)
         refused = _load(start.ready)
         if start.runs_programs:
@@ -90,14 +90,14 @@ def keep(descriptor: int) -> None:
             job = connection.recv()
             _reap()
             _prepare(*job)
-            keeper = os.getpid()
+            fork_server = os.getpid()
             if pid := os.fork():
                 os.close(descriptors[0])
                 connection.send(pid)
             elif start.runs_programs:
-                code_children.serve(keeper, descriptors[0], silent, start.jail)
+                code_children.serve(fork_server, descriptors[0], silent, start.jail)
             else:
-                _become_scorer(keeper, descriptors[0], silent, start.jail)
+                _become_scorer(fork_server, descriptors[0], silent, start.jail)
                 _score(start.score)
     except (EOFError, OSError):
         return
@@ -122,15 +122,15 @@ def _reap() -> None:
 
 
 def _prepare(dataset: str, ground_truth: object) -> None:
-    """Load in the keeper what every scorer of such a row needs, so that not every scorer has to load it."""
+    """Load in the fork server what every scorer of such a row needs, so that not every scorer has to load it."""
     with suppress(Exception):  # the scorer meets the same error and reports it
         prepare_label(dataset, ground_truth)
 
 
-def _become_scorer(keeper: int, descriptor: int, silent: int, jail: Jail) -> None:
+def _become_scorer(fork_server: int, descriptor: int, silent: int, jail: Jail) -> None:
     """Make the forked process a scorer: it keeps only the socket, as file descriptor 0, and goes into the jail."""
     try:
-        die_with_parent(keeper)
+        die_with_parent(fork_server)
         os.dup2(descriptor, 0)
         os.dup2(silent, 1)
         os.dup2(silent, 2)

@@ -1,7 +1,7 @@
 """The process from which environments are forked, and what such a process does.
 
-The nursery loads the code of environments once. It never sees what a model wrote. For every environment it forks a process, which
-makes the environment and does what comes over its socket:
+The fork server loads the code of environments once. It never sees what a model wrote. For every environment it forks a process,
+which makes the environment and does what comes over its socket:
 
     {"do": "make", "spec": …} {"do": "reset", "task": …, "seed": …} {"do": "step", "turn": …} {"do": "finish"} {"do": "close"}
     {"do": "load", "state": …} in place of a reset
@@ -25,7 +25,7 @@ from typing import Any
 
 from open_instruct.environments.adapters import environment_class
 from open_instruct.environments.base import Environment, EnvironmentSpec, ToolError
-from open_instruct.environments.offspring import Offspring, become_subreaper
+from open_instruct.environments.orphan_reaper import OrphanReaper, become_subreaper
 from open_instruct.environments.wire import (
     ENVIRONMENT,
     HEAD,
@@ -47,20 +47,20 @@ READY, FAILED = b"r", b"f"
 
 
 def keep(descriptor: int, modules: Sequence[str], targets: Sequence[str]) -> None:
-    """The nursery. Forks an environment's process for every socket that it is sent, until its own socket closes."""
+    """The fork server. Forks an environment's process for every socket that it is sent, until its own socket closes."""
     signal.signal(
         signal.SIGINT, signal.SIG_IGN
     )  # Ctrl-C reaches the whole group; the engine decides when this process ends
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    listening, offspring = socket.socket(fileno=descriptor), Offspring()
+    listening, reaper = socket.socket(fileno=descriptor), OrphanReaper()
     try:
         if _load(listening, modules, targets):
-            offspring.have_loaded()
+            reaper.have_loaded()
             with suppress(OSError):
                 listening.sendall(READY)
-                _fork_for_ever(listening, offspring, {target.encode() for target in targets})
+                _fork_for_ever(listening, reaper, {target.encode() for target in targets})
     finally:
-        offspring.end()
+        reaper.end()
 
 
 def _load(listening: socket.socket, modules: Sequence[str], targets: Sequence[str]) -> bool:
@@ -77,13 +77,13 @@ def _load(listening: socket.socket, modules: Sequence[str], targets: Sequence[st
     return True
 
 
-def _fork_for_ever(listening: socket.socket, offspring: Offspring, loaded: set[bytes]) -> None:
+def _fork_for_ever(listening: socket.socket, reaper: OrphanReaper, loaded: set[bytes]) -> None:
     """Until the engine closes its end, or ends."""
-    nursery = os.getpid()
+    fork_server = os.getpid()
     waking, telling = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     while True:
         _tell_of_children(telling)
-        offspring.clear_up()
+        reaper.clear_up()
         ready, _, _ = select.select([listening, waking], [], [])
         if waking in ready:
             os.read(waking, 2**12)
@@ -95,12 +95,12 @@ def _fork_for_ever(listening: socket.socket, offspring: Offspring, loaded: set[b
         if target not in loaded:
             loaded.add(target)
             _prepare(target.decode())
-            offspring.have_loaded()
+            reaper.have_loaded()
         if child := os.fork():
-            offspring.forked(child)
+            reaper.forked(child)
             os.close(descriptors[0])
         else:
-            _live(nursery, descriptors[0])
+            _live(fork_server, descriptors[0])
 
 
 def _tell_of_children(descriptor: int) -> None:
@@ -118,13 +118,13 @@ def _prepare(target: str) -> None:
     gc.freeze()  # collecting would copy the pages that the processes share
 
 
-def _live(nursery: int, descriptor: int) -> None:
-    """The process of one environment. What descends from it stays below it, and ends after it by the nursery's hand."""
+def _live(fork_server: int, descriptor: int) -> None:
+    """The process of one environment. The fork server kills what descends from it and outlives it."""
     try:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         os.setsid()
-        die_with_parent(nursery)
+        die_with_parent(fork_server)
         become_subreaper()
         with suppress(OSError):
             be_killed_first()

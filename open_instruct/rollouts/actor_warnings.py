@@ -11,7 +11,7 @@ MAX_HELD = 20
 """Of more than that the newest are kept: a driver that does not ask must not cost memory."""
 
 
-class Notices(logging.StreamHandler):
+class HeldWarnings(logging.StreamHandler):
     """Writes warnings of this package to stderr, as usual, and also holds the warnings until `take` is called. Thread-safe."""
 
     def __init__(self) -> None:

@@ -4,11 +4,11 @@ import threading
 
 import pytest
 
-from open_instruct.system.passing_threads import in_passing_thread
+from open_instruct.system.short_lived_thread import run_in_short_lived_thread
 
 
 def test_a_call_runs_in_another_thread_which_is_gone_afterwards() -> None:
-    thread = in_passing_thread(threading.current_thread)
+    thread = run_in_short_lived_thread(threading.current_thread)
     assert thread is not threading.current_thread()
     assert not thread.is_alive()
 
@@ -19,5 +19,5 @@ def test_what_a_call_raises_is_raised(error: BaseException) -> None:
         raise error
 
     with pytest.raises(type(error)) as raised:
-        in_passing_thread(fail)
+        run_in_short_lived_thread(fail)
     assert raised.value is error

@@ -14,7 +14,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def in_passing_thread(call: Callable[[], T]) -> T:
+def run_in_short_lived_thread(call: Callable[[], T]) -> T:
     """What `call` returns or raises."""
     done: Future[T] = Future()
 
@@ -24,7 +24,7 @@ def in_passing_thread(call: Callable[[], T]) -> T:
         except BaseException as error:
             done.set_exception(error)
 
-    thread = threading.Thread(target=run, name="passing", daemon=True)
+    thread = threading.Thread(target=run, name="short_lived", daemon=True)
     thread.start()
     try:
         return done.result()

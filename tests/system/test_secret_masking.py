@@ -7,7 +7,7 @@ import pytest
 
 from open_instruct.config.cli import fail_with
 from open_instruct.report.log_files import setup_logging
-from open_instruct.system.masking import MASK, masked, without_secrets
+from open_instruct.system.secret_masking import MASK, masked, without_secrets
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ from open_instruct.workflows.base import Workflow
 logger = logging.getLogger(__name__)
 
 
-class StepFilling:
+class BatchProducer:
     """The groups that wait for a step, the steps that are not trained yet, and the batches on their way to the learners."""
 
     def __init__(

@@ -1,12 +1,12 @@
-"""The processes that a nursery has forked, and whatever those leave behind.
+"""The processes that a fork server has forked, and whatever those leave behind.
 
-    nursery ── forks ──► an environment's process ── starts ──► programs and servers, in sessions of their own too
+    fork server ── forks ──► an environment's process ── starts ──► programs and servers, in sessions of their own too
 
-A process whose parent has ended becomes a child of the nearest subreaper above it (`man 2 PR_SET_CHILD_SUBREAPER`). Nursery and
-environments are subreapers. So while an environment lives, all that descends from it stays below it; and when it has ended, by
-whatever death, all that is left becomes the nursery's, and is killed. To kill a process group would not be enough, because MCP
-servers lead groups of their own. No process id comes to mean another process here, because a child's id stays taken until its
-parent has reaped it.
+A process whose parent has ended becomes a child of the nearest subreaper above it (`man 2 PR_SET_CHILD_SUBREAPER`). The fork server
+and the environments are subreapers. So while an environment lives, all its descendants stay below it. Once it has ended, however it
+ended, the descendants that are left become children of the fork server, which kills them. To kill a process group would not be
+enough, because MCP servers lead groups of their own. No process id comes to mean another process here, because a child's id stays
+taken until its parent has reaped it.
 """
 
 import ctypes
@@ -26,7 +26,7 @@ def become_subreaper() -> None:
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-class Offspring:
+class OrphanReaper:
     """The children of this process, which becomes a subreaper."""
 
     def __init__(self) -> None:

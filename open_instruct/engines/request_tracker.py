@@ -22,7 +22,7 @@ LENGTHS_KEPT = 256
 
 
 @dataclass(eq=False)
-class HeldRequest:
+class TrackedRequest:
     """A request to the engine."""
 
     request_id: str
@@ -49,7 +49,7 @@ class HeldRequest:
         return Answer([], statistics, cause)
 
 
-class HeldWork:
+class RequestTracker:
     """The account of one engine actor's work. `lock` guards the account and is notified when something leaves.
 
     Args:
@@ -64,9 +64,9 @@ class HeldWork:
         self._version = version
         self._max_num_seqs = max_num_seqs
         self._max_tokens = max_tokens
-        self._requests: dict[str, HeldRequest] = {}
+        self._requests: dict[str, TrackedRequest] = {}
         """Requests of rollouts and of direct calls, by request id."""
-        self._to_admit: deque[HeldRequest] = deque()
+        self._to_admit: deque[TrackedRequest] = deque()
         self._given_up: list[str] = []
         """Ids of requests that the engine has although nobody waits for their answers any more."""
         self._rollouts: dict[str, PromptRequest | None] = {}
@@ -89,14 +89,14 @@ class HeldWork:
     def set_version(self, version: int) -> list[PromptRequest]:
         """The engine serves `version` from now on. Returns the prompts that have waited for it: their rollouts may begin."""
         with self._lock:
-            waited, self._version = self._early(), version
+            waited, self._version = self._waiting_for_version(), version
             return [prompt for prompt in waited if prompt.issue_version <= version]
 
-    def _early(self) -> list[PromptRequest]:
+    def _waiting_for_version(self) -> list[PromptRequest]:
         """Prompts that came before the weights that they were issued for. Their rollouts have not begun."""
-        return [prompt for prompt in self._silent() if prompt.issue_version > self._version]
+        return [prompt for prompt in self._without_request() if prompt.issue_version > self._version]
 
-    def _silent(self) -> list[PromptRequest]:
+    def _without_request(self) -> list[PromptRequest]:
         """Prompts whose rollouts have made no request yet."""
         return [prompt for prompt in self._rollouts.values() if prompt is not None]
 
@@ -120,7 +120,7 @@ class HeldWork:
         The answer must not go to another request, so no id may come again while the engine may still have an earlier request of
         this id. Whoever cancels the future gives the request up.
         """
-        held = HeldRequest(request_id, prompt, sampling, Future())
+        held = TrackedRequest(request_id, prompt, sampling, Future())
         held.reply.add_done_callback(lambda reply: self._give_up(held) if reply.cancelled() else None)
         prompt_id = request_id.partition("/")[0]
         with self._lock:
@@ -134,7 +134,7 @@ class HeldWork:
             self._lock.notify_all()
         return held.reply
 
-    def _give_up(self, held: HeldRequest) -> None:
+    def _give_up(self, held: TrackedRequest) -> None:
         """Nobody waits for the answer any more. So the request occupies nothing here from now on, and the engine is told to abort
         it, if the engine has it."""
         with self._lock:
@@ -156,7 +156,7 @@ class HeldWork:
     def waits_for_admission(self) -> bool:
         return bool(self._to_admit)
 
-    def admit(self) -> HeldRequest | None:
+    def admit(self) -> TrackedRequest | None:
         """The next request for the engine, whose time limit runs from now on. None if none waits, because a request that has
         waited may be given up at any time."""
         with self._lock:
@@ -166,11 +166,11 @@ class HeldWork:
             held.admitted = Moment()
             return held
 
-    def get(self, request_id: str) -> HeldRequest | None:
+    def get(self, request_id: str) -> TrackedRequest | None:
         """None if the request was broken off or given up."""
         return self._requests.get(request_id)
 
-    def hand_over(self, held: HeldRequest, answer: Answer) -> None:
+    def hand_over(self, held: TrackedRequest, answer: Answer) -> None:
         """The request is done. Its rollout gets the answer, unless the rollout was broken off."""
         with self._lock:
             self._requests.pop(held.request_id, None)  # it may have been given up meanwhile
@@ -180,7 +180,7 @@ class HeldWork:
         if held.reply.set_running_or_notify_cancel():
             held.reply.set_result(answer)
 
-    def later_than(self, limit_s: float) -> list[HeldRequest]:
+    def later_than(self, limit_s: float) -> list[TrackedRequest]:
         """Requests of rollouts that the engine has had for longer than `limit_s`."""
         with self._lock:
             of_rollouts = [held for held in self._requests.values() if not held.request_id.startswith(DIRECT)]
@@ -199,7 +199,7 @@ class HeldWork:
             return False
         if not self._requests and not self._rollouts:
             return True
-        begun = [prompt.generation_config for prompt in self._silent()]
+        begun = [prompt.generation_config for prompt in self._without_request()]
         held = [held.sampling for held in self._requests.values()]
         num_seqs = max(sum(config.n for config in [*held, *begun]), len(self._rollouts))
         length = sum(self._lengths) / len(self._lengths) if self._lengths else math.inf
@@ -210,12 +210,12 @@ class HeldWork:
     @property
     def will_submit(self) -> bool:
         """Whether a rollout has begun that has made no request yet."""
-        return any(prompt.issue_version <= self._version for prompt in self._silent())
+        return any(prompt.issue_version <= self._version for prompt in self._without_request())
 
     @property
-    def num_early(self) -> int:
+    def num_waiting_for_version(self) -> int:
         """Prompts that wait for the weights that they were issued for."""
-        return len(self._early())
+        return len(self._waiting_for_version())
 
     @property
     def num_outstanding_tokens(self) -> int:

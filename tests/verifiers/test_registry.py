@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from open_instruct.verifiers import reasoning_gym_verifier
 from open_instruct.verifiers.answer_reading import extract_answer, last_number
 from open_instruct.verifiers.reasoning_gym_data import encode_item, reasoning_gym_rows
-from open_instruct.verifiers.verifiers import (
+from open_instruct.verifiers.registry import (
     VerificationResult,
     VerifierFunction,
     build_all_verifiers,
@@ -253,7 +253,7 @@ def test_score_response_pickles() -> None:
 
 def test_importing_is_light() -> None:
     code = (
-        "import sys; import open_instruct.verifiers.verifiers as g; g.verifier_names();"
+        "import sys; import open_instruct.verifiers.registry as g; g.verifier_names();"
         "print([m for m in ('torch', 'ray', 'vllm', 'deepspeed', 'transformers', 'datasets', 'reasoning_gym')"
         " if m in sys.modules])"
     )

@@ -14,7 +14,6 @@ import psutil
 import pytest
 
 from open_instruct.cluster.process_watch import RUN_MARK as MARK_OF_RUNS
-from open_instruct.environments import offspring
 from open_instruct.environments.base import EnvironmentSpec, ToolCall, Turn
 from open_instruct.environments.mcp_tools import RUN_MARK
 from open_instruct.environments.processes import EnvironmentFailed, EnvironmentPool, Lease
@@ -121,7 +120,7 @@ def test_what_a_living_environment_has_sent_to_the_background_lives(target: str)
         _, _, own = await begun(pool, target)
         other, _, of_other = await begun(pool, target)
         pool.forget(other)
-        await asyncio.to_thread(wait_for_end, of_other)  # so the nursery has looked for what is left over
+        await asyncio.to_thread(wait_for_end, of_other)  # so the fork server has looked for what is left over
         assert all(map(is_alive, own))
 
     with_pool(work)
@@ -176,11 +175,11 @@ def test_the_children_of_a_process_are_found_with_any_kernel(
 
     list_directory = os.listdir
     monkeypatch.setattr(os, "listdir", listed)
-    before = offspring._children()
+    before = orphan_reaper._children()
     with subprocess.Popen(["sh", "-c", "sleep 600 & wait"], start_new_session=True) as child:
-        assert offspring._children() - before == {child.pid}
+        assert orphan_reaper._children() - before == {child.pid}
         os.killpg(child.pid, signal.SIGKILL)
-    assert offspring._children() == before
+    assert orphan_reaper._children() == before
 
 
 SERVER = """

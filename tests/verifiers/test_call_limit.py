@@ -1,15 +1,15 @@
-"""Turns that are shared by event loops."""
+"""CallLimit that are shared by event loops."""
 
 import asyncio
 import threading
 
 import pytest
 
-from open_instruct.verifiers.judge_turns import Turns
+from open_instruct.verifiers.call_limit import CallLimit
 
 
 def test_turns_hold_across_event_loops() -> None:
-    turns, lock, counts = Turns(3), threading.Lock(), [0, 0, 0]
+    turns, lock, counts = CallLimit(3), threading.Lock(), [0, 0, 0]
 
     async def one() -> None:
         async with turns:
@@ -33,12 +33,12 @@ def test_turns_hold_across_event_loops() -> None:
 
 
 def test_a_turn_of_somebody_who_was_cancelled_is_passed_on() -> None:
-    async def wait(turns: Turns) -> None:
+    async def wait(turns: CallLimit) -> None:
         async with turns:
             pass
 
     async def cancel(*, when_given: bool) -> None:
-        turns = Turns(1)
+        turns = CallLimit(1)
         async with turns:
             first, second = asyncio.create_task(wait(turns)), asyncio.create_task(wait(turns))
             await asyncio.sleep(0)
@@ -56,7 +56,7 @@ def test_a_turn_of_somebody_who_was_cancelled_is_passed_on() -> None:
 
 
 def test_a_loop_that_is_closed_has_no_turn() -> None:
-    turns = Turns(1)
+    turns = CallLimit(1)
 
     async def hold() -> None:
         async with turns:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from open_instruct.cluster import ray_access
+from open_instruct.cluster import ray_security
 
 pytestmark = pytest.mark.extended
 
@@ -67,7 +67,7 @@ def test_a_token_that_others_could_read_is_closed_to_them(tmp_path: Path, monkey
     token.parent.mkdir()
     token.write_text("mine")
     token.chmod(0o644)
-    with ray_access.this_machine_alone():
+    with ray_security.this_machine_alone():
         pass
     assert token.read_text() == "mine"
     assert stat.S_IMODE(token.stat().st_mode) == 0o600
@@ -77,14 +77,14 @@ def test_what_keeps_ray_on_this_machine_is_not_inherited_by_what_comes_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    constants = ray_access.ray_constants
+    constants = ray_security.ray_constants
     for before in ("1", None):
         if before is None:
             monkeypatch.delenv(constants.ENABLE_RAY_CLUSTERS_ENV_VAR)
         else:
             monkeypatch.setenv(constants.ENABLE_RAY_CLUSTERS_ENV_VAR, before)
         is_enabled = constants.ENABLE_RAY_CLUSTER
-        with ray_access.this_machine_alone():
+        with ray_security.this_machine_alone():
             assert os.environ[constants.ENABLE_RAY_CLUSTERS_ENV_VAR] == "0"
             assert not constants.ENABLE_RAY_CLUSTER
         assert os.environ.get(constants.ENABLE_RAY_CLUSTERS_ENV_VAR) == before

@@ -1,7 +1,7 @@
-"""What a conversation asks of its environments. `serving.py` is the engine's side.
+"""What a conversation asks of its environments. `environment_server.py` is the engine's side.
 
 A conversation gets all environments that it keeps at once, before anything is said, and has a tool without a state for each call
-alone, so it keeps nothing while its model speaks but what has a state. `environments/places.py` says why.
+alone, so it keeps nothing while its model speaks but what has a state. `environments/slots.py` says why.
 """
 
 from collections.abc import Mapping, Sequence
@@ -52,7 +52,7 @@ class Said:
     """Whether its process had failed, and a fresh one went on from the last state."""
 
 
-class Asking:
+class EnvironmentClient:
     """The environments of one attempt at a conversation.
 
     Args:

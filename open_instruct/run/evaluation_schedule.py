@@ -34,7 +34,7 @@ def start_evaluation(run: Run) -> None:
     """Issue the evaluation prompts. The engines keep their weights until `maybe_evaluate` has the results."""
     version = run.progress.training_step
     run.components.wait(
-        run.components.manager.controller.start_evaluation.remote(version),
+        run.components.rollouts.controller.start_evaluation.remote(version),
         what="the start of an evaluation",
         timeout_s=CONTROL_S,
     )
@@ -45,7 +45,7 @@ def give_weights_to_newcomers(run: Run) -> None:
     """Let replacements begin to serve. If all engines have a newer version after that, the controller is told."""
     version = run.synchronizer.give_weights_to_newcomers()
     if version is not None:
-        told = run.components.manager.controller.set_version.remote(version)
+        told = run.components.rollouts.controller.set_version.remote(version)
         run.components.wait(told, what="the controller", timeout_s=CONTROL_S)
 
 
@@ -60,7 +60,7 @@ def maybe_evaluate(run: Run) -> bool:
     with run.timer("waiting_for_evaluation"):
         try:
             run.components.wait(
-                run.components.manager.async_eval(run.evaluation_of),
+                run.components.rollouts.async_eval(run.evaluation_of),
                 what=f"the evaluation of version {run.evaluation_of}",
                 timeout_s=run.args.eval_timeout_s + 10,
                 limit="eval_timeout_s",
@@ -72,11 +72,13 @@ def maybe_evaluate(run: Run) -> bool:
                 "the evaluation of version %d is lost: its prompts are left without an engine that has those weights",
                 run.evaluation_of,
             )
-            run.components.manager.controller.give_up_evaluation.remote()
+            run.components.rollouts.controller.give_up_evaluation.remote()
             run.evaluation_of = None
             return False
     metrics = run.components.wait(
-        run.components.manager.controller.take_evaluation.remote(), what="the evaluation's metrics", timeout_s=CONTROL_S
+        run.components.rollouts.controller.take_evaluation.remote(),
+        what="the evaluation's metrics",
+        timeout_s=CONTROL_S,
     )
     if "eval/pass_at_1" not in metrics:
         logger.error("the evaluation of version %d measured nothing: no verifier scored a prompt", run.evaluation_of)

@@ -5,7 +5,7 @@ import threading
 from collections import deque
 
 
-class Turns:
+class CallLimit:
     """At most `most` blocks `async with turns:` at the same time in this process; the others wait, first come, first served."""
 
     def __init__(self, most: int) -> None:

@@ -21,7 +21,7 @@ ENGINE = """
 import gc, multiprocessing, os, signal, subprocess, sys, time
 from multiprocessing.resource_tracker import _resource_tracker
 from pathlib import Path
-from open_instruct.engines.worker_memory import cleaned_up_when_this_process_ends, files_of_workers
+from open_instruct.engines.engine_cleanup import cleaned_up_when_this_process_ends, files_of_workers
 def killed():
     os.kill(_resource_tracker._pid, signal.SIGKILL)  # Ray ends the children of a worker that died
     os.kill(os.getpid(), signal.SIGKILL)

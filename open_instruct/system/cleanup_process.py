@@ -21,7 +21,7 @@ START_S = 30.0
 ENGINE_MARK = "OPEN_INSTRUCT_STARTED_BY"
 """Variable in the environment of all processes that are started while an engine is made. A process with this name in its command
 line cleans up after an engine."""
-_STAND_BY = f"""
+_CLEANUP = f"""
 import json, os, signal, sys, time
 
 def open_process(pid):
@@ -91,11 +91,11 @@ for path in files:
 """
 
 
-class StandBy:
+class CleanupProcess:
     """When this process has ended, kills all processes with `mark` (`NAME=value`) in their environment, and removes `files`."""
 
     def __init__(self, mark: str, files: Iterable[Path] = ()) -> None:
-        command = [sys.executable, "-S", "-c", _STAND_BY, mark, *map(str, files)]
+        command = [sys.executable, "-S", "-c", _CLEANUP, mark, *map(str, files)]
         pipe = subprocess.PIPE
         self._started = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, start_new_session=True)
         self.pid = int(self._answer())
