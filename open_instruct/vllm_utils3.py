@@ -207,7 +207,8 @@ class LLMRayActor:
                 "held": held,
                 "num_outstanding_tokens": work.num_outstanding_tokens,
                 "state": self._state.name,
-                "needs_weights": sleep.needs_weights and (work.has_requests or len(held) > work.num_early),
+                "needs_weights": sleep.needs_weights
+                and (work.has_requests or len(held) > work.num_waiting_for_version),
                 "num_sleeps": sleep.num_sleeps,
                 "asleep_s": sleep.asleep_s,
                 "memory_released_bytes": sleep.memory_released_bytes,

@@ -147,7 +147,7 @@ def test_a_prompt_that_comes_before_its_weights_waits_for_them(make_stage: MakeS
     """Its rollout has not begun meanwhile, so no time limit runs; the engine is not taken for one that hangs."""
     stage = make_stage(workflow=WorkflowSpec(SINGLE_TURN))
     stage.put(None, None, version=1)
-    assert comes_true(lambda: stage.actor._work.num_early == 2)
+    assert comes_true(lambda: stage.actor._work.num_waiting_for_version == 2)
     time.sleep(0.05)
     inventory = stage.actor.take_inventory()
     assert (inventory["held"], inventory["idle_s"], inventory["needs_weights"]) == (["train-0", "train-1"], 0.0, False)
@@ -185,12 +185,12 @@ def test_prompts_that_come_early_keep_no_engine_awake() -> None:
     old, new, newer = (PromptRequest(np.arange(8, dtype=np.int32), config, 0, f"of-{v}", v) for v in (3, 4, 5))
     assert work.take_in([new, newer]) == []
     assert not work.will_submit
-    assert work.num_early == len(work.prompt_ids) == 2
+    assert work.num_waiting_for_version == len(work.prompt_ids) == 2
     assert work.take_in([old]) == [old]
     assert work.will_submit
     assert work.set_version(4) == [new]
     assert work.set_version(6) == [newer]
-    assert work.num_early == 0
+    assert work.num_waiting_for_version == 0
 
 
 def test_a_rollout_is_inside_until_its_result_is_out(make_stage: MakeStage) -> None:

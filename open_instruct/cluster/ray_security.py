@@ -26,7 +26,7 @@ def this_machine_alone() -> Iterator[None]:
     """A Ray that is started in the block listens on the loopback interface alone, and only this user can read its token.
 
     For Ray 2.60: only the setting that Ray has for Windows and macOS makes it choose the loopback address as the address of a
-    node, and Ray reads this setting when it is imported. tests/cluster/test_ray_access.py notices. The setting ends with the
+    node, and Ray reads this setting when it is imported. tests/cluster/test_ray_security.py notices. The setting ends with the
     block, so that what this process starts later, perhaps a cluster of several nodes, does not inherit it.
     """
     if not os.environ.get("RAY_AUTH_TOKEN") and not os.environ.get("RAY_AUTH_TOKEN_PATH"):

@@ -2,11 +2,11 @@
 
     fork server ── forks ──► an environment's process ── starts ──► programs and servers, in sessions of their own too
 
-A process whose parent has ended becomes a child of the nearest subreaper above it (`man 2 PR_SET_CHILD_SUBREAPER`). The fork server
-and the environments are subreapers. So while an environment lives, all its descendants stay below it. Once it has ended, however it
-ended, the descendants that are left become children of the fork server, which kills them. To kill a process group would not be
-enough, because MCP servers lead groups of their own. No process id comes to mean another process here, because a child's id stays
-taken until its parent has reaped it.
+A process whose parent has ended becomes a child of the nearest subreaper above it (`man 2 PR_SET_CHILD_SUBREAPER`). The fork
+server and the environments are subreapers. So while an environment lives, all its descendants stay below it. Once it has ended,
+the descendants that are left become children of the fork server, which kills them. To kill a process group would not be enough,
+because MCP servers lead groups of their own. No process id comes to mean another process here, because a child's id stays taken
+until its parent has reaped it.
 """
 
 import ctypes

@@ -16,7 +16,7 @@ import ray
 
 from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.data_types import RolloutBatch
-from open_instruct.rollouts import batch_building
+from open_instruct.rollouts.batch_metrics import OverIssueBias
 from open_instruct.rollouts.data_preparation import DataPreparation
 from open_instruct.rollouts.message_queue import MessageQueue, QueueFull, default_queue_size
 from open_instruct.rollouts.prompt_requests import PromptRequests
@@ -60,11 +60,11 @@ class BatchProducer:
         self.taken: dict[int, list[ScoredGroup]] = {}
         """The groups of each step that is not trained yet, by its number."""
         self._assembly: StepAssembly | None = None
-        self._num_forgotten = 0
+        self._seen_by_cleanup = 0
         """`num_stale_discarded` when discarded groups were last removed from `groups`."""
-        self._num_stale_told = 0
+        self._reported_stale = 0
         """`num_stale_discarded` at the metrics of the last step."""
-        self._over_issue = batch_building.OverIssueBias()
+        self._over_issue = OverIssueBias()
 
     def packing_thread(self) -> None:
         """The thread. It takes scored groups and puts the training data of each step into the message queue, waiting for room."""
@@ -127,9 +127,9 @@ class BatchProducer:
 
     def _forget_discarded(self) -> None:
         """Forget groups that were too old. Their prompts are issued again."""
-        if self._num_forgotten == self._flow.num_stale_discarded:
+        if self._seen_by_cleanup == self._flow.num_stale_discarded:
             return  # looking at all groups for every result would cost more than the ledger does
-        self._num_forgotten = self._flow.num_stale_discarded
+        self._seen_by_cleanup = self._flow.num_stale_discarded
         for prompt_id in [prompt_id for prompt_id in self.groups if not self._flow.ledger[prompt_id].arrived]:
             del self.groups[prompt_id]
 
@@ -155,8 +155,8 @@ class BatchProducer:
         self._put(batch)
 
     def _metrics(self, assembly: StepAssembly) -> dict[str, Any]:
-        num_stale = self._flow.num_stale_discarded - self._num_stale_told
-        self._num_stale_told += num_stale
+        num_stale = self._flow.num_stale_discarded - self._reported_stale
+        self._reported_stale += num_stale
         return {
             **assembly.metrics(time.time()),
             **self._over_issue.metrics(),

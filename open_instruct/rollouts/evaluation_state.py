@@ -17,7 +17,7 @@ from typing import Any
 
 from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.data_types import GenerationResult, Moment
-from open_instruct.rollouts import batch_building
+from open_instruct.rollouts.evaluation_metrics import evaluation_metrics
 from open_instruct.scored_groups import ScoredGroup, UnscoredGroup
 from open_instruct.system.work_threads import WorkThreads
 from open_instruct.workflows.base import Workflow
@@ -247,9 +247,7 @@ class Evaluations:
 
     def _metrics(self, groups: Sequence[ScoredGroup]) -> dict[str, Any]:
         self.answers = answers = self._workflow.evaluated(groups)
-        metrics = batch_building.evaluation_metrics(
-            answers, verification_reward=self._args.verification_reward, rollouts=groups
-        )
+        metrics = evaluation_metrics(answers, verification_reward=self._args.verification_reward, rollouts=groups)
         return metrics | under_eval(self._workflow.evaluation_metrics(groups))
 
     def give_up(self) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from open_instruct.algorithms.reward_shaping import is_well_formed
 from open_instruct.data.prompt_dataset import PromptDataset, PromptRow
 from open_instruct.data_types import GenerationResult, Sample
-from open_instruct.rollouts.generation_failures import NOT_SCORED
+from open_instruct.rollouts.failure_log import NOT_SCORED
 from open_instruct.rollouts.prompt_requests import PromptRequests
 from open_instruct.rollouts.rollout_state import FinishedGroup
 from open_instruct.scored_groups import ScoredGroup, ScorePart, UnscoredGroup, ends_of, take

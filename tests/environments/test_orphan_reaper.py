@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from open_instruct.cluster.process_watch import RUN_MARK as MARK_OF_RUNS
+from open_instruct.environments import orphan_reaper
 from open_instruct.environments.base import EnvironmentSpec, ToolCall, Turn
 from open_instruct.environments.mcp_tools import RUN_MARK
 from open_instruct.environments.processes import EnvironmentFailed, EnvironmentPool, Lease

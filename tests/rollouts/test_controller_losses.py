@@ -280,7 +280,7 @@ def test_an_error_in_a_thread_is_raised_by_the_next_call(
         controller.start_evaluation(0)
     else:
         owner, method = (
-            (controller._filling, "_assemble") if thread == "packing_thread" else (controller._preparation, "take")
+            (controller._producer, "_assemble") if thread == "packing_thread" else (controller._preparation, "take")
         )
         monkeypatch.setattr(owner, method, fail)
         play.deliver(play.answer(play.received[0]))

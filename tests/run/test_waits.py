@@ -9,7 +9,7 @@ from component_fakes import components_of
 
 from open_instruct.cluster.failures import ComponentDied
 from open_instruct.engines.vllm_engine import EngineCoreLost
-from open_instruct.run import waits
+from open_instruct.run import ray_results, waits
 
 
 def test_a_wait_that_was_too_short_names_the_option_to_raise(monkeypatch: pytest.MonkeyPatch) -> None:

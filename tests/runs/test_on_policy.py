@@ -14,7 +14,8 @@ from conftest import TIMEOUT_S, TINY_MODEL, make_args
 from whole_runs import EVALUATION, assert_ledger_balances, rows
 
 from open_instruct.config.grpo_config import GRPOConfig
-from open_instruct.data.prompt_dataset import PromptDataset, PromptOrder
+from open_instruct.data.prompt_dataset import PromptDataset
+from open_instruct.data.prompt_order import PromptOrder
 from open_instruct.data_types import GenerationResult
 
 SUMS = "reasoning_gym/chain_sum?min_terms=2&max_terms=2&min_digits=2&max_digits=2&size=100&seed=7"

@@ -439,7 +439,7 @@ def test_an_entry_that_is_too_large_is_dropped(server: ScriptedServer, tmp_path:
 
 
 def test_the_base_file_holds_the_documented_keys_and_defaults() -> None:
-    config = rc_actor.yaml_door.compose(rc_actor.DOOR, [])
+    config = rc_actor.yaml_door.compose(rc_actor.YAML_PROGRAM, [])
     documented = {
         "num_reasoning_steps": 3,
         "num_samples_per_problem": 1,

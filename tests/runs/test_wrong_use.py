@@ -544,7 +544,7 @@ def test_yaml_files_that_nobody_means(
     ],
 )
 def test_numbers_and_servers_that_nobody_can_wait_for(section: str, values: dict[str, object], told: str) -> None:
-    config = yaml_door.compose(rc_actor.DOOR, ["--config-name=test_rc"])
+    config = yaml_door.compose(rc_actor.YAML_PROGRAM, ["--config-name=test_rc"])
     config[section] |= values
     with pytest.raises(UsageError) as error:
         read_options(config)
@@ -554,7 +554,7 @@ def test_numbers_and_servers_that_nobody_can_wait_for(section: str, values: dict
 @pytest.mark.parametrize("secret", ["se+cret", "se,cret", "se cret"])
 @pytest.mark.parametrize("option", ["llm_urls", "summarization_llm_urls", "api_key_urls"])
 def test_no_part_of_a_password_is_told(secret: str, option: str) -> None:
-    config = yaml_door.compose(rc_actor.DOOR, ["--config-name=test_rc"])
+    config = yaml_door.compose(rc_actor.YAML_PROGRAM, ["--config-name=test_rc"])
     config["me"] |= {option: f"http://user:{secret}@host:8000"}
     with pytest.raises(UsageError) as error:
         read_options(config)
@@ -578,7 +578,7 @@ def test_loaders_that_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     (tmp_path / f"{module}.py").write_text(body)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.path", list(sys.path))
-    config = yaml_door.compose(rc_actor.DOOR, ["--config-name=test_rc", f"dataset_loader={module}.load"])
+    config = yaml_door.compose(rc_actor.YAML_PROGRAM, ["--config-name=test_rc", f"dataset_loader={module}.load"])
     with pytest.raises(UsageError) as error:
         rc_actor.load_problems(read_options(config))
     assert told in "\n".join(error.value.mistakes)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from open_instruct.data_types import EVAL, GenerationResult, Moment, PromptRequest, SamplingConfig
-from open_instruct.rollouts.generation_failures import LOG_INTERVAL_S, NOT_SCORED, GenerationFailures, NothingAnswered
+from open_instruct.rollouts.failure_log import LOG_INTERVAL_S, NOT_SCORED, GenerationFailures, NothingAnswered
 
 REQUEST = PromptRequest(np.arange(3, dtype=np.int32), SamplingConfig(), 0, "train-0", 0)
 TIMEOUT = GenerationResult.given_up(REQUEST, 2, "generation_timeout: over 30 s", Moment())

@@ -1,9 +1,8 @@
-"""From scored groups to training samples, and the numbers that describe them. Pure: arrays in, arrays and floats out."""
+"""Metrics of a training step's batch: rewards, lengths, sizes, ages, stragglers. Pure: arrays in, arrays and floats out."""
 
 import itertools
-import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,66 +14,6 @@ from open_instruct.scored_groups import ScoredGroup, last_samples, stopped_of
 
 SOLVED = 1.0 - 1e-6
 """Scores from here on count as 1."""
-
-
-def training_samples(
-    groups: Sequence[ScoredGroup],
-    *,
-    verification_reward: float,
-    advantages: Callable[..., np.ndarray],
-    mask_truncated_completions: bool,
-    learns_inserted: bool = False,
-    masks: Sequence[Sequence[np.ndarray]] | None = None,
-) -> list[TrainingSample]:
-    """One sample per response, with the advantage of its reward within its group, in the order of `groups`.
-
-    `advantages(rewards_G, lengths_G=…)` gives (G,) advantages for the (G,) rewards of a group.
-
-    With `mask_truncated_completions` conversations that did not end by themselves count in their group's baseline, but no token
-    of theirs is trained on; all their samples are left out. So are samples of whose tokens `masks` (per group and sample, (R,)
-    bool; by default all True) lets none be trained on, and those of weight 0. Tokens outside a `loss_mask` are never trained on,
-    but for their cross-entropy with `learns_inserted`.
-    """
-    if masks is None:
-        masks = [[np.ones(len(sample.response_ids), dtype=bool) for sample in group.samples] for group in groups]
-    advantages_PG = [_advantages_of(group, advantages, verification_reward) for group in groups]
-    return [
-        TrainingSample(
-            query=sample.prompt_ids,
-            response=sample.response_ids,
-            mask=trained,
-            logprobs=sample.logprobs,
-            advantage=float(advantage),
-            weight=sample.weight,
-            inserted=~sample.loss_mask if learns_inserted and sample.loss_mask is not None else None,
-            teacher=sample.teacher,
-        )
-        for group, advantages_G, group_masks in zip(groups, advantages_PG, masks, strict=True)
-        for sample, advantage, mask, stops in zip(group.samples, advantages_G, group_masks, group.stopped, strict=True)
-        if (trained := mask if sample.loss_mask is None else mask & sample.loss_mask).any()
-        and sample.weight > 0
-        and (stops or not mask_truncated_completions)
-    ]
-
-
-def _advantages_of(group: ScoredGroup, advantages: Callable[..., np.ndarray], verification_reward: float) -> np.ndarray:
-    """(G,) advantages. Samples of one conversation are compared as one, with the tokens of all of them as its length: they have
-    the advantage of its last sample."""
-    rewards, lengths = group.rewards(verification_reward), group.conversation_lengths
-    if not any(sample.goes_on for sample in group.samples):
-        return advantages(rewards, lengths_G=lengths)
-    ends, place = np.unique(group.ends, return_inverse=True)
-    return advantages(rewards[ends], lengths_G=lengths[ends])[place]
-
-
-def fresh_masks(result: GenerationResult, oldest_allowed_version: int) -> list[np.ndarray]:
-    """Per response (R,) bool: True on tokens that weights of `oldest_allowed_version` or newer sampled."""
-    return [
-        np.repeat([version >= oldest_allowed_version for version, _ in spans], [length for _, length in spans]).astype(
-            bool
-        )
-        for spans in (sample.version_spans for sample in result.samples)
-    ]
 
 
 def response_metrics(groups: Sequence[ScoredGroup], *, verification_reward: float) -> dict[str, Any]:
@@ -212,11 +151,11 @@ def _size_metrics(kept: Sequence[ScoredGroup]) -> dict[str, Any]:
         "time/group_generation_mean": float(np.mean(times)),
         "time/group_generation_min": min(times),
         "time/group_generation_max": max(times),
-        "val/actor_tokens_per_second": _tokens_per_second(kept),
+        "val/actor_tokens_per_second": tokens_per_second(kept),
     }
 
 
-def _tokens_per_second(groups: Sequence[ScoredGroup]) -> float:
+def tokens_per_second(groups: Sequence[ScoredGroup]) -> float:
     """Tokens of prompts and responses per second of the group that took longest, as open-instruct has it."""
     slowest = max(group.result.token_statistics.generation_time for group in groups)
     num_tokens = sum(_num_prompt_tokens(one) + one.result.token_statistics.num_response_tokens for one in groups)
@@ -401,64 +340,3 @@ def num_computed_tokens(rank_batches: Sequence[Sequence[MiniBatch]]) -> int:
         for mini_batch in batches
         for micro_batch in mini_batch.micro_batches
     )
-
-
-def pass_at_k_metrics(correct: Sequence[np.ndarray]) -> dict[str, float]:
-    """`eval/pass_at_1`, the share of right responses. With n responses to a prompt also `eval/pass_at_<n>`, the share of prompts
-    with a right one among them, and for k = 1, 2, 4, … `eval/pass_at_<k>_unbiased`: 1 - C(n - c, k) / C(n, k) for c right
-    responses of n (Chen et al., arXiv:2107.03374, eq. 1), averaged over prompts.
-
-    Args:
-        correct: for each prompt (n,) bool. A prompt with fewer responses than k counts with those that it has.
-    """
-    metrics = {"eval/pass_at_1": float(np.mean([one.mean() for one in correct]))}
-    most = max(map(len, correct))
-    if most > 1:
-        metrics[f"eval/pass_at_{most}"] = float(np.mean([one.any() for one in correct]))
-        for k in (2**power for power in range(most.bit_length())):
-            metrics[f"eval/pass_at_{k}_unbiased"] = float(
-                np.mean([_pass_at(k, len(one), int(one.sum())) for one in correct])
-            )
-    return metrics
-
-
-def _pass_at(k: int, n: int, c: int) -> float:
-    k = min(k, n)
-    return 1.0 - math.comb(n - c, k) / math.comb(n, k)
-
-
-def is_right(group: ScoredGroup) -> np.ndarray:
-    """(G,) bool: the verifier's score, or what the environment gave, is 1 or more."""
-    right = group.scores >= SOLVED
-    return right | (group.environment_rewards >= SOLVED) if group.has_environment_rewards else right
-
-
-def evaluation_metrics(
-    groups: Sequence[ScoredGroup], *, verification_reward: float, rollouts: Sequence[ScoredGroup] | None = None
-) -> dict[str, Any]:
-    """`eval/*` over all prompts of one evaluation; `eval/scores` is the mean reward, `eval/pass_at_1` the share right.
-
-    Prompts that were given up count as wrong in both, and `eval/num_given_up` is their number. If they were left out, two
-    evaluations would be of different prompts, and one with a shorter time limit would look better. Where `groups` are the last
-    turns, `rollouts` have all of them, and the speed is that of their tokens.
-    """
-    metrics = response_metrics(groups, verification_reward=verification_reward) | scoring_metrics(groups)
-    renamed = {f"eval/{key.removeprefix('val/')}": value for key, value in metrics.items()}
-    renamed |= pass_at_k_metrics([is_right(group) for group in groups])
-    renamed["eval/num_given_up"] = sum(not group.samples for group in groups)
-    return renamed | _speed(groups if rollouts is None else rollouts)
-
-
-def _speed(rollouts: Sequence[ScoredGroup]) -> dict[str, float]:
-    """Tokens per second of an evaluation; empty if nothing was answered."""
-    answered = [rollout for rollout in rollouts if rollout.samples]
-    if not answered:
-        return {}
-    statistics = [rollout.result.token_statistics for rollout in answered]
-    started = min(one.start_time for one in statistics)
-    ended = max(one.start_time + one.generation_time for one in statistics)
-    num_tokens = sum(one.num_response_tokens for one in statistics)
-    return {
-        "eval/actor_tokens_per_second": _tokens_per_second(answered),
-        "eval/response_tokens_per_second": num_tokens / max(ended - started, 1e-9),
-    }

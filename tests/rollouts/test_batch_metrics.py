@@ -1,64 +1,32 @@
-"""From scored groups to samples and metrics: exact numbers on small groups."""
+"""Metrics of a batch: exact numbers on small groups."""
 
 import dataclasses
-import itertools
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pytest
-from group_fakes import make_result
+from group_fakes import make_group, make_spanned_group, spans_of_a_group
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from open_instruct.algorithms.advantages import group_advantages
-from open_instruct.data_types import TokenStatistics, TrainingSample
+from open_instruct.data_types import TrainingSample
 from open_instruct.report.histogram import histogram, is_histogram
-from open_instruct.rollouts.batch_building import (
+from open_instruct.rollouts.batch_metrics import (
     OverIssueBias,
     advantage_metrics,
-    evaluation_metrics,
-    fresh_masks,
     freshness_metrics,
     num_computed_tokens,
-    pass_at_k_metrics,
     response_metrics,
     scoring_metrics,
     step_metrics,
     straggler_metrics,
-    training_samples,
 )
+from open_instruct.rollouts.evaluation_metrics import evaluation_metrics
 from open_instruct.rollouts.packing import Layout, prepare_collated_data_for_workers
-from open_instruct.scored_groups import ScoredGroup, last_samples, split
-
-
-def make_group(
-    scores: Sequence[float],
-    *,
-    prompt_id: str = "train-0",
-    lengths: Sequence[int] | None = None,
-    reasons: Sequence[str] | None = None,
-    spans: Sequence[tuple[int, int]] = ((0, 1),),
-    dataset: str = "reasoning_gym/chain_sum",
-    num_failures: int = 0,
-    seconds: float = 1.0,
-    start_time: float = 100.0,
-) -> ScoredGroup:
-    """Response `i` has `lengths[i]` tokens `10 * i, 10 * i + 1, …`; the query is `[7, 8, 9]`."""
-    lengths = lengths or [2] * len(scores)
-    result = make_result(
-        responses=[np.arange(10 * i, 10 * i + n, dtype=np.int32) for i, n in enumerate(lengths)],
-        logprobs=[np.full(n, -0.5 - i, dtype=np.float32) for i, n in enumerate(lengths)],
-        finish_reasons=list(reasons or ["stop"] * len(scores)),
-        version_spans=[list(spans) for _ in scores],
-        index=0,
-        prompt_id=prompt_id,
-        issue_version=0,
-        engine_id=0,
-        token_statistics=TokenStatistics(3, sum(lengths), seconds, start_time),
-    )
-    return ScoredGroup(result, dataset, np.array(scores, dtype=np.float32), num_failures)
+from open_instruct.rollouts.training_samples import fresh_masks, training_samples
+from open_instruct.scored_groups import ScoredGroup, split
 
 
 def samples_of(*groups: ScoredGroup, normalization: str = "centered", mask: bool = False) -> list[TrainingSample]:
@@ -70,7 +38,8 @@ def samples_of(*groups: ScoredGroup, normalization: str = "centered", mask: bool
     )
 
 
-# --- groups and samples -----------------------------------------------------------------------------------------------
+def token_versions(spans: Sequence[tuple[int, int]]) -> list[int]:
+    return [version for version, num in spans for _ in range(num)]
 
 
 def test_a_rollout_of_one_group_is_not_copied() -> None:
@@ -92,68 +61,6 @@ def test_the_tokens_of_a_group_are_those_of_its_samples() -> None:
 )
 def test_has_zero_std(scores: list[float], expected: bool) -> None:
     assert make_group(scores).has_zero_std is expected
-
-
-def test_centered_advantages() -> None:
-    samples = samples_of(make_group([1, 0, 0, 0]), make_group([1, 1, 0, 0.5]))
-    assert [sample.advantage for sample in samples] == [7.5, -2.5, -2.5, -2.5, 3.75, 3.75, -6.25, -1.25]
-
-
-def test_standard_advantages() -> None:
-    samples = samples_of(make_group([1, 0, 0, 0]), normalization="standard")
-    # Mean 1/4, standard deviation sqrt(3)/4, whatever a right answer is worth.
-    assert [sample.advantage for sample in samples] == pytest.approx([3**0.5] + [-(3**-0.5)] * 3)
-
-
-def test_a_sample_is_what_the_engine_gave() -> None:
-    first, second = samples_of(make_group([1, 0], lengths=[2, 3]))
-    np.testing.assert_array_equal(first.query, [7, 8, 9])
-    np.testing.assert_array_equal(second.response, [10, 11, 12])
-    np.testing.assert_array_equal(second.logprobs, np.full(3, -1.5, dtype=np.float32))
-    np.testing.assert_array_equal(second.mask, [True] * 3)
-    assert (len(first), len(second)) == (5, 6)
-
-
-def test_truncated_responses_are_trained_on_unless_masked() -> None:
-    group = make_group([1, 0, 0, 0], reasons=["stop", "length", "stop", "abort"])
-    assert len(samples_of(group)) == 4
-    masked = samples_of(group, mask=True)
-    assert [int(sample.response[0]) for sample in masked] == [0, 20]
-    # The baseline is still that of all four.
-    assert [sample.advantage for sample in masked] == [7.5, -2.5]
-
-
-def test_when_all_are_truncated_nothing_is_trained_on() -> None:
-    group = make_group([1, 0], reasons=["length", "length"])
-    samples = samples_of(group, mask=True)
-    assert samples == []
-    ranks = prepare_collated_data_for_workers(
-        samples, dp_world_size=2, pack_length=16, rows=1, layout="padded", pad_token_id=0
-    )
-    assert [[mini_batch.num_global_tokens for mini_batch in rank] for rank in ranks] == [[0], [0]]
-    assert num_computed_tokens(ranks) == 4  # a row of two tokens for each rank
-
-
-def test_an_empty_response_counts_in_the_baseline_and_is_left_out() -> None:
-    samples = samples_of(make_group([1, 0], lengths=[2, 0]))
-    assert [sample.advantage for sample in samples] == [5.0]
-
-
-@settings(deadline=None)
-@given(
-    scores=st.lists(st.lists(st.sampled_from([0.0, 0.25, 0.5, 1.0]), min_size=4, max_size=4), min_size=1, max_size=5),
-    normalization=st.sampled_from(["centered", "standard"]),
-)
-def test_advantages_of_a_group_add_up_to_nothing(scores: list[list[float]], normalization: str) -> None:
-    samples = samples_of(*(make_group(group) for group in scores), normalization=normalization)
-    advantages_PG = np.array([sample.advantage for sample in samples]).reshape(-1, 4)
-    np.testing.assert_allclose(advantages_PG.sum(axis=1), 0, atol=1e-5)
-    for group, advantages in zip(scores, advantages_PG, strict=True):
-        # A better answer never has the smaller advantage.
-        assert np.all(np.diff(advantages[np.argsort(group)]) >= 0)
-
-
-# --- metrics of responses ---------------------------------------------------------------------------------------------
 
 
 def test_the_weight_of_a_verifier_scales_rewards_and_advantages_and_no_rate() -> None:
@@ -219,9 +126,6 @@ def test_rates_are_by_verifier_whatever_its_parameters(dataset: str) -> None:
     metrics = response_metrics([make_group([1, 0], dataset=dataset)], verification_reward=2.0)
     assert metrics["objective/gsm8k_reward"] == 1.0
     assert metrics["objective/gsm8k_correct_rate"] == 0.5
-
-
-# --- metrics of a step ------------------------------------------------------------------------------------------------
 
 
 def test_step_metrics() -> None:
@@ -321,40 +225,6 @@ def test_computed_tokens_count_padding_and_filling_rows() -> None:
     assert ratio(ranks=3, pack_length=16, layout="packed") == 13 / 15
 
 
-# --- metrics of an evaluation -----------------------------------------------------------------------------------------
-
-
-def test_evaluation_metrics() -> None:
-    groups = [
-        make_group([1], lengths=[4], seconds=2.0, start_time=100.0),
-        make_group([0.5], lengths=[8], reasons=["length"], seconds=1.0, start_time=103.0),
-    ]
-    metrics = evaluation_metrics(groups, verification_reward=10.0)
-    assert all(key.startswith("eval/") for key in metrics)
-    chosen = {
-        "eval/scores": 7.5,
-        "eval/pass_at_1": 0.5,
-        "eval/objective/verifiable_correct_rate": 1.0,
-        "eval/objective/verifiable_solved_rate": 0.5,
-        "eval/stop_rate": 0.5,
-        "eval/sequence_lengths": 6.0,
-        # 12 tokens of responses from second 100 to second 104; with two prompts of 3, in the 2 seconds of the slowest.
-        "eval/response_tokens_per_second": 3.0,
-        "eval/actor_tokens_per_second": 9.0,
-    }
-    assert {key: metrics[key] for key in chosen} == chosen
-
-
-def test_evaluation_counts_what_an_environment_has_seen_solved() -> None:
-    group = make_group([0.0, 0.0, 1.0, 0.0])
-    given = zip(group.samples, [1.0, 0.9, None, 2.1], strict=True)
-    samples = [dataclasses.replace(sample, environment_reward=reward) for sample, reward in given]
-    played = dataclasses.replace(group, result=dataclasses.replace(group.result, samples=samples))
-    metrics = evaluation_metrics([played], verification_reward=1.0)
-    assert metrics["eval/pass_at_1"] == 0.75
-    assert metrics["eval/scores"] == pytest.approx((1.0 + 0.9 + 1.0 + 2.1) / 4)
-
-
 def test_ages_are_those_of_the_tokens_that_the_policy_sampled() -> None:
     group = make_spanned_group([[(3, 10)]])
     (sample,) = group.samples
@@ -364,115 +234,6 @@ def test_ages_are_those_of_the_tokens_that_the_policy_sampled() -> None:
     metrics = freshness_metrics(4, [group], [0], now=0.0)
     assert metrics["freshness/avg_token_age"] == 0.0
     assert metrics["version_diversity"] == 1
-
-
-def test_evaluation_of_conversations_counts_a_prompt_that_was_given_up() -> None:
-    group = make_group([1.0, 1.0])
-    goes_on = [dataclasses.replace(group.samples[0], goes_on=True), group.samples[1]]
-    branched = dataclasses.replace(group, result=dataclasses.replace(group.result, samples=goes_on))
-    lost = given_up(make_group([0.0]))
-    answers = last_samples([branched, lost])
-    assert [len(one.scores) for one in answers] == [1, 1]
-    assert evaluation_metrics(answers, verification_reward=1.0)["eval/pass_at_1"] == 0.5
-
-
-def given_up(group: ScoredGroup) -> ScoredGroup:
-    nothing = dataclasses.replace(group.result, samples=[], error="generation_timeout: over 1 s")
-    return dataclasses.replace(group, result=nothing, scores=np.zeros_like(group.scores))
-
-
-def test_evaluation_counts_prompts_that_were_given_up_as_wrong_and_not_as_short() -> None:
-    answered = [make_group([1], lengths=[4], seconds=2.0, start_time=100.0), make_group([0], lengths=[8])]
-    late = given_up(make_group([1], lengths=[0], seconds=500.0, start_time=0.0))
-    alone = evaluation_metrics(answered, verification_reward=10.0)
-    metrics = evaluation_metrics([*answered, late, late], verification_reward=10.0)
-    assert (alone["eval/num_given_up"], metrics["eval/num_given_up"]) == (0, 2)
-    assert (alone["eval/pass_at_1"], metrics["eval/pass_at_1"]) == (0.5, 0.25)
-    assert metrics["eval/scores"] == 2.5
-    unknown = (
-        "sequence_lengths",
-        "sequence_lengths_min",
-        "sequence_lengths_solved",
-        "stop_rate",
-        "actor_tokens_per_second",
-    )
-    assert [metrics[f"eval/{name}"] for name in unknown] == [alone[f"eval/{name}"] for name in unknown]
-
-
-def test_the_speed_of_an_evaluation_is_that_of_all_turns() -> None:
-    whole = make_group([1], lengths=[30], seconds=2.0, start_time=100.0)
-    last_turn = make_group([1], lengths=[10], seconds=2.0, start_time=100.0)
-    metrics = evaluation_metrics([last_turn], verification_reward=1.0, rollouts=[whole])
-    assert metrics["eval/sequence_lengths"] == 10
-    assert metrics["eval/response_tokens_per_second"] == 15
-
-
-def test_evaluation_of_which_nothing_came_back_knows_no_lengths() -> None:
-    metrics = evaluation_metrics([given_up(make_group([1]))], verification_reward=10.0)
-    assert (metrics["eval/pass_at_1"], metrics["eval/num_given_up"]) == (0.0, 1)
-    assert not [name for name in metrics if "length" in name or "stop_rate" in name or "per_second" in name]
-
-
-# --- who is fresh and who is slow -------------------------------------------------------------------------------------
-
-
-def make_spanned_group(spans_G: Sequence[Sequence[tuple[int, int]]], **options: Any) -> ScoredGroup:
-    """A group whose responses were sampled across updates of the weights, each with spans of its own."""
-    lengths = [sum(num for _, num in spans) for spans in spans_G]
-    group = make_group([i % 2 for i in range(len(spans_G))], lengths=lengths, **options)
-    samples = [
-        dataclasses.replace(sample, version_spans=list(spans))
-        for sample, spans in zip(group.samples, spans_G, strict=True)
-    ]
-    return dataclasses.replace(group, result=dataclasses.replace(group.result, samples=samples))
-
-
-def truncated_samples(group: ScoredGroup, masks: Sequence[np.ndarray]) -> list[TrainingSample]:
-    return training_samples(
-        [group],
-        verification_reward=1.0,
-        advantages=partial(group_advantages, name="centered"),
-        mask_truncated_completions=False,
-        masks=[masks],
-    )
-
-
-def test_fresh_tokens_are_those_of_new_enough_weights() -> None:
-    group = make_spanned_group([[(2, 2), (4, 3)], [(3, 4)], []])
-    masks = fresh_masks(group.result, 4)
-    assert [mask.tolist() for mask in masks] == [[False] * 2 + [True] * 3, [False] * 4, []]
-    [sample] = truncated_samples(group, masks)  # the others have no fresh token, but counted in the baseline
-    assert sample.advantage == pytest.approx(-1 / 3)
-    assert sample.mask.tolist() == masks[0].tolist()
-    assert len(sample.response) == len(sample.logprobs) == 5
-
-
-spans_of_a_response = st.lists(st.integers(1, 4), max_size=4).flatmap(
-    lambda lengths: st.lists(st.integers(0, 6), min_size=len(lengths), max_size=len(lengths), unique=True).map(
-        lambda versions: list(zip(sorted(versions), lengths, strict=True))
-    )
-)
-spans_of_a_group = st.lists(spans_of_a_response, min_size=2, max_size=5)
-
-
-def token_versions(spans: Sequence[tuple[int, int]]) -> list[int]:
-    return [version for version, num in spans for _ in range(num)]
-
-
-@settings(deadline=None)
-@given(spans_G=spans_of_a_group, oldest_allowed=st.integers(0, 7))
-def test_a_token_is_trained_on_just_if_it_is_fresh(spans_G, oldest_allowed: int) -> None:
-    group = make_spanned_group(spans_G)
-    masks = fresh_masks(group.result, oldest_allowed)
-    assert [mask.tolist() for mask in masks] == [
-        [version >= oldest_allowed for version in token_versions(spans)] for spans in spans_G
-    ]
-    assert all(mask.dtype == bool for mask in masks)
-    samples = truncated_samples(group, masks)
-    assert [sample.mask.tolist() for sample in samples] == [mask.tolist() for mask in masks if mask.any()]
-    whole = truncated_samples(group, [np.ones_like(mask) for mask in masks])
-    advantages = {sample.response.tobytes(): sample.advantage for sample in whole}
-    assert all(advantages[sample.response.tobytes()] == sample.advantage for sample in samples)
 
 
 @settings(deadline=None)
@@ -615,19 +376,3 @@ def test_what_over_issuing_prefers_is_told() -> None:
         "over_issue/response_length_taken": 7.0,
         "over_issue/response_length_left": 30.0,
     }
-
-
-def test_pass_at_k_is_unbiased() -> None:
-    """Against all ways of choosing k of n responses."""
-    correct = [np.array(row, dtype=bool) for row in ([1, 0, 0, 0, 0], [0, 0, 0, 0, 0], [1, 1, 0, 1, 0])]
-    metrics = pass_at_k_metrics(correct)
-    for k in (1, 2, 4):
-        chosen = [np.mean([row[list(which)].any() for which in itertools.combinations(range(5), k)]) for row in correct]
-        assert metrics[f"eval/pass_at_{k}_unbiased"] == pytest.approx(np.mean(chosen))
-    assert metrics["eval/pass_at_1"] == pytest.approx((1 + 0 + 3) / 15)
-    assert metrics["eval/pass_at_5"] == pytest.approx(2 / 3)
-    assert set(metrics) == {"eval/pass_at_1", "eval/pass_at_5", *(f"eval/pass_at_{k}_unbiased" for k in (1, 2, 4))}
-
-
-def test_with_one_response_pass_at_one_is_all() -> None:
-    assert pass_at_k_metrics([np.array([True]), np.array([False])]) == {"eval/pass_at_1": 0.5}
