@@ -19,6 +19,7 @@ from open_instruct.data_types import RolloutBatch
 from open_instruct.rollouts.batch_metrics import OverIssueBias
 from open_instruct.rollouts.data_preparation import DataPreparation
 from open_instruct.rollouts.message_queue import MessageQueue, QueueFull, default_queue_size
+from open_instruct.rollouts.packed_arrays import num_array_bytes
 from open_instruct.rollouts.prompt_requests import PromptRequests
 from open_instruct.rollouts.rollout_state import FinishedGroup
 from open_instruct.rollouts.staleness import Assignment, PromptFlow
@@ -152,7 +153,7 @@ class BatchProducer:
             write_step_record(self._args, assembly, self._requests.train, self._tokenizer, self._collation.pad_token_id)
             write_rollouts(self._args, assembly, self._requests.train)
             write_step_transcripts(self._args, assembly, self._requests.train, self._tokenizer)
-        self._put(batch)
+        self._put(batch, num_array_bytes(partial.rank_batches))
 
     def _metrics(self, assembly: StepAssembly) -> dict[str, Any]:
         num_stale = self._flow.num_stale_discarded - self._reported_stale
@@ -165,8 +166,8 @@ class BatchProducer:
             **self._preparation.scoring.learn_rubrics(assembly.training_step, (group for group, _ in assembly.trained)),
         }
 
-    def _put(self, batch: RolloutBatch) -> None:
-        """Put a batch into the message queue, waiting for room. If the queue did not answer, the batch is put again under the
+    def _put(self, batch: RolloutBatch, num_bytes: int) -> None:
+        """Put a batch, whose data has `num_bytes`, into the message queue, waiting for room. If the queue did not answer, the batch is put again under the
         same id; the queue takes it only once."""
         while not self._threads.stopping.is_set():
             try:
@@ -177,6 +178,7 @@ class BatchProducer:
                     num_samples=min(max(batch.num_samples, 1), default_queue_size(self._args)),
                     timeout=10 * POLL_S,
                     message_id=f"step {batch.training_step}, partial batch {batch.number}",
+                    referenced_bytes=num_bytes,
                 )
                 return
             except QueueFull:  # learners take their time

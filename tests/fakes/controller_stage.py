@@ -58,8 +58,20 @@ class FakeMessageQueue:
         """Puts that are to be taken without an answer."""
         self._taken: set[str] = set()
 
-    def put(self, batch: RolloutBatch, *, version: int, num_samples: int, timeout: float, message_id: str) -> None:
+    def put(
+        self,
+        batch: RolloutBatch,
+        *,
+        version: int,
+        num_samples: int,
+        timeout: float,
+        message_id: str,
+        referenced_bytes: int,
+    ) -> None:
         assert version == batch.min_version
+        micro_batches = [micro for rank in cast("Any", batch.rank_data) for mini in rank for micro in mini.micro_batches]
+        arrays = [array for micro in micro_batches for array in vars(micro).values() if array is not None]
+        assert referenced_bytes == sum(array.nbytes for array in arrays) > 0
         assert num_samples == max(batch.num_samples, 1)
         if message_id not in self._taken:
             try:

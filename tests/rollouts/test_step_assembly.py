@@ -215,5 +215,5 @@ def test_batch_that_is_larger_than_the_queue_fills_it(num_samples: int, counted:
     producer._args = make_args(max_queue_size=4)
     producer._threads = SimpleNamespace(stopping=threading.Event())
     producer._message_queue = SimpleNamespace(put=lambda _, *, num_samples, **__: put.append(num_samples))
-    producer._put(SimpleNamespace(num_samples=num_samples, min_version=0, training_step=1, number=0))
+    producer._put(SimpleNamespace(num_samples=num_samples, min_version=0, training_step=1, number=0), num_bytes=100)
     assert put == [counted]

@@ -114,6 +114,7 @@ def test_the_yaml_door_runs_to_its_end_with_a_user_s_classes(finished: tuple[Pat
     assert_ledger_balances(out)
     assert all(row["custom/batches_seen"] == row["batch/num_partial_batches"] for row in metrics)
     assert max(row["batch/num_partial_batches"] for row in metrics) > 1  # it did come in parts
+    assert all(row["queue/max_memory_bytes"] > 0 for row in metrics)
     assert all(row["val/sequence_lengths_max"] <= 7 for row in metrics)
     missing = [name for name in DOCUMENTED_METRICS if name not in metrics[-1]]
     assert not missing
