@@ -225,7 +225,7 @@ class LLMRayActor:
         """
         self._drain()
         try:
-            return self._calls.run(lambda: self._sleep.release(told=True, level=1 if keep_weights else None))
+            return self._calls.run(lambda: self._sleep.release(on_request=True, level=1 if keep_weights else None))
         finally:
             self._state.open()
 
@@ -236,7 +236,7 @@ class LLMRayActor:
         with self._threads.lock:
             if not self._threads.lock.wait_for(lambda: not self._calls.is_served, self._timeout_s):
                 raise TimeoutError(f"engine {self.engine_id}: its last step went on for {self._timeout_s:g} s")
-        return self._calls.run(lambda: self._sleep.release(told=True, level=2))  # no copy of weights
+        return self._calls.run(lambda: self._sleep.release(on_request=True, level=2))  # no copy of weights
 
     def resume_memory_occupation(self, tags: list[str] | None = None) -> None:
         """Take back `weights`, `kv_cache` or both."""

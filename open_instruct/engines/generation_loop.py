@@ -68,12 +68,12 @@ class GenerationLoop:
         self._break_off_late_requests()
         if not self._engine.has_unfinished_requests():
             if self._work.has_rollouts:  # a rollout is between two requests, for instance while it waits for a tool
-                self._sleep.has_work()
+                self._sleep.note_activity()
             elif self._state.may_fall_asleep:
                 self._sleep.sleep_if_due()
             self._wait_for_work()
             return
-        self._sleep.has_work()
+        self._sleep.note_activity()
         self._cores.compute()
         started = time.perf_counter()
         for output in self._engine.step():

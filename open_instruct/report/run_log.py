@@ -15,7 +15,14 @@ from open_instruct.report import component_log
 from open_instruct.report.isolation import Isolation
 from open_instruct.report.live_line import Progress, ProgressLine
 from open_instruct.report.log_files import setup_logging
-from open_instruct.report.metrics_file import COMPLETIONS, STEP_KEY, MetricsWriter, read_metrics, write_lines
+from open_instruct.report.metrics_file import (
+    ACCURACY_KEY,
+    COMPLETIONS,
+    STEP_KEY,
+    MetricsWriter,
+    read_metrics,
+    write_lines,
+)
 from open_instruct.report.plots import plot_reward_curve
 from open_instruct.report.run_summary import RunSummary, format_summary_table, write_summary
 from open_instruct.report.tracker import TrackerOptions, make_tracker, run_id_at
@@ -31,7 +38,6 @@ METRICS_FILE = "metrics.jsonl"
 PROMPTS_FILE = "prompts.jsonl"
 SUMMARY_FILE = "summary.json"
 COMPLETIONS_DIRECTORY = "completions"
-ACCURACY_KEY = "eval/pass_at_1"
 PLOT_FILE = "reward_curve.png"
 
 

@@ -167,8 +167,10 @@ class BatchProducer:
         }
 
     def _put(self, batch: RolloutBatch, num_bytes: int) -> None:
-        """Put a batch, whose data has `num_bytes`, into the message queue, waiting for room. If the queue did not answer, the batch is put again under the
-        same id; the queue takes it only once."""
+        """Put a batch, whose data has `num_bytes`, into the message queue, waiting for room.
+
+        If the queue did not answer, the batch is put again under the same id; the queue takes it only once.
+        """
         while not self._threads.stopping.is_set():
             try:
                 self._message_queue.put(

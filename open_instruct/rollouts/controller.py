@@ -270,7 +270,7 @@ class RolloutController:
             return (
                 f"step {self._flow.assembling} is being put together, prompts of version {self._flow.version} are admitted, "
                 f"{len(waiting)} prompts are not back from the engines ({names or 'none'}), "
-                f"{len(self._preparation.being_scored)} are being scored{self._preparation.at_the_teacher}, "
+                f"{len(self._preparation.being_scored)} are being scored{self._preparation.teacher_progress}, "
                 f"{len(self._producer.groups)} groups wait"
                 + (f"; paused: {', '.join(pauses)}" if pauses else "")
                 + (f"; warnings: {' '.join(warnings)}" if warnings else "")

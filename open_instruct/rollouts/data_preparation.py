@@ -175,7 +175,7 @@ class DataPreparation:
         return True
 
     @property
-    def at_the_teacher(self) -> str:
+    def teacher_progress(self) -> str:
         """For a message: how many groups the teacher has."""
         return "" if self._teacher is None else f" ({self._teacher.num_asked} of them by the teacher)"
 

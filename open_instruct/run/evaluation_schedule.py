@@ -3,6 +3,7 @@ them what a run does while it waits: engines that were replaced get weights."""
 
 import logging
 
+from open_instruct.report.metrics_file import ACCURACY_KEY
 from open_instruct.run.wiring import Run
 
 logger = logging.getLogger(__name__)
@@ -41,9 +42,9 @@ def start_evaluation(run: Run) -> None:
     run.evaluation_of = version
 
 
-def give_weights_to_newcomers(run: Run) -> None:
+def give_weights_to_replacements(run: Run) -> None:
     """Let replacements begin to serve. If all engines have a newer version after that, the controller is told."""
-    version = run.synchronizer.give_weights_to_newcomers()
+    version = run.synchronizer.give_weights_to_replacements()
     if version is not None:
         told = run.components.rollouts.controller.set_version.remote(version)
         run.components.wait(told, what="the controller", timeout_s=CONTROL_S)
@@ -65,9 +66,9 @@ def maybe_evaluate(run: Run) -> bool:
                 timeout_s=run.args.eval_timeout_s + 10,
                 limit="eval_timeout_s",
                 interruptible=True,
-                on_poll=lambda: keep_it_going(run),
+                on_poll=lambda: require_an_engine_with_these_weights(run),
             )
-        except NobodyServes:
+        except NoEngineHasTheWeights:
             logger.error(
                 "the evaluation of version %d is lost: its prompts are left without an engine that has those weights",
                 run.evaluation_of,
@@ -80,11 +81,11 @@ def maybe_evaluate(run: Run) -> bool:
         what="the evaluation's metrics",
         timeout_s=CONTROL_S,
     )
-    if "eval/pass_at_1" not in metrics:
+    if ACCURACY_KEY not in metrics:
         logger.error("the evaluation of version %d measured nothing: no verifier scored a prompt", run.evaluation_of)
         run.evaluation_of = None
         return True
-    accuracy = metrics["eval/pass_at_1"]
+    accuracy = metrics[ACCURACY_KEY]
     if run.evaluation_of == 0:
         run.progress.eval_accuracy_before = accuracy
     run.progress.eval_accuracy_after = accuracy
@@ -93,16 +94,18 @@ def maybe_evaluate(run: Run) -> bool:
     return True
 
 
-class NobodyServes(Exception):
+class NoEngineHasTheWeights(Exception):
     """An evaluation cannot end: those that have its prompts will have other weights than those that are evaluated."""
 
 
-def keep_it_going(run: Run) -> None:
+def require_an_engine_with_these_weights(run: Run) -> None:
     """While the learners have the weights that are evaluated, as after the last step, replacements of engines get them too.
-    Otherwise raises `NobodyServes` once no engine is left with these weights, or one has prompts of the evaluation and has
-    discarded the weights in its sleep."""
+
+    Otherwise raises `NoEngineHasTheWeights` once no engine is left with these weights, or an engine has prompts of the evaluation
+    and has discarded the weights in its sleep.
+    """
     supervisor = run.components.supervisor
     if run.progress.training_step == run.evaluation_of:
-        give_weights_to_newcomers(run)
+        give_weights_to_replacements(run)
     elif not supervisor.serving or supervisor.needs_weights_to_evaluate:
-        raise NobodyServes
+        raise NoEngineHasTheWeights

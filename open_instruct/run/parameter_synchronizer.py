@@ -96,7 +96,7 @@ class ParameterSynchronizer:
         self._reports.append(report)
         return report
 
-    def give_weights_to_newcomers(self) -> int | None:
+    def give_weights_to_replacements(self) -> int | None:
         """Send weights to loaded replacements, which then begin to serve, and to engines that discarded their weights in sleep.
 
         These engines get the weights that the learners hold, under the version of those weights. Example: with

@@ -1,4 +1,4 @@
-"""The values of Ray references that are done. An error names the part that failed."""
+"""The values of Ray references. An error names the part that failed."""
 
 from typing import Any
 
@@ -10,10 +10,12 @@ FETCH_S = 10.0
 """How long it may take to fetch a value that has been computed."""
 
 
-def value_of(ref: Any, what: str) -> Any:
-    """Raises `ComponentDied` that names `what` if the call failed or its actor died."""
+def value_of(ref: Any, what: str, timeout_s: float = FETCH_S) -> Any:
+    """Raises `ComponentDied` that names `what` if the call failed, its actor died, or nothing came within `timeout_s` seconds."""
     try:
-        return ray.get(ref, timeout=FETCH_S)
+        return ray.get(ref, timeout=timeout_s)
+    except ray.exceptions.GetTimeoutError as error:
+        raise ComponentDied(f"{what}: no answer in {timeout_s:g} s") from error
     except ray.exceptions.RayError as error:
         raise ComponentDied(failure_of(what, error)) from error
 

@@ -21,7 +21,7 @@ from open_instruct.run.evaluation_schedule import (
     CONTROL_S,
     evaluation_is_due,
     evaluation_is_missing,
-    give_weights_to_newcomers,
+    give_weights_to_replacements,
     maybe_evaluate,
     start_evaluation,
 )
@@ -207,7 +207,7 @@ class LoopHooks(StepHooks):
 
     def on_idle(self) -> None:
         """Let replacements of engines begin to serve."""
-        give_weights_to_newcomers(self._run)
+        give_weights_to_replacements(self._run)
 
     def before_training(self) -> None:
         """With `--colocate`: once the engines have nothing left to do, hand the devices to the learners."""

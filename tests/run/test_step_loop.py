@@ -407,10 +407,10 @@ def test_the_controller_hears_of_weights_that_engines_got_between_two_syncs(tmp_
     run = played_run(tmp_path, trigger_parameter_sync_step=3, async_steps=2)
     run.components.supervisor.serve([0, 1])
     run.components.learners.version = 5
-    step_loop.give_weights_to_newcomers(run)
+    step_loop.give_weights_to_replacements(run)
     assert run.components.rollouts.controller.calls == []
     run.components.supervisor.replace(1, "died")
     run.components.supervisor.load(1)
-    step_loop.give_weights_to_newcomers(run)
+    step_loop.give_weights_to_replacements(run)
     assert run.components.rollouts.controller.calls == [("set_version", 5)]
     run.log.close()
