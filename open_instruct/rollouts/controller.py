@@ -372,14 +372,15 @@ class RolloutController:
     def recover_lost(self, held: list[str]) -> int:
         """Issue the prompts again that were lost with an engine; how many. `held` are the ids of prompts inside living engines.
 
-        lost = issued - in the prompt queue (taken back) - held - arrived. Results on their way are waited for.
+        lost = issued - in the prompt queue (taken back) - held - arrived. Arrived are also the results that are being read or
+        scored. Those in the results queue are waited for.
         """
         deadline = time.monotonic() + self._args.batch_timeout
         while not self.inference_results_Q.empty() and time.monotonic() < deadline:
             time.sleep(POLL_S / 10)
-        time.sleep(POLL_S / 10)  # the last of them is being taken in
+        time.sleep(POLL_S / 10)  # a bundle that has just left the queue is not in `unread` at once
         with self._threads.lock:
-            present = {*held, *self._preparation.being_scored, *self._feeder.taken_back}
+            present = {*held, *self._preparation.unread, *self._preparation.being_scored, *self._feeder.taken_back}
             num_lost = len(self._flow.recover(present)) + self._evaluations.recover(present)
         self._feeder.resume(TAKING_INVENTORY)
         return num_lost

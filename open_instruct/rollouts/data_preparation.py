@@ -61,6 +61,8 @@ class DataPreparation:
         self.scored: queue.SimpleQueue[ScoredGroup] = queue.SimpleQueue()
         self.being_scored: dict[str, GenerationResult] = {}
         """Results of training prompts, from their arrival until `PromptFlow` has their groups."""
+        self.unread: set[str] = set()
+        """Prompt ids of the results that left the results queue and have not arrived here yet, a bundle at most."""
         self._teacher = None
         if teachers:
             self._teacher = TeacherScoring(teachers, threads, self.scored.put, timeout_s=args.teacher_timeout_s)
@@ -82,8 +84,12 @@ class DataPreparation:
                 results = self._results_queue.get(timeout=POLL_S)
             except Empty:
                 continue
+            with self._threads.lock:
+                self.unread = {result.prompt_id for result in results}
             for result in results:
                 self.take(result)
+                with self._threads.lock:
+                    self.unread.discard(result.prompt_id)
 
     def next_scored(self) -> list[ScoredGroup]:
         """The groups of training that are scored, as soon as there is one; none if none comes for `POLL_S`.

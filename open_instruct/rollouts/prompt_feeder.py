@@ -76,8 +76,10 @@ class PromptFeeder:
                     threads.lock.wait(POLL_S)
                     continue
                 self._is_putting.set()
-            self._put(self._change(bundle))
-            self._is_putting.clear()
+            try:
+                self._put(self._change(bundle))
+            finally:  # `_change` may be a user's, and fail
+                self._is_putting.clear()
             if self._interval_s:
                 threads.stopping.wait(self._interval_s)
 
