@@ -230,7 +230,7 @@ def test_a_last_line_is_read_only_as_an_object_with_a_reward() -> None:
 )
 def test_wrong_options_are_told(options: dict[str, Any], told: str) -> None:
     from open_instruct.config.grpo_config import GRPOConfig
-    from open_instruct.config.limits import numbers_are_within_limits
+    from open_instruct.option_limits import numbers_are_within_limits
 
     args = GRPOConfig(model_name_or_path="m", rollout_workflow="agent_program", **options)
     [mistake] = [*AgentPrograms.mistakes(args), *numbers_are_within_limits(args)]
