@@ -1,4 +1,4 @@
-"""Fully asynchronous training from a YAML file: the other door to the loop of `grpo_fast.py`.
+"""Fully asynchronous training from a YAML file: the other entry point to the loop of `grpo_fast.py`.
 
     python open_instruct/fully_async_main.py model.model_name_or_path=Qwen/Qwen3-0.6B
     python open_instruct/fully_async_main.py --config-path /path/to/config --config-name my_config trainer.seed=2
@@ -56,7 +56,7 @@ SPECIAL_KEYS = {
 
 @dataclass(frozen=True)
 class FullyAsyncMain:
-    """The coordinator: it starts, watches and ends every component of a run, by the loop that both doors share."""
+    """The coordinator: it starts, watches and ends every component of a run, by the loop that both entry points share."""
 
     args: GRPOConfig
     inputs: RunInputs

@@ -1,4 +1,4 @@
-"""A door: verifiers of users' files import their base, and what they build upon, from here, as with open-instruct."""
+"""A name for users: verifiers of users' files import their base, and what they build upon, from here, as with open-instruct."""
 
 from open_instruct.config.verifier_options import VerifierConfig
 from open_instruct.verifiers.answer_reading import normalize_answer

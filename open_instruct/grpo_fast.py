@@ -8,7 +8,7 @@
                       ▼                                              │
                  MessageQueue ──► FullyAsyncTrainer ──► RayTrainGroup: PolicyTrainerRayProcess × M ──► ParameterSynchronizer
 
-The loop itself is `run/step_loop.py`. The other door to it is `fully_async_main.py`.
+The loop itself is `run/step_loop.py`. The other entry point to it is `fully_async_main.py`.
 """
 
 import sys

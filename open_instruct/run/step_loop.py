@@ -219,8 +219,8 @@ class LoopHooks(StepHooks):
 def sync_weights_and_prepare_prompts(run: Run, training_step: int) -> None:
     """The step is trained: send its weights to every engine, and admit new prompts.
 
-    Prompts travel while the weights do. Where engines and learners share devices they come after the weights, because a prompt
-    that finds its weights would have an engine take memory that the learners still hold.
+    New prompts are admitted while the weights are on their way. With `--colocate` they are admitted afterwards, because an engine
+    that starts a prompt takes memory that the learners still hold.
     """
     sends = training_step % run.args.trigger_parameter_sync_step == 0 or evaluation_is_due(run)
     weights_come_first = run.components.sharing.is_exclusive

@@ -1,4 +1,4 @@
-"""Asynchronous runs as a user starts them: the bound over a whole run, the YAML door with a user's own classes, learning."""
+"""Asynchronous runs as a user starts them: the bound over a whole run, a YAML file with a user's own classes, learning."""
 
 import json
 import os
@@ -71,7 +71,7 @@ DOCUMENTED_METRICS = [
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """A streamed run of eight steps through the YAML door, with a user's classes and monitor."""
+    """A streamed run of eight steps from a YAML file, with a user's classes and monitor."""
     directory = tmp_path_factory.mktemp("door")
     (directory / "hooks_of_a_user.py").write_text(HOOKS)
     overrides = [

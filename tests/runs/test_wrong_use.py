@@ -459,7 +459,7 @@ def test_what_stands_in_the_way_in_an_output_directory_is_told(
     assert made.removesuffix("/") in start(words(tmp_path), capsys)
 
 
-# --- the doors that read a YAML file ----------------------------------------------------------------------------------
+# --- the programs that read a YAML file ----------------------------------------------------------------------------------
 
 
 def mistakes_of_the_yaml_door(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:

@@ -1,4 +1,4 @@
-"""Exit codes after a signal, the same for every door."""
+"""Exit codes after a signal, the same for every program."""
 
 import os
 import pty

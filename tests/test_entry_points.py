@@ -22,16 +22,16 @@ NAMES = {
 
 @pytest.mark.parametrize(("name", "module"), NAMES.items())
 def test_names_that_users_write_lead_to_the_code(name: str, module: str) -> None:
-    door, _, wanted = name.rpartition(".")
-    found = getattr(importlib.import_module(door), wanted)
+    named, _, wanted = name.rpartition(".")
+    found = getattr(importlib.import_module(named), wanted)
     target = importlib.import_module(module)
     assert found is getattr(target, wanted)
 
 
-@pytest.mark.parametrize("door", ["grpo_fast.py", "fully_async_main.py"])
-def test_a_python_without_the_packages_is_told_where_they_are(door: str) -> None:
+@pytest.mark.parametrize("program", ["grpo_fast.py", "fully_async_main.py"])
+def test_a_python_without_the_packages_is_told_where_they_are(program: str) -> None:
     """`-S`: without what is installed. As a user starts it who has not activated the environment."""
-    path = Path(__file__).parents[1] / "open_instruct" / door
+    path = Path(__file__).parents[1] / "open_instruct" / program
     done = subprocess.run(
         [sys.executable, "-S", "-E", str(path), "--help"], capture_output=True, text=True, timeout=60, check=False
     )
