@@ -383,6 +383,11 @@ VALIDATORS: dict[type, Any] = {
 def _mistakes_between_sections(options: RCOptions) -> Iterator[str]:
     if not options.train_dataset_names and not options.test_dataset_names:
         yield "train_dataset_names: missing. Name a data set."
+    elif not options.train_dataset_names and not options.run.eval_every_n_versions:
+        yield (
+            "test_dataset_names: they are worked on in an evaluation alone, and there is none. Set eval_every_n_versions to 1, "
+            "or name train_dataset_names."
+        )
     if options.run.eval_every_n_versions and not options.test_dataset_names:
         yield (
             "eval_every_n_versions: there is nothing to evaluate on. Name test_dataset_names, or set "

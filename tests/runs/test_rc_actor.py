@@ -16,6 +16,7 @@ from rc_fakes import DOCUMENTED, Call, ScriptedServer, completion, polite
 from rc_runs import ROOT, TIMEOUT_S, run, start, summary_of, table
 
 from open_instruct import rc_actor
+from open_instruct.config.cli import UsageError
 from open_instruct.rc.options import read_options
 from open_instruct.rc.stream import read_stream, read_trajectories
 from open_instruct.workflows.rc.types import SUMMARIZATION, TrainingText
@@ -433,6 +434,16 @@ def test_an_entry_that_is_too_large_is_dropped(server: ScriptedServer, tmp_path:
     turns = turns_of(tmp_path)
     assert len(turns) == 23 * 6
     assert len({turn.trajectory_id for turn in turns if turn.problem_id.endswith("#3")}) == 1
+
+
+def test_test_data_without_an_evaluation_are_a_mistake_where_there_is_nothing_else_to_do() -> None:
+    words = ["train_dataset_names=[]", "test_dataset_names=[x]"]
+    with pytest.raises(UsageError) as caught:
+        read_options(rc_actor.yaml_door.compose(rc_actor.DOOR, words))
+    [mistake] = caught.value.mistakes
+    assert mistake.startswith("test_dataset_names: they are worked on in an evaluation alone, and there is none.")
+    for further in ("eval_every_n_versions=1", "train_dataset_names=[y]"):
+        read_options(rc_actor.yaml_door.compose(rc_actor.DOOR, [*words, further]))
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
