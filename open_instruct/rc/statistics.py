@@ -16,9 +16,10 @@ class CycleCounts:
     """Counts of one cycle (the k-th reasoning turn and the k-th summary) over all trajectories."""
 
     num_scored: int = 0
+    """Reasoning turns with a reward. What a rollout policy gives for a summary says nothing of an answer."""
     total_reward: float = 0.0
     num_right: int = 0
-    """Scored turns with a reward of 1."""
+    """Of these the turns with a reward of 1."""
     num_reasoning_turns: int = 0
     num_reasoning_tokens: int = 0
     num_summaries: int = 0
@@ -33,14 +34,17 @@ class CycleCounts:
         if turn.metadata["turn_type"] == REASONING:
             self.num_reasoning_turns += 1
             self.num_reasoning_tokens += num_tokens
+            self._add_reward(turn.reward)
         else:
             self.num_summaries += 1
             self.num_summary_tokens += num_tokens
             self.num_empty_summaries += turn.metadata.get("empty_summary", False)
-        if turn.reward is not None:
+
+    def _add_reward(self, reward: float | None) -> None:
+        if reward is not None:
             self.num_scored += 1
-            self.total_reward += turn.reward
-            self.num_right += turn.reward >= 1.0
+            self.total_reward += reward
+            self.num_right += reward >= 1.0
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values. Means are over turns of their kind, and None if there was no such turn."""

@@ -47,6 +47,14 @@ def test_by_cycle() -> None:
     assert (cycles["2"]["accuracy"], cycles["2"]["turns_at_limit"]) == (1.0, 2)
 
 
+def test_what_a_policy_gives_for_a_summary_counts_in_no_accuracy() -> None:
+    statistics = RolloutStatistics()
+    statistics.add([turn(REASONING, 1, 1.0, 10), turn(SUMMARIZATION, 1, 0.25, 4)])
+    cycle = statistics.summary(wall_seconds=10, tokens_of_this_run=14)["cycles"]["1"]
+    assert (cycle["accuracy"], cycle["mean_reward"]) == (1.0, 1.0)
+    assert statistics.last_accuracy() == (1, 1.0)
+
+
 def test_a_control_counts_as_sampled_and_in_no_cycle() -> None:
     statistics = two_trajectories()
     before = statistics.summary(wall_seconds=10, tokens_of_this_run=80)
