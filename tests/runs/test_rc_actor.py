@@ -12,11 +12,13 @@ from typing import Any
 import pytest
 from aiohttp import web
 from conftest import TINY_MODEL
-from rc_fakes import DOCUMENTED, Call, ScriptedServer, completion, polite
+from rc_fakes import DOCUMENTED, Call, ScriptedServer, completion, polite, problem, settings
 from rc_runs import ROOT, TIMEOUT_S, run, start, summary_of, table
 
 from open_instruct import rc_actor
 from open_instruct.config.cli import UsageError
+from open_instruct.engines.openai_client import ServedModel
+from open_instruct.rc.actor_loop import Phase, RunFailed
 from open_instruct.rc.options import read_options
 from open_instruct.rc.stream import read_stream, read_trajectories
 from open_instruct.workflows.rc.types import SUMMARIZATION, TrainingText
@@ -321,6 +323,20 @@ def test_loader_and_policies_of_the_users(server: ScriptedServer, tmp_path: Path
     assert code == 1
     assert "10 trajectories in a row failed" in output
     assert "KeyError: 'no such thing'" in output
+
+
+def test_a_stream_of_another_policy_is_not_gone_on_with(tmp_path: Path) -> None:
+    path = tmp_path / "streams" / "actor.settings.json"
+    phase, model = Phase("actor", [problem()], settings(), num_samples=1, attempts=1), ServedModel("tiny", 4096)
+    path.parent.mkdir()
+    for _ in range(2):
+        rc_actor.check_same_run(path, phase, model, {"solution_rollout_policy": "mine.half"})
+    with pytest.raises(RunFailed, match="holds a run with another solution_rollout_policy"):
+        rc_actor.check_same_run(path, phase, model, {"solution_rollout_policy": "mine.other"})
+    of_before = json.loads(path.read_text())
+    del of_before["solution_rollout_policy"]
+    path.write_text(json.dumps(of_before))
+    rc_actor.check_same_run(path, phase, model, {"solution_rollout_policy": "mine.other"})
 
 
 # --- mistakes ---------------------------------------------------------------------------------------------------------
