@@ -26,7 +26,7 @@ import psutil
 from open_instruct.engines.openai_client import ServedModel
 from open_instruct.rc import worker as rc_worker
 from open_instruct.rc.options import RCOptions, split_urls
-from open_instruct.rc.scheduler import POLICY_ERROR, REJECTED
+from open_instruct.rc.scheduler import NOT_SCORED, POLICY_ERROR, REJECTED
 from open_instruct.rc.statistics import RolloutProgress, RolloutStatistics, Throughput
 from open_instruct.rc.stream import EntryTooLarge, StreamWriter
 from open_instruct.rc.worker import WorkerEnded, WorkerOptions, WorkerStarted
@@ -266,7 +266,7 @@ class RCActorLoop:
         """End the run when too many trajectories in a row fail in a way that will make the next ones fail too."""
         if not result.dropped:
             self._num_failures = 0
-        elif result.dropped in (REJECTED, POLICY_ERROR):
+        elif result.dropped in (REJECTED, POLICY_ERROR, NOT_SCORED):
             self._num_failures += 1
         if self._num_failures >= self._options.actor.max_consecutive_failures:
             raise RunFailed(

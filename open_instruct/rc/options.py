@@ -96,7 +96,7 @@ class ActorOptions:
     max_requeues: int = 10
     """Times that a trajectory is put back after a turn has used up its retries."""
     max_consecutive_failures: int = 10
-    """The run ends after this many trajectories in a row that servers refuse or policies fail on."""
+    """The run ends after this many trajectories in a row that servers refuse, policies fail on, or verifiers do not score."""
 
 
 @dataclass(frozen=True)
