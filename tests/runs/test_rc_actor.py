@@ -294,6 +294,12 @@ async def odd(turn, score):
 
 async def fails(turn, score):
     raise KeyError("no such thing")
+
+async def leaves(turn, score):
+    raise SystemExit(0)
+
+async def cannot_travel(turn, score):
+    return to_training_text(turn, 1.0, {"mine": lambda: None})
 """
 
 
@@ -323,6 +329,25 @@ def test_loader_and_policies_of_the_users(server: ScriptedServer, tmp_path: Path
     assert code == 1
     assert "10 trajectories in a row failed" in output
     assert "KeyError: 'no such thing'" in output
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize(
+    ("policy", "told"),
+    [
+        ("leaves", "SystemExit: 0"),
+        ("cannot_travel", "12 trajectories did not come back from the workers."),
+    ],
+)
+def test_a_policy_that_leaves_or_makes_what_cannot_travel_fails_the_run(
+    server: ScriptedServer, tmp_path: Path, problems: Path, policy: str, told: str
+) -> None:
+    """The first was waited for without end, the second lost its trajectories in silence."""
+    (tmp_path / "mine_rc.py").write_text(USERS_PARTS)
+    arguments = words(tmp_path, problems, [server], f"actor.solution_rollout_policy=mine_rc.{policy}")
+    code, output = run(arguments, cwd=tmp_path, PYTHONPATH=str(ROOT))
+    assert code == 1, output
+    assert told in output
 
 
 def test_a_stream_of_another_policy_is_not_gone_on_with(tmp_path: Path) -> None:
