@@ -234,10 +234,11 @@ class Evaluations:
         with self._threads.lock:
             self._threads.wait_for(lambda: evaluation.is_complete or self.current is not evaluation, timeout_s)
             if not evaluation.is_complete:
-                why = f"after {timeout_s:g} s" if self.current is evaluation else "when it was given up"
+                has_time = self.current is not evaluation
+                why = "when it was given up" if has_time else f"after {timeout_s:g} s"
                 raise TimeoutError(
-                    f"evaluation: {evaluation.num_done} of {evaluation.num_rows} results {why}; "
-                    f"{evaluation.describe_missing()}"
+                    f"evaluation: {evaluation.num_done} of {evaluation.num_rows} results {why}; {evaluation.describe_missing()}"
+                    + ("" if has_time else ". Where it only takes longer, raise --eval_timeout_s")
                 )
             if self.current is evaluation:  # else another one took its place
                 self.current = None
