@@ -137,7 +137,8 @@ class RolloutStatistics:
         return max(scored), counts.num_right / counts.num_scored
 
     def summary(self, *, wall_seconds: float, tokens_of_this_run: int) -> dict[str, Any]:
-        """The content of `summary.json`. `wall_seconds` is the time of this process, without its start-up."""
+        """The content of `summary.json`. `wall_seconds` is the time of this process, without its start-up. If it is 0, because
+        all trajectories were there already, `tokens_per_second` is None."""
         return {
             "trajectories": self.num_trajectories,
             "one_long_turns": self.num_long_turns,
@@ -149,7 +150,7 @@ class RolloutStatistics:
             "requeues": self.num_requeues,
             "turns_at_limit": sum(counts.num_at_limit for counts in self.cycles.values()),
             "wall_seconds": wall_seconds,
-            "tokens_per_second": tokens_of_this_run / wall_seconds if wall_seconds > 0 else 0.0,
+            "tokens_per_second": tokens_of_this_run / wall_seconds if wall_seconds > 0 else None,
             "cycles": {str(number): self.cycles[number].to_json() for number in sorted(self.cycles)},
         }
 
@@ -194,7 +195,7 @@ def format_rollout_table(summary: dict[str, Any]) -> str:
     reasons = ", ".join(f"{reason} {count}" for reason, count in sorted(summary["dropped"].items()))
     counts = (
         f"{summary['trajectories']:,} trajectories, {summary['turns']:,} turns, {summary['tokens']:,} tokens in "
-        f"{format_duration(summary['wall_seconds'])} ({summary['tokens_per_second']:,.0f} tok/s); "
+        f"{format_duration(summary['wall_seconds'])} ({_number(summary['tokens_per_second'])} tok/s); "
         f"{summary['retries']} retries, {summary['rc/dropped_trajectories']} dropped{f' ({reasons})' if reasons else ''}"
     )
     return f"{format_table([head, *rows], '>>>>>')}\n{counts}"

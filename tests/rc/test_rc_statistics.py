@@ -81,6 +81,12 @@ def test_events_count_for_kept_and_dropped_ones() -> None:
     assert "1 dropped (rejected 1)" in table
 
 
+def test_a_run_with_nothing_left_to_do_has_no_speed() -> None:
+    summary = two_trajectories().summary(wall_seconds=0.0, tokens_of_this_run=0)
+    assert summary["tokens_per_second"] is None
+    assert "80 tokens in 0s (– tok/s)" in format_rollout_table(summary)
+
+
 def test_throughput_is_that_of_the_window() -> None:
     now = [0.0]
     throughput = Throughput(2, clock=lambda: now[0])
