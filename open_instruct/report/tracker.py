@@ -9,6 +9,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -197,7 +198,7 @@ def answers(url: str, *, timeout_s: float) -> bool:
     except urllib.error.URLError as error:
         # A certificate error counts as an answer, because wandb checks certificates itself and may trust others.
         return isinstance(error.reason, ssl.SSLError)
-    except OSError:
+    except (OSError, HTTPException):  # the second where something else than HTTP answers
         return False
 
 

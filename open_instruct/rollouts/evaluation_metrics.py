@@ -50,13 +50,14 @@ def evaluation_metrics(
 
     Prompts that were given up count as wrong in both, and `eval/num_given_up` is their number. If they were left out, two
     evaluations would be of different prompts, and one with a shorter time limit would look better. Where `groups` are the last
-    turns, `rollouts` have all of them, and the speed is that of their tokens.
+    turns, `rollouts` have all of them: the speed is that of their tokens, and the cost that of scoring them.
     """
-    metrics = response_metrics(groups, verification_reward=verification_reward) | scoring_metrics(groups)
+    rollouts = groups if rollouts is None else rollouts
+    metrics = response_metrics(groups, verification_reward=verification_reward) | scoring_metrics(rollouts)
     renamed = {f"eval/{key.removeprefix('val/')}": value for key, value in metrics.items()}
     renamed |= pass_at_k_metrics([is_right(group) for group in groups])
     renamed["eval/num_given_up"] = sum(not group.samples for group in groups)
-    return renamed | _speed(groups if rollouts is None else rollouts)
+    return renamed | _speed(rollouts)
 
 
 def _speed(rollouts: Sequence[ScoredGroup]) -> dict[str, float]:

@@ -46,6 +46,8 @@ class Evaluation:
         self.version = version
         self.num_rows = num_rows
         self.began = Moment()
+        self.seconds = 0.0
+        """From the start to the last result so far."""
         self._max_attempts = max_attempts
         self._to_issue = deque(range(num_rows))
         self._out: set[int] = set()
@@ -91,11 +93,13 @@ class Evaluation:
         """A result was scored."""
         self._being_scored.discard(group.result.index)
         self._groups[group.result.index] = group
+        self.seconds = self.began.elapsed_s()
 
     def leave_out(self, row: int, group: UnscoredGroup) -> None:
         """A result was not scored: the evaluation is complete without it."""
         self._being_scored.discard(row)
         self._left_out[row] = group
+        self.seconds = self.began.elapsed_s()
 
     def fail(self, group: ScoredGroup) -> bool | None:
         """The engines broke a group off: its prompt is issued again, or after `max_attempts` failures given up and counted with
@@ -110,6 +114,7 @@ class Evaluation:
             return True
         self._groups[row] = group
         self._last_causes[row] = group.result.error
+        self.seconds = self.began.elapsed_s()
         return False
 
     def recover(self, present: Collection[str]) -> int:
@@ -229,10 +234,11 @@ class Evaluations:
         with self._threads.lock:
             self._threads.wait_for(lambda: evaluation.is_complete or self.current is not evaluation, timeout_s)
             if not evaluation.is_complete:
-                why = f"after {timeout_s:g} s" if self.current is evaluation else "when it was given up"
+                has_time = self.current is not evaluation
+                why = "when it was given up" if has_time else f"after {timeout_s:g} s"
                 raise TimeoutError(
-                    f"evaluation: {evaluation.num_done} of {evaluation.num_rows} results {why}; "
-                    f"{evaluation.describe_missing()}"
+                    f"evaluation: {evaluation.num_done} of {evaluation.num_rows} results {why}; {evaluation.describe_missing()}"
+                    + ("" if has_time else ". Where it only takes longer, raise --eval_timeout_s")
                 )
             if self.current is evaluation:  # else another one took its place
                 self.current = None
@@ -242,7 +248,7 @@ class Evaluations:
         metrics |= evaluation.unscored
         metrics |= {f"eval/model_step_{name}": evaluation.version for name in ("min", "mean", "max")}
         metrics["eval/num_not_scored"] = evaluation.num_left_out
-        metrics["time/eval"] = evaluation.began.elapsed_s()
+        metrics["time/eval"] = evaluation.seconds  # not up to now: the driver asks once the next step is trained
         return metrics
 
     def _metrics(self, groups: Sequence[ScoredGroup]) -> dict[str, Any]:

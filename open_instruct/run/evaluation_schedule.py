@@ -73,7 +73,11 @@ def maybe_evaluate(run: Run) -> bool:
                 "the evaluation of version %d is lost: its prompts are left without an engine that has those weights",
                 run.evaluation_of,
             )
-            run.components.rollouts.controller.give_up_evaluation.remote()
+            run.components.wait(  # the next evaluation may begin at once, and there is never more than one
+                run.components.rollouts.controller.give_up_evaluation.remote(),
+                what="giving up the evaluation",
+                timeout_s=CONTROL_S,
+            )
             run.evaluation_of = None
             return False
     metrics = run.components.wait(

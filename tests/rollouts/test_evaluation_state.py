@@ -1,5 +1,6 @@
 """One evaluation in flight: every prompt is issued, counted once, and given up after as many failures as allowed."""
 
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -9,7 +10,7 @@ from group_fakes import make_result
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from open_instruct.data_types import EVAL, GenerationResult, TokenStatistics
+from open_instruct.data_types import EVAL, GenerationResult, Moment, TokenStatistics
 from open_instruct.rollouts.evaluation_state import Evaluation, Evaluations, under_eval
 from open_instruct.scored_groups import ScoredGroup, UnscoredGroup
 from open_instruct.system.work_threads import WorkThreads
@@ -65,6 +66,25 @@ def test_evaluation_that_ends_as_another_begins_does_not_end_that_one(monkeypatc
     assert evaluations.collect(1.0)["eval/model_step_min"] == 7
     assert evaluations.current is not None
     assert evaluations.current.version == 8
+
+
+@pytest.mark.parametrize("end", ["add", "leave_out", "fail"])
+def test_time_of_an_evaluation_ends_with_its_last_result(end: str) -> None:
+    """The driver asks for it once the next step is trained."""
+    evaluations = Evaluations(make_args(max_generation_attempts=1), WorkThreads("a test"), SingleTurn(None), num_rows=1)
+    evaluations.start(7)
+    evaluation = evaluations.current
+    assert evaluation is not None
+    issue_all(evaluation)
+    evaluation.began = Moment(_clock=time.monotonic() - 5)
+    if end == "add":
+        come_back(evaluation, 0)
+    elif end == "leave_out":
+        evaluation.leave_out(0, UnscoredGroup("not scored: timeout", 1, 0))
+    else:
+        assert evaluation.fail(group(0, 0.0, error=TIMEOUT)) is False
+    evaluation.began = Moment(_clock=time.monotonic() - 500)
+    assert 5 <= evaluations.collect(1.0)["time/eval"] < 400
 
 
 def test_metrics_of_an_evaluation_never_have_the_name_of_training() -> None:

@@ -207,6 +207,7 @@ def test_an_evaluation_goes_on_with_new_engines_while_the_learners_have_its_weig
     assert go(run) == 0
     assert evaluated_steps(tmp_path) == evaluated
     assert run.components.supervisor.serving == {0: "engine 0 again", 1: "engine 1 again"}
+    assert ("giving up the evaluation" in run.components.waits) == (version == 2)  # before the next one may begin
     assert_nothing_is_lost_or_repeated(tmp_path)
 
 
