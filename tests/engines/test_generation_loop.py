@@ -80,7 +80,7 @@ class Stage:
         self.slept: list[str] = []
         sleep = SimpleNamespace(
             resume=lambda: None,
-            has_work=lambda: self.slept.append("has work"),
+            note_activity=lambda: self.slept.append("has work"),
             sleep_if_due=lambda: self.slept.append("may sleep"),
         )
         parts: Any = (self.vllm, sleep, self.state, self.work, NoCalls(), lock, nothing)

@@ -72,6 +72,7 @@ def test_results_that_are_being_read_are_not_lost(make_play: MakePlay, monkeypat
     assert play.batch(1).num_samples == sum(request.generation_config.n for request in requests)
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_feeder_that_failed_leaves_nobody_waiting(make_play: MakePlay, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(bundle: object) -> None:
         raise KeyError("a user's mistake")

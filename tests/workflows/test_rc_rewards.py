@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from open_instruct.rollouts.evaluation_metrics import evaluation_metrics
 
 from open_instruct.data_types import GenerationResult, Sample, TokenStatistics, TrainingSample
 from open_instruct.rollouts.collation import collate_packed, collate_padded
+from open_instruct.rollouts.evaluation_metrics import evaluation_metrics
 from open_instruct.rollouts.staleness import Assignment, IssuedPrompt
 from open_instruct.rollouts.step_assembly import CollationOptions, StepAssembly
 from open_instruct.scored_groups import ScoredGroup, split
