@@ -46,7 +46,8 @@ def build_engine(
 ) -> Any:
     """The DeepSpeed engine of the model that is trained, with its optimizer and its learning rate schedule."""
     config = deepspeed_config(args, device, world_size=world_size)
-    model = _load_model(args, device, config, sequence_parallel).train()
+    model = _load_model(args, device, config, sequence_parallel)
+    train_mode(model)
     if args.use_peft:
         add_adapter(model.model, args)
     engine = engine_around(model, args, device, world_size=world_size)
@@ -106,6 +107,15 @@ def _load_model(
         attn_implementation=None if sequence_parallel else device.attn_implementation,
         sequence_parallel=sequence_parallel,
     )
+
+
+def train_mode(model: torch.nn.Module) -> None:
+    """What gradient checkpointing asks for; but not for those modules of a mixture of experts that would add noise then, or draw
+    experts at random (`phimoe`). The engine does neither, so the learner's policy would be another one than the engine's."""
+    model.train()
+    for module in model.modules():
+        if any("jitter" in name for name in vars(module)):
+            module.training = False
 
 
 def compute_again(model: Any, args: GRPOConfig) -> None:

@@ -420,6 +420,9 @@ def test_a_teacher_reads_one_token_more_than_the_model(make_args: MakeArgs, mode
     assert collect_mistakes(make_args(**lengths)) == []
     [mistake] = collect_mistakes(make_args(**lengths, teacher_model_name_or_path=str(model_dir)))
     assert "the teacher reads 600 tokens at most, and 601 are needed. Set shorter lengths." in mistake
+    lengths |= {"response_length": 100, "eval_response_length": 300}  # an evaluation asks for the length
+    [mistake] = collect_mistakes(make_args(**lengths, teacher_model_name_or_path=str(model_dir)))
+    assert "--eval_response_length 300: the teacher reads 600 tokens" in mistake
 
 
 MAXRL = {"advantage_normalization_type": "maxrl"}
