@@ -60,7 +60,7 @@ def options(args: argparse.Namespace, mode: str, output_dir: Path) -> list[str]:
 
 
 def one_run(words: list[str]) -> int:
-    """In a process of its own: the loop of both doors, with lengths and cores set."""
+    """In a process of its own: the loop of both programs, with lengths and cores set."""
     from benchmarks.heavy_tail import HeavyTailRollouter, PinnedTrainer
     from open_instruct import grpo_fast
 

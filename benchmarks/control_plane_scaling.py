@@ -166,7 +166,7 @@ def options(args: argparse.Namespace, per_step: int, directory: Path) -> list[st
 
 
 def one_run(num_engines: int, num_steps: int, report: str, words: list[str]) -> int:
-    """In a process of its own: the loop of both doors around fake engines; what each process used goes to `report`."""
+    """In a process of its own: the loop of both programs around fake engines; what each process used goes to `report`."""
     from benchmarks.cpu_account import accounting_trainer
     from benchmarks.fake_parts import faked_parts
     from open_instruct import grpo_fast

@@ -37,14 +37,14 @@ def accounting_trainer(first: int, num_steps: int, report: Path) -> type[FullyAs
 
 def cpu_seconds(parts: Any) -> dict[str, float]:
     """CPU seconds of each kind of process so far. `ray` is what serves all of them: its GCS, raylet and agents."""
-    controller = pid_of(parts.manager.controller)
+    controller = pid_of(parts.rollouts.controller)
     actors = {
         "controller": [controller],
-        "prompt_queue": [pid_of(parts.manager.queues[0].actor)],
-        "results_queue": [pid_of(parts.manager.queues[1].actor)],
+        "prompt_queue": [pid_of(parts.rollouts.queues[0].actor)],
+        "results_queue": [pid_of(parts.rollouts.queues[1].actor)],
         "message_queue": [pid_of(parts.message_queue.actor)],
-        "engines": sorted({pid_of(engine) for engine in set(parts.manager.rollout_engines)}),
-        "learner": [pid_of(worker) for worker in parts.group.workers],
+        "engines": sorted({pid_of(engine) for engine in set(parts.rollouts.rollout_engines)}),
+        "learner": [pid_of(worker) for worker in parts.learners.workers],
     }
     used = {name: sum(_seconds(psutil.Process(pid)) for pid in pids) for name, pids in actors.items()}
     used["verifiers"] = sum(map(_seconds, psutil.Process(controller).children(recursive=True)))

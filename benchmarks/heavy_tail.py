@@ -39,7 +39,7 @@ class PinnedTrainer(FullyAsyncTrainer):
     def __init__(self, args: Any, parts: Any, message_queue: Any, timer: Any) -> None:
         super().__init__(args, parts, message_queue, timer)
         cores = sorted(os.sched_getaffinity(0))
-        [engine], [learner] = parts.manager.rollout_engines, parts.group.workers
+        [engine], [learner] = parts.rollouts.rollout_engines, parts.learners.workers
         for actor, core in ((engine, cores[0]), (learner, cores[1 % len(cores)])):
             for thread in Path(f"/proc/{ray.get(actor.pid.remote(), timeout=60)}/task").iterdir():
                 os.sched_setaffinity(int(thread.name), {core})

@@ -121,7 +121,7 @@ def make_options(arguments: argparse.Namespace, model: str, url: str, output_dir
         f"llm.parameters.max_tokens={arguments.untrained or arguments.max_tokens}",
         *([f"actor.max_summary_tokens={arguments.untrained}"] if arguments.untrained else []),
     ]
-    return read_options(yaml_door.compose(rc_actor.DOOR, words))
+    return read_options(yaml_door.compose(rc_actor.YAML_PROGRAM, words))
 
 
 async def replay(turns: list[TrainingText], model: ServedModel, options: RCOptions, url: str) -> float:

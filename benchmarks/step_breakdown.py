@@ -90,7 +90,7 @@ def measure_bare(options: list[str]) -> list[dict[str, float]]:
 
 def bare_steps(options: list[str]) -> list[dict[str, float]]:
     """Sample each step's prompts with vLLM's engine alone, then train on them with torch alone."""
-    from open_instruct.data.prompt_dataset import PromptOrder
+    from open_instruct.data.prompt_order import PromptOrder
     from open_instruct.grpo_fast import load_inputs
 
     args = parse_args(options, GRPOConfig)

@@ -1,4 +1,4 @@
-"""Fully asynchronous training from a YAML file: the other door to the loop of `grpo_fast.py`.
+"""Fully asynchronous training from a YAML file: the other entry point to the loop of `grpo_fast.py`.
 
     python open_instruct/fully_async_main.py model.model_name_or_path=Qwen/Qwen3-0.6B
     python open_instruct/fully_async_main.py --config-path /path/to/config --config-name my_config trainer.seed=2
@@ -32,7 +32,7 @@ from open_instruct.config import yaml_files as yaml_door
 from open_instruct.config.cli import UsageError, convert, fail_with, make_config
 from open_instruct.config.extensions import MODULE_OPTIONS, config_class_with
 from open_instruct.config.grpo_config import GRPOConfig
-from open_instruct.config.yaml_files import NO_SECTION, Door, in_terms_of_the_file, unknown_key
+from open_instruct.config.yaml_files import NO_SECTION, YamlProgram, in_terms_of_the_file, unknown_key
 from open_instruct.data.run_inputs import RunInputs
 from open_instruct.registry import option_fields
 from open_instruct.report.component_log import LOG_FILE
@@ -40,7 +40,7 @@ from open_instruct.rollouts.controller import Rollouter
 from open_instruct.run.fully_async_trainer import FullyAsyncTrainer
 from open_instruct.run.wiring import Roles
 from open_instruct.system.interruption import ends_by_signals
-from open_instruct.system.masking import mask_tracebacks
+from open_instruct.system.secret_masking import mask_tracebacks
 from open_instruct.workflows.conversations.options import with_implied_workflow
 
 PROGRAM = "fully_async_main.py"
@@ -56,7 +56,7 @@ SPECIAL_KEYS = {
 
 @dataclass(frozen=True)
 class FullyAsyncMain:
-    """The coordinator: it starts, watches and ends every component of a run, by the loop that both doors share."""
+    """The coordinator: it starts, watches and ends every component of a run, by the loop that both entry points share."""
 
     args: GRPOConfig
     inputs: RunInputs
@@ -86,7 +86,7 @@ def compose(argv: Sequence[str]) -> dict[str, Any]:
         UsageError: the file cannot be read or an override does not fit it.
     """
     return yaml_door.compose(
-        Door(PROGRAM, __doc__, "fully_async", "section.key=value", _option_names, LISTED, _may_be_new), argv
+        YamlProgram(PROGRAM, __doc__, "fully_async", "section.key=value", _option_names, LISTED, _may_be_new), argv
     )
 
 

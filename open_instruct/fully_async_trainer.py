@@ -1,4 +1,4 @@
-"""A door: run files name `trainer.cls: open_instruct.fully_async_trainer.FullyAsyncTrainer`."""
+"""A name for users: run files say `trainer.cls: open_instruct.fully_async_trainer.FullyAsyncTrainer`."""
 
 from open_instruct.run.fully_async_trainer import FullyAsyncTrainer
 

@@ -1,4 +1,4 @@
-"""A door: verifiers of users' files import their base, and what they build upon, from here, as with open-instruct."""
+"""A name for users: verifiers of users' files import their base, and what they build upon, from here, as with open-instruct."""
 
 from open_instruct.config.verifier_options import VerifierConfig
 from open_instruct.verifiers.answer_reading import normalize_answer
@@ -9,9 +9,9 @@ from open_instruct.verifiers.answer_verifiers import (
     StringMatcherVerifier,
 )
 from open_instruct.verifiers.base import NotScored, VerificationResult, VerifierFunction
+from open_instruct.verifiers.registry import build_all_verifiers
 from open_instruct.verifiers.text_verifiers import FlanVerifier, PuzzleVerifier, StringF1Verifier
 from open_instruct.verifiers.text_verifiers import behind_thoughts as remove_thinking_section
-from open_instruct.verifiers.verifiers import build_all_verifiers
 
 F1Verifier, PuzzleMatcherVerifier = StringF1Verifier, PuzzleVerifier
 

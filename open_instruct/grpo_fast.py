@@ -8,7 +8,7 @@
                       ▼                                              │
                  MessageQueue ──► FullyAsyncTrainer ──► RayTrainGroup: PolicyTrainerRayProcess × M ──► ParameterSynchronizer
 
-The loop itself is `run/step_loop.py`. The other door to it is `fully_async_main.py`.
+The loop itself is `run/step_loop.py`. The other entry point to it is `fully_async_main.py`.
 """
 
 import sys
@@ -47,7 +47,7 @@ from open_instruct.report.run_log import RunLog
 from open_instruct.report.slack import ADDRESSES, slack_address, tell_slack
 from open_instruct.run.components import SHUTDOWN_AFTER_FAILURE_S, SHUTDOWN_S
 from open_instruct.run.dry_run import dry_run
-from open_instruct.run.evaluation import maybe_evaluate  # noqa: F401 - open-instruct has it here
+from open_instruct.run.evaluation_schedule import maybe_evaluate  # noqa: F401 - open-instruct has it here
 from open_instruct.run.ray_session import ray_cluster
 from open_instruct.run.run_saving import (
     checkpoint_store,
@@ -56,11 +56,11 @@ from open_instruct.run.run_saving import (
     tell_that_it_is_complete,
 )
 from open_instruct.run.step_loop import run_to_its_end, sync_weights_and_prepare_prompts  # noqa: F401 - open-instruct has it here
-from open_instruct.run.wiring import OUR_ROLES, Roles, set_up
+from open_instruct.run.wiring import DEFAULT_ROLES, Roles, set_up
 from open_instruct.storage.checkpoints import StorageNotShared
 from open_instruct.storage.output_directory import UnusableDirectory, describe, held, is_of_storage
 from open_instruct.system.interruption import Interrupted, ends_by_signals, tell
-from open_instruct.system.masking import mask_tracebacks
+from open_instruct.system.secret_masking import mask_tracebacks
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return run(args, inputs)
 
 
-def run(args: GRPOConfig, inputs: "RunInputs", roles: Roles = OUR_ROLES) -> int:
+def run(args: GRPOConfig, inputs: "RunInputs", roles: Roles = DEFAULT_ROLES) -> int:
     """A whole run, or the rest of a run that was interrupted. Returns the exit code. `grpo_fast.py` and `fully_async_main.py`
     both come here once options and data are checked."""
     if args.cache_dataset_only:

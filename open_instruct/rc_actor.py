@@ -26,7 +26,7 @@ from typing import Any
 
 from open_instruct.config import yaml_files as yaml_door
 from open_instruct.config.cli import UsageError, fail_with
-from open_instruct.config.yaml_files import Door
+from open_instruct.config.yaml_files import YamlProgram
 from open_instruct.engines.openai_client import ServedModel, ServerProblem, find_model
 from open_instruct.engines.server_keys import key_headers
 from open_instruct.rc.actor_loop import Phase, RCActorLoop, RunFailed
@@ -49,15 +49,16 @@ from open_instruct.report.run_summary import write_summary
 from open_instruct.storage.atomic_file import write_atomically
 from open_instruct.storage.output_directory import UnusableDirectory, describe, held, is_of_storage
 from open_instruct.system.interruption import Interrupted, ends_by_signals, tell
-from open_instruct.system.masking import mask_tracebacks
+from open_instruct.system.secret_masking import mask_tracebacks
 from open_instruct.workflows.rc.types import Problem
 
 logger = logging.getLogger("open_instruct.rc_actor")
 
 PROGRAM = "rc_actor.py"
-DOOR = Door(PROGRAM, __doc__, "rc_base", "section.key=value", option_keys, LISTED)
+YAML_PROGRAM = YamlProgram(PROGRAM, __doc__, "rc_base", "section.key=value", option_keys, LISTED)
 EVALUATION = "eval"
 """Name of the stream of an evaluation."""
+POLICIES = ("solution_rollout_policy", "summarization_rollout_policy")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -69,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _main(argv: Sequence[str]) -> int:
     try:
-        options = read_options(yaml_door.compose(DOOR, argv))
+        options = read_options(yaml_door.compose(YAML_PROGRAM, argv))
         problems = load_problems(options)
     except UsageError as error:
         fail_with(error.mistakes, program=PROGRAM)
@@ -118,7 +119,7 @@ def load_problems(options: RCOptions) -> dict[str, list[Problem]]:
     yaml_door.let_user_modules_be_found()
     mistakes: list[str] = []
     problems: dict[str, list[Problem]] = {"train": [], "test": []}
-    for name in ("solution_rollout_policy", "summarization_rollout_policy"):
+    for name in POLICIES:
         _tried(mistakes, f"actor.{name} ", load_dotted, getattr(options.actor, name))
     load = _tried(mistakes, "dataset_loader ", load_dotted, options.run.dataset_loader)
     test_names = options.test_dataset_names if options.run.eval_every_n_versions else []
@@ -228,7 +229,8 @@ def run_phase(phase: Phase, options: RCOptions, model: ServedModel) -> dict[str,
     """Roll out what is not in the phase's stream yet. Returns the phase's summary, which is also written and printed."""
     output_dir = Path(options.run.output_dir)
     path = output_dir / "streams" / f"{phase.name}.jsonl"
-    check_same_run(path.with_suffix(".settings.json"), phase, model)
+    policies = {name: getattr(options.actor, name) for name in POLICIES}
+    check_same_run(path.with_suffix(".settings.json"), phase, model, policies)
     warn_of_short_context(phase, model)
     statistics = RolloutStatistics()
     done = set()
@@ -269,8 +271,8 @@ def warn_of_short_context(phase: Phase, model: ServedModel) -> None:
         )
 
 
-def check_same_run(path: Path, phase: Phase, model: ServedModel) -> None:
-    """Check that a stream holds trajectories of the same settings, which lie in a file beside it.
+def check_same_run(path: Path, phase: Phase, model: ServedModel, policies: Mapping[str, str]) -> None:
+    """Check that a stream holds trajectories of the same settings and rollout policies, which lie in a file beside it.
 
     Raises:
         RunFailed: the stream was begun with other settings.
@@ -278,10 +280,11 @@ def check_same_run(path: Path, phase: Phase, model: ServedModel) -> None:
     data = hashlib.sha256(repr([asdict(problem) for problem in phase.problems]).encode(errors="replace")).hexdigest()[
         :16
     ]
-    settings = asdict(phase.settings) | {"model": model.name, "problems": len(phase.problems), "data": data}
+    later = {"data": data, **policies}  # earlier versions did not write them
+    settings = asdict(phase.settings) | {"model": model.name, "problems": len(phase.problems)} | later
     if path.exists():
         try:
-            before = {"data": settings["data"], **json.loads(path.read_text())}  # earlier versions did not write it
+            before = {**later, **json.loads(path.read_text())}
         except (OSError, ValueError, TypeError) as error:
             raise RunFailed(f"{path}: it cannot be read ({error}). Choose another output_dir, or delete it.") from error
         changed = sorted(name for name in settings.keys() | before.keys() if settings.get(name) != before.get(name))

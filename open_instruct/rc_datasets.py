@@ -1,4 +1,4 @@
-"""A door: run files name `dataset_loader: open_instruct.rc_datasets.load_datasets`."""
+"""A name for users: run files say `dataset_loader: open_instruct.rc_datasets.load_datasets`."""
 
 from open_instruct.rc.datasets import load_datasets
 

@@ -1,4 +1,4 @@
-"""A door: run files name `open_instruct.rc_policies.generate_math_rollout`."""
+"""A name for users: run files say `open_instruct.rc_policies.generate_math_rollout`."""
 
 from open_instruct.workflows.rc.policies import generate_math_rollout, to_training_text
 

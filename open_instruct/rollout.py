@@ -1,4 +1,4 @@
-"""A door: run files name `rollout.cls: open_instruct.rollout.Rollouter`."""
+"""A name for users: run files say `rollout.cls: open_instruct.rollout.Rollouter`."""
 
 from open_instruct.rollouts.controller import RolloutController, Rollouter
 

@@ -25,17 +25,17 @@ from open_instruct.cluster.ray_utils import file_of_job
 from open_instruct.data.run_tokenizer import read_tokenizer
 from open_instruct.data_types import GenerationResult, Sample, SamplingConfig
 from open_instruct.engines.control_calls import ControlCalls
+from open_instruct.engines.engine_cleanup import cleaned_up_when_this_process_ends
 from open_instruct.engines.engine_sleep import EngineSleep
 from open_instruct.engines.engine_state import EngineState
 from open_instruct.engines.generation_loop import GenerationLoop
-from open_instruct.engines.held_work import DIRECT, HeldWork
 from open_instruct.engines.queue_threads import QueueThreads
+from open_instruct.engines.request_tracker import DIRECT, RequestTracker
 from open_instruct.engines.vllm_engine import EngineOptions, VLLMEngine, make_engine
 from open_instruct.engines.vllm_tool_parsers import VllmParsers
 from open_instruct.engines.weight_receiver import WeightReceiver, new_abort_file
-from open_instruct.engines.worker_memory import cleaned_up_when_this_process_ends
-from open_instruct.system.passing_threads import in_passing_thread
 from open_instruct.system.shared_cores import FILE_NAME, SharedCores
+from open_instruct.system.short_lived_thread import run_in_short_lived_thread
 from open_instruct.system.work_threads import POLL_S, WorkThreads
 from open_instruct.workflows import builtin as builtin_workflows  # noqa: F401 - a `WorkflowSpec` names them
 from open_instruct.workflows.runner import EngineFacts, RolloutRunner
@@ -62,7 +62,7 @@ class LLMRayActor:
         self._inflight_updates = options.inflight_updates
         abort_file = new_abort_file()
         with cleaned_up_when_this_process_ends(abort_file):
-            engine = in_passing_thread(lambda: make_engine(options, version))
+            engine = run_in_short_lived_thread(lambda: make_engine(options, version))
             self._engine = VLLMEngine(engine, timeout_s=timeout_s)
         self._sleep = EngineSleep(self._engine, options.sleep)
         self._receiver = WeightReceiver(
@@ -75,7 +75,7 @@ class LLMRayActor:
         )
         self._threads = threads = WorkThreads(f"engine {engine_id}")
         self._state = EngineState(self._sleep, self._receiver, threads.stopping)
-        self._work = HeldWork(
+        self._work = RequestTracker(
             threads.lock, max_num_seqs=options.max_num_seqs, max_tokens=self._engine.kv_cache_tokens, version=version
         )
         self._calls = ControlCalls(engine_id, threads.lock, timeout_s=timeout_s)
@@ -147,7 +147,7 @@ class LLMRayActor:
                 self._loop.tick()
 
         try:
-            in_passing_thread(generate)
+            run_in_short_lived_thread(generate)
             answers = [reply.result(timeout=max(0.0, deadline - time.monotonic())) for reply in replies]
         finally:
             for reply in replies:
@@ -207,7 +207,8 @@ class LLMRayActor:
                 "held": held,
                 "num_outstanding_tokens": work.num_outstanding_tokens,
                 "state": self._state.name,
-                "needs_weights": sleep.needs_weights and (work.has_requests or len(held) > work.num_early),
+                "needs_weights": sleep.needs_weights
+                and (work.has_requests or len(held) > work.num_waiting_for_version),
                 "num_sleeps": sleep.num_sleeps,
                 "asleep_s": sleep.asleep_s,
                 "memory_released_bytes": sleep.memory_released_bytes,
@@ -224,7 +225,7 @@ class LLMRayActor:
         """
         self._drain()
         try:
-            return self._calls.run(lambda: self._sleep.release(told=True, level=1 if keep_weights else None))
+            return self._calls.run(lambda: self._sleep.release(on_request=True, level=1 if keep_weights else None))
         finally:
             self._state.open()
 
@@ -235,7 +236,7 @@ class LLMRayActor:
         with self._threads.lock:
             if not self._threads.lock.wait_for(lambda: not self._calls.is_served, self._timeout_s):
                 raise TimeoutError(f"engine {self.engine_id}: its last step went on for {self._timeout_s:g} s")
-        return self._calls.run(lambda: self._sleep.release(told=True, level=2))  # no copy of weights
+        return self._calls.run(lambda: self._sleep.release(on_request=True, level=2))  # no copy of weights
 
     def resume_memory_occupation(self, tags: list[str] | None = None) -> None:
         """Take back `weights`, `kv_cache` or both."""

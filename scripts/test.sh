@@ -2,7 +2,7 @@
 # Sets up and runs the tests; arguments go to pytest.
 #
 #   bash scripts/test.sh                      the core suite, in two lanes side by side (TEST_LANES=1: in one)
-#   bash scripts/test.sh -m "extended and not slow"   faults, places and doors on real parts: what CI runs after the core
+#   bash scripts/test.sh -m "extended and not slow"   faults, placement and entry points on real parts: what CI runs after the core
 #   bash scripts/test.sh -m slow              kill tests and learning checks, minutes each
 #   bash scripts/test.sh tests/test_x.py -x   one file
 #

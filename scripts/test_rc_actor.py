@@ -44,7 +44,7 @@ def main() -> int:
     if not 0 < arguments.start_timeout_s < math.inf:
         parser.error(f"--start_timeout_s {arguments.start_timeout_s}: expected a number of seconds above 0")
     try:
-        options = read_options(yaml_door.compose(rc_actor.DOOR, for_the_actor))
+        options = read_options(yaml_door.compose(rc_actor.YAML_PROGRAM, for_the_actor))
         rc_actor.load_problems(options)  # before a minute is spent on servers
     except UsageError as error:
         fail_with(error.mistakes, program="test_rc_actor.py")

@@ -1,4 +1,4 @@
-"""The YAML door: composition, every documented key, all mistakes in one message, and classes by dotted path."""
+"""The YAML file: composition, every documented key, all mistakes in one message, and classes by dotted path."""
 
 import subprocess
 import sys

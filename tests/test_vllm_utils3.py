@@ -13,9 +13,9 @@ from engine_stage import MAX_MODEL_LEN, NUM_TOKENS, RC_OPTIONS, TIMEOUT_S, MakeS
 
 from open_instruct.data_types import PromptRequest, SamplingConfig
 from open_instruct.engines import generation_loop
+from open_instruct.engines.engine_cleanup import cleanup_processes
 from open_instruct.engines.engine_sleep import SleepOptions
-from open_instruct.engines.held_work import HeldWork
-from open_instruct.engines.worker_memory import standing_by
+from open_instruct.engines.request_tracker import RequestTracker
 from open_instruct.workflows.base import SINGLE_TURN, WorkflowSpec
 from open_instruct.workflows.rc.types import REASONING, RCPlan
 from open_instruct.workflows.runner import MOST_ERRORS_IN_A_ROW
@@ -44,14 +44,14 @@ def test_two_rollouts_take_turns_in_one_slot(make_stage: MakeStage) -> None:
 
 def test_the_first_step_takes_all_prompts_of_a_bundle(make_stage: MakeStage, monkeypatch: pytest.MonkeyPatch) -> None:
     """Although an engine that has nothing to do hears of the first of them before the others."""
-    submit = HeldWork.submit
+    submit = RequestTracker.submit
 
-    def slowly(self: HeldWork, *request: Any) -> Any:
+    def slowly(self: RequestTracker, *request: Any) -> Any:
         answer = submit(self, *request)
         time.sleep(0.002)
         return answer
 
-    monkeypatch.setattr(HeldWork, "submit", slowly)
+    monkeypatch.setattr(RequestTracker, "submit", slowly)
     monkeypatch.setattr(generation_loop, "FIRST_REQUESTS_S", TIMEOUT_S)
     stage = make_stage(workflow=WorkflowSpec(SINGLE_TURN))
     at_steps: list[int] = []
@@ -147,7 +147,7 @@ def test_a_prompt_that_comes_before_its_weights_waits_for_them(make_stage: MakeS
     """Its rollout has not begun meanwhile, so no time limit runs; the engine is not taken for one that hangs."""
     stage = make_stage(workflow=WorkflowSpec(SINGLE_TURN))
     stage.put(None, None, version=1)
-    assert comes_true(lambda: stage.actor._work.num_early == 2)
+    assert comes_true(lambda: stage.actor._work.num_waiting_for_version == 2)
     time.sleep(0.05)
     inventory = stage.actor.take_inventory()
     assert (inventory["held"], inventory["idle_s"], inventory["needs_weights"]) == (["train-0", "train-1"], 0.0, False)
@@ -180,17 +180,17 @@ def test_an_engine_falls_asleep_after_an_update_and_not_within_it(make_stage: Ma
 
 def test_prompts_that_come_early_keep_no_engine_awake() -> None:
     """They neither have it wait for their first requests, nor have it ask for weights."""
-    work = HeldWork(threading.Condition(), max_num_seqs=8, max_tokens=1e9, version=3)
+    work = RequestTracker(threading.Condition(), max_num_seqs=8, max_tokens=1e9, version=3)
     config = SamplingConfig(max_tokens=64)
     old, new, newer = (PromptRequest(np.arange(8, dtype=np.int32), config, 0, f"of-{v}", v) for v in (3, 4, 5))
     assert work.take_in([new, newer]) == []
     assert not work.will_submit
-    assert work.num_early == len(work.prompt_ids) == 2
+    assert work.num_waiting_for_version == len(work.prompt_ids) == 2
     assert work.take_in([old]) == [old]
     assert work.will_submit
     assert work.set_version(4) == [new]
     assert work.set_version(6) == [newer]
-    assert work.num_early == 0
+    assert work.num_waiting_for_version == 0
 
 
 def test_a_rollout_is_inside_until_its_result_is_out(make_stage: MakeStage) -> None:
@@ -244,9 +244,9 @@ def test_engine_without_processes_of_its_own_leaves_nobody_to_kill_others(make_s
     """The process that stands by kills what belongs to the engine alone, and not what was there before."""
     bystander = subprocess.Popen(["sleep", "600"])
     try:
-        before = list(standing_by)
+        before = list(cleanup_processes)
         make_stage()
-        assert standing_by == before
+        assert cleanup_processes == before
     finally:
         bystander.kill()
         bystander.wait(timeout=TIMEOUT_S)

@@ -1,4 +1,4 @@
-"""How far the learner's log-probs lie from the engine's, in sums that `merging.py` merges exactly."""
+"""How far the learner's log-probs lie from the engine's, in sums that `metric_merging.py` merges exactly."""
 
 import torch
 

@@ -10,7 +10,7 @@ import torch
 
 from open_instruct.algorithms.kl import estimate_kl
 from open_instruct.algorithms.losses import LossInputs
-from open_instruct.algorithms.merging import RATIO_SPREAD
+from open_instruct.algorithms.metric_merging import RATIO_SPREAD
 from open_instruct.algorithms.sequences import sequence_sums
 
 

@@ -25,8 +25,8 @@ import psutil
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from open_instruct.system.cleanup_process import ENGINE_MARK, CleanupProcess
 from open_instruct.system.processes import STOPPED, is_in_exec, is_stopped, process_table
-from open_instruct.system.stand_by import ENGINE_MARK, StandBy
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ def _family(pid: int) -> list[psutil.Process]:
 
 def _is_of_verifiers(pid: int) -> bool:
     with suppress(psutil.Error):
-        return any("open_instruct.verifiers.keeper" in word for word in psutil.Process(pid).cmdline())
+        return any("open_instruct.verifiers.fork_server" in word for word in psutil.Process(pid).cmdline())
     return False
 
 
@@ -245,12 +245,12 @@ def nothing_is_left(mark: str) -> Iterator[None]:
 
     Ray itself leaves its agents running for a minute, because they try to tell the GCS, which is gone, of the raylet's end.
     """
-    stands_by = StandBy(f"{RUN_MARK}={mark}")
-    stands_by.tell(process.pid for process in family_of_ray_here())
+    cleanup = CleanupProcess(f"{RUN_MARK}={mark}")
+    cleanup.tell(process.pid for process in family_of_ray_here())
     try:
         yield
     finally:
-        stands_by.dismiss()
+        cleanup.dismiss()
 
 
 def family_of_ray_here() -> list[psutil.Process]:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from open_instruct.algorithms import trial
+from open_instruct.algorithms import user_algorithm_check
 from open_instruct.algorithms.advantages import ADVANTAGES
 from open_instruct.algorithms.distillation import DISTILLATION_LOSSES
 from open_instruct.algorithms.losses import LOSSES
@@ -16,16 +16,18 @@ OURS = "open_instruct."
 
 def own_losses_can_be_computed(args: GRPOConfig) -> Iterator[str]:
     if entry := _own(args, LOSSES):
-        problem = trial.problem_with_loss(entry, options_of(args, entry.options), has_reference=args.load_ref_policy)
+        problem = user_algorithm_check.problem_with_loss(
+            entry, options_of(args, entry.options), has_reference=args.load_ref_policy
+        )
         yield from _mistake(args, LOSSES, problem)
     if args.has_teacher and (entry := _own(args, DISTILLATION_LOSSES)):
-        problem = trial.problem_with_distillation_loss(entry, options_of(args, entry.options))
+        problem = user_algorithm_check.problem_with_distillation_loss(entry, options_of(args, entry.options))
         yield from _mistake(args, DISTILLATION_LOSSES, problem)
 
 
 def own_advantage_can_be_computed(args: GRPOConfig) -> Iterator[str]:
     if entry := _own(args, ADVANTAGES):
-        problem = trial.problem_with_advantage(
+        problem = user_algorithm_check.problem_with_advantage(
             entry,
             options_of(args, entry.options),
             group_size=max(args.num_samples_per_prompt_rollout, 1),

@@ -17,7 +17,6 @@ from open_instruct.algorithms.losses import LOSSES
 from open_instruct.config.algorithm_checks import own_advantage_can_be_computed, own_losses_can_be_computed
 from open_instruct.config.correction_checks import one_old_policy, rho_bounds_are_in_order
 from open_instruct.config.grpo_config import GRPOConfig
-from open_instruct.config.limits import POSITIVE, numbers_are_within_limits
 from open_instruct.config.model_checks import (
     adapters_have_layers,
     engines_can_divide_heads,
@@ -29,7 +28,7 @@ from open_instruct.config.model_checks import (
     rows_can_be_divided,
     teacher_fits_the_model,
 )
-from open_instruct.config.options import NEVER, DistillationOptions
+from open_instruct.config.options import DistillationOptions
 from open_instruct.config.path_checks import outputs_can_be_written, system_prompt_file_can_be_read
 from open_instruct.config.reward_checks import (
     evolving_rubrics_have_a_model,
@@ -41,6 +40,7 @@ from open_instruct.config.reward_checks import (
 )
 from open_instruct.config.sampling_checks import engines_sample_at_the_temperature, evaluated_responses_differ
 from open_instruct.device import flash_attention_can_run, places_explained
+from open_instruct.option_limits import NEVER, POSITIVE, numbers_are_within_limits
 from open_instruct.option_text import shown
 from open_instruct.registry import chosen_entries, option_kinds
 from open_instruct.weight_transports import IPC, NCCL, NEEDS_GPU, SHM, WITHOUT_GPU

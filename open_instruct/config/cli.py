@@ -30,7 +30,7 @@ import yaml
 from open_instruct.config.foreign_options import ForeignOptions
 from open_instruct.config.yaml_text import BadYaml, check_yaml, texts_as_written, unreadable_value
 from open_instruct.registry import option_fields, option_kinds
-from open_instruct.system.masking import without_secrets
+from open_instruct.system.secret_masking import without_secrets
 from open_instruct.workflows.conversations.options import with_implied_workflow
 
 if TYPE_CHECKING:

@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+from open_instruct.option_limits import COUNT, limited
+
 
 @dataclass(kw_only=True)
 class ModelOptions:
@@ -74,7 +76,7 @@ class DataOptions:
     """Check, tokenize and keep the datasets, and end with exit code 0."""
     system_prompt_override_file: str | None = None
     """Text file whose content becomes the system prompt of every row, in place of the row's own."""
-    max_prompt_token_length: int = 256
+    max_prompt_token_length: int = limited(256, COUNT)
     """Longest prompt, in tokens. With the workflow rc: the longest prompt of a problem, in either of the two templates."""
     overlong_prompts: Literal["drop", "error"] = "drop"
     """What happens to longer prompts. drop: they are left out and counted; error: they are reported as a mistake before the run

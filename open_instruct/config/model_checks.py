@@ -74,9 +74,14 @@ def model_has_enough_positions(args: GRPOConfig) -> Iterator[str]:
     config, _ = _load("AutoConfig", args.model_name_or_path, args.model_revision, trusted=args.trust_remote_code)
     num_positions = getattr(config, "max_position_embeddings", None)
     if num_positions is not None and not _has_scaled_positions(config) and args.max_sequence_length > num_positions:
-        names = ["model_name_or_path", "max_prompt_token_length", "response_length", "eval_response_length"]
-        names += WORKFLOWS[args.rollout_workflow].value.length_options
-        yield f"{shown(args, *names)}: the model reads {num_positions} tokens at most. Set shorter lengths."
+        options = shown(args, "model_name_or_path", *_length_options(args))
+        yield f"{options}: the model reads {num_positions} tokens at most. Set shorter lengths."
+
+
+def _length_options(args: GRPOConfig) -> tuple[str, ...]:
+    """What `max_sequence_length` depends on."""
+    own = WORKFLOWS[args.rollout_workflow].value.length_options
+    return "max_prompt_token_length", "response_length", "eval_response_length", *own
 
 
 def rows_can_be_divided(args: GRPOConfig) -> Iterator[str]:
@@ -186,7 +191,7 @@ def teacher_fits_the_model(args: GRPOConfig) -> Iterator[str]:
     num_positions = getattr(config, "max_position_embeddings", None)
     needed = args.max_sequence_length + 1  # vLLM leaves room for a token that it samples
     if num_positions is not None and not _has_scaled_positions(config) and needed > num_positions:
-        options = shown(args, *names, "max_prompt_token_length", "response_length")
+        options = shown(args, *names, *_length_options(args))
         yield f"{options}: the teacher reads {num_positions} tokens at most, and {needed} are needed. Set shorter lengths."
     if args.distillation_top_k > config.get_text_config().vocab_size:
         options = shown(args, *names, "distillation_top_k")

@@ -10,12 +10,21 @@ from typing import Literal
 from open_instruct.algorithms.advantages import ADVANTAGES
 from open_instruct.algorithms.distillation import DISTILLATION_LOSSES
 from open_instruct.algorithms.losses import LOSSES, ClipOptions, DppoTvOptions, GmpoOptions, GspoOptions, SapoOptions
+from open_instruct.option_limits import (
+    ANY,
+    COUNT,
+    INTERVAL,
+    MAX_TEMPERATURE,
+    NOT_NEGATIVE,
+    POSITIVE,
+    POSITIVE_SHARE,
+    SHARE,
+    Limits,
+    limited,
+)
 from open_instruct.registry import chosen_from
 from open_instruct.workflows import builtin as builtin_workflows  # noqa: F401 - `WORKFLOWS` knows them then
 from open_instruct.workflows.base import SINGLE_TURN, WORKFLOWS
-
-NEVER = -1
-"""Value of an interval in steps which means that the action never happens."""
 
 
 @dataclass(kw_only=True)
@@ -26,7 +35,7 @@ class RunOptions:
     """Name of the experiment."""
     run_name: str | None = None
     """Name of this run in logs and in wandb. By default exp_name and seed, such as grpo__42."""
-    seed: int = 42
+    seed: int = limited(42, Limits(0, 2**32 - 1))
     """Seed of everything random. For the same data, the order in which prompts are issued depends on the seed alone."""
     output_dir: str = "output/"
     """Directory of all files that the run writes: metrics, checkpoints, the trained model, plots, logs."""
@@ -46,28 +55,28 @@ class RunOptions:
 class RolloutOptions:
     """Rollout"""
 
-    response_length: int = 256
+    response_length: int = limited(256, COUNT)
     """Longest response, in tokens."""
-    pack_length: int = 512
+    pack_length: int = limited(512, COUNT)
     """Most tokens in one row of a training batch. The longest prompt with the longest response must fit into a row."""
     rollout_workflow: str = chosen_from(WORKFLOWS, SINGLE_TURN)
     """How the model responds to a prompt. single_turn: in one turn; conversation: in turns, with tools and environments between;
     agent_program: as a program of yours asks it to; rc: in cycles of a reasoning turn and its summary."""
     workflow_modules: list[str] = field(default_factory=list)
     """Files (my_workflow.py) or modules that define further workflows. See docs/workflows.md."""
-    temperature: float = 1.0
+    temperature: float = limited(1.0, Limits(0, MAX_TEMPERATURE, low_itself=False))
     """Sampling temperature in training, 0.01 or more: vLLM has no lower one."""
-    vllm_top_p: float = 1.0
+    vllm_top_p: float = limited(1.0, POSITIVE_SHARE)
     """Nucleus sampling in training: only the likeliest tokens that make up this share of the probability are sampled. 1: off.
     Below 1 the engine's log-probs are those among the tokens that are left, and rho corrects for the difference
     (use_rho_correction); with use_vllm_logprobs nothing does."""
     stop_strings: list[str] = field(default_factory=list)
     """Strings that end a response, in addition to the model's own end token."""
-    num_unique_prompts_rollout: int = 16
+    num_unique_prompts_rollout: int = limited(16, COUNT)
     """Prompts per training step."""
-    num_samples_per_prompt_rollout: int = 4
+    num_samples_per_prompt_rollout: int = limited(4, COUNT)
     """Responses per prompt. They form one group, whose mean score is the baseline of their advantages."""
-    total_episodes: int = 100000
+    total_episodes: int = limited(100000, COUNT)
     """Responses of the whole run. The number of steps is this number divided by the responses per step: with 16 prompts per step
     and 4 responses per prompt, 6400 episodes are 100 steps."""
     filter_zero_std_samples: bool = True
@@ -75,7 +84,7 @@ class RolloutOptions:
     active_sampling: bool = False
     """Sample further prompts until num_unique_prompts_rollout groups of a step can be trained on, in place of those that
     filter_zero_std_samples leaves out."""
-    no_resampling_pass_rate: float | None = None
+    no_resampling_pass_rate: float | None = limited(None, POSITIVE_SHARE)
     """Do not sample a prompt again, in later passes over the data, once the mean reward of its group was this share of the
     highest or more. Rewards are those that are trained on, with penalties. By default all prompts are sampled in each pass."""
     mask_truncated_completions: bool = False
@@ -95,18 +104,18 @@ class RolloutOptions:
 class AsyncOptions:
     """Asynchronous training"""
 
-    async_steps: int | None = None
+    async_steps: int | None = limited(None, NOT_NEGATIVE)
     """Steps that generation may run ahead of training. 0 is strictly on-policy. By default 1; with colocate 0."""
-    staleness_threshold: int | None = None
+    staleness_threshold: int | None = limited(None, NOT_NEGATIVE)
     """Highest age of samples, in steps, that pacing aims at: prompts are issued no faster than training can use them within that
     age. By default async_steps."""
-    max_staleness_allowed: int | None = None
+    max_staleness_allowed: int | None = limited(None, NOT_NEGATIVE)
     """Age, in steps, past which no sample is ever trained on. By default staleness_threshold."""
     straggler_policy: Literal["wait", "drop", "truncate"] = "wait"
     """What happens to a group that would become older than max_staleness_allowed. wait: the last step that may train the group
     waits for it; drop: the group is thrown away and its prompt is issued again; truncate: only those tokens of the group that are
     fresh enough are trained on."""
-    over_issued_prompts: int = 0
+    over_issued_prompts: int = limited(0, NOT_NEGATIVE)
     """Prompts that a step may leave to the next step, because it takes the groups that are complete first. The responses of
     those groups are shorter than the average."""
     streaming: bool = False
@@ -117,23 +126,23 @@ class AsyncOptions:
     and `ipc` do on a machine without a GPU, for trials."""
     inflight_updates: bool = True
     """Engines take new weights between two tokens of a response. False: engines first finish the responses they have begun."""
-    trigger_parameter_sync_step: int = 1
+    trigger_parameter_sync_step: int = limited(1, COUNT)
     """Training steps from one update of the engines' weights to the next."""
-    max_queue_size: int | None = None
+    max_queue_size: int | None = limited(None, COUNT)
     """Responses, ready to train on, that may wait for the learners. By default as many as the staleness bound allows to wait."""
-    min_batch_count: int = 1
+    min_batch_count: int = limited(1, COUNT)
     """With --streaming: full micro-batches per learner that a partial batch holds before it goes to the learners. The last
     partial batch of a step may hold fewer."""
-    batch_timeout: float = 30.0
+    batch_timeout: float = limited(30.0, POSITIVE)
     """Seconds of waiting for a batch after which the log says what the trainer waits for."""
-    batch_generation_interval: float = 0.0
+    batch_generation_interval: float = limited(0.0, NOT_NEGATIVE)
     """Seconds to wait after sending a bundle of prompts to the engines before the next bundle is sent."""
-    generation_timeout: float | None = None
+    generation_timeout: float | None = limited(None, POSITIVE)
     """Seconds that an engine may take for one group (with rc: for one turn). Then the group is aborted and its prompt is sampled
     again with another seed. By default no limit. A limit biases training towards short responses, because long responses take
     longer: the metrics generation_timeouts (groups aborted) and dropped_timeouts (prompts dropped for it) say how much. A lower
     response_length limits the time without that bias."""
-    max_generation_attempts: int = 3
+    max_generation_attempts: int = limited(3, COUNT)
     """Times that the engines may fail on a prompt before the prompt is given up: dropped as failed or, in an evaluation, counted
     as wrong (eval/num_given_up). It is no failure when a prompt is lost with its engine, or issued again after a resume."""
 
@@ -149,27 +158,27 @@ class AlgorithmOptions(ClipOptions, GspoOptions, GmpoOptions, SapoOptions, DppoT
     on the shift of probability. docs/algorithms.md says when to use which."""
     algorithm_modules: list[str] = field(default_factory=list)
     """Files (my_loss.py) or modules that define further losses or advantages. See docs/algorithms.md."""
-    num_epochs: int = 1
+    num_epochs: int = limited(1, COUNT)
     """Passes over the data of one training step."""
-    num_mini_batches: int = 1
+    num_mini_batches: int = limited(1, COUNT)
     """Optimizer steps into which the data of one training step is divided, in each pass."""
-    beta: float = 0.05
+    beta: float = limited(0.05, NOT_NEGATIVE)
     """Weight of the KL divergence from the reference policy."""
     load_ref_policy: bool = True
     """Keep the initial model as the reference policy. False needs beta 0."""
-    ref_policy_update_freq: int | None = None
+    ref_policy_update_freq: int | None = limited(None, COUNT)
     """Training steps from one update of the reference policy to the next. By default it stays the initial model."""
-    alpha: float = 0.6
+    alpha: float = limited(0.6, POSITIVE_SHARE)
     """Share of the policy in an update of the reference policy: reference = alpha * policy + (1 - alpha) * reference."""
     kl_denominator: float | str | None = None
     """Divisor of the summed KL, as in loss_denominator. By default that of the loss."""
     kl_estimator: Literal[0, 1, 2, 3, 4] = 2
     """Estimator of the KL: 0 linear (k1), 1 quadratic (k2), 2 exponential (k3), 3 linear times the ratio, 4 exponential times the
     ratio, whose gradient is unbiased."""
-    entropy_coef: float = 0.0
+    entropy_coef: float = limited(0.0, ANY)
     """Weight of an entropy bonus: this times the mean entropy per token is subtracted from the loss. A negative weight punishes
     entropy."""
-    ce_coef: float = 0.0
+    ce_coef: float = limited(0.0, NOT_NEGATIVE)
     """Weight of a cross-entropy loss on text that a workflow inserted into responses, such as the answers of tools: this times
     the mean over its tokens is added to the loss, so that the model learns to predict it (ECHO)."""
     loss_denominator: float | str | None = None
@@ -187,13 +196,13 @@ class AlgorithmOptions(ClipOptions, GspoOptions, GmpoOptions, SapoOptions, DppoT
     """Weigh the loss of each token by rho, the token's probability under the old policy divided by its probability in the engine,
     truncated (importance sampling). By default only if samples may be stale or vllm_top_p is below 1, and not with
     use_vllm_logprobs."""
-    rho_clamp_lower_bound: float = 0.0
+    rho_clamp_lower_bound: float = limited(0.0, NOT_NEGATIVE)
     """A lower rho is raised to this value."""
-    rho_clamp_upper_bound: float = 2.0
+    rho_clamp_upper_bound: float = limited(2.0, NOT_NEGATIVE)
     """A higher rho is cut down to this value. 0: no upper bound."""
-    rho_mask_lower_bound: float = 0.0
+    rho_mask_lower_bound: float = limited(0.0, NOT_NEGATIVE)
     """Tokens whose rho is below this value are not trained on. 0: no lower bound."""
-    rho_mask_upper_bound: float = 0.0
+    rho_mask_upper_bound: float = limited(0.0, NOT_NEGATIVE)
     """Tokens whose rho is above this value are not trained on. 0: no upper bound."""
     rho_level: Literal["token", "sequence", "geometric"] = "token"
     """What rho is. token: the ratio of each token; sequence: the product over a response, its exact importance weight; geometric:
@@ -206,7 +215,7 @@ class AlgorithmOptions(ClipOptions, GspoOptions, GmpoOptions, SapoOptions, DppoT
     """rho_mask_sequence_level and rho_mask_tv_divergence as open-instruct defines them, to reproduce its runs: a packed row
     counts as one response; rho_mask_sequence_level weighs by the geometric mean too; rho_mask_tv_divergence takes the mean of
     |rho - 1|, and masks only tokens that the advantage would push further away."""
-    off_policy_mask_threshold: float | None = None
+    off_policy_mask_threshold: float | None = limited(None, NOT_NEGATIVE)
     """Do not train on a response with a negative advantage whose tokens have become less likely, since they were sampled, by more
     than this on average (nats per token). By default all responses are trained on."""
 
@@ -223,17 +232,17 @@ class DistillationOptions:
     distillation_loss: str = chosen_from(DISTILLATION_LOSSES, "reverse_kl")
     """What is made smaller. reverse_kl: KL(model, teacher), exact over the teacher's distillation_top_k tokens and sampled beyond
     them; forward_kl: KL(teacher, model) over the teacher's distillation_top_k tokens."""
-    distillation_top_k: int = 32
+    distillation_top_k: int = limited(32, NOT_NEGATIVE)
     """Tokens, the likeliest first, whose probabilities the teacher tells at each place. 0: that of the sampled token alone."""
-    distillation_coef: float = 1.0
+    distillation_coef: float = limited(1.0, POSITIVE)
     """Weight of the distillation loss, which is added to the policy loss."""
     use_task_rewards: bool = True
     """Train on rewards too. False: learn from the teacher alone; rewards are only reported."""
-    teacher_num_engines: int = 1
+    teacher_num_engines: int = limited(1, COUNT)
     """Number of engines that run the teacher."""
-    teacher_tensor_parallel_size: int = 1
+    teacher_tensor_parallel_size: int = limited(1, COUNT)
     """GPUs (on CPU: processes) per engine of the teacher."""
-    teacher_timeout_s: float = 600.0
+    teacher_timeout_s: float = limited(600.0, POSITIVE)
     """Seconds that an engine of the teacher may go, with work, without an answer. Then the run ends."""
 
 
@@ -241,23 +250,23 @@ class DistillationOptions:
 class OptimizerOptions:
     """Optimizer"""
 
-    learning_rate: float = 2e-5
+    learning_rate: float = limited(2e-5, NOT_NEGATIVE)
     """Peak learning rate of AdamW."""
     lr_scheduler_type: Literal[
         "linear", "constant", "cosine", "constant_with_warmup", "cosine_with_restarts", "polynomial", "inverse_sqrt"
     ] = "linear"
     """Learning rate after warm-up, by the names of Transformers. linear: falls to 0 in a straight line; constant (the same as
     constant_with_warmup); cosine: falls to 0 along half a cosine."""
-    warmup_ratio: float = 0.0
+    warmup_ratio: float = limited(0.0, SHARE)
     """Share of the training steps during which the learning rate rises from 0 to its peak. 0.1: the first tenth."""
-    weight_decay: float = 0.0
+    weight_decay: float = limited(0.0, NOT_NEGATIVE)
     """Decoupled weight decay."""
-    max_grad_norm: float = 1.0
+    max_grad_norm: float = limited(1.0, NOT_NEGATIVE)
     """A gradient with a larger norm is scaled down to this norm. 0: gradients are never scaled."""
-    max_nonfinite_steps: int = 10
+    max_nonfinite_steps: int = limited(10, COUNT)
     """The run ends with exit code 1 after this many training steps in a row whose gradient is not finite (NaN or infinite).
     Such a step does not change the weights."""
-    per_device_train_batch_size: int = 1
+    per_device_train_batch_size: int = limited(1, COUNT)
     """Rows of pack_length tokens in one forward and backward pass of a learner."""
     share_prompts: bool = True
     """Learners compute a prompt once for all of its responses; with sdpa unless responses are much longer than prompts. The
@@ -283,13 +292,13 @@ class LearnerOptions:
     """Keep optimizer states in main memory and make the optimizer step there (deepspeed_stage 2 or 3)."""
     deepspeed_offload_param: bool = False
     """Keep weights in main memory while they are not needed (deepspeed_stage 3)."""
-    deepspeed_zpg: int = 1
+    deepspeed_zpg: int = limited(1, COUNT)
     """Learners that hold all weights among them, so that gathers stay within a node: a secondary partition of ZeRO++
     (deepspeed_stage 3). It divides the number of learners. 1: no such partition."""
-    sequence_parallel_size: int = 1
+    sequence_parallel_size: int = limited(1, COUNT)
     """Learners that share every row: each holds a part of its tokens, so that long rows fit (DeepSpeed-Ulysses). It divides the
     number of learners and the number of the model's attention heads."""
-    backend_timeout: int = 120
+    backend_timeout: int = limited(120, COUNT)
     """Minutes after which a collective operation among learners fails."""
 
     @property
@@ -310,9 +319,9 @@ class LoraOptions:
     use_peft: bool = False
     """Train low-rank adapters (LoRA) beside the model's linear layers, and leave the model itself as it is. Gradients, optimizer
     states and checkpoints are those of the adapters alone, and the reference policy takes no memory."""
-    lora_r: int = 16
+    lora_r: int = limited(16, COUNT)
     """Rank of the adapters."""
-    lora_alpha: int = 32
+    lora_alpha: int = limited(32, COUNT)
     """What an adapter adds is multiplied by lora_alpha / lora_r."""
     lora_target_modules: list[str] = field(default_factory=lambda: ["all-linear"])
     """Ends of the names of the layers that get an adapter, such as q_proj v_proj. all-linear: every linear layer but the head."""
@@ -327,11 +336,11 @@ class LoraOptions:
 class VLLMOptions:
     """vLLM"""
 
-    vllm_num_engines: int = 1
+    vllm_num_engines: int = limited(1, COUNT)
     """Number of engines (vLLM instances) that generate."""
-    vllm_tensor_parallel_size: int = 1
+    vllm_tensor_parallel_size: int = limited(1, COUNT)
     """GPUs (on CPU: processes) per engine."""
-    vllm_gpu_memory_utilization: float = 0.9
+    vllm_gpu_memory_utilization: float = limited(0.9, POSITIVE_SHARE)
     """Share of a GPU's memory that an engine takes."""
     vllm_enforce_eager: bool = False
     """Do not compile the model and do not capture graphs: the engine starts sooner and generates more slowly."""
@@ -341,9 +350,9 @@ class VLLMOptions:
     vllm_keep_prefix_cache: bool = False
     """Keep the prefix cache when new weights come. Tokens then attend to keys and values of older weights, also beyond the
     staleness bound, which is about tokens: metric kv_age says how old they are."""
-    vllm_max_num_seqs: int = 256
+    vllm_max_num_seqs: int = limited(256, COUNT)
     """Most responses that an engine generates at once."""
-    engine_sleep_after_s: float | None = None
+    engine_sleep_after_s: float | None = limited(None, POSITIVE)
     """Seconds without work after which an engine sleeps: it gives memory back until its next prompt. By default it never does."""
     engine_sleep_level: Literal[1, 2] | None = None
     """1: a sleeping engine frees its key-value cache and moves its weights to main memory. 2: it discards its weights too, and
@@ -354,21 +363,21 @@ class VLLMOptions:
 class EvaluationOptions:
     """Evaluation"""
 
-    local_eval_every: int = 100
+    local_eval_every: int = limited(100, INTERVAL)
     """Steps from one evaluation to the next. -1: never."""
     eval_on_step_0: bool = False
     """Evaluate before the first training step too."""
-    eval_temperature: float | None = None
+    eval_temperature: float | None = limited(None, Limits(0, MAX_TEMPERATURE))
     """Sampling temperature in evaluation; 0 is greedy. By default the temperature of training."""
-    eval_top_p: float | None = None
+    eval_top_p: float | None = limited(None, POSITIVE_SHARE)
     """Nucleus sampling in evaluation. By default that of training (vllm_top_p)."""
-    eval_pass_at_k: int = 1
+    eval_pass_at_k: int = limited(1, COUNT)
     """Responses to each prompt of an evaluation, with pass@1, 2, 4, … up to this number. Greedy
     responses (eval_temperature 0) are all the same, so more than 1 needs a higher temperature."""
-    eval_completions: int = 64
+    eval_completions: int = limited(64, Limits(-1))
     """Prompts of an evaluation whose responses are written to completions/ in output_dir, and to the table sample_completions of
     wandb. 0: none, -1: all."""
-    eval_response_length: int | None = None
+    eval_response_length: int | None = limited(None, COUNT)
     """Longest response in evaluation, in tokens. By default response_length."""
 
 
@@ -376,13 +385,13 @@ class EvaluationOptions:
 class SavingOptions:
     """Saving"""
 
-    save_freq: int = 200
+    save_freq: int = limited(200, INTERVAL)
     """Steps from one saved model (a Hugging Face directory) to the next. -1: only at the end."""
-    checkpoint_state_freq: int = 200
+    checkpoint_state_freq: int = limited(200, INTERVAL)
     """Steps from one checkpoint to the next. A run that was killed resumes from its newest checkpoint. -1: never."""
     checkpoint_state_dir: str | None = None
     """Directory of the checkpoints. By default checkpoint_states in output_dir."""
-    keep_last_n_checkpoints: int = 3
+    keep_last_n_checkpoints: int = limited(3, Limits(1, never_means="all"))
     """How many of the newest checkpoints are kept. -1: all."""
     save_traces: bool = False
     """Write what each step trains on, on the controller's node: to samples/ in output_dir, in a format that dataset_mixer_list
@@ -396,34 +405,34 @@ class SavingOptions:
 class DeadlineOptions:
     """Deadlines"""
 
-    placement_timeout_s: float = 50.0
+    placement_timeout_s: float = limited(50.0, POSITIVE)
     """Seconds that the cluster has to make room for learners and engines."""
-    init_timeout_s: float = 3600.0
+    init_timeout_s: float = limited(3600.0, POSITIVE)
     """Seconds that engines and learners have to get ready, to connect with each other, and to write or read a checkpoint: enough
     for models of 70 B parameters on shared storage."""
-    progress_timeout_s: float = 1800.0
+    progress_timeout_s: float = limited(1800.0, POSITIVE)
     """Seconds without a batch that is ready to train on, after which the run ends and says what it waited for."""
-    weight_sync_timeout_s: float = 600.0
+    weight_sync_timeout_s: float = limited(600.0, POSITIVE)
     """Seconds that new weights have to reach every engine, in one attempt."""
-    max_sync_retries: int = 3
+    max_sync_retries: int = limited(3, NOT_NEGATIVE)
     """Further attempts after a weight update that failed. An engine that still lacks the new weights then is restarted."""
-    sync_retry_delay: float = 1.0
+    sync_retry_delay: float = limited(1.0, NOT_NEGATIVE)
     """Seconds before each further attempt at a weight update."""
-    logprob_mismatch_limit: float | None = None
+    logprob_mismatch_limit: float | None = limited(None, POSITIVE)
     """Largest allowed difference between the log-probs of engine and learner for the same weights: of any single token in float32
     (by default 0.001), on average over tokens in 16 bits (by default 0.1). A new engine is compared before it serves, and the run
     ends if the difference is larger. Later steps are compared if all their tokens are of the version that is trained
     (max_sample_age 0)."""
     logprob_mismatch_action: Literal["stop", "warn"] = "stop"
     """What happens when a later step breaks logprob_mismatch_limit. stop: the run ends; warn: the run goes on, with a warning."""
-    engine_stall_timeout_s: float = 300.0
+    engine_stall_timeout_s: float = limited(300.0, POSITIVE)
     """Seconds that an engine with work may go without a step before it counts as dead. Time of a weight update does not count."""
-    stopped_timeout_s: float = 12.0
+    stopped_timeout_s: float = limited(12.0, POSITIVE)
     """Seconds that a process of the run may be stopped (SIGSTOP, a debugger, a frozen container). Then a stopped engine is
     replaced, and any other stopped process ends the run with a message that names it. A busy process is not a stopped one."""
-    max_engine_restarts: int = 3
+    max_engine_restarts: int = limited(3, NOT_NEGATIVE)
     """Restarts of engines that died, in one run; one more death ends the run. 0: the first death ends it."""
-    eval_timeout_s: float = 1800.0
+    eval_timeout_s: float = limited(1800.0, POSITIVE)
     """Seconds that an evaluation may take until all its results are there."""
 
 
@@ -445,5 +454,5 @@ class TrackingOptions:
     alerts: list[str] = field(default_factory=list)
     """Upper limits on metrics, such as max_sample_age=3. A step with a metric above its limit gets a warning in the log and the
     key alerts in its row of metrics.jsonl."""
-    statistics_interval_s: float = 30.0
+    statistics_interval_s: float = limited(30.0, POSITIVE)
     """Seconds from one report on the state of all components in the log to the next."""

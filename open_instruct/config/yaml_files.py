@@ -16,10 +16,10 @@ CONFIG_DIRECTORY = Path(__file__).resolve().parents[2] / "conf"
 
 
 @dataclass(frozen=True)
-class Door:
+class YamlProgram:
     """A program that reads a YAML file, and what is special about its file."""
 
-    program: str
+    name: str
     description: str | None
     config_name: str
     """Name of the file that is read by default, without `.yaml`."""
@@ -40,13 +40,13 @@ def let_user_modules_be_found() -> None:
         sys.path.append(here)
 
 
-def compose(door: Door, argv: Sequence[str]) -> dict[str, Any]:
+def compose(program: YamlProgram, argv: Sequence[str]) -> dict[str, Any]:
     """The YAML file that `argv` names, with the overrides applied.
 
     Raises:
         UsageError: the file cannot be read or an override does not fit it.
     """
-    directory, name, overrides = _read_command_line(door, argv)
+    directory, name, overrides = _read_command_line(program, argv)
 
     import hydra
     import yaml
@@ -54,12 +54,12 @@ def compose(door: Door, argv: Sequence[str]) -> dict[str, Any]:
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    wrong = [(override, _misspelled(override) or _deletes_an_option(door, override)) for override in overrides]
+    wrong = [(override, _misspelled(override) or _deletes_an_option(program, override)) for override in overrides]
     if mistakes := [f"{override:.200}: {mistake}" for override, mistake in wrong if mistake]:
         raise UsageError(mistakes)
     bare = [override.removeprefix("++").removeprefix("+") for override in overrides]
     written = [
-        f"++{b}" if not b.startswith("~") and door.may_be_new(b.partition("=")[0]) else override
+        f"++{b}" if not b.startswith("~") and program.may_be_new(b.partition("=")[0]) else override
         for override, b in zip(overrides, bare, strict=True)
     ]
     path = directory / f"{name}.yaml"
@@ -68,7 +68,7 @@ def compose(door: Door, argv: Sequence[str]) -> dict[str, Any]:
         with hydra.initialize_config_dir(str(directory), version_base=None):
             return OmegaConf.to_container(hydra.compose(name, written), resolve=True)  # type: ignore[return-value]
     except (HydraException, OmegaConfBaseException) as error:
-        raise UsageError([_as_mistake(door, error, overrides, path)]) from None
+        raise UsageError([_as_mistake(program, error, overrides, path)]) from None
     except yaml.YAMLError as error:
         line = error.problem_mark.line + 1 if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark else "?"
         raise UsageError([f"{path}: line {line} is not valid YAML."]) from None
@@ -102,26 +102,28 @@ def _misspelled(override: str) -> str:
     return ""
 
 
-def _deletes_an_option(door: Door, override: str) -> str:
+def _deletes_an_option(program: YamlProgram, override: str) -> str:
     """What to write instead of an override that deletes an option (`~section.key`), or ""."""
     key = override.removeprefix("~").partition("=")[0]
-    known = door.keys()
-    if not override.startswith("~") or not door.may_be_new(key) or key.rpartition(".")[2] not in known:
+    known = program.keys()
+    if not override.startswith("~") or not program.may_be_new(key) or key.rpartition(".")[2] not in known:
         return ""
     return f"an option cannot be deleted. Write {key}=null, which leaves its default."
 
 
-def _read_command_line(door: Door, argv: Sequence[str]) -> tuple[Path, str, list[str]]:
+def _read_command_line(program: YamlProgram, argv: Sequence[str]) -> tuple[Path, str, list[str]]:
     """Directory and name of the file, and the overrides."""
     parser = argparse.ArgumentParser(
-        door.program, description=door.description, formatter_class=argparse.RawDescriptionHelpFormatter
+        program.name, description=program.description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--config-path", "-cp", default=str(CONFIG_DIRECTORY), help="directory of the YAML file")
-    parser.add_argument("--config-name", "-cn", default=door.config_name, help="name of the YAML file")
-    parser.add_argument("overrides", nargs="*", metavar=door.override, help="values that win over those in the file")
+    parser.add_argument("--config-name", "-cn", default=program.config_name, help="name of the YAML file")
+    parser.add_argument("overrides", nargs="*", metavar=program.override, help="values that win over those in the file")
     given, unknown = parser.parse_known_intermixed_args(argv)  # overrides may stand behind flags too
     if unknown:
-        raise UsageError([f"{word}: no such option. Options of a run are written {door.override}." for word in unknown])
+        raise UsageError(
+            [f"{word}: no such option. Options of a run are written {program.override}." for word in unknown]
+        )
     directory = Path(given.config_path).resolve()
     name = given.config_name.removesuffix(".yaml")
     if not (directory / f"{name}.yaml").is_file():
@@ -131,18 +133,18 @@ def _read_command_line(door: Door, argv: Sequence[str]) -> tuple[Path, str, list
     return directory, name, given.overrides
 
 
-def _as_mistake(door: Door, error: Exception, overrides: Sequence[str], path: Path) -> str:
+def _as_mistake(program: YamlProgram, error: Exception, overrides: Sequence[str], path: Path) -> str:
     """Hydra's complaint in one line; for an unknown key, the nearest known key."""
     for override in overrides:
         key = override.partition("=")[0].lstrip("+~")
         name = key.rpartition(".")[2]
-        known = door.keys()
+        known = program.keys()
         if f"'{key}'" in str(error) or name in str(error):
             if name in known:
                 return f"{override}: {_first_line(error)}."
-            return f"{override}: {unknown_key(name, sorted(known), door.listed)}"
+            return f"{override}: {unknown_key(name, sorted(known), program.listed)}"
     return (
-        f"{_first_line(error)}. Overrides are written {door.override}."
+        f"{_first_line(error)}. Overrides are written {program.override}."
         if overrides
         else f"{path}: {_first_line(error)}."
     )

@@ -23,7 +23,7 @@ from open_instruct.data.mixer import Amount, DatasetError, Mistakes, parse_mixer
 from open_instruct.data.prompt_dataset import PromptDataset, PromptDatasetBuilder, prompt_key
 from open_instruct.data.row_checks import MESSAGE_KEYS, CheckedRow, RowError, RowReader, RowRules, check_row
 from open_instruct.data.sources import BATCH_ROWS, RawRow, SourceError, iter_rows
-from open_instruct.verifiers.verifiers import check_label as check_label_of_verifier
+from open_instruct.verifiers.registry import check_label as check_label_of_verifier
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

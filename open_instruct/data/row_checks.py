@@ -10,10 +10,10 @@ from open_instruct.chat_codec import LITERAL, ChatCodec
 from open_instruct.data.sample_record import NON_TENSOR_BATCH, has_proto_columns, prompt_fields
 from open_instruct.data.sources import Columns, RawRow
 from open_instruct.verifiers.reasoning_gym_data import check_verifier_name
+from open_instruct.verifiers.registry import check_label as check_label_of_verifier
+from open_instruct.verifiers.registry import verifier_name, verifier_weight
 from open_instruct.verifiers.row_verifiers import SEPARATOR, checks_of_row, names_of_verifiers
 from open_instruct.verifiers.text_verifiers import PASSTHROUGH
-from open_instruct.verifiers.verifiers import check_label as check_label_of_verifier
-from open_instruct.verifiers.verifiers import verifier_name, verifier_weight
 from open_instruct.workflows.base import OwnPrompt, Workflow
 
 DATASET_KEY = "dataset"

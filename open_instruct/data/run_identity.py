@@ -74,6 +74,8 @@ def run_identity(args: GRPOConfig, inputs: "RunInputs | None" = None) -> dict[st
     own = options_of(args, workflow.options)
     identity: dict[str, Any] = {
         "options": {name: getattr(args, name) for name in OPTIONS}
+        # What auto is on this device: DeepSpeed reads no checkpoint of another.
+        | {"model_dtype": args.device.dtype}
         | {name: getattr(own, name) for name in identity_options(args.rollout_workflow)}
     }
     if inputs is None:

@@ -21,8 +21,8 @@ from open_instruct.data.run_identity import tokenizer_identity
 from open_instruct.data.template_audit import TemplateAudit, audit_template
 from open_instruct.option_text import shown
 from open_instruct.user_modules import UserModuleError
+from open_instruct.verifiers.registry import import_verifiers, unused_modules, verifier_names
 from open_instruct.verifiers.row_verifiers import checks_of_row, names_of_verifiers
-from open_instruct.verifiers.verifiers import import_verifiers, unused_modules, verifier_names
 from open_instruct.workflows.base import Workflow
 
 

@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from open_instruct.engines.vllm_engine import EngineCoreLost
-from open_instruct.system.passing_threads import in_passing_thread
+from open_instruct.system.short_lived_thread import run_in_short_lived_thread
 
 
 class ControlCalls:
@@ -44,7 +44,7 @@ class ControlCalls:
                 self._waiting.append((command, done))
                 self._lock.notify_all()
         if not is_served:
-            return in_passing_thread(command)
+            return run_in_short_lived_thread(command)
         try:
             return done.result(timeout=self._timeout_s)
         except TimeoutError as error:

@@ -22,8 +22,8 @@ import torch
 from vllm.distributed.utils import StatelessProcessGroup
 from vllm.distributed.weight_transfer import base, ipc_engine, nccl_common, nccl_engine, packed_tensor
 
+from open_instruct.engines.engine_cleanup import SHARED_MEMORY, mapped
 from open_instruct.engines.vllm_weight_transfer import AbortableNCCLEngine, WatchedIPCEngine
-from open_instruct.engines.worker_memory import SHARED_MEMORY, mapped
 
 POLL_S = 0.0005
 """How often a broadcast looks whether it is done or was aborted."""

@@ -93,7 +93,7 @@ class EngineClient:
         self._is_started = False
         self.has_broken_off = False
         """The collective was aborted in the middle of this update."""
-        self._let_go: list[int] = []
+        self._released_waiters: list[int] = []
         """Engines that waited in the aborted collective and were told to stop."""
 
     def _set_limit(self, timeout_s: float) -> None:
@@ -152,7 +152,7 @@ class EngineClient:
             "update_weights", lambda _: (update_info, self._update_id), in_collective=self._in_one_group
         )
         if self.has_broken_off:
-            self._failures |= dict.fromkeys([*answers, *self._let_go], HELD_UP)
+            self._failures |= dict.fromkeys([*answers, *self._released_waiters], HELD_UP)
             self._taking_part = []
 
     def finish_weight_update(self, weight_version: str | None = None) -> None:
@@ -191,7 +191,7 @@ class EngineClient:
     def _break_off(self, waiting: Sequence[int]) -> None:
         """A member of the collective has failed: release the other members, which would wait for it."""
         self.has_broken_off = True
-        self._let_go = list(waiting)
+        self._released_waiters = list(waiting)
         self._ends_at = min(self._ends_at, time.monotonic() + ANSWER_S)
         logger.warning("the collective weight update is aborted: %s", self._failures)
         for number in waiting:

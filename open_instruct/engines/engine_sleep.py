@@ -41,7 +41,7 @@ class EngineSleep:
         self._released: set[str] = set()
         self.needs_weights = False
         """The weights were dropped, so nothing may be generated until new weights have come."""
-        self.was_told = False
+        self.sleeps_on_request = False
         """The engine sleeps because it was told to, so prompts do not wake it."""
         self.num_sleeps = 0
         self.asleep_s = 0.0
@@ -55,9 +55,9 @@ class EngineSleep:
     @property
     def may_admit(self) -> bool:
         """Whether prompts may be taken up, which wakes an engine that sleeps."""
-        return not self.needs_weights and not (self.is_asleep and self.was_told)
+        return not self.needs_weights and not (self.is_asleep and self.sleeps_on_request)
 
-    def has_work(self) -> None:
+    def note_activity(self) -> None:
         """Something is being generated, or was just now."""
         self._idle_since = self._clock()
 
@@ -66,9 +66,9 @@ class EngineSleep:
         if after_s is not None and not self.is_asleep and self._clock() - self._idle_since >= after_s:
             self.release()
 
-    def release(self, *, told: bool = False, level: int | None = None) -> int:
+    def release(self, *, on_request: bool = False, level: int | None = None) -> int:
         """Fall asleep, by default at the level of the options. Returns the bytes that this gave back."""
-        self.was_told = told
+        self.sleeps_on_request = on_request
         if self.is_asleep:
             return 0
         level = level or self._options.level
@@ -93,7 +93,7 @@ class EngineSleep:
         if not self._released and self._asleep_since is not None:
             self.asleep_s += self._clock() - self._asleep_since
             self._asleep_since = None
-            self.has_work()
+            self.note_activity()
 
     def weights_came(self) -> None:
         self.needs_weights = False

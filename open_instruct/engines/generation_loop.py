@@ -8,8 +8,8 @@ from typing import Any
 from open_instruct.engines.control_calls import ControlCalls
 from open_instruct.engines.engine_sleep import EngineSleep
 from open_instruct.engines.engine_state import EngineState
-from open_instruct.engines.held_work import HeldRequest, HeldWork
 from open_instruct.engines.kv_ages import KvAges
+from open_instruct.engines.request_tracker import RequestTracker, TrackedRequest
 from open_instruct.engines.vllm_engine import VLLMEngine, is_refusal, sampling_params
 from open_instruct.system.shared_cores import SharedCores
 from open_instruct.workflows.runner import Answer
@@ -32,7 +32,7 @@ class GenerationLoop:
         engine: VLLMEngine,
         sleep: EngineSleep,
         state: EngineState,
-        work: HeldWork,
+        work: RequestTracker,
         calls: ControlCalls,
         lock: threading.Condition,
         cores: SharedCores,
@@ -68,12 +68,12 @@ class GenerationLoop:
         self._break_off_late_requests()
         if not self._engine.has_unfinished_requests():
             if self._work.has_rollouts:  # a rollout is between two requests, for instance while it waits for a tool
-                self._sleep.has_work()
+                self._sleep.note_activity()
             elif self._state.may_fall_asleep:
                 self._sleep.sleep_if_due()
             self._wait_for_work()
             return
-        self._sleep.has_work()
+        self._sleep.note_activity()
         self._cores.compute()
         started = time.perf_counter()
         for output in self._engine.step():
@@ -111,7 +111,7 @@ class GenerationLoop:
             aged = self._kv_ages.aged(held.prompt, output.num_cached_tokens, answer.completions)
             self._hand_over(held, replace(answer, completions=aged))
 
-    def _hand_over(self, held: HeldRequest, answer: Answer) -> None:
+    def _hand_over(self, held: TrackedRequest, answer: Answer) -> None:
         self.num_generated_tokens += answer.statistics.num_response_tokens
         self._work.hand_over(held, answer)
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from ray.util.queue import Empty, Full, Queue
 
 from open_instruct.data_types import GenerationResult, PromptRequest, ShutdownSentinel
-from open_instruct.engines.held_work import HeldWork
+from open_instruct.engines.request_tracker import RequestTracker
 from open_instruct.system.work_threads import POLL_S, WorkThreads
 
 
@@ -27,7 +27,7 @@ class QueueThreads:
     def __init__(
         self,
         threads: WorkThreads,
-        work: HeldWork,
+        work: RequestTracker,
         prompt_queue: Queue,
         results_queue: Queue,
         begin_rollouts: Callable[[list[PromptRequest]], None],

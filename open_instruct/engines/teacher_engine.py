@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from open_instruct.data_types import TeacherLogprobs
+from open_instruct.engines.engine_cleanup import cleaned_up_when_this_process_ends
 from open_instruct.engines.vllm_engine import EngineCoreLost, EngineOptions, VLLMEngine, make_engine
 from open_instruct.engines.weight_receiver import new_abort_file
-from open_instruct.engines.worker_memory import cleaned_up_when_this_process_ends
 
 CALLS_AT_ONCE = 64
 """Calls whose sequences an engine reads together. Further calls wait."""

@@ -1,11 +1,11 @@
 """The engine's side of environments: a pool of processes, each of which is leased for one conversation, or one call, at a time.
 
-    conversation ── lease ──► pool ── asks ──► nursery: has loaded the code, forks ──► the environment's process
+    conversation ── lease ──► pool ── asks ──► fork server: has loaded the code, forks ──► the environment's process
          └──────── reset, step, finish, close: JSON over a socket of its own ─────────────────┘
 
-A process that is late, ends, or answers nonsense is killed with all that it has started (`offspring.py`), and what it was asked
-raises `EnvironmentFailed`. A process is used again only if its environment has no state. All of this runs in the event loop of
-the engine's rollouts.
+A process that is late, ends, or answers nonsense is killed with all that it has started (`orphan_reaper.py`), and what it was
+asked raises `EnvironmentFailed`. A process is used again only if its environment has no state. All of this runs in the event loop
+of the engine's rollouts.
 """
 
 import asyncio
@@ -22,8 +22,8 @@ from dataclasses import asdict
 from typing import Any
 
 from open_instruct.environments.base import Ending, EnvironmentSpec, Observation, Opening, ToolError, Turn
-from open_instruct.environments.nursery import FAILED, LONGEST_ERROR
-from open_instruct.environments.places import Places
+from open_instruct.environments.fork_server import FAILED, LONGEST_ERROR
+from open_instruct.environments.slots import Slots
 from open_instruct.environments.wire import (
     HEAD,
     MODEL,
@@ -41,7 +41,7 @@ from open_instruct.system.sandbox import environment
 logger = logging.getLogger(__name__)
 
 START_S = 120.0
-"""Longest time that the nursery may take to load the code of the environments."""
+"""Longest time that the fork server may take to load the code of the environments."""
 CLOSE_S = 5.0
 """Longest time that an environment may take to close before it is killed."""
 MOST_USES = 256
@@ -95,7 +95,7 @@ class Lease:
 
     def kill(self) -> None:
         """Kill the process and its group. May be called twice. What has left the group, or has outlived a process that ended by
-        itself, is killed by the nursery."""
+        itself, is killed by the fork server."""
         if not self.is_alive:
             return
         self.is_alive = False
@@ -154,9 +154,9 @@ async def _read(connection: socket.socket, size: int) -> bytes:
 
 
 class EnvironmentPool:
-    """At most `limit` processes of environments, on one engine. `places.py` says who gets them, and why nobody waits for ever.
+    """At most `limit` processes of environments, on one engine. `slots.py` says who gets them, and why nobody waits for ever.
 
-    A process that waits for its next call has no place. It ends where its room is needed.
+    A process that waits for its next call has no slot. It ends where its room is needed.
 
     Args:
         modules: files and modules to import first (`--environment_modules`).
@@ -174,51 +174,51 @@ class EnvironmentPool:
     ) -> None:
         self._modules, self._targets = list(modules), list(targets)
         self._run_programs = frozenset(run_programs)
-        self._places = Places(limit)
+        self._slots = Slots(limit)
         self._asking = asyncio.Lock()
-        self._nurseries: dict[bool, _Nursery] = {}
+        self._fork_servers: dict[bool, _ForkServer] = {}
         """One whose processes inherit all variables, and one for programs."""
         self._leased: set[Lease] = set()
         self._idle: defaultdict[str, list[Lease]] = defaultdict(list)
         self.is_closed = False
 
     async def lease(self, spec: EnvironmentSpec, deadline_s: float, *, keeps_others: bool = False) -> Lease:
-        """A process with this environment, made and not yet reset. Waits until there is a place; the waiting does not count
+        """A process with this environment, made and not yet reset. Waits until there is a slot; the waiting does not count
         against the deadline.
 
         Args:
             keeps_others: whoever asks keeps what `lease_all` gave, with `and_one_more`, until it has had its answer from this.
         """
-        await self._places.take(keeps_others=keeps_others)
-        return await self._in_a_place(spec, deadline_s)
+        await self._slots.take(keeps_others=keeps_others)
+        return await self._in_a_slot(spec, deadline_s)
 
     async def lease_all(
         self, specs: Sequence[EnvironmentSpec], deadline_s: float, *, and_one_more: bool = False
     ) -> list[Lease]:
-        """A process for each of these environments, once there is a place for all of them.
+        """A process for each of these environments, once there is a slot for all of them.
 
         Args:
             and_one_more: whoever asks will lease one more now and then while it keeps these.
         """
-        await self._places.take(len(specs), leaves=int(and_one_more))
+        await self._slots.take(len(specs), leaves=int(and_one_more))
         leases: list[Lease] = []
         try:
             for spec in specs:
-                leases.append(await self._in_a_place(spec, deadline_s))
+                leases.append(await self._in_a_slot(spec, deadline_s))
         except BaseException:
-            num_untried = len(specs) - len(leases) - 1  # the place of the process that failed is free again already
-            self._places.give_back(num_untried)
+            num_untried = len(specs) - len(leases) - 1  # the slot of the process that failed is free again already
+            self._slots.give_back(num_untried)
             for lease in leases:
                 self.forget(lease)
             raise
         return leases
 
     async def replace(self, lease: Lease, deadline_s: float) -> Lease:
-        """A fresh process in the place of one that has failed. There is no waiting for a place, because whoever asks may keep
+        """A fresh process in the place of one that has failed. There is no waiting for a slot, because whoever asks may keep
         others."""
         lease.kill()
         self._leased.discard(lease)
-        return await self._in_a_place(lease.spec, deadline_s)
+        return await self._in_a_slot(lease.spec, deadline_s)
 
     async def give_back(self, lease: Lease) -> None:
         """The call or the conversation is over. The process of a tool without a state waits for the next; any other ends."""
@@ -226,7 +226,7 @@ class EnvironmentPool:
         if lease.is_alive and lease.is_stateless and lease.num_uses < MOST_USES and not self.is_closed:
             self._leased.remove(lease)
             self._idle[repr(lease.spec)].append(lease)
-            self._places.give_back()
+            self._slots.give_back()
             return
         try:
             await lease.close()
@@ -234,11 +234,11 @@ class EnvironmentPool:
             self.forget(lease)
 
     def forget(self, lease: Lease) -> None:
-        """Kill the process, and give its place to another."""
+        """Kill the process, and give its slot to another."""
         lease.kill()
         if lease in self._leased:
             self._leased.remove(lease)
-            self._places.give_back()
+            self._slots.give_back()
 
     def close(self) -> None:
         """Kill all processes. May be called from any thread, when no conversation is under way any more."""
@@ -247,8 +247,8 @@ class EnvironmentPool:
             lease.kill()
         self._leased.clear()
         self._idle.clear()
-        for nursery in self._nurseries.values():
-            nursery.end()
+        for fork_server in self._fork_servers.values():
+            fork_server.end()
 
     @property
     def num_processes(self) -> int:
@@ -258,8 +258,8 @@ class EnvironmentPool:
     def _num_idle(self) -> int:
         return sum(map(len, self._idle.values()))
 
-    async def _in_a_place(self, spec: EnvironmentSpec, deadline_s: float) -> Lease:
-        """A process in a place that was taken for it. If there is none in the end, the place is free again."""
+    async def _in_a_slot(self, spec: EnvironmentSpec, deadline_s: float) -> Lease:
+        """A process in a slot that was taken for it. If there is none in the end, the slot is free again."""
         lease = self._take_idle(repr(spec))
         if lease is not None:
             self._leased.add(lease)
@@ -268,7 +268,7 @@ class EnvironmentPool:
             self._make_room()
             lease = await self._fork(spec)
         except BaseException:
-            self._places.give_back()
+            self._slots.give_back()
             raise
         self._leased.add(lease)
         try:
@@ -290,8 +290,8 @@ class EnvironmentPool:
         return None
 
     def _make_room(self) -> None:
-        """End idle processes of other tools, the oldest first, as far as they are in the way of the place that was taken."""
-        while self._num_idle > self._places.num_free:
+        """End idle processes of other tools, the oldest first, as far as they are in the way of the slot that was taken."""
+        while self._num_idle > self._slots.num_free:
             next(leases for leases in self._idle.values() if leases).pop(0).kill()
 
     async def _fork(self, spec: EnvironmentSpec) -> Lease:
@@ -300,22 +300,22 @@ class EnvironmentPool:
         async with self._asking:
             for attempt in (1, 2):
                 is_bare = spec.target in self._run_programs
-                if is_bare not in self._nurseries:
+                if is_bare not in self._fork_servers:
                     targets = [target for target in self._targets if (target in self._run_programs) == is_bare]
                     modules = [] if is_bare else self._modules
                     variables = environment({}) if is_bare else dict(os.environ)
-                    self._nurseries[is_bare] = _Nursery(modules, targets, variables)
+                    self._fork_servers[is_bare] = _ForkServer(modules, targets, variables)
                 try:
-                    return await self._nurseries[is_bare].fork(spec)
+                    return await self._fork_servers[is_bare].fork(spec)
                 except (OSError, EOFError, TimeoutError, BadAnswer) as error:
-                    await asyncio.to_thread(self._nurseries.pop(is_bare).end)
+                    await asyncio.to_thread(self._fork_servers.pop(is_bare).end)
                     if attempt == 2:
                         raise EnvironmentFailed(f"{spec.name}: no process could be started: {error}") from error
                     logger.warning("the process that starts environments failed and is started again: %s", error)
         raise AssertionError("the second attempt returns or raises")
 
 
-class _Nursery:
+class _ForkServer:
     """The process that forks the others, as the engine sees it."""
 
     def __init__(self, modules: Sequence[str], targets: Sequence[str], variables: Mapping[str, str]) -> None:
@@ -326,7 +326,7 @@ class _Nursery:
         paths = os.pathsep.join(path for path in sys.path if path)
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "open_instruct.environments.nursery", *arguments],
+                [sys.executable, "-P", "-m", "open_instruct.environments.fork_server", *arguments],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,  # libraries greet on import
@@ -346,7 +346,7 @@ class _Nursery:
             if type(pid) is not int:
                 raise BadAnswer("no process id")
             process = os.pidfd_open(pid)
-        except ProcessLookupError:  # no fault of the nursery, which has reaped it
+        except ProcessLookupError:  # no fault of the fork server, which has reaped it
             ours.close()
             raise EnvironmentFailed(f"{spec.name}: its process ended at once") from None
         except BaseException:

@@ -1,5 +1,7 @@
 """The trained model as files that Transformers, peft and vLLM read."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +23,32 @@ def save_model_files(
             save_adapter(model, adapter, directory)
     elif rank == 0:
         state = {name: tensor.cpu() for name, tensor in source}
-        # The source gives the checkpoint's names already, and a second conversion would change them.
-        model.save_pretrained(directory, state_dict=state, save_original_format=False)
+        with _any_generation_config(model, directory):
+            # The source gives the checkpoint's names already, and a second conversion would change them.
+            model.save_pretrained(directory, state_dict=state, save_original_format=False)
     else:
         for _ in source:  # take part in the gathers
             pass
     if rank == 0:
         tokenizer_of_run(args).save_pretrained(directory)
         sync_to_disk([*directory.rglob("*"), directory])
+
+
+@contextmanager
+def _any_generation_config(model: Any, directory: Path) -> Iterator[None]:
+    """Have the model that is saved in the block keep its `generation_config.json`, whatever stands in it.
+
+    Transformers 5.19 reads one with a temperature and without `do_sample`, as some models have it, and refuses to write it.
+    """
+    from transformers.utils import GENERATION_CONFIG_NAME
+
+    own = getattr(model, "generation_config", None)
+    if own is None:
+        yield
+        return
+    model.generation_config = type(own)()
+    try:
+        yield
+    finally:
+        model.generation_config = own
+    own.to_json_file(directory / GENERATION_CONFIG_NAME, keys_to_pop=["compile_config"])

@@ -1,4 +1,4 @@
-"""The models of a learner: how they are loaded, and the DeepSpeed engine around them."""
+"""The models of a learner, the policy and the reference: how they are loaded and prepared."""
 
 from dataclasses import replace
 from datetime import timedelta
@@ -12,9 +12,9 @@ from open_instruct.device import Device
 from open_instruct.learners.attention import FLASH
 from open_instruct.learners.cpu_linear import use_onednn
 from open_instruct.learners.cpu_norms import use_fewer_passes
+from open_instruct.learners.deepspeed_setup import deepspeed_config, engine_around
 from open_instruct.learners.logprobs import LogProbModel
 from open_instruct.learners.lora import add_adapter, leave_frozen_out_of_checkpoints
-from open_instruct.learners.memory import BUCKET_ELEMENTS
 from open_instruct.learners.sequence_parallel import ATTENTION, SequenceParallel
 
 KINDS_OF_BATCHES = 64
@@ -46,33 +46,13 @@ def build_engine(
 ) -> Any:
     """The DeepSpeed engine of the model that is trained, with its optimizer and its learning rate schedule."""
     config = deepspeed_config(args, device, world_size=world_size)
-    model = _load_model(args, device, config, sequence_parallel).train()
+    model = _load_model(args, device, config, sequence_parallel)
+    train_mode(model)
     if args.use_peft:
         add_adapter(model.model, args)
     engine = engine_around(model, args, device, world_size=world_size)
     if args.use_peft:
         leave_frozen_out_of_checkpoints(engine)
-    return engine
-
-
-def engine_around(model: torch.nn.Module, args: GRPOConfig, device: Device, *, world_size: int) -> Any:
-    """A DeepSpeed engine that trains what has a gradient in `model`."""
-    import deepspeed
-
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    config = deepspeed_config(args, device, world_size=world_size)
-    # DeepSpeed makes buckets of full size, 2 GB of them in bfloat16, also for an adapter of a few million weights.
-    num_trained = sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in trained)
-    config["zero_optimization"]["reduce_bucket_size"] = min(BUCKET_ELEMENTS, num_trained)
-    optimizer = torch.optim.AdamW(
-        trained,
-        lr=args.learning_rate,
-        weight_decay=args.weight_decay,
-        fused=True,
-    )
-    engine, *_ = deepspeed.initialize(
-        model=model, optimizer=optimizer, config=config, lr_scheduler=_make_scheduler(args, optimizer)
-    )
     return engine
 
 
@@ -129,6 +109,15 @@ def _load_model(
     )
 
 
+def train_mode(model: torch.nn.Module) -> None:
+    """What gradient checkpointing asks for; but not for those modules of a mixture of experts that would add noise then, or draw
+    experts at random (`phimoe`). The engine does neither, so the learner's policy would be another one than the engine's."""
+    model.train()
+    for module in model.modules():
+        if any("jitter" in name for name in vars(module)):
+            module.training = False
+
+
 def compute_again(model: Any, args: GRPOConfig) -> None:
     """Gradient checkpointing. A compiled layer may be compiled anew between its two forward passes and then keep other tensors,
     which only reentrant checkpointing does not mind. That wants an input with a gradient, unlike that of a frozen embedding."""
@@ -167,73 +156,6 @@ def _own_memory(model: torch.nn.Module) -> None:
                 tensor.data = tensor.data.clone()
 
 
-def _make_scheduler(args: GRPOConfig, optimizer: torch.optim.Optimizer) -> Any:
-    from transformers import get_scheduler
-
-    num_updates = args.num_training_steps * args.num_epochs * args.num_mini_batches
-    name = args.lr_scheduler_type
-    return get_scheduler(
-        "constant_with_warmup" if name == "constant" else name,  # by itself "constant" passes over the warm-up
-        optimizer=optimizer,
-        num_warmup_steps=int(args.warmup_ratio * num_updates),
-        num_training_steps=num_updates,
-    )
-
-
 def hf_model(engine: Any) -> Any:
     """The model as Transformers made it."""
     return engine.module.model
-
-
-def deepspeed_config(args: GRPOConfig, device: Device, *, world_size: int) -> dict[str, Any]:
-    """DeepSpeed's configuration. The number of micro-batches changes from step to step, so the learner marks
-    their boundaries itself."""
-    config = _config(args, device, world_size=world_size)
-    if device.dtype != "float32":
-        # By default, gradients of many micro-batches and ranks are added up in bf16, where 1 + 1/256 is 1.
-        config["communication_data_type"] = "fp32"
-        config["data_types"] = {"grad_accum_dtype": "fp32"}
-    return config
-
-
-def _offload(args: GRPOConfig) -> dict[str, Any]:
-    """Parts of the configuration of ZeRO that save memory of the device, or traffic between nodes."""
-    parts: dict[str, Any] = {}
-    if args.deepspeed_offload_optimizer:
-        parts["offload_optimizer"] = {"device": "cpu"}
-    if args.deepspeed_offload_param:
-        parts["offload_param"] = {"device": "cpu"}
-    if args.deepspeed_zpg > 1:
-        parts["zero_hpz_partition_size"] = args.deepspeed_zpg
-    return parts
-
-
-def _zero_stage(args: GRPOConfig, device: Device) -> int:
-    """The stage that DeepSpeed runs at: unless in float32, at least 2.
-
-    DeepSpeed 0.19.8 cannot add up gradients in fp32 at stage 0 in bf16. Stage 2 can, and with one learner it divides nothing. The
-    optimizer of stage 0 in bf16 also makes a step on zeros when it is built, so that Adam's first real step is too short.
-    """
-    return args.deepspeed_stage if device.dtype == "float32" else max(args.deepspeed_stage, 2)
-
-
-def _config(args: GRPOConfig, device: Device, *, world_size: int) -> dict[str, Any]:
-    return {
-        "train_batch_size": world_size,
-        "train_micro_batch_size_per_gpu": 1,
-        "gradient_accumulation_steps": 1,
-        "gradient_clipping": args.max_grad_norm,
-        "bf16": {"enabled": device.dtype == "bfloat16"},  # by default bf16 on CPU, which is many times slower
-        "fp16": {"enabled": device.dtype == "float16"},
-        "zero_optimization": {
-            "stage": _zero_stage(args, device),
-            "overlap_comm": device.has_streams,
-            "stage3_param_persistence_threshold": 0,
-            "stage3_gather_16bit_weights_on_model_save": False,
-            **_offload(args),
-        },
-        "zero_allow_untested_optimizer": True,
-        "zero_force_ds_cpu_optimizer": False,
-        "steps_per_print": 10**9,
-        "wall_clock_breakdown": False,
-    }

@@ -21,7 +21,7 @@ from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.data_types import CollatedBatchData, MiniBatch
 from open_instruct.registry import options_of
 
-AS_ONE = Scales()
+UNSCALED = Scales()
 """All parts of the loss have one denominator."""
 
 
@@ -45,7 +45,7 @@ class PolicyLoss:
         self._distillation_options = options_of(args, self._distillation_loss.options)
 
     def compute(
-        self, micro_batch: CollatedBatchData, old_logprobs: torch.Tensor | None, *, scales: Scales = AS_ONE
+        self, micro_batch: CollatedBatchData, old_logprobs: torch.Tensor | None, *, scales: Scales = UNSCALED
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
         """The loss summed over trained tokens, with its gradient; metric sums; sums of the mismatch with the engine's log-probs.
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from open_instruct.algorithms.merging import finish_logprob_difference, finish_ratio_variance
+from open_instruct.algorithms.metric_merging import finish_logprob_difference, finish_ratio_variance
 
 if TYPE_CHECKING:
     import torch

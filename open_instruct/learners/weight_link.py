@@ -61,9 +61,9 @@ class WeightLink:
             in_one_group=in_one_collective,
         )
         failures = client.find_unreachable() if self._rank == 0 and in_one_collective else {}
-        if self._all_agree(not failures):
+        if self._from_rank_0(not failures):
             failures = self._make_sender(client, engines)
-        if self._all_agree(not failures):
+        if self._from_rank_0(not failures):
             self._client = client
         else:
             self.close()
@@ -91,7 +91,7 @@ class WeightLink:
             raise RuntimeError("there are no engines to send weights to: connect_rollout_engines comes first")
         self._device.synchronize()  # senders read the weights on streams of their own
         self._client.begin(version, engines)
-        if self._all_agree(self._client.start() if self._rank == 0 else True):
+        if self._from_rank_0(self._client.start() if self._rank == 0 else True):
             self._send(self._sender, self._client)
         return self._client.report()
 
@@ -110,7 +110,7 @@ class WeightLink:
             self._sender.shutdown()
         self._sender = self._client = None
 
-    def _all_agree(self, mine: bool) -> bool:
+    def _from_rank_0(self, mine: bool) -> bool:
         """Rank 0's value, on every rank."""
         if self._world_size == 1:
             return mine

@@ -26,7 +26,7 @@ import psutil
 from open_instruct.engines.openai_client import ServedModel
 from open_instruct.rc import worker as rc_worker
 from open_instruct.rc.options import RCOptions, split_urls
-from open_instruct.rc.scheduler import POLICY_ERROR, REJECTED
+from open_instruct.rc.scheduler import NOT_SCORED, POLICY_ERROR, REJECTED
 from open_instruct.rc.statistics import RolloutProgress, RolloutStatistics, Throughput
 from open_instruct.rc.stream import EntryTooLarge, StreamWriter
 from open_instruct.rc.worker import WorkerEnded, WorkerOptions, WorkerStarted
@@ -107,6 +107,8 @@ class RCActorLoop:
         self._looked_at = 0.0
         self._stopped_since: dict[str, float] = {}
         """When each stopped worker was first seen stopped, by its name."""
+        self._num_out = 0
+        """Trajectories that the workers were given and that did not come back."""
         self._num_failures = 0
         """Trajectories in a row that failed in a way that a retry does not cure."""
         self._throughput = Throughput(options.actor.throughput_window_size)
@@ -134,9 +136,11 @@ class RCActorLoop:
             self._start_workers()
             with ProgressLine(self._phase.num_trajectories, first_step=first, unit="trajectory") as line:
                 for result in self._results():
+                    self._num_out -= 1
                     self._publish(result)
                     line.update(self._progress())
                     tracker.log(self._metrics(), self._statistics.num_done)
+            self._raise_if_lost()
         finally:
             self._end_workers()
             listener.stop()
@@ -210,6 +214,7 @@ class RCActorLoop:
         try:
             while self._next is not None:
                 self._problem_queue.put_nowait(self._next)
+                self._num_out += 1
                 self._next = next(self._waiting, None)
             while self._num_sentinels:
                 self._problem_queue.put_nowait(None)
@@ -236,6 +241,14 @@ class RCActorLoop:
                     f"{worker.name} died (exit code {worker.exitcode}). Start the same command again to go on; "
                     "its last log lines may say why."
                 )
+
+    def _raise_if_lost(self) -> None:
+        """Raises `RunFailed` if trajectories are gone though all workers have ended: Python's queues only print such errors."""
+        if self._num_out:
+            raise RunFailed(
+                f"{self._num_out} trajectories did not come back from the workers. A problem, or what a rollout policy made of a "
+                "turn, holds something that cannot be sent to another process: the error is printed above."
+            )
 
     def _publish(self, result: RolloutResult) -> None:
         """Write a result to the stream, or count it as dropped."""
@@ -266,7 +279,7 @@ class RCActorLoop:
         """End the run when too many trajectories in a row fail in a way that will make the next ones fail too."""
         if not result.dropped:
             self._num_failures = 0
-        elif result.dropped in (REJECTED, POLICY_ERROR):
+        elif result.dropped in (REJECTED, POLICY_ERROR, NOT_SCORED):
             self._num_failures += 1
         if self._num_failures >= self._options.actor.max_consecutive_failures:
             raise RunFailed(

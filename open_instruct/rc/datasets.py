@@ -1,8 +1,8 @@
 """Problems of reasoning-cache rollouts from reasoning-gym, local files, directories and hub names.
 
 The option `dataset_loader` names `load_datasets` by default. A row may have the columns that training takes (`messages`,
-`ground_truth`, `dataset`), those of GSM8K (`question`, `answer` that ends in `#### 42`) or those of MATH (`problem`, and
-`answer` or a `solution` with `\\boxed`).
+`ground_truth`, `dataset`; the last two may be lists of one), those of GSM8K (`question`, `answer` that ends in `#### 42`) or
+those of MATH (`problem`, and `answer` or a `solution` with `\\boxed`).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,8 +12,9 @@ from open_instruct.data.mixer import DatasetError, Mistakes
 from open_instruct.data.row_checks import check_ground_truth
 from open_instruct.data.sources import CONFIG_MARK, RawRow, SourceError, iter_rows
 from open_instruct.verifiers.answer_reading import boxed_answer
+from open_instruct.verifiers.base import single_label
 from open_instruct.verifiers.reasoning_gym_data import is_reasoning_gym
-from open_instruct.verifiers.verifiers import verifier_name, verifier_names
+from open_instruct.verifiers.registry import verifier_name, verifier_names
 from open_instruct.workflows.rc.types import Problem
 
 ENTRY_KEYS = ("hub_id", "config", "split", "trust_remote_code")
@@ -103,10 +104,12 @@ def _question(values: Mapping[str, Any]) -> str:
 
 def _answer(values: Mapping[str, Any], known: Sequence[str]) -> tuple[str, object]:
     """Name of the verifier, and the ground truth."""
-    named = values.get("dataset")
+    named = _one_of(values.get("dataset"))
     label = next((values[key] for key in ("ground_truth", "answer") if values.get(key) not in (None, "")), None)
     if isinstance(named, str) and verifier_name(named, known) is not None and label is not None:
         return named, label
+    if isinstance(label, list):
+        label = single_label(label)
     if isinstance(label, str) and GSM8K_MARK in label:
         return "gsm8k", label.rpartition(GSM8K_MARK)[2].strip()
     if label is None and isinstance(values.get("solution"), str):
@@ -114,3 +117,10 @@ def _answer(values: Mapping[str, Any], known: Sequence[str]) -> tuple[str, objec
     if label is None:
         raise ValueError(f"no answer in it: one of ground_truth, answer, solution. It has: {', '.join(values)}")
     return "math", str(label)
+
+
+def _one_of(named: object) -> object:
+    """The verifier that the column `dataset` names; open-instruct's data may wrap it in a list."""
+    if isinstance(named, list) and len(named) > 1:
+        raise ValueError(f"{len(named)} verifiers in 'dataset', and a turn is scored by one. Leave one.")
+    return named[0] if isinstance(named, list) and named else named

@@ -31,6 +31,9 @@ def evaluate(trajectories: Iterable[Trajectory], budgets: Sequence[int]) -> dict
         best_of_n            1 if at least one trajectory is right at the end
         majority             1 if the final answer that most trajectories give is right
 
+    A trajectory of which a rollout policy has left a reasoning turn without a reward counts in no measure, because nothing is
+    known of it; `not_scored` is the number of such trajectories, if there are any.
+
     Controls count in none of these measures. If there are controls, `one_long_turn_by_budget` is their accuracy at each budget of
     `budget_by_cycle`, and `one_long_turns_cut_by_context` counts those whose context had no room for all of their tokens.
     """
@@ -45,9 +48,15 @@ def evaluate(trajectories: Iterable[Trajectory], budgets: Sequence[int]) -> dict
 
 
 def _measures(trajectories: Sequence[Trajectory], budgets: Sequence[int]) -> dict[str, Any]:
-    long_turns = [trajectory[0] for trajectory in trajectories if trajectory[0].is_control]
-    by_cycle = _measures_of_cycles([trajectory for trajectory in trajectories if not trajectory[0].is_control])
-    return by_cycle | (_measures_of_long_turns(long_turns, budgets) if long_turns else {})
+    scored = [trajectory for trajectory in trajectories if _is_scored(trajectory)]
+    long_turns = [trajectory[0] for trajectory in scored if trajectory[0].is_control]
+    measures = _measures_of_cycles([trajectory for trajectory in scored if not trajectory[0].is_control])
+    measures |= _measures_of_long_turns(long_turns, budgets) if long_turns else {}
+    return measures | ({"not_scored": len(trajectories) - len(scored)} if len(scored) < len(trajectories) else {})
+
+
+def _is_scored(trajectory: Trajectory) -> bool:
+    return all(turn.reward is not None for turn in _reasoning(trajectory))
 
 
 def _measures_of_cycles(trajectories: Sequence[Trajectory]) -> dict[str, Any]:

@@ -96,7 +96,7 @@ class ActorOptions:
     max_requeues: int = 10
     """Times that a trajectory is put back after a turn has used up its retries."""
     max_consecutive_failures: int = 10
-    """The run ends after this many trajectories in a row that servers refuse or policies fail on."""
+    """The run ends after this many trajectories in a row that servers refuse, policies fail on, or verifiers do not score."""
 
 
 @dataclass(frozen=True)
@@ -383,6 +383,11 @@ VALIDATORS: dict[type, Any] = {
 def _mistakes_between_sections(options: RCOptions) -> Iterator[str]:
     if not options.train_dataset_names and not options.test_dataset_names:
         yield "train_dataset_names: missing. Name a data set."
+    elif not options.train_dataset_names and not options.run.eval_every_n_versions:
+        yield (
+            "test_dataset_names: they are worked on in an evaluation alone, and there is none. Set eval_every_n_versions to 1, "
+            "or name train_dataset_names."
+        )
     if options.run.eval_every_n_versions and not options.test_dataset_names:
         yield (
             "eval_every_n_versions: there is nothing to evaluate on. Name test_dataset_names, or set "

@@ -16,9 +16,10 @@ class CycleCounts:
     """Counts of one cycle (the k-th reasoning turn and the k-th summary) over all trajectories."""
 
     num_scored: int = 0
+    """Reasoning turns with a reward. What a rollout policy gives for a summary says nothing of an answer."""
     total_reward: float = 0.0
     num_right: int = 0
-    """Scored turns with a reward of 1."""
+    """Of these the turns with a reward of 1."""
     num_reasoning_turns: int = 0
     num_reasoning_tokens: int = 0
     num_summaries: int = 0
@@ -33,14 +34,17 @@ class CycleCounts:
         if turn.metadata["turn_type"] == REASONING:
             self.num_reasoning_turns += 1
             self.num_reasoning_tokens += num_tokens
+            self._add_reward(turn.reward)
         else:
             self.num_summaries += 1
             self.num_summary_tokens += num_tokens
             self.num_empty_summaries += turn.metadata.get("empty_summary", False)
-        if turn.reward is not None:
+
+    def _add_reward(self, reward: float | None) -> None:
+        if reward is not None:
             self.num_scored += 1
-            self.total_reward += turn.reward
-            self.num_right += turn.reward >= 1.0
+            self.total_reward += reward
+            self.num_right += reward >= 1.0
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values. Means are over turns of their kind, and None if there was no such turn."""
@@ -133,7 +137,8 @@ class RolloutStatistics:
         return max(scored), counts.num_right / counts.num_scored
 
     def summary(self, *, wall_seconds: float, tokens_of_this_run: int) -> dict[str, Any]:
-        """The content of `summary.json`. `wall_seconds` is the time of this process, without its start-up."""
+        """The content of `summary.json`. `wall_seconds` is the time of this process, without its start-up. If it is 0, because
+        all trajectories were there already, `tokens_per_second` is None."""
         return {
             "trajectories": self.num_trajectories,
             "one_long_turns": self.num_long_turns,
@@ -145,7 +150,7 @@ class RolloutStatistics:
             "requeues": self.num_requeues,
             "turns_at_limit": sum(counts.num_at_limit for counts in self.cycles.values()),
             "wall_seconds": wall_seconds,
-            "tokens_per_second": tokens_of_this_run / wall_seconds if wall_seconds > 0 else 0.0,
+            "tokens_per_second": tokens_of_this_run / wall_seconds if wall_seconds > 0 else None,
             "cycles": {str(number): self.cycles[number].to_json() for number in sorted(self.cycles)},
         }
 
@@ -190,7 +195,7 @@ def format_rollout_table(summary: dict[str, Any]) -> str:
     reasons = ", ".join(f"{reason} {count}" for reason, count in sorted(summary["dropped"].items()))
     counts = (
         f"{summary['trajectories']:,} trajectories, {summary['turns']:,} turns, {summary['tokens']:,} tokens in "
-        f"{format_duration(summary['wall_seconds'])} ({summary['tokens_per_second']:,.0f} tok/s); "
+        f"{format_duration(summary['wall_seconds'])} ({_number(summary['tokens_per_second'])} tok/s); "
         f"{summary['retries']} retries, {summary['rc/dropped_trajectories']} dropped{f' ({reasons})' if reasons else ''}"
     )
     return f"{format_table([head, *rows], '>>>>>')}\n{counts}"

@@ -86,7 +86,7 @@ def work(options: WorkerOptions, problem_queue: Any, result_queue: Any, log_queu
     try:
         asyncio.run(_work(options, problem_queue, result_queue, is_stopping))
         error = ""
-    except Exception as failure:  # the loop must learn of every error
+    except (Exception, SystemExit) as failure:  # the loop must learn of every error, also of a policy's sys.exit(0)
         logging.getLogger(__name__).debug("traceback", exc_info=failure)
         is_told = isinstance(failure, ValueError | EnginesDown)
         error = str(failure) if is_told else f"{type(failure).__name__}: {failure}"

@@ -10,7 +10,7 @@ from typing import Any
 
 from open_instruct.report.log_files import COMPONENTS
 
-components = logging.getLogger(COMPONENTS)
+component_logger = logging.getLogger(COMPONENTS)
 """Logger for events of components. The log files have all of its lines, the terminal only its warnings and errors."""
 
 LOG_FILE = "fully_async_training.log"
@@ -111,11 +111,11 @@ def run_monitor(
     try:
         told = monitor(dict(trainer), dict(rollouter))
     except Exception as error:  # a monitor may never stop the run that it watches
-        components.error("the monitor %s failed: %r", getattr(monitor, "__name__", monitor), error)
+        component_logger.error("the monitor %s failed: %r", getattr(monitor, "__name__", monitor), error)
         return
     values = told if isinstance(told, dict) else {} if told is None else {"": told}
     for name, value in values.items():
-        components.info("Custom metric: %s", f"{name}={_short(value)}" if name else _short(value))
+        component_logger.info("Custom metric: %s", f"{name}={_short(value)}" if name else _short(value))
 
 
 def check_alerts(alerts: Sequence[str], row: Mapping[str, Any]) -> dict[str, str]:

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from open_instruct.system.masking import MaskingFormatter
+from open_instruct.system.secret_masking import MaskingFormatter
 
 
 class _StderrHandler(logging.StreamHandler):

@@ -236,7 +236,7 @@ SECTIONS: dict[str, list[Metric]] = {
         Metric("time/verification", "scoring of the last group"),
         Metric("time/packing", "making batches"),
         Metric("time/saving", "writing checkpoints, in rows where one was written"),
-        Metric("time/eval", "an evaluation, which runs beside training"),
+        Metric("time/eval", "an evaluation up to its last result; it runs beside training"),
         Metric("time/waiting_for_evaluation", "training stood still for it"),
         Metric("time/<engines|learners>_<offload|onload>", "handing devices over (`--colocate`)"),
         Metric(

@@ -13,6 +13,8 @@ from open_instruct.storage.atomic_file import _replaced
 
 logger = logging.getLogger(__name__)
 
+ACCURACY_KEY = "eval/pass_at_1"
+"""Metric: share of right answers in an evaluation, 0 to 1."""
 STEP_KEY = "training_step"
 COMPLETIONS = "sample_completions"
 """Answers of an evaluation, beside its metrics; open-instruct's name of the table in wandb."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from open_instruct.report.isolation import Isolation
-from open_instruct.report.metrics_file import STEP_KEY, read_metrics
+from open_instruct.report.metrics_file import ACCURACY_KEY, STEP_KEY, read_metrics
 
 if TYPE_CHECKING:
     import matplotlib.axes
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
 REWARD_KEY = "all_groups/scores"
 """Metric: mean reward of all responses that were generated for a training step."""
-ACCURACY_KEY = "eval/pass_at_1"
-"""Metric: share of right answers in an evaluation, 0 to 1."""
 CYCLE_KEY = "eval/rc/accuracy_cycle_"
 """Metrics: share of right answers after each cycle of the reasoning cache. The value after the last cycle is `ACCURACY_KEY`."""
 EARLIER_COLORS = ("#fdba74", "#a8a29e", "#f472b6", "#84cc16")

@@ -15,7 +15,14 @@ from open_instruct.report import component_log
 from open_instruct.report.isolation import Isolation
 from open_instruct.report.live_line import Progress, ProgressLine
 from open_instruct.report.log_files import setup_logging
-from open_instruct.report.metrics_file import COMPLETIONS, STEP_KEY, MetricsWriter, read_metrics, write_lines
+from open_instruct.report.metrics_file import (
+    ACCURACY_KEY,
+    COMPLETIONS,
+    STEP_KEY,
+    MetricsWriter,
+    read_metrics,
+    write_lines,
+)
 from open_instruct.report.plots import plot_reward_curve
 from open_instruct.report.run_summary import RunSummary, format_summary_table, write_summary
 from open_instruct.report.tracker import TrackerOptions, make_tracker, run_id_at
@@ -31,7 +38,6 @@ METRICS_FILE = "metrics.jsonl"
 PROMPTS_FILE = "prompts.jsonl"
 SUMMARY_FILE = "summary.json"
 COMPLETIONS_DIRECTORY = "completions"
-ACCURACY_KEY = "eval/pass_at_1"
 PLOT_FILE = "reward_curve.png"
 
 
@@ -144,14 +150,14 @@ class RunLog:
     def components(self, status: ComponentStatus) -> None:
         """Milestones of generation; every `--statistics_interval_s`, a line on all components, and the user's monitor."""
         for line in self._milestones.lines(status.rollouter):
-            component_log.components.info(line)
+            component_log.component_logger.info(line)
         if time.monotonic() - self._told_components_at < self._args.statistics_interval_s:
             return
         self._told_components_at = time.monotonic()
-        component_log.components.info(
+        component_log.component_logger.info(
             component_log.component_statistics(status.trainer, status.rollouter, status.queue)
         )
-        component_log.components.info(
+        component_log.component_logger.info(
             component_log.rollouter_stats(status.rollouter, queue_size=status.queue["queue_size"])
         )
         component_log.run_monitor(self._monitor, status.trainer, status.rollouter)

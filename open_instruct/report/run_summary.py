@@ -32,7 +32,7 @@ class RunSummary:
     """Content of `summary.json` and of the table at the end of a run."""
 
     eval_accuracy_before: float | None
-    """Accuracy of the first evaluation, 0 to 1; None if there was none."""
+    """Accuracy of the evaluation before the first step (`--eval_on_step_0`), 0 to 1; None if there was none."""
     eval_accuracy_after: float | None
     """Accuracy of the last evaluation, 0 to 1; None if there was none."""
     training_steps: int

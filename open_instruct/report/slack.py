@@ -4,8 +4,9 @@ import json
 import logging
 import os
 import urllib.request
+from http.client import HTTPException
 
-from open_instruct.system.masking import without_secrets
+from open_instruct.system.secret_masking import without_secrets
 
 logger = logging.getLogger(__name__)
 
@@ -30,5 +31,5 @@ def tell_slack(text: str) -> None:
     try:
         request = urllib.request.Request(address, body, {"Content-Type": "application/json"})
         urllib.request.urlopen(request, timeout=PATIENCE_S).close()
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, HTTPException) as error:
         logger.warning("Slack could not be told: %s", type(error).__name__)  # the address is a secret

@@ -9,6 +9,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -18,7 +19,7 @@ from open_instruct.report.histogram import is_histogram
 from open_instruct.report.isolation import Isolation
 from open_instruct.report.metrics_file import STEP_KEY, to_json_value
 from open_instruct.system.background_calls import BackgroundCalls
-from open_instruct.system.masking import masked
+from open_instruct.system.secret_masking import masked
 
 logger = logging.getLogger(__name__)
 
@@ -197,7 +198,7 @@ def answers(url: str, *, timeout_s: float) -> bool:
     except urllib.error.URLError as error:
         # A certificate error counts as an answer, because wandb checks certificates itself and may trust others.
         return isinstance(error.reason, ssl.SSLError)
-    except OSError:
+    except (OSError, HTTPException):  # the second where something else than HTTP answers
         return False
 
 

@@ -3,7 +3,7 @@
     PromptFeeder ──► param_prompt_Q ──► engines ──► inference_results_Q ──► DataPreparation ──► verifiers (processes)
       what PromptFlow admits;             evaluations ◄── EVAL results ◄───────────┤
       evaluation first                                                             ▼ scored groups
-           ▲                                                                 StepFilling: PromptFlow says which step
+           ▲                                                                 BatchProducer: PromptFlow says which step
      set_version(v) ◄── driver, while the engines get v                      a group is for ─► advantages ─► collate
                                                                                    │
                                        learners ◄── MessageQueue ◄── batches ◄─────┘
@@ -29,23 +29,23 @@ from open_instruct.data.run_tokenizer import read_tokenizer
 from open_instruct.data_types import Box, PromptRequest
 from open_instruct.report.metrics_file import COMPLETIONS
 from open_instruct.report.tracker import TrackerOptions, make_tracker
+from open_instruct.rollouts.actor_warnings import HeldWarnings
+from open_instruct.rollouts.batch_producer import BatchProducer
 from open_instruct.rollouts.completions import completions
 from open_instruct.rollouts.data_preparation import DataPreparation
-from open_instruct.rollouts.evaluation import Evaluations
+from open_instruct.rollouts.evaluation_state import Evaluations
 from open_instruct.rollouts.message_queue import MessageQueue
-from open_instruct.rollouts.notices import Notices
 from open_instruct.rollouts.prompt_feeder import TAKING_INVENTORY, PromptFeeder
 from open_instruct.rollouts.prompt_requests import PromptRequests
 from open_instruct.rollouts.result_scoring import ResultScoring
 from open_instruct.rollouts.rollout_state import FinishedGroup, read_state, write_state
 from open_instruct.rollouts.staleness import FlowOptions, PromptFlow, PromptLedger
 from open_instruct.rollouts.step_assembly import CollationOptions
-from open_instruct.rollouts.step_filling import StepFilling
 from open_instruct.system.work_threads import POLL_S, WorkThreads
 from open_instruct.verifiers.evolving_rubrics import EvolvingRubrics
 from open_instruct.verifiers.pool import VerifierPool, default_workers
+from open_instruct.verifiers.registry import import_verifiers
 from open_instruct.verifiers.row_verifiers import names_of_verifiers
-from open_instruct.verifiers.verifiers import import_verifiers
 
 if TYPE_CHECKING:
     from ray.actor import ActorHandle
@@ -133,12 +133,12 @@ class RolloutController:
         self._preparation = DataPreparation(
             args, threads, flow, workflow, self._scoring, evaluations, inference_results_Q, teachers
         )
-        self._filling = StepFilling(
+        self._producer = BatchProducer(
             args, options.collation, threads, self._preparation, flow, workflow, requests, tokenizer, message_queue
         )
         self._tracker = make_tracker(options.wandb_run_id is not None, _tracker_options(args, options), {})
-        self._notices = Notices()
-        self._notices.install()
+        self._warnings = HeldWarnings()
+        self._warnings.install()
 
     def _custom_generation_logic(self, batch: list[PromptRequest]) -> list[PromptRequest]:
         """For subclasses: change prompts or their sampling before they are issued. Every prompt id must be there exactly once."""
@@ -152,7 +152,7 @@ class RolloutController:
         for group in self._loaded:
             self._take_back(group)
         self._loaded = []
-        self._threads.start(self._feeder.feed_prompts, *self._preparation.threads, self._filling.packing_thread)
+        self._threads.start(self._feeder.feed_prompts, *self._preparation.threads, self._producer.packing_thread)
 
     def watch(self) -> None:
         """Waits while all is well; raises what ended a background thread. Returns after `stop`."""
@@ -163,7 +163,7 @@ class RolloutController:
         self._threads.stop()
         self._scoring.close()
         self._tracker.finish()
-        self._notices.remove()
+        self._warnings.remove()
         self._threads.join(timeout_s=4 * POLL_S)
 
     # --- what the step loop calls -------------------------------------------------------------------------------------
@@ -189,7 +189,7 @@ class RolloutController:
         """The learners have trained the step: its prompts have their fates. Returns these in the order of issue."""
         with self._threads.lock:
             self._threads.raise_error()
-            self._filling.forget_step(training_step)
+            self._producer.forget_step(training_step)
             return [
                 {"prompt_id": prompt.prompt_id, "row": self._requests.row_number(prompt.issue_number), "fate": fate}
                 for prompt, fate in self._flow.ledger.commit(training_step)
@@ -238,10 +238,10 @@ class RolloutController:
             self._threads.raise_error()
             return {
                 "prompts": self._flow.ledger.counts(),
-                "queues": queues | {"waiting_results": len(self._filling.groups)},
+                "queues": queues | {"waiting_results": len(self._producer.groups)},
                 "num_generated_tokens": self._preparation.num_response_tokens,
                 "statistics": self.get_statistics(),
-                "notices": self._notices.take(),
+                "warnings": self._warnings.take(),
             }
 
     def get_statistics(self) -> dict[str, Any]:
@@ -262,7 +262,7 @@ class RolloutController:
 
     def describe_progress(self) -> str:
         """Who is waited for, for a message to the user, and warnings that nobody has taken."""
-        notices = self._notices.take()
+        warnings = self._warnings.take()
         with self._threads.lock:
             waiting = [prompt for prompt in self._flow.ledger.open_prompts() if self._flow.is_waited_for(prompt)]
             names = ", ".join(f"{prompt.prompt_id} (version {prompt.version})" for prompt in waiting[:8])
@@ -270,10 +270,10 @@ class RolloutController:
             return (
                 f"step {self._flow.assembling} is being put together, prompts of version {self._flow.version} are admitted, "
                 f"{len(waiting)} prompts are not back from the engines ({names or 'none'}), "
-                f"{len(self._preparation.being_scored)} are being scored{self._preparation.at_the_teacher}, "
-                f"{len(self._filling.groups)} groups wait"
+                f"{len(self._preparation.being_scored)} are being scored{self._preparation.teacher_progress}, "
+                f"{len(self._producer.groups)} groups wait"
                 + (f"; paused: {', '.join(pauses)}" if pauses else "")
-                + (f"; warnings: {' '.join(notices)}" if notices else "")
+                + (f"; warnings: {' '.join(warnings)}" if warnings else "")
             )
 
     def close_ledger(self) -> dict[str, object]:
@@ -298,7 +298,7 @@ class RolloutController:
                 "solved_rows": sorted(self._requests.solved_rows),
                 "rubrics": self._scoring.rubrics.state_dict() if self._scoring.rubrics is not None else {},
             }
-            finished = self._filling.finished_groups() + self._preparation.finished_groups()
+            finished = self._producer.finished_groups() + self._preparation.finished_groups()
         write_state(_state_path(self._args, rollout_id, path), state, finished)
 
     def load(self, rollout_id: int, path: str | None = None) -> None:
@@ -323,7 +323,7 @@ class RolloutController:
         else:
             scored = self._scoring.restored(group)
             if not self._preparation.ask_teacher(scored):
-                self._filling.take(scored)
+                self._producer.take(scored)
 
     # --- a training loop of the user's own ----------------------------------------------------------------------------
 
@@ -372,14 +372,15 @@ class RolloutController:
     def recover_lost(self, held: list[str]) -> int:
         """Issue the prompts again that were lost with an engine; how many. `held` are the ids of prompts inside living engines.
 
-        lost = issued - in the prompt queue (taken back) - held - arrived. Results on their way are waited for.
+        lost = issued - in the prompt queue (taken back) - held - arrived. Arrived are also the results that are being read or
+        scored. Those in the results queue are waited for.
         """
         deadline = time.monotonic() + self._args.batch_timeout
         while not self.inference_results_Q.empty() and time.monotonic() < deadline:
             time.sleep(POLL_S / 10)
-        time.sleep(POLL_S / 10)  # the last of them is being taken in
+        time.sleep(POLL_S / 10)  # a bundle that has just left the queue is not in `unread` at once
         with self._threads.lock:
-            present = {*held, *self._preparation.being_scored, *self._feeder.taken_back}
+            present = {*held, *self._preparation.unread, *self._preparation.being_scored, *self._feeder.taken_back}
             num_lost = len(self._flow.recover(present)) + self._evaluations.recover(present)
         self._feeder.resume(TAKING_INVENTORY)
         return num_lost

@@ -1,6 +1,6 @@
 """Takes results from the engines and has them scored.
 
-inference_results_Q ─► take ─► verifiers ─► training groups ─► the teacher, if there is one ─► `scored` ─► step_filling.py
+inference_results_Q ─► take ─► verifiers ─► training groups ─► the teacher, if there is one ─► `scored` ─► batch_producer.py
                         │          └──────► evaluation
                         └─ an engine gave the group up, or too few responses were scored: its prompt is issued again
 """
@@ -16,8 +16,8 @@ from ray.util.queue import Empty, Queue
 
 from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.data_types import GenerationResult
-from open_instruct.rollouts.evaluation import Evaluations
-from open_instruct.rollouts.generation_failures import GenerationFailures, NothingAnswered
+from open_instruct.rollouts.evaluation_state import Evaluations
+from open_instruct.rollouts.failure_log import GenerationFailures, NothingAnswered
 from open_instruct.rollouts.result_scoring import ResultScoring
 from open_instruct.rollouts.rollout_state import FinishedGroup
 from open_instruct.rollouts.staleness import PromptFlow
@@ -61,6 +61,8 @@ class DataPreparation:
         self.scored: queue.SimpleQueue[ScoredGroup] = queue.SimpleQueue()
         self.being_scored: dict[str, GenerationResult] = {}
         """Results of training prompts, from their arrival until `PromptFlow` has their groups."""
+        self.unread: set[str] = set()
+        """Prompt ids of the results that left the results queue and have not arrived here yet, a bundle at most."""
         self._teacher = None
         if teachers:
             self._teacher = TeacherScoring(teachers, threads, self.scored.put, timeout_s=args.teacher_timeout_s)
@@ -82,8 +84,12 @@ class DataPreparation:
                 results = self._results_queue.get(timeout=POLL_S)
             except Empty:
                 continue
+            with self._threads.lock:
+                self.unread = {result.prompt_id for result in results}
             for result in results:
                 self.take(result)
+                with self._threads.lock:
+                    self.unread.discard(result.prompt_id)
 
     def next_scored(self) -> list[ScoredGroup]:
         """The groups of training that are scored, as soon as there is one; none if none comes for `POLL_S`.
@@ -175,7 +181,7 @@ class DataPreparation:
         return True
 
     @property
-    def at_the_teacher(self) -> str:
+    def teacher_progress(self) -> str:
         """For a message: how many groups the teacher has."""
         return "" if self._teacher is None else f" ({self._teacher.num_asked} of them by the teacher)"
 

@@ -304,8 +304,13 @@ class MessageQueue:
         num_samples: int = 1,
         timeout: float = REPLY_S,
         message_id: str = "",
+        referenced_bytes: int = 0,
     ) -> None:
         """Put one message; waits while the queue is full. With a `message_id` the same message may be put again after any error.
+
+        Args:
+            referenced_bytes: of the data that lies in Ray's object store because the payload holds references to it. They count
+                in `memory_bytes` like the payload's own arrays.
 
         Raises:
             QueueFull: there was no room in time; nothing was put.
@@ -318,7 +323,7 @@ class MessageQueue:
             carried, halves = Packed(packed.skeleton, ()), packed.halves
         else:
             carried, halves = payload if num_bytes < SMALL_BYTES else Stored(ray.put(payload)), ()
-        item = QueueItem(carried, version, num_samples, num_bytes, message_id)
+        item = QueueItem(carried, version, num_samples, num_bytes + referenced_bytes, message_id)
         try:
             taken = ray.get(self.actor.put.remote(item, timeout, *halves), timeout=timeout + REPLY_S)
         except GetTimeoutError as error:

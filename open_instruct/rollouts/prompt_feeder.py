@@ -14,7 +14,7 @@ from ray.util.queue import Empty, Full, Queue
 
 from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.data_types import PromptRequest
-from open_instruct.rollouts.evaluation import Evaluations
+from open_instruct.rollouts.evaluation_state import Evaluations
 from open_instruct.rollouts.prompt_requests import PromptRequests
 from open_instruct.rollouts.staleness import PromptFlow
 from open_instruct.system.work_threads import POLL_S, WorkThreads
@@ -76,8 +76,10 @@ class PromptFeeder:
                     threads.lock.wait(POLL_S)
                     continue
                 self._is_putting.set()
-            self._put(self._change(bundle))
-            self._is_putting.clear()
+            try:
+                self._put(self._change(bundle))
+            finally:  # `_change` may be a user's, and fail
+                self._is_putting.clear()
             if self._interval_s:
                 threads.stopping.wait(self._interval_s)
 

@@ -13,15 +13,15 @@ import numpy as np
 from open_instruct.algorithms.reward_shaping import is_well_formed
 from open_instruct.data.prompt_dataset import PromptDataset, PromptRow
 from open_instruct.data_types import GenerationResult, Sample
-from open_instruct.rollouts.generation_failures import NOT_SCORED
+from open_instruct.rollouts.failure_log import NOT_SCORED
 from open_instruct.rollouts.prompt_requests import PromptRequests
 from open_instruct.rollouts.rollout_state import FinishedGroup
 from open_instruct.scored_groups import ScoredGroup, ScorePart, UnscoredGroup, ends_of, take
 from open_instruct.verifiers.evolving_rubrics import EvolvingRubrics
 from open_instruct.verifiers.pool import VerifierPool
+from open_instruct.verifiers.registry import verifier_weight
 from open_instruct.verifiers.row_verifiers import checks_of_row, combined, is_rubric, names_of_verifiers
 from open_instruct.verifiers.scoring_processes import Scored
-from open_instruct.verifiers.verifiers import verifier_weight
 from open_instruct.workflows.base import Workflow
 
 

@@ -16,9 +16,11 @@ from open_instruct.algorithms.advantages import ADVANTAGES, group_advantages
 from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.data_types import MiniBatch, TrainingSample
 from open_instruct.registry import options_of
-from open_instruct.rollouts import batch_building
+from open_instruct.rollouts import batch_metrics
+from open_instruct.rollouts.evaluation_metrics import is_right
 from open_instruct.rollouts.packing import prepare_collated_data_for_workers
 from open_instruct.rollouts.staleness import CONSUMED, MASKED, ZERO_STD, Assignment, sample_age
+from open_instruct.rollouts.training_samples import fresh_masks, training_samples
 from open_instruct.scored_groups import ScoredGroup, last_samples, split, take
 
 
@@ -174,8 +176,8 @@ class StepAssembly:
         args = self._args
         masks = None
         if group.result.oldest_version < assignment.oldest_trained_version:  # straggler_policy truncate
-            masks = [batch_building.fresh_masks(group.result, assignment.oldest_trained_version)]
-        return batch_building.training_samples(
+            masks = [fresh_masks(group.result, assignment.oldest_trained_version)]
+        return training_samples(
             [group],
             verification_reward=args.verification_reward,
             advantages=self._advantages,
@@ -225,8 +227,8 @@ class StepAssembly:
         self._unsent = []
         self._num_unsent_tokens = 0
         self._num_partial_batches += 1
-        self._num_computed += batch_building.num_computed_tokens(rank_batches)
-        self._num_rows += batch_building.num_packed_rows(rank_batches)
+        self._num_computed += batch_metrics.num_computed_tokens(rank_batches)
+        self._num_rows += batch_metrics.num_packed_rows(rank_batches)
         return batch
 
     def _complete_advantages(self, over_step: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> None:
@@ -261,22 +263,22 @@ class StepAssembly:
         answers = [group for group in self.groups if group.has_rewards] or self.groups
         is_kept = set(map(id, groups))
         trained = [group for group in answers if id(group) in is_kept] or answers
-        of_all = batch_building.response_metrics(answers, verification_reward=args.verification_reward)
+        of_all = batch_metrics.response_metrics(answers, verification_reward=args.verification_reward)
         of_kept = of_all
         if len(trained) < len(answers):
-            of_kept = batch_building.response_metrics(trained, verification_reward=args.verification_reward)
+            of_kept = batch_metrics.response_metrics(trained, verification_reward=args.verification_reward)
         metrics = {
             **of_kept,
             **{f"all_groups/{name}": value for name, value in of_all.items() if not name.endswith("_hist")},
-            **batch_building.scoring_metrics(answers),
-            **batch_building.step_metrics(
+            **batch_metrics.scoring_metrics(answers),
+            **batch_metrics.step_metrics(
                 self.groups,
                 groups,
                 num_prompts=args.num_unique_prompts_rollout,
             ),
             **self._solved_metrics(),
-            **batch_building.straggler_metrics(self.groups),
-            **batch_building.freshness_metrics(
+            **batch_metrics.straggler_metrics(self.groups),
+            **batch_metrics.freshness_metrics(
                 self.training_step,
                 groups,
                 [one.oldest_trained_version for one in kept],
@@ -289,7 +291,7 @@ class StepAssembly:
             "time/packing": self._packing_s,
             "time/verification": self.groups[-1].score_s,  # the step waited for the last group alone
         }
-        return metrics | (batch_building.advantage_metrics(samples) if samples else {})
+        return metrics | (batch_metrics.advantage_metrics(samples) if samples else {})
 
 
 def pass_rate(rollout: ScoredGroup, args: GRPOConfig) -> float:
@@ -300,7 +302,7 @@ def pass_rate(rollout: ScoredGroup, args: GRPOConfig) -> float:
     if judged := [position for position, sample in enumerate(answers.samples) if sample.is_judged]:
         answers = take(answers, judged)
     if answers.has_environment_rewards:
-        return float(batch_building.is_right(answers).mean())
+        return float(is_right(answers).mean())
     highest = args.reward_shaping.highest(args.verification_reward * rollout.reward_weight)
     return float(answers.rewards(args.verification_reward).mean()) / (highest or 1.0)
 

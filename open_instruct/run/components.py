@@ -21,12 +21,12 @@ from open_instruct.data.run_inputs import RunInputs
 from open_instruct.learners.actor_group import RayTrainGroup
 from open_instruct.rollouts.controller import RolloutController
 from open_instruct.rollouts.message_queue import MessageQueue
-from open_instruct.run.answers import was_killed
 from open_instruct.run.device_sharing import DeviceSharing, ExclusiveSharing, FreeDevices
 from open_instruct.run.engine_activity import EngineActivity
 from open_instruct.run.engine_supervisor import EngineSupervisor
 from open_instruct.run.health import Health, actors_of
 from open_instruct.run.placement_group import create_actor_group, create_placement_groups, create_rollout_manager
+from open_instruct.run.ray_results import was_killed
 from open_instruct.run.rollout_manager import RolloutManager
 from open_instruct.run.storage_check import check_storage
 from open_instruct.run.waits import Waits
@@ -44,8 +44,8 @@ SHUTDOWN_AFTER_FAILURE_S = 2.0
 class Components:
     """The parts of a run, as the step loop uses them."""
 
-    manager: RolloutManager
-    group: RayTrainGroup
+    rollouts: RolloutManager
+    learners: RayTrainGroup
     message_queue: MessageQueue
     supervisor: EngineSupervisor
     signals: Signals
@@ -66,28 +66,28 @@ class Components:
             return self.wait(refs, what=what, timeout_s=args.init_timeout_s, limit="init_timeout_s", interruptible=True)
 
         def start_learners() -> list:
-            return self.group.async_init(args, with_ref=args.load_ref_policy)
+            return self.learners.async_init(args, with_ref=args.load_ref_policy)
 
         # An engine measures the free memory of its whole GPU when it starts, so learners that share the GPU come after it.
-        learners = [] if args.shares_devices else start_learners()
-        ready(self.manager.controller.__ray_ready__.remote(), "the start of the controller")
-        for number in range(len(self.manager.rollout_engines)):
+        learners_start = [] if args.shares_devices else start_learners()
+        ready(self.rollouts.controller.__ray_ready__.remote(), "the start of the controller")
+        for number in range(len(self.rollouts.rollout_engines)):
             self._start_engine(number, ready)
-        ready([teacher.ready.remote() for teacher in self.manager.teachers], "the start of the teacher")
+        ready([teacher.ready.remote() for teacher in self.rollouts.teachers], "the start of the teacher")
         self.sharing.offload_engines()
-        ready(learners or start_learners(), "the start of the learners")
+        ready(learners_start or start_learners(), "the start of the learners")
 
     def _start_engine(self, number: int, ready: Callable[[Any, str], Any]) -> None:
         """Wait until an engine is loaded. An engine that is killed meanwhile is started again while restarts are left. An engine
         that raises an error is not started again, because it would raise the same error."""
         while True:
-            engine = self.manager.rollout_engines[number]
+            engine = self.rollouts.rollout_engines[number]
             try:
                 ready(engine.ready.remote(), f"the start of engine {number}")
                 self.supervisor.began(number)
                 return
             except ComponentDied as error:
-                was_replaced = self.manager.rollout_engines[number] is not engine  # by `Health`
+                was_replaced = self.rollouts.rollout_engines[number] is not engine  # by `Health`
                 if not was_replaced and not was_killed(error):
                     raise
                 if not was_replaced:
@@ -95,8 +95,8 @@ class Components:
 
     def shut_down(self, timeout_s: float = SHUTDOWN_S) -> None:
         """End all parts. A part that does not end when asked is killed. Never raises, because another error may be on its way."""
-        self.manager.shut_down(timeout_s=timeout_s, expected=self.supervisor.futures)
-        self.group.shut_down()
+        self.rollouts.shut_down(timeout_s=timeout_s, expected=self.supervisor.futures)
+        self.learners.shut_down()
         if self.placement is not None:
             remove_placement_group(self.placement)
 
@@ -117,8 +117,8 @@ def create_components(
     """
     pgs = create_placement_groups(args)
     check_storage([args.state_dir, Path(args.output_dir)], bundles.node_ids(pgs["actor"]))
-    group = create_actor_group(args, pgs["actor"], wandb_run_id=None)
-    manager = create_rollout_manager(
+    learners = create_actor_group(args, pgs["actor"], wandb_run_id=None)
+    rollouts = create_rollout_manager(
         args,
         pgs["rollout"],
         wandb_run_id=None,
@@ -128,25 +128,25 @@ def create_components(
         message_queue=message_queue,
         rollouter_cls=rollouter_cls,
     )
-    nodes = NodeWatch(bundles.node_ids(pgs["actor"]), lambda: manager.engine_nodes)
+    nodes = NodeWatch(bundles.node_ids(pgs["actor"]), lambda: rollouts.engine_nodes)
     logger.info("places: %s", nodes.describe())
     devices = FreeDevices(for_engines=True)  # learners that share devices start after the engines
     supervisor = EngineSupervisor(
         args,
-        manager.rollout_engines,
-        manager.controller,
-        manager.start_engine,
+        rollouts.rollout_engines,
+        rollouts.controller,
+        rollouts.start_engine,
         lost_node=nodes.lost_under,
         may_start=lambda: devices.for_engines,
     )
-    processes = ProcessWatch(lambda: actors_of(manager, group, message_queue), args.stopped_timeout_s)
-    health = Health(manager, group, message_queue, supervisor, nodes=nodes, processes=processes)
+    processes = ProcessWatch(lambda: actors_of(rollouts, learners, message_queue), args.stopped_timeout_s)
+    health = Health(rollouts, learners, message_queue, supervisor, nodes=nodes, processes=processes)
     wait = Waits(health, signals).wait
     sharing = DeviceSharing()
     if args.colocate:
         sharing = ExclusiveSharing(
-            manager,
-            group,
+            rollouts,
+            learners,
             wait,
             devices,
             timeout_s=args.weight_sync_timeout_s,
@@ -155,5 +155,5 @@ def create_components(
             end_loading=supervisor.end_loading,
         )
     return Components(
-        manager, group, message_queue, supervisor, signals, health, wait, sharing, placement=pgs["actor"][0]
+        rollouts, learners, message_queue, supervisor, signals, health, wait, sharing, placement=pgs["actor"][0]
     )

@@ -75,8 +75,8 @@ class ExclusiveSharing(DeviceSharing):
 
     def __init__(
         self,
-        manager: RolloutManager,
-        group: RayTrainGroup,
+        rollouts: RolloutManager,
+        learners: RayTrainGroup,
         wait: Any,
         devices: FreeDevices,
         *,
@@ -85,8 +85,8 @@ class ExclusiveSharing(DeviceSharing):
         loading_timeout_s: float = 0.0,
         end_loading: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._manager = manager
-        self._group = group
+        self._rollouts = rollouts
+        self._learners = learners
         self._wait_for = wait
         self._devices = devices
         self._timeout_s = timeout_s
@@ -109,7 +109,7 @@ class ExclusiveSharing(DeviceSharing):
             limit="init_timeout_s",
             without_dead=True,
         )
-        asked = self._manager.async_offload(keep_weights=keep_weights)
+        asked = self._rollouts.async_offload(keep_weights=keep_weights)
         self._note_released(self._timed("engines_offload", asked, without_dead=True))
 
     def _note_released(self, released: list[int | None]) -> None:
@@ -146,11 +146,11 @@ class ExclusiveSharing(DeviceSharing):
         self._devices.for_engines = False
         if self._end_loading():
             time.sleep(KILLED_S)
-        asked = self._manager.async_leave_devices()
+        asked = self._rollouts.async_leave_devices()
         try:
             self._note_released(self._timed("engines_offload", asked, without_dead=True, timeout_s=LEAVING_S))
         except TimeoutError:
-            self._manager.kill_engines()
+            self._rollouts.kill_engines()
             time.sleep(KILLED_S)
         self._wake_learners()
 
@@ -160,18 +160,18 @@ class ExclusiveSharing(DeviceSharing):
         return dict(metrics)
 
     def _wake_learners(self) -> None:
-        self._timed("learners_onload", self._group.async_onload())
+        self._timed("learners_onload", self._learners.async_onload())
         self._learners_are_awake = True
 
     def _offload_learners(self) -> int:
         self._learners_are_awake = False
-        released = self._timed("learners_offload", self._group.async_offload())
+        released = self._timed("learners_offload", self._learners.async_offload())
         self._devices.for_engines = True
         return sum(released)
 
     def _wake_engines(self, tags: list[str] | None = None) -> None:
         self._engines_are_asleep = False
-        self._timed("engines_onload", self._manager.async_onload(tags), without_dead=True)
+        self._timed("engines_onload", self._rollouts.async_onload(tags), without_dead=True)
 
     def _timed(self, what: str, refs: list, *, without_dead: bool = False, timeout_s: float | None = None) -> list:
         """Wait for `refs` and count the seconds. With `without_dead` an engine that dies meanwhile is left to the supervisor, and

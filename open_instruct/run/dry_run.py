@@ -16,6 +16,7 @@ from open_instruct.report.run_summary import format_table
 from open_instruct.run.main_memory import NodeLoad, engine_worker_bytes, node_bytes, node_loads
 from open_instruct.run.placement_group import create_placement_groups
 from open_instruct.run.ray_session import ray_cluster
+from open_instruct.run.teachers import check_room
 from open_instruct.system.interruption import tell
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 GIB = 2**30
 PLACING_OPTIONS = "num_learners_per_node", "vllm_num_engines", "vllm_tensor_parallel_size", "colocate"
+PLACING_OPTIONS_OF_TEACHER = "teacher_num_engines", "teacher_tensor_parallel_size"
 SMALLER_LEARNERS = (
     "What makes it smaller: --deepspeed_stage 3 with more learners, --deepspeed_offload_optimizer, --gradient_checkpointing, "
     "--use_peft, a smaller --pack_length, --sequence_parallel_size, --load_ref_policy False."
@@ -40,34 +42,42 @@ LESS_MAIN_MEMORY = (
 
 def dry_run(args: GRPOConfig) -> int:
     """Say what the run would be. Returns the exit code: 0, or 1 if the run needs more memory than there is."""
-    from open_instruct.engines.engine_memory import engine_memory
+    from open_instruct.engines.engine_memory import engine_memory, teacher_memory
     from open_instruct.learners.memory import learner_memory
 
     learner, engine = learner_memory(args, args.device), engine_memory(args, args.device)
+    teacher = teacher_memory(args, args.device)
     with ray_cluster(args.stopped_timeout_s):
         loads = _loads(args)
-    tell(format_table(_rows(args, loads, learner, engine), ("<", "<"), gap=3))
-    if problem := _shortage(args, loads, learner, engine):
+    tell(format_table(_rows(args, loads, learner, engine, teacher), ("<", "<"), gap=3))
+    if problem := _shortage(args, loads, learner, engine, teacher):
         tell(problem)
         return 1
     return 0
 
 
 def _loads(args: GRPOConfig) -> list[NodeLoad]:
-    """Reserve a place for every part, and give the places back."""
+    """Reserve a place for every learner and engine, see that there is room for a teacher, and give the places back."""
     try:
         groups = create_placement_groups(args)
     except CannotPlace as error:
         fail_with([f"{shown(args, *PLACING_OPTIONS)}: {error}"])
     try:
+        check_room(args)
         workers = bundles.node_ids(groups["rollout"])[: args.num_engine_workers]
         return node_loads(bundles.node_ids(groups["actor"]), workers)
+    except CannotPlace as error:
+        fail_with([f"{shown(args, *PLACING_OPTIONS, *PLACING_OPTIONS_OF_TEACHER)}: {error}"])
     finally:
         remove_placement_group(groups["actor"][0])
 
 
 def _rows(
-    args: GRPOConfig, loads: list[NodeLoad], learner: "LearnerMemory", engine: "EngineMemory"
+    args: GRPOConfig,
+    loads: list[NodeLoad],
+    learner: "LearnerMemory",
+    engine: "EngineMemory",
+    teacher: "EngineMemory | None" = None,
 ) -> list[tuple[str, str]]:
     lengths = args.lengths
     longest = args.num_samples_per_step * lengths.trained
@@ -82,17 +92,20 @@ def _rows(
         ("learners", _placed({load.address: load.num_learners for load in loads})),
         ("workers of engines", _placed({load.address: load.num_workers for load in loads})),
         *_learner_rows(learner),
-        ("memory of each engine's worker", _size(engine.total)),
-        ("  weights", _size(engine.weights)),
-        (
-            "  key-value cache",
-            "not known: no GPU here"
-            if _gpu_is_unknown(args)
-            else f"{_size(engine.cache)}, {engine.num_cached_tokens:,} tokens",
-        ),
-        *((("  program", _size(engine.program)),) if engine.program else ()),
-        *_main_memory_rows(args, loads, learner, engine),
+        *_engine_rows(args, engine, "engine's worker"),
+        *(() if teacher is None else _engine_rows(args, teacher, "teacher's worker")),
+        *_main_memory_rows(args, loads, learner, engine, teacher),
     ]
+
+
+def _engine_rows(args: GRPOConfig, engine: "EngineMemory", whose: str) -> Iterator[tuple[str, str]]:
+    yield f"memory of each {whose}", _size(engine.total)
+    yield "  weights", _size(engine.weights)
+    is_known = not _gpu_is_unknown(args)
+    cache = f"{_size(engine.cache)}, {engine.num_cached_tokens:,} tokens" if is_known else "not known: no GPU here"
+    yield "  key-value cache", cache
+    if engine.program:
+        yield "  program", _size(engine.program)
 
 
 def _gpu_is_unknown(args: GRPOConfig) -> bool:
@@ -117,7 +130,11 @@ def _besides(learner: "LearnerMemory") -> str:
 
 
 def _main_memory_rows(
-    args: GRPOConfig, loads: list[NodeLoad], learner: "LearnerMemory", engine: "EngineMemory"
+    args: GRPOConfig,
+    loads: list[NodeLoad],
+    learner: "LearnerMemory",
+    engine: "EngineMemory",
+    teacher: "EngineMemory | None",
 ) -> Iterator[tuple[str, str]]:
     """What GPUs do not hold, and what is needed of each node, where on CPU everything is."""
     main = learner.in_main_memory
@@ -130,11 +147,24 @@ def _main_memory_rows(
     for load in loads:
         there = "not known how much is there" if load.memory_bytes is None else f"{_size(load.memory_bytes)} are there"
         besides = _besides(learner) if on_cpu and load.num_learners else "" if on_cpu else " and programs"
-        needed = _size(node_bytes(args, learner, engine, load)) + besides
+        needed = _size(node_bytes(args, learner, engine, load) + _of_teacher(args, loads, teacher)) + besides
         yield f"main memory on {load.address}", f"{needed}; {there}"
 
 
-def _shortage(args: GRPOConfig, loads: list[NodeLoad], learner: "LearnerMemory", engine: "EngineMemory") -> str:
+def _of_teacher(args: GRPOConfig, loads: list[NodeLoad], teacher: "EngineMemory | None") -> int:
+    """Main memory of a teacher on the node of the run. On which of several nodes its engines will be, Ray decides later."""
+    if teacher is None or args.device.kind != "cpu" or len(loads) > 1:
+        return 0
+    return teacher.total * args.teacher_num_engines * args.teacher_tensor_parallel_size
+
+
+def _shortage(
+    args: GRPOConfig,
+    loads: list[NodeLoad],
+    learner: "LearnerMemory",
+    engine: "EngineMemory",
+    teacher: "EngineMemory | None" = None,
+) -> str:
     """What is lacking, on a GPU or in the main memory of a node; "" if nothing is."""
     found = []
     if args.device.kind != "cpu":
@@ -144,15 +174,19 @@ def _shortage(args: GRPOConfig, loads: list[NodeLoad], learner: "LearnerMemory",
             needed = max(needed, _at_weight_update(args, learner, engine))
         if available is not None and needed > available:
             found.append(f"This run needs {_size(needed)} on a GPU that has {_size(available)}. {SMALLER_LEARNERS}")
-        if available is not None and engine.num_cached_tokens < args.max_sequence_length:
-            found.append(
-                f"An engine gets {_size(int(args.vllm_gpu_memory_utilization * available))} of each GPU and has weights of "
-                f"{_size(engine.weights)} there: its cache would hold {engine.num_cached_tokens:,} tokens, and a prompt with its "
-                f"response is up to {args.max_sequence_length:,}. {LARGER_CACHE}"
+        found += [
+            f"{who} gets {_size(int(args.vllm_gpu_memory_utilization * available))} of each GPU and has weights of "
+            f"{_size(one.weights)} there: its cache would hold {one.num_cached_tokens:,} tokens, and a prompt with its "
+            f"response is up to {args.max_sequence_length:,}. {cure}"
+            for who, one, cure in (
+                ("An engine", engine, LARGER_CACHE),
+                ("An engine of the teacher", teacher, LARGER_CACHE.replace("--vllm_tensor", "--teacher_tensor")),
             )
+            if available is not None and one is not None and one.num_cached_tokens < args.max_sequence_length
+        ]
     cure = SMALLER_LEARNERS if args.device.kind == "cpu" else LESS_MAIN_MEMORY
     for load in loads:
-        needed = node_bytes(args, learner, engine, load)
+        needed = node_bytes(args, learner, engine, load) + _of_teacher(args, loads, teacher)
         if load.memory_bytes is not None and needed > load.memory_bytes:
             found.append(
                 f"This run needs {_size(needed)} of main memory on {load.address}, which has {_size(load.memory_bytes)}. {cure}"

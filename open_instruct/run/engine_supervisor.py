@@ -20,11 +20,12 @@ from typing import TYPE_CHECKING, Any
 import ray
 
 from open_instruct.cluster import bundles
-from open_instruct.cluster.failures import ComponentDied, failure_of, root_cause
+from open_instruct.cluster.failures import ComponentDied, root_cause
 from open_instruct.cluster.node_watch import LostNode
 from open_instruct.config.grpo_config import GRPOConfig
-from open_instruct.report.component_log import components
-from open_instruct.rollouts.evaluation import is_of_evaluation
+from open_instruct.report.component_log import component_logger
+from open_instruct.rollouts.evaluation_state import is_of_evaluation
+from open_instruct.run.ray_results import value_of
 from open_instruct.system.work_threads import POLL_S
 
 if TYPE_CHECKING:
@@ -161,7 +162,7 @@ class EngineSupervisor:
         Raises:
             ComponentDied: `--max_engine_restarts` replacements have been made already.
         """
-        causes = self._standing_still() | self._not_starting()
+        causes = self._stalled() | self._not_starting()
         if self._futures:
             ended, _ = ray.wait(self.futures, num_returns=len(self._futures), timeout=0)
             for number, future in self._futures.items():
@@ -175,7 +176,7 @@ class EngineSupervisor:
     def replace(self, number: int, cause: str) -> None:
         """Take an engine out, issue its prompts again, and start another engine in its place."""
         lost = self._lost_node(number)
-        self._tell(number, cause, lost)
+        self._count_restart(number, cause, lost)
         self.has_begun = True
         served = self._futures.pop(number, None) is not None
         self._starting.pop(number, None)
@@ -205,7 +206,7 @@ class EngineSupervisor:
         self._engines[number] = engine
         self._starting[number] = _Starting(engine.ready.remote(), time.monotonic() + self._args.init_timeout_s)
 
-    def _tell(self, number: int, cause: str, lost: LostNode | None) -> None:
+    def _count_restart(self, number: int, cause: str, lost: LostNode | None) -> None:
         """Log why an engine is replaced, and count the restart. Raises `ComponentDied` if no restart is left."""
         if lost is not None:
             logger.error("engine %d %s; %s", number, cause, lost)
@@ -214,13 +215,15 @@ class EngineSupervisor:
         if self.num_restarts >= limit:
             raise ComponentDied(f"engine {number} {cause}")
         self.num_restarts += 1
-        components.error("engine %d %s; starting it again (%d of %d)", number, cause, self.num_restarts, limit)
+        component_logger.error("engine %d %s; starting it again (%d of %d)", number, cause, self.num_restarts, limit)
 
     def _go_on_without(self, number: int, cause: str) -> None:
         num_left = len(self._futures) + len(self._starting) + len(self._waiting)
         if num_left == 0:
             raise ComponentDied(f"engine {number} {cause}, no node has room for another engine, and no engine is left")
-        components.error("engine %d is given up: no node has room for it. Going on with %d engines", number, num_left)
+        component_logger.error(
+            "engine %d is given up: no node has room for it. Going on with %d engines", number, num_left
+        )
 
     @staticmethod
     def _cause(future: Any) -> str:
@@ -242,7 +245,7 @@ class EngineSupervisor:
                 causes[number] = f"was not ready {self._args.init_timeout_s:g} s after it was started again"
         return causes
 
-    def _standing_still(self) -> dict[int, str]:
+    def _stalled(self) -> dict[int, str]:
         """Engines that do not answer, or hold work and take no step. Questions are asked without waiting for the answers."""
         limit, now = self._args.engine_stall_timeout_s, time.monotonic()
         if now - self._asked_at > min(INVENTORY_EVERY_S, limit / 2):
@@ -255,13 +258,13 @@ class EngineSupervisor:
                 del self._inventory[number]
                 if cause := self._cause(ref):
                     causes[number] = f"died: {cause}"
-                elif cause := self._judge(number, ray.get(ref, timeout=ANSWER_S)):
+                elif cause := self._stall_cause(number, ray.get(ref, timeout=ANSWER_S)):
                     causes[number] = cause
             elif now - asked_at > limit:
                 causes[number] = f"did not answer for {now - asked_at:.0f} s"
         return causes
 
-    def _judge(self, number: int, inventory: dict[str, Any]) -> str:
+    def _stall_cause(self, number: int, inventory: dict[str, Any]) -> str:
         if inventory["needs_weights"]:
             self.needs_weights.add(number)
             if any(map(is_of_evaluation, inventory["held"])):
@@ -278,7 +281,7 @@ class EngineSupervisor:
 
     def _recover_prompts(self) -> None:
         """Issue every prompt again that is neither in the prompt queue, nor inside a living engine, nor back already."""
-        self._value(self._controller.take_back_prompts.remote(), "taking prompts back", CONTROL_S)
+        value_of(self._controller.take_back_prompts.remote(), "taking prompts back", CONTROL_S)
         time.sleep(
             2 * POLL_S
         )  # longer than an engine's `get`, so a prompt that was being pulled is in an inventory now
@@ -291,15 +294,6 @@ class EngineSupervisor:
             except ray.exceptions.RayError:
                 continue  # this engine has died too; the next check replaces it
         in_time = self._args.batch_timeout + CONTROL_S  # the controller first waits for results that are on their way
-        lost = self._value(self._controller.recover_lost.remote(held), "recovering lost prompts", in_time)
+        lost = value_of(self._controller.recover_lost.remote(held), "recovering lost prompts", in_time)
         self.num_recovered_prompts += lost
         logger.warning("%d prompts were lost with the engine and are issued again", lost)
-
-    @staticmethod
-    def _value(ref: Any, what: str, timeout_s: float) -> Any:
-        try:
-            return ray.get(ref, timeout=timeout_s)
-        except ray.exceptions.GetTimeoutError as error:
-            raise ComponentDied(f"{what}: no answer in {timeout_s:g} s") from error
-        except ray.exceptions.RayError as error:
-            raise ComponentDied(failure_of(what, error)) from error

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.data_types import RolloutBatch
 from open_instruct.learners.step_sums import NonfiniteWatch, merge_step_metrics
-from open_instruct.report.component_log import components, processing_batch
+from open_instruct.report.component_log import component_logger, processing_batch
 from open_instruct.rollouts.message_queue import MessageQueue
 from open_instruct.run.components import Components
 from open_instruct.system.timer import Timer
@@ -84,7 +84,7 @@ class FullyAsyncTrainer:
             batch = self.load_data_from_packing_thread(training_step, len(batches), under_way, hooks)
             if not batches:
                 hooks.before_training()
-            last_refs = self._components.group.async_train(training_step - 1, batch)
+            last_refs = self._components.learners.async_train(training_step - 1, batch)
             under_way += last_refs
             batches.append(batch)
         with self._timer("learners"):
@@ -147,7 +147,7 @@ class FullyAsyncTrainer:
 
     def _log_batch(self, metrics: dict[str, Any], num_samples: int) -> None:
         ages = {"avg_age": metrics["avg_sample_age"], "max_age": metrics["max_sample_age"]}
-        components.info(processing_batch(num_samples, **ages))
+        component_logger.info(processing_batch(num_samples, **ages))
 
     def _compute_custom_metrics(self, batch: RolloutBatch) -> dict[str, float]:
         """For subclasses: further metrics of a step, from its last batch. `batch.metrics` holds the metrics of the whole

@@ -9,9 +9,9 @@ from open_instruct.cluster.node_watch import LostNode, NodeWatch
 from open_instruct.cluster.process_watch import ProcessWatch
 from open_instruct.learners.actor_group import RayTrainGroup
 from open_instruct.rollouts.message_queue import MessageQueue
-from open_instruct.run.answers import value_of
 from open_instruct.run.engine_supervisor import EngineSupervisor
 from open_instruct.run.heartbeats import Heartbeats
+from open_instruct.run.ray_results import value_of
 from open_instruct.run.rollout_manager import RolloutManager
 
 
@@ -19,16 +19,16 @@ def engine_name(number: int) -> str:
     return f"engine {number}"
 
 
-def actors_of(manager: RolloutManager, group: RayTrainGroup, message_queue: MessageQueue) -> dict[str, Any]:
+def actors_of(rollouts: RolloutManager, learners: RayTrainGroup, message_queue: MessageQueue) -> dict[str, Any]:
     """All actors of a run as they are now, by name. A replacement stands in the place of the engine that died."""
-    prompts, results = manager.queues
+    prompts, results = rollouts.queues
     return {
-        "the controller": manager.controller,
+        "the controller": rollouts.controller,
         "the prompt queue": prompts.actor,
         "the results queue": results.actor,
         "the message queue": message_queue.actor,
-        **{f"learner {rank}": worker for rank, worker in enumerate(group.workers)},
-        **{engine_name(number): engine for number, engine in enumerate(manager.rollout_engines)},
+        **{f"learner {rank}": worker for rank, worker in enumerate(learners.workers)},
+        **{engine_name(number): engine for number, engine in enumerate(rollouts.rollout_engines)},
     }
 
 
@@ -41,16 +41,16 @@ class Health:
 
     def __init__(
         self,
-        manager: RolloutManager,
-        group: RayTrainGroup,
+        rollouts: RolloutManager,
+        learners: RayTrainGroup,
         message_queue: MessageQueue,
         supervisor: EngineSupervisor,
         *,
         nodes: NodeWatch | None = None,
         processes: ProcessWatch | None = None,
     ) -> None:
-        self._manager = manager
-        self._group = group
+        self._rollouts = rollouts
+        self._learners = learners
         self._message_queue = message_queue
         self._supervisor = supervisor
         self._nodes = nodes
@@ -63,12 +63,12 @@ class Health:
 
     def actors(self) -> dict[str, Any]:
         """All actors of the run, by name."""
-        return actors_of(self._manager, self._group, self._message_queue)
+        return actors_of(self._rollouts, self._learners, self._message_queue)
 
     def watch(self) -> None:
         """Begin to watch the controller and the queues for failing and hanging."""
-        self.watches["the controller"] = self._manager.controller.watch.remote()
-        self.heartbeats = Heartbeats.of_queues(self._manager.queues, self._message_queue)
+        self.watches["the controller"] = self._rollouts.controller.watch.remote()
+        self.heartbeats = Heartbeats.of_queues(self._rollouts.queues, self._message_queue)
 
     def check(self) -> None:
         """Replace engines that have ended. Raises `ComponentDied` if another part has ended."""
@@ -99,7 +99,7 @@ class Health:
 
     def _look_for_stopped(self) -> None:
         """Replace engines whose process is stopped. Raises `ComponentDied` if a process of another part is stopped."""
-        engines = {engine_name(number): number for number in range(len(self._manager.rollout_engines))}
+        engines = {engine_name(number): number for number in range(len(self._rollouts.rollout_engines))}
         for stopped in self._processes.stopped() if self._processes is not None else []:
             if stopped.name not in engines:
                 raise ComponentDied(str(stopped))
@@ -108,7 +108,7 @@ class Health:
 
     def _raise_if_dead(self) -> None:
         """Find the death of a part that no call waits for: a learner while prompts are generated, a queue."""
-        engines = {engine_name(number) for number in range(len(self._manager.rollout_engines))}
+        engines = {engine_name(number) for number in range(len(self._rollouts.rollout_engines))}
         dead = [name for name in self._processes.dead if name not in engines] if self._processes is not None else []
         if dead:
             raise ComponentDied(self.lost_nodes() or f"{' and '.join(dead)} died: the process is gone")

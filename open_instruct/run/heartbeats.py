@@ -9,7 +9,7 @@ from ray.util.queue import Queue
 
 from open_instruct.cluster.failures import ComponentDied
 from open_instruct.rollouts.message_queue import MessageQueue
-from open_instruct.run.answers import value_of
+from open_instruct.run.ray_results import value_of
 
 
 class Heartbeats:

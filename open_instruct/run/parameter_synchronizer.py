@@ -17,7 +17,7 @@ from open_instruct.cluster.failures import DO_NOT_FIT, WeightsDiffer
 from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.engines.engine_client import HELD_UP, UpdateReport
 from open_instruct.report import component_log
-from open_instruct.report.component_log import components
+from open_instruct.report.component_log import component_logger
 from open_instruct.run.engine_supervisor import EngineSupervisor
 from open_instruct.run.weight_agreement import WeightAgreement
 
@@ -45,7 +45,7 @@ class ParameterSynchronizer:
         self._agreement = agreement
         self._components = components
         self._supervisor: EngineSupervisor = components.supervisor
-        self._group: dict[int, Any] = {}
+        self._connected: dict[int, Any] = {}
         """The engines that the learners are connected with, by position."""
         self._versions: dict[Any, int] = {}
         """The version that each engine has confirmed. The key is the engine and not its position, because a replacement takes
@@ -60,7 +60,7 @@ class ParameterSynchronizer:
     @property
     def sync_group_initialized(self) -> bool:
         """Whether the learners are connected with all engines that there are now."""
-        return bool(self._group) and self._group == self._members()
+        return bool(self._connected) and self._connected == self._members()
 
     @property
     def versions(self) -> dict[int, int]:
@@ -79,7 +79,7 @@ class ParameterSynchronizer:
         """
         self._components.signals.raise_if_received()
         started = time.perf_counter()
-        components.info(component_log.syncing(version))
+        component_logger.info(component_log.syncing(version))
         if self._agreement is not None and version == 0:
             self._agreement.note_loaded(self._members())
         with self._components.sharing.weight_update():
@@ -91,12 +91,12 @@ class ParameterSynchronizer:
         self.current_param_version = version
         self.param_sync_count += 1
         self.last_sync_time = time.time()
-        components.info(component_log.sync_completed(seconds, version))
+        component_logger.info(component_log.sync_completed(seconds, version))
         report = SyncReport(version, seconds, pauses_s, num_failed_attempts)
         self._reports.append(report)
         return report
 
-    def give_weights_to_newcomers(self) -> int | None:
+    def give_weights_to_replacements(self) -> int | None:
         """Send weights to loaded replacements, which then begin to serve, and to engines that discarded their weights in sleep.
 
         These engines get the weights that the learners hold, under the version of those weights. Example: with
@@ -117,7 +117,7 @@ class ParameterSynchronizer:
         """The version that the learners hold. Learners answer once they have trained the batch that they are working on. The
         version counts whole steps only."""
         versions = self._components.wait(
-            self._components.group.async_held_version(),
+            self._components.learners.async_held_version(),
             what="the version of the learners' weights",
             timeout_s=2 * self._args.weight_sync_timeout_s + 60.0,
             limit="weight_sync_timeout_s",
@@ -130,7 +130,7 @@ class ParameterSynchronizer:
         engines."""
         members = self._supervisor.serving | self._supervisor.ready
         if not members and not self._supervisor.has_begun:
-            return dict(enumerate(self._components.manager.rollout_engines))
+            return dict(enumerate(self._components.rollouts.rollout_engines))
         return dict(sorted(members.items()))
 
     def _behind(self, version: int, members: dict[int, Any]) -> list[int]:
@@ -155,15 +155,15 @@ class ParameterSynchronizer:
                 # breaks off, such an engine generates nothing until it has a whole one.
                 self._versions.pop(members[number], None)
             raise_if_weights_do_not_fit(report.failures)
-            components.warning(component_log.sync_attempt_failed(attempt, report.failures))
+            component_logger.warning(component_log.sync_attempt_failed(attempt, report.failures))
             self._components.signals.raise_if_received()
             self._components.health.check()  # a dead engine is replaced and not sent to again
             if not self._behind(version, self._members()):
                 return pauses_s, attempt
             if attempt <= self._args.max_sync_retries:
-                components.info(component_log.retrying_sync(self._args.sync_retry_delay))
+                component_logger.info(component_log.retrying_sync(self._args.sync_retry_delay))
                 time.sleep(self._args.sync_retry_delay)
-        components.error(component_log.all_sync_attempts_failed(self.sync_failures))
+        component_logger.error(component_log.all_sync_attempts_failed(self.sync_failures))
         return pauses_s + self._replace_those_behind(version, causes), self._args.max_sync_retries + 1
 
     def _replace_those_behind(self, version: int, causes: dict[Any, str]) -> list[float]:
@@ -200,30 +200,30 @@ class ParameterSynchronizer:
         behind = self._behind(version, members)
         if not behind:
             return UpdateReport()
-        if members != self._group and (unreachable := self._connect(members)):
+        if members != self._connected and (unreachable := self._connect(members)):
             return UpdateReport(failures=dict.fromkeys(behind, HELD_UP) | unreachable)
         reports = self._components.wait(
-            self._components.group.async_update_weights(version, behind),
+            self._components.learners.async_update_weights(version, behind),
             what=f"weights of version {version}",
             timeout_s=2 * self._args.weight_sync_timeout_s + 60.0,
             limit="weight_sync_timeout_s",
         )
         self._versions |= {members[number]: confirmed for number, confirmed in reports[0].confirmed.items()}
         if reports[0].failures:
-            self._group = {}
+            self._connected = {}
         return reports[0]
 
     def _connect(self, members: dict[int, Any]) -> dict[int, str]:
         """Make the communication group of learners and `members`. Returns the engines that were not reached, with the cause."""
-        self._group = {}
+        self._connected = {}
         [unreachable, *_] = self._components.wait(
-            self._components.group.async_init_weight_update_connections(self._components.manager, members),
+            self._components.learners.async_init_weight_update_connections(self._components.rollouts, members),
             what="the connection of learners and engines",
             timeout_s=self._args.init_timeout_s + CONNECTING_S,
             limit="init_timeout_s",
         )
         if not unreachable:
-            self._group = members
+            self._connected = members
         return unreachable
 
     def take_metrics(self) -> dict[str, float]:

@@ -9,7 +9,7 @@ from contextlib import contextmanager, nullcontext
 
 import ray
 
-from open_instruct.cluster import ray_access
+from open_instruct.cluster import ray_security
 from open_instruct.cluster.process_watch import (
     RayWatch,
     family_of_ray_here,
@@ -40,7 +40,7 @@ def ray_cluster(stopped_timeout_s: float = 12.0) -> Iterator[Signals]:
     """
     blocked = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
     signals = Signals()
-    is_own = not ray_access.is_there_a_cluster()
+    is_own = not ray_security.is_there_a_cluster()
     signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
     try:
         with marked() as mark:
@@ -64,7 +64,7 @@ def _enter_ray(mark: str, *, is_own: bool) -> None:
     machine."""
     for is_last in (False, True):
         try:
-            with ray_access.this_machine_alone() if is_own else nullcontext():
+            with ray_security.this_machine_alone() if is_own else nullcontext():
                 ray.init(
                     address="local" if is_own else os.environ.get("RAY_ADDRESS"),
                     include_dashboard=False,

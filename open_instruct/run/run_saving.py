@@ -24,7 +24,7 @@ from open_instruct.storage.checkpoints import (
 )
 from open_instruct.storage.output_directory import describe
 from open_instruct.system.interruption import tell
-from open_instruct.system.masking import without_secrets
+from open_instruct.system.secret_masking import without_secrets
 
 ALL_OPTIONS = "all_options"
 """The key of what `options_as_text` gives, in the state of a checkpoint."""
@@ -160,8 +160,8 @@ def save_checkpoint(run: "Run", *, is_last: bool = False) -> None:
 
 def _write_parts(run: "Run", path: Path) -> dict[str, int]:
     """Write the files of all parts. Returns the bytes of each file that the learners have written."""
-    learners = run.components.group.async_save_checkpoint(str(path))
-    controller = run.components.manager.controller.save.remote(run.progress.training_step, str(path / ROLLOUT_STATE))
+    learners = run.components.learners.async_save_checkpoint(str(path))
+    controller = run.components.rollouts.controller.save.remote(run.progress.training_step, str(path / ROLLOUT_STATE))
     *written, _ = run.components.wait(
         [*learners, controller], what="saving a checkpoint", timeout_s=run.args.init_timeout_s, limit="init_timeout_s"
     )
@@ -173,7 +173,7 @@ def save_model(run: "Run", directory: Path) -> Path:
     directory = directory.absolute()  # a learner on another node may have another current directory
     with run.timer("saving"), run.components.sharing.learners_only(), atomic_directory(directory) as beside:
         run.components.wait(
-            run.components.group.async_save_model(
+            run.components.learners.async_save_model(
                 run.progress.training_step, directory=str(beside), with_optimizer=False
             ),
             what="saving the model",

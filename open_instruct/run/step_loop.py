@@ -17,11 +17,11 @@ from open_instruct.learners.step_sums import NonfiniteSteps
 from open_instruct.report.run_log import ComponentStatus
 from open_instruct.report.run_summary import PromptCounts, RunSummary
 from open_instruct.rollouts.rollout_state import FILE as ROLLOUT_STATE
-from open_instruct.run.evaluation import (
+from open_instruct.run.evaluation_schedule import (
     CONTROL_S,
     evaluation_is_due,
     evaluation_is_missing,
-    give_weights_to_newcomers,
+    give_weights_to_replacements,
     maybe_evaluate,
     start_evaluation,
 )
@@ -57,7 +57,7 @@ def run_to_its_end(run: Run) -> int:
 def resume(run: Run) -> None:
     """Go on from the newest checkpoint, if there is one; bring the weights to the engines either way."""
     newest = run.store.newest()
-    components, controller = run.components, run.components.manager.controller
+    components, controller = run.components, run.components.rollouts.controller
     evaluation_was_under_way = False
     if newest is not None:
         path, progress = newest.path, Progress(**newest.state["progress"])
@@ -70,7 +70,7 @@ def resume(run: Run) -> None:
         if changed := changed_options(run.args, newest.state):
             logger.info("options that have changed since the checkpoint: %s", changed)
         loading = [
-            *components.group.async_load_checkpoint(str(path), progress.training_step),
+            *components.learners.async_load_checkpoint(str(path), progress.training_step),
             controller.load.remote(progress.training_step, str(path / ROLLOUT_STATE)),
         ]
         components.wait(
@@ -93,7 +93,7 @@ def resume(run: Run) -> None:
 
 def start_queue_processing_on_actors(run: Run) -> None:
     """Let every engine serve the queues. The call gives a reference per engine, which tells the driver when the engine dies."""
-    run.components.supervisor.serve(list(range(len(run.components.manager.rollout_engines))))
+    run.components.supervisor.serve(list(range(len(run.components.rollouts.rollout_engines))))
     run.components.health.watch()
 
 
@@ -176,7 +176,7 @@ def committed(run: Run, training_step: int) -> Iterator[None]:
     """The learners have trained the step: commit the fates of its prompts, beside the block. A checkpoint that is written after
     the block belongs to this step, even if a signal ended the block."""
     run.progress.training_step = training_step
-    commit = run.components.manager.controller.commit.remote(training_step)
+    commit = run.components.rollouts.controller.commit.remote(training_step)
     try:
         yield
     finally:
@@ -202,12 +202,12 @@ class LoopHooks(StepHooks):
         self._run = run
 
     def describe_progress(self) -> str:
-        describe = self._run.components.manager.controller.describe_progress.remote()
+        describe = self._run.components.rollouts.controller.describe_progress.remote()
         return self._run.components.wait(describe, what="the controller", timeout_s=CONTROL_S)
 
     def on_idle(self) -> None:
         """Let replacements of engines begin to serve."""
-        give_weights_to_newcomers(self._run)
+        give_weights_to_replacements(self._run)
 
     def before_training(self) -> None:
         """With `--colocate`: once the engines have nothing left to do, hand the devices to the learners."""
@@ -219,8 +219,8 @@ class LoopHooks(StepHooks):
 def sync_weights_and_prepare_prompts(run: Run, training_step: int) -> None:
     """The step is trained: send its weights to every engine, and admit new prompts.
 
-    Prompts travel while the weights do. Where engines and learners share devices they come after the weights, because a prompt
-    that finds its weights would have an engine take memory that the learners still hold.
+    New prompts are admitted while the weights are on their way. With `--colocate` they are admitted afterwards, because an engine
+    that starts a prompt takes memory that the learners still hold.
     """
     sends = training_step % run.args.trigger_parameter_sync_step == 0 or evaluation_is_due(run)
     weights_come_first = run.components.sharing.is_exclusive
@@ -239,7 +239,7 @@ def tell_version(run: Run, version: int, *, engines_get_it: bool) -> list[Any]:
     references to their answers."""
     told = [run.message_queue.actor.set_version.remote(version)]
     if engines_get_it:
-        told.append(run.components.manager.controller.set_version.remote(version))
+        told.append(run.components.rollouts.controller.set_version.remote(version))
     return told
 
 
@@ -278,12 +278,12 @@ def record_step(run: Run, step: TrainedStep, *, seconds: float) -> None:
 def component_status(run: Run) -> ComponentStatus:
     """The statistics of each component, asked for in parallel."""
     controller, queue = run.components.wait(
-        [run.components.manager.controller.status.remote(), run.message_queue.get_statistics_ref()],
+        [run.components.rollouts.controller.status.remote(), run.message_queue.get_statistics_ref()],
         what="the controller and the message queue",
         timeout_s=CONTROL_S,
     )
-    for notice in controller["notices"]:
-        logger.warning("the rollout controller: %s", notice)
+    for warning in controller["warnings"]:
+        logger.warning("the rollout controller: %s", warning)
     return ComponentStatus(
         trainer=run.trainer.get_statistics() | run.synchronizer.get_statistics(),
         rollouter=controller["statistics"],
@@ -310,7 +310,7 @@ def summarize(run: Run, *, model: Path | None = None) -> RunSummary:
     """Close the ledger and sum up the run. `checkpoint` is the saved model, or the newest checkpoint if the run was cut short."""
     progress = run.progress
     counts = run.components.wait(
-        run.components.manager.controller.close_ledger.remote(), what="the ledger", timeout_s=CONTROL_S
+        run.components.rollouts.controller.close_ledger.remote(), what="the ledger", timeout_s=CONTROL_S
     )
     newest = run.store.newest()
     checkpoint = model or (newest.path if newest else None)

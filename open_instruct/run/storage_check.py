@@ -7,7 +7,7 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from open_instruct.run.answers import value_of
+from open_instruct.run.ray_results import value_of
 from open_instruct.storage import shared_storage
 
 STORAGE_S = 60.0

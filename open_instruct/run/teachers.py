@@ -27,15 +27,8 @@ def create_teachers(args: GRPOConfig) -> "list[ActorHandle]":
     """
     if args.teacher_model_name_or_path is None:
         return []
+    check_room(args)
     device, size = args.device, args.teacher_tensor_parallel_size
-    asked = Asked((), args.teacher_num_engines, size, device.place_resources, device.places_per_core)
-    nodes = bundles.cluster_nodes()
-    try:
-        plan_placement(nodes, asked)
-    except CannotPlace as error:
-        raise CannotPlace(
-            f"the teacher: {error}. Asked for: {asked}. Nodes: {describe_nodes(nodes, asked.place)}. Ask for fewer, or add nodes."
-        ) from None
     actor = ray.remote(TeacherEngine).options(
         **{f"num_{name.lower()}s": amount * size for name, amount in device.place_resources.items()},
         runtime_env={"env_vars": device.actor_env},
@@ -49,6 +42,21 @@ def create_teachers(args: GRPOConfig) -> "list[ActorHandle]":
         "timeout_s": args.teacher_timeout_s,
     }
     return [actor.remote(teacher_options(args), **facts) for _ in range(args.teacher_num_engines)]
+
+
+def check_room(args: GRPOConfig) -> None:
+    """Raises `CannotPlace` if there is no room for all engines of the teacher beside what has its place already."""
+    if args.teacher_model_name_or_path is None:
+        return
+    device, size = args.device, args.teacher_tensor_parallel_size
+    asked = Asked((), args.teacher_num_engines, size, device.place_resources, device.places_per_core)
+    nodes = bundles.cluster_nodes()
+    try:
+        plan_placement(nodes, asked)
+    except CannotPlace as error:
+        raise CannotPlace(
+            f"the teacher: {error}. Asked for: {asked}. Nodes: {describe_nodes(nodes, asked.place)}. Ask for fewer, or add nodes."
+        ) from None
 
 
 def teacher_options(args: GRPOConfig) -> EngineOptions:

@@ -10,8 +10,8 @@ import ray
 
 from open_instruct.cluster.failures import ComponentDied
 from open_instruct.engines.vllm_engine import EngineCoreLost
-from open_instruct.run.answers import value_of
 from open_instruct.run.health import Health
+from open_instruct.run.ray_results import value_of
 from open_instruct.system.signals import Signals
 
 logger = logging.getLogger(__name__)

@@ -35,7 +35,7 @@ class WeightAgreement:
     """Compares each engine once with the learners. Used by the parameter synchronizer.
 
     Args:
-        components: `manager`, `group`, `sharing` and `wait` of the run.
+        components: `rollouts`, `learners`, `sharing` and `wait` of the run.
     """
 
     def __init__(self, args: GRPOConfig, components: Any) -> None:
@@ -85,7 +85,7 @@ class WeightAgreement:
         """(R,) the learners' log-probs of all sampled tokens."""
         sequences = [(prompt, r.responses[0]) for prompt, r in zip(comparison_prompts(), results, strict=True)]
         scores = self._components.wait(
-            self._components.group.async_score(sequences),
+            self._components.learners.async_score(sequences),
             what="the learners' log-probs of a few tokens",
             timeout_s=self._args.init_timeout_s,
         )

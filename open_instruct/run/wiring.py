@@ -36,7 +36,7 @@ class Roles:
     """A further log under the output directory, in the format that the fully async policy documents."""
 
 
-OUR_ROLES = Roles()
+DEFAULT_ROLES = Roles()
 
 
 @dataclass
@@ -93,7 +93,8 @@ def _start_components(
             args, inputs, create_queues(args), message_queue, signals, rollouter_cls=roles.rollouter
         )
     except CannotPlace as error:
-        options = "num_learners_per_node", "vllm_num_engines", "vllm_tensor_parallel_size", "colocate"
+        options = ["num_learners_per_node", "vllm_num_engines", "vllm_tensor_parallel_size", "colocate"]
+        options += ["teacher_num_engines", "teacher_tensor_parallel_size"] if args.has_teacher else []
         fail_with([f"{shown(args, *options)}: {error}"])
     except StorageNotShared as error:
         fail_with([f"{shown(args, 'output_dir', 'checkpoint_state_dir')}: {error}"])

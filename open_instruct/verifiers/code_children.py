@@ -25,10 +25,10 @@ CHANNEL = 3
 """File descriptor of a child to the controller."""
 
 
-def serve(keeper: int, descriptor: int, silent: int, jail: Jail) -> None:
+def serve(fork_server: int, descriptor: int, silent: int, jail: Jail) -> None:
     """Become a child of the code verifiers: shut in, with a channel to the controller, and do what it says until it closes."""
     try:
-        die_with_parent(keeper)
+        die_with_parent(fork_server)
         _arrange_descriptors(descriptor, silent)
         limit_to_computing(jail)
         restrict_calls(jail)

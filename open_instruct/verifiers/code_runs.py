@@ -18,9 +18,9 @@ from open_instruct.system.sandbox import Jail, missing
 from open_instruct.verifiers.base import NotScored
 from open_instruct.verifiers.code_children import GRACE_S
 from open_instruct.verifiers.code_data import LARGEST_CALL, MOST_BYTES, as_json, encode
-from open_instruct.verifiers.keeper import KeeperStart
-from open_instruct.verifiers.scoring_processes import Keeper, Scorer, ScoringJob, UnavailableError
-from open_instruct.verifiers.verifiers import score_response
+from open_instruct.verifiers.fork_server import ForkServerStart
+from open_instruct.verifiers.registry import score_response
+from open_instruct.verifiers.scoring_processes import ForkServer, Scorer, ScoringJob, UnavailableError
 
 FAILED = object()
 """In place of a value: the program has failed, or its value is none of JSON. It equals nothing."""
@@ -61,7 +61,7 @@ class CodeRuns:
     def __init__(self, at_once: int | None = None) -> None:
         self._places = asyncio.Semaphore(at_once or len(os.sched_getaffinity(0)))
         self._forking = ThreadPoolExecutor(1, thread_name_prefix="code")
-        self._keeper: Keeper | None = None
+        self._fork_server: ForkServer | None = None
 
     async def run_tests(self, program: str, tests: Sequence[str], limit_s: float) -> list[TestResult]:
         """Run Python tests, such as `assert f(2) == 4`, against a program. Each test is given the functions and classes that the
@@ -115,8 +115,8 @@ class CodeRuns:
             return streams.written() if is_done else None, seconds
 
     def close(self) -> None:
-        if self._keeper is not None:
-            self._keeper.kill()  # the kernel then kills its children
+        if self._fork_server is not None:
+            self._fork_server.kill()  # the kernel then kills its children
         self._forking.shutdown(wait=False, cancel_futures=True)
 
     @asynccontextmanager
@@ -140,19 +140,19 @@ class CodeRuns:
             child.kill()
 
     def _fork(self) -> Scorer:
-        """In a thread, because it waits for the keeper. Raises `UnavailableError` if this machine has no jail."""
+        """In a thread, because it waits for the fork server. Raises `UnavailableError` if this machine has no jail."""
         for attempt in range(2):
-            if self._keeper is None:
+            if self._fork_server is None:
                 if reasons := missing():
                     raise UnavailableError("; ".join(reasons))
                 jail = Jail(cpu_s=600)
-                start = KeeperStart(score_response, (), (), VerifierConfig(), jail, runs_programs=True)
-                self._keeper = Keeper(start, {})
+                start = ForkServerStart(score_response, (), (), VerifierConfig(), jail, runs_programs=True)
+                self._fork_server = ForkServer(start, {})
             try:
-                return self._keeper.fork(NOTHING)
+                return self._fork_server.fork(NOTHING)
             except UnavailableError:
-                self._keeper.kill()
-                self._keeper = None
+                self._fork_server.kill()
+                self._fork_server = None
                 if attempt:
                     raise
         raise AssertionError("the last attempt returns or raises")

@@ -5,7 +5,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from open_instruct.verifiers.keeper import MAX_FAILURE
+from open_instruct.verifiers.fork_server import MAX_FAILURE
 from open_instruct.verifiers.scoring_processes import Scored, Scorer, ScoringJob, UnavailableError
 
 PATIENCE_S = 0.25

@@ -21,8 +21,8 @@ import aiohttp
 from open_instruct.config.verifier_options import JudgeOptions, VerifierConfig
 from open_instruct.verifiers.addresses import check_address, host_of, without_login
 from open_instruct.verifiers.base import NotScored, VerificationResult, VerifierFunction
+from open_instruct.verifiers.call_limit import CallLimit
 from open_instruct.verifiers.judge_prompts import TASKS, JudgeTask, longest_label, num_characters, question
-from open_instruct.verifiers.judge_turns import Turns
 from open_instruct.verifiers.text_verifiers import judged_part
 
 logger = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ class JudgeClient:
     def __init__(self, config: VerifierConfig) -> None:
         self._config = config
         self._sessions: WeakKeyDictionary[asyncio.AbstractEventLoop, aiohttp.ClientSession] = WeakKeyDictionary()
-        self._turns = Turns(config.llm_judge_max_concurrency)
+        self._turns = CallLimit(config.llm_judge_max_concurrency)
         self._kept = Path(config.llm_judge_cache_dir) if config.llm_judge_cache_dir else None
 
     @property

@@ -3,7 +3,7 @@
 A response is text that a model wrote. On such a text a verifier may hang, use up the memory, crash its process, or even run the
 text as code. None of that may stop a run, cost other responses their score, or reach anything outside the process. Therefore:
 
-    submit() ─► queue of groups ─► thread ──┬─ asks ─► keeper: one process; has loaded the verifiers, never sees a response
+    submit() ─► queue of groups ─► thread ──┬─ asks ─► fork server: one process; has loaded the verifiers, never sees a response
                                             │             └─ forks scorers, in the jail of `sandbox.py`
                                             └─ responses ─► scorer ─ a line of JSON for each ─► thread
 
@@ -12,8 +12,8 @@ text as code. None of that may stop a run, cost other responses their score, or 
     it takes longer than `PATIENCE_S`            it is slow: further scorers go on with the other responses of its group
 
 *Not scored* is None and not 0, because nothing is known about such a response. A scorer ends after its first slow response, and
-after `GROUPS_PER_SCORER` groups, so that nothing that a response did to its process lasts. The keeper is a fresh interpreter and
-not a child of `multiprocessing`, because such a child imports the parent's main module again, and in a Ray actor that is Ray.
+after `GROUPS_PER_SCORER` groups, so that nothing that a response did to its process lasts. The fork server is a fresh interpreter
+and not a child of `multiprocessing`, because such a child imports the parent's main module again, and in a Ray actor that is Ray.
 """
 
 import logging
@@ -26,12 +26,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from open_instruct.config.verifier_options import VerifierConfig
 from open_instruct.device import num_cores
 from open_instruct.system.sandbox import Jail
+from open_instruct.verifiers.fork_server import ForkServerStart, ScoreFunction
 from open_instruct.verifiers.group_scoring import GroupScoring
-from open_instruct.verifiers.keeper import KeeperStart, ScoreFunction
 from open_instruct.verifiers.outside_scoring import OutsideScoring
+from open_instruct.verifiers.registry import outside_verifier, score_response
 from open_instruct.verifiers.scoring_processes import (
     START_TIMEOUT_S,
-    Keeper,
+    ForkServer,
     RefusedError,
     Scored,
     Scorer,
@@ -39,7 +40,6 @@ from open_instruct.verifiers.scoring_processes import (
     UnavailableError,
     raise_if_refused,
 )
-from open_instruct.verifiers.verifiers import outside_verifier, score_response
 
 logger = logging.getLogger(__name__)
 
@@ -89,17 +89,17 @@ class VerifierPool:
         self.timeout_s = timeout_s
         self.counts: Counter[str] = Counter()
         jail = Jail(cpu_s=math.ceil(timeout_s) + 60)
-        self._start = KeeperStart(score, tuple(ready), tuple(modules), config or VerifierConfig(), jail)
+        self._start = ForkServerStart(score, tuple(ready), tuple(modules), config or VerifierConfig(), jail)
         self._outside = OutsideScoring(timeout_s)
         self._lock = threading.Lock()
         self._asking = threading.Lock()
-        """Held by the thread that speaks to the keeper or replaces the keeper."""
+        """Held by the thread that speaks to the fork server or replaces the fork server."""
         self._closed = False
         self._num_waiting = 0
         self._idle: list[Scorer] = []
         self._refused: dict[str, str] = {}
-        """Values of `ready` whose verifier a keeper could not load, each with the reason."""
-        self._keeper = Keeper(self._start, self._refused)
+        """Values of `ready` whose verifier a fork server could not load, each with the reason."""
+        self._fork_server = ForkServer(self._start, self._refused)
         self._num_workers = num_workers
         self._num_computing = 0
         """Threads that score groups, but for those that only wait for slow responses."""
@@ -146,7 +146,7 @@ class VerifierPool:
         """Ends all processes at once; groups that are not scored yet are given up. May be called twice."""
         with self._lock:
             self._closed = True
-            self._keeper.kill()  # the kernel then kills the keeper's scorers
+            self._fork_server.kill()  # the kernel then kills the fork server's scorers
             for scorer in self._idle:
                 scorer.kill()
             self._idle.clear()
@@ -241,19 +241,19 @@ class VerifierPool:
         with self._asking:
             for attempt in range(START_ATTEMPTS):
                 try:
-                    return self._keeper.fork(job)
+                    return self._fork_server.fork(job)
                 except RefusedError:
                     raise
                 except UnavailableError as err:
                     if attempt == START_ATTEMPTS - 1:
                         raise
                     logger.warning("the verifiers' process failed and is started again: %s", err)
-                    self._replace_keeper()
+                    self._replace_fork_server()
         raise AssertionError("the last attempt returns or raises")
 
-    def _replace_keeper(self) -> None:
+    def _replace_fork_server(self) -> None:
         with self._lock:
-            self._keeper.kill()
+            self._fork_server.kill()
             if self._closed:
                 raise RuntimeError("the verifier pool was closed while it scored a group")
-            self._keeper = Keeper(self._start, self._refused)
+            self._fork_server = ForkServer(self._start, self._refused)

@@ -1,4 +1,4 @@
-"""The parent's side of keeper and scorers (`keeper.py`): starts, asks, watches and kills them."""
+"""The parent's side of fork server and scorers (`fork_server.py`): starts, asks, watches and kills them."""
 
 import json
 import logging
@@ -26,20 +26,20 @@ from open_instruct.system.processes import is_stopped
 from open_instruct.system.sandbox import (
     environment,
 )
-from open_instruct.verifiers.keeper import MAX_FAILURE, MAX_REPLY_BYTES, KeeperStart
+from open_instruct.verifiers.fork_server import MAX_FAILURE, MAX_REPLY_BYTES, ForkServerStart
 
 logger = logging.getLogger(__name__)
 
 START_TIMEOUT_S = 120.0
-"""Longest time that the keeper may take to start and load its verifiers, or to answer."""
+"""Longest time that the fork server may take to start and load its verifiers, or to answer."""
 POLL_S = 0.5
 AHEAD_BYTES = 2**16
 """Most bytes of several responses that are sent to a scorer at once: less than a socket holds, so that sending never waits."""
 SECRET_DIGITS = 16
 SEND_S = 5
-"""Longest wait, in whole seconds, for the keeper to read what it is sent; a socket holds some 200 KB."""
+"""Longest wait, in whole seconds, for the fork server to read what it is sent; a socket holds some 200 KB."""
 STOPPED_S = 3.0
-"""A keeper that is stopped (SIGSTOP, a frozen container) for this long while a thread waits for it is replaced."""
+"""A fork server that is stopped (SIGSTOP, a frozen container) for this long while a thread waits for it is replaced."""
 
 
 @dataclass(frozen=True)
@@ -55,11 +55,11 @@ class Scored:
 
 
 class UnavailableError(Exception):
-    """The keeper cannot give a scorer; the text says why."""
+    """The fork server cannot give a scorer; the text says why."""
 
 
 class RefusedError(UnavailableError):
-    """No keeper can give a scorer, because the verifier of these rows cannot be loaded."""
+    """No fork server can give a scorer, because the verifier of these rows cannot be loaded."""
 
 
 def raise_if_refused(job: "ScoringJob", refused: Mapping[str, str]) -> None:
@@ -166,14 +166,14 @@ def _checked(reply: Any) -> Scored:
     return Scored(float(score) if is_number else None, failure, float(cost))
 
 
-class Keeper:
+class ForkServer:
     """The process that forks scorers. It starts at once; the first `fork` waits until it is ready."""
 
-    def __init__(self, start: KeeperStart, refused: dict[str, str]) -> None:
+    def __init__(self, start: ForkServerStart, refused: dict[str, str]) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._is_ready = False
         self._refused = refused
-        """Verifiers that cannot be loaded; this keeper adds those that it cannot load."""
+        """Verifiers that cannot be loaded; this fork server adds those that it cannot load."""
         self._problem = ""
         """Why no process could be started."""
         try:
@@ -181,7 +181,7 @@ class Keeper:
             self._connection = Connection(os.dup(self._socket.fileno()))
             with theirs:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-P", "-c", _KEEPER, str(theirs.fileno())],
+                    [sys.executable, "-P", "-c", _FORK_SERVER, str(theirs.fileno())],
                     pass_fds=[theirs.fileno()],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,  # libraries greet on import
@@ -254,10 +254,10 @@ class Keeper:
             return "it ended; its standard error says why"
 
 
-_KEEPER = "import sys; from open_instruct.verifiers.keeper import keep; keep(int(sys.argv[1]))"
+_FORK_SERVER = "import sys; from open_instruct.verifiers.fork_server import keep; keep(int(sys.argv[1]))"
 
 
 def _environment() -> dict[str, str]:
     one_thread = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
-    # The keeper must be able to import all that the parent can, because the score function is passed by name.
+    # The fork server must be able to import all that the parent can, because the score function is passed by name.
     return environment(one_thread | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)})

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from open_instruct.algorithms.merging import finish_logprob_difference, merge_logprob_differences
+from open_instruct.algorithms.metric_merging import finish_logprob_difference, merge_logprob_differences
 from open_instruct.algorithms.mismatch import logprob_difference_sums
 
 log_probs = st.floats(-30, 0, width=32)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from batches import OPTIONS, SHAPE, compute_grpo_loss, make_batch
 
-from open_instruct.algorithms.merging import finish_ratio_variance
+from open_instruct.algorithms.metric_merging import finish_ratio_variance
 
 
 @pytest.mark.parametrize("kl_estimator", range(5))

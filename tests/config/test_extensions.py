@@ -15,13 +15,18 @@ from whole_runs import Process, command, rows
 from open_instruct.algorithms.advantages import ADVANTAGES, group_advantages
 from open_instruct.algorithms.distillation import DISTILLATION_LOSSES
 from open_instruct.algorithms.losses import LOSSES, ClipOptions
-from open_instruct.algorithms.trial import problem_with_advantage, problem_with_distillation_loss, problem_with_loss
+from open_instruct.algorithms.user_algorithm_check import (
+    problem_with_advantage,
+    problem_with_distillation_loss,
+    problem_with_loss,
+)
 from open_instruct.config.algorithm_checks import own_advantage_can_be_computed, own_losses_can_be_computed
 from open_instruct.config.checks import options_have_their_entry
 from open_instruct.config.cli import UsageError, parse_args, read_lists
 from open_instruct.config.extensions import MODULE_OPTIONS, config_class_with, plain_config, unused_modules
 from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.environments.base import ENVIRONMENTS
+from open_instruct.option_limits import numbers_are_within_limits
 from open_instruct.registry import NoOptions, Registry, UnknownName, option_kinds, options_of
 from open_instruct.user_modules import import_user_module
 from open_instruct.workflows.base import WORKFLOWS
@@ -33,13 +38,14 @@ LOSS = '''
 
     from open_instruct.algorithms.losses import LOSSES
     from open_instruct.algorithms.sequences import sequence_means
+    from open_instruct.option_limits import POSITIVE, limited
 
 
     @dataclass(kw_only=True)
     class SequenceClipOptions:
         """Sequence-level ratio"""
 
-        sequence_clip: float = 0.1
+        sequence_clip: float = limited(0.1, POSITIVE)
         """The ratio of a sequence is clipped at this distance from 1."""
 
 
@@ -153,6 +159,14 @@ def test_options_without_their_entry_are_mistakes(modules: list[str], argv: list
     with pytest.raises(UsageError) as told:
         read([*MODEL, *(word.format(loss=modules[0]) for word in argv)])
     assert told.value.mistakes == [mistake]
+
+
+def test_numbers_of_own_options_have_the_limits_of_their_fields(modules: list[str]) -> None:
+    argv = [*MODEL, "--algorithm_modules", modules[0], "--loss_fn", "toy_sequence", "--sequence_clip", "-1"]
+    config_cls, _ = config_class_with(read_lists(argv, MODULE_OPTIONS, option_kinds(GRPOConfig)))
+    with pytest.raises(UsageError) as told:
+        parse_args(argv, config_cls, validators=[lambda args: list(numbers_are_within_limits(args))])
+    assert told.value.mistakes == ["--sequence_clip -1.0: out of range. Give more than 0."]
 
 
 @pytest.mark.parametrize(

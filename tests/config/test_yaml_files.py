@@ -6,13 +6,15 @@ from typing import Any
 import pytest
 
 from open_instruct.config.cli import UsageError
-from open_instruct.config.yaml_files import CONFIG_DIRECTORY, NO_SECTION, Door, compose, in_terms_of_the_file
+from open_instruct.config.yaml_files import CONFIG_DIRECTORY, NO_SECTION, YamlProgram, compose, in_terms_of_the_file
 
-DOOR = Door("run.py", "Runs.", "settings", "section.key=value", lambda: ["size", "seed", "model"], "Read the file.")
+YAML_PROGRAM = YamlProgram(
+    "run.py", "Runs.", "settings", "section.key=value", lambda: ["size", "seed", "model"], "Read the file."
+)
 
 
 def read(directory: Path, *argv: str) -> dict[str, Any]:
-    return compose(DOOR, ["--config-path", str(directory), *argv])
+    return compose(YAML_PROGRAM, ["--config-path", str(directory), *argv])
 
 
 def mistakes(directory: Path, *argv: str) -> list[str]:
@@ -66,8 +68,8 @@ def test_a_missing_file_and_an_unknown_option_are_told(directory: Path) -> None:
 
 
 def test_the_file_of_fully_async_training_can_be_composed() -> None:
-    door = Door("fully_async_main.py", None, "fully_async", "section.key=value", list, "")
-    assert compose(door, ["async_training.staleness_threshold=2"])["async_training"]["staleness_threshold"] == 2
+    program = YamlProgram("fully_async_main.py", None, "fully_async", "section.key=value", list, "")
+    assert compose(program, ["async_training.staleness_threshold=2"])["async_training"]["staleness_threshold"] == 2
     assert (CONFIG_DIRECTORY / "fully_async.yaml").is_file()
 
 

@@ -72,6 +72,17 @@ def test_the_same_command_goes_on(saved: Saved) -> None:
     assert saved.start_again(model_name_or_path=os.path.relpath(TINY_MODEL)) == []
 
 
+def test_a_checkpoint_in_another_dtype_is_refused(saved: Saved) -> None:
+    """DeepSpeed looks for files of another name then, and the learners would end with its error."""
+    assert saved.start_again(model_dtype="float32") == []  # what auto is on CPU
+    [mistake] = saved.start_again(model_dtype="bfloat16")
+    assert "is of another run: --model_dtype was 'float32', now 'bfloat16'. To go on from it, undo" in mistake
+    of_earlier_version = json.loads(json.dumps(saved.identity))
+    del of_earlier_version["options"]["model_dtype"]
+    saved.save(of_earlier_version)
+    assert saved.start_again(model_dtype="bfloat16") == []
+
+
 def one_row_more(saved: Saved) -> None:
     saved.write(saved.train, [row(n) for n in range(6)])
 

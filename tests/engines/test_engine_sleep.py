@@ -37,7 +37,7 @@ class Play:
 def test_it_sleeps_after_the_time_and_not_before() -> None:
     play = Play(after_s=5.0)
     play.now = 3.0
-    play.sleep.has_work()
+    play.sleep.note_activity()
     play.now = 7.9
     play.sleep.sleep_if_due()
     assert play.calls == []
@@ -68,11 +68,11 @@ def test_level_2_needs_weights_before_it_serves() -> None:
 
 def test_weights_are_kept_for_a_sleep_after_which_none_come() -> None:
     play = Play(level=2)
-    play.sleep.release(told=True, level=1)
+    play.sleep.release(on_request=True, level=1)
     play.sleep.resume()
     assert play.sleep.may_admit
     assert ("sleep", 1) in play.calls
-    play.sleep.release(told=True)
+    play.sleep.release(on_request=True)
     play.sleep.resume()
     assert not play.sleep.may_admit
     assert ("sleep", 2) in play.calls

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from open_instruct.data_types import Completion, GenerationResult, PromptRequest, SamplingConfig
-from open_instruct.engines import generation_loop, held_work
+from open_instruct.engines import generation_loop, request_tracker
 from open_instruct.engines.generation_loop import GenerationLoop
-from open_instruct.engines.held_work import HeldWork
+from open_instruct.engines.request_tracker import RequestTracker
 from open_instruct.workflows.base import CallFailed, Context, Trajectory, Workflow
 from open_instruct.workflows.runner import EngineFacts, RolloutRunner
 
@@ -72,7 +72,7 @@ class Stage:
     def __init__(self, run: Run) -> None:
         lock = threading.Condition()
         self.vllm = PlayedVLLM()
-        self.work = HeldWork(lock, max_num_seqs=8, max_tokens=1e9)
+        self.work = RequestTracker(lock, max_num_seqs=8, max_tokens=1e9)
         self.state = SimpleNamespace(may_step=True, may_admit=True, may_fall_asleep=False, shall_generate=True)
         nothing: Any = SimpleNamespace(
             **dict.fromkeys(("compute", "rest"), lambda: None), aged=lambda _, __, said: said
@@ -80,7 +80,7 @@ class Stage:
         self.slept: list[str] = []
         sleep = SimpleNamespace(
             resume=lambda: None,
-            has_work=lambda: self.slept.append("has work"),
+            note_activity=lambda: self.slept.append("has work"),
             sleep_if_due=lambda: self.slept.append("may sleep"),
         )
         parts: Any = (self.vllm, sleep, self.state, self.work, NoCalls(), lock, nothing)
@@ -130,7 +130,7 @@ def stage(monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeStage]:
 
     monkeypatch.setattr(generation_loop, "sampling_params", lambda config: config)
     monkeypatch.setattr(generation_loop, "IDLE_S", 0.002)
-    monkeypatch.setattr(held_work, "completions_of", lambda output: output.completions)
+    monkeypatch.setattr(request_tracker, "completions_of", lambda output: output.completions)
     yield make
     for one in stages:
         one.runner.close()
@@ -305,7 +305,7 @@ def test_the_sleep_of_an_engine_does_not_count_as_standing_still(
     """A request that comes in the sleep waits through a training step. The supervisor would replace the engine when it wakes."""
     now = time.monotonic()
     clock = SimpleNamespace(monotonic=lambda: now, perf_counter=time.perf_counter)
-    for module in (generation_loop, held_work):
+    for module in (generation_loop, request_tracker):
         monkeypatch.setattr(module, "time", clock)
     one = stage(never)
     one.state.may_step = one.state.shall_generate = False

@@ -10,8 +10,8 @@ import pytest
 from conftest import make_args
 from ray.util.queue import Full
 
-from open_instruct.engines.held_work import HeldWork
 from open_instruct.engines.queue_threads import QueueThreads
+from open_instruct.engines.request_tracker import RequestTracker
 from open_instruct.engines.vllm_engine import GATHER_S
 from open_instruct.run.rollout_manager import GATHER_IN_TURNS_S, engine_options
 from open_instruct.system.work_threads import WorkThreads
@@ -36,7 +36,7 @@ class Pusher:
 
     def __init__(self, gather_s: float) -> None:
         self.threads = WorkThreads("engine 0")
-        self.work = HeldWork(self.threads.lock, max_num_seqs=8, max_tokens=1e9)
+        self.work = RequestTracker(self.threads.lock, max_num_seqs=8, max_tokens=1e9)
         self.pushed = Pushed()
         queues: tuple[Any, Any] = (None, self.pushed)
         self.queues = QueueThreads(self.threads, self.work, *queues, lambda _: None, gather_s=gather_s)

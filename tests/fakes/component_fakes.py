@@ -12,8 +12,8 @@ from open_instruct.system.signals import Signals
 
 def components_of(
     *,
-    manager: Any = None,
-    group: Any = None,
+    rollouts: Any = None,
+    learners: Any = None,
     message_queue: Any = None,
     supervisor: Any = None,
     nodes: Any = None,
@@ -23,8 +23,8 @@ def components_of(
     """What is not given is not there, or does nothing. `wait` is what `Components.wait` is; None is the real one."""
     no_engines: Any = SimpleNamespace(rollout_engines=[])
     calm: Any = SimpleNamespace(check=lambda: None, began=lambda _: None)
-    manager, supervisor = manager or no_engines, supervisor or calm
+    rollouts, supervisor = rollouts or no_engines, supervisor or calm
     signals = Signals()
-    health = Health(manager, group, message_queue, supervisor, nodes=nodes, processes=processes)
+    health = Health(rollouts, learners, message_queue, supervisor, nodes=nodes, processes=processes)
     wait = wait or Waits(health, signals).wait
-    return Components(manager, group, message_queue, supervisor, signals, health, wait, DeviceSharing())
+    return Components(rollouts, learners, message_queue, supervisor, signals, health, wait, DeviceSharing())

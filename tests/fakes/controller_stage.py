@@ -23,17 +23,17 @@ from open_instruct.config.verifier_options import VerifierConfig
 from open_instruct.data.dataset_transformation import load_prompts
 from open_instruct.data.prompt_dataset import PromptDataset
 from open_instruct.data_types import GenerationResult, PromptRequest, RolloutBatch, TokenStatistics
-from open_instruct.rollouts import controller as rollout
 from open_instruct.rollouts import (
+    batch_producer,
     data_preparation,
     prompt_feeder,
-    step_filling,
     teacher_scoring,
 )
+from open_instruct.rollouts import controller as rollout
 from open_instruct.rollouts.controller import ControllerOptions, RolloutController
 from open_instruct.rollouts.message_queue import QueueFull
+from open_instruct.verifiers.registry import score_response, verifier_names
 from open_instruct.verifiers.scoring_processes import Scored
-from open_instruct.verifiers.verifiers import score_response, verifier_names
 
 TIMEOUT_S = 60.0
 """A busy machine takes ten seconds to start the verifiers' processes."""
@@ -58,8 +58,22 @@ class FakeMessageQueue:
         """Puts that are to be taken without an answer."""
         self._taken: set[str] = set()
 
-    def put(self, batch: RolloutBatch, *, version: int, num_samples: int, timeout: float, message_id: str) -> None:
+    def put(
+        self,
+        batch: RolloutBatch,
+        *,
+        version: int,
+        num_samples: int,
+        timeout: float,
+        message_id: str,
+        referenced_bytes: int,
+    ) -> None:
         assert version == batch.min_version
+        micro_batches = [
+            micro for rank in cast("Any", batch.rank_data) for mini in rank for micro in mini.micro_batches
+        ]
+        arrays = [array for micro in micro_batches for array in vars(micro).values() if array is not None]
+        assert referenced_bytes == sum(array.nbytes for array in arrays) > 0
         assert num_samples == max(batch.num_samples, 1)
         if message_id not in self._taken:
             try:
@@ -351,9 +365,9 @@ MakePlay = Callable[..., Play]
 def make_play(
     datasets: tuple[PromptDataset, PromptDataset], tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[MakePlay]:
-    for module in (rollout, data_preparation, prompt_feeder, step_filling):
+    for module in (rollout, data_preparation, prompt_feeder, batch_producer):
         monkeypatch.setattr(module, "POLL_S", 0.02)
-    monkeypatch.setattr(step_filling.ray, "put", lambda value: value)
+    monkeypatch.setattr(batch_producer.ray, "put", lambda value: value)
     monkeypatch.setattr(rollout, "VerifierPool", VerifiersInThisProcess)
     monkeypatch.setattr(teacher_scoring, "ray", PlayedRay())
     plays: list[Play] = []

@@ -9,7 +9,7 @@ import pytest
 from open_instruct.data.dataset_transformation import load_prompts
 from open_instruct.data.mixer import DatasetError
 from open_instruct.data.prompt_dataset import PromptDataset
-from open_instruct.verifiers.verifiers import verifier_names
+from open_instruct.verifiers.registry import verifier_names
 
 Row = dict[str, Any]
 

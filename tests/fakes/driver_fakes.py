@@ -136,7 +136,7 @@ class PlayedController:
         return {
             "prompts": {"dropped": {}},
             "queues": {"prompts": 0, "results": 0},
-            "notices": [],
+            "warnings": [],
             "statistics": {"total_generated_samples": samples, "dropped_stale_samples": 0},
         }
 
@@ -229,8 +229,8 @@ class PlayedComponents:
         self.supervisor = FakeSupervisor(["engine 0", "engine 1"])
         self.activity = SimpleNamespace(metrics=lambda serving: {})
         self.controller = PlayedController()
-        self.group = PlayedLearners()
-        self.manager = SimpleNamespace(
+        self.learners = PlayedLearners()
+        self.rollouts = SimpleNamespace(
             controller=Remote(self.controller), rollout_engines=self.supervisor.engines, async_eval=lambda version: None
         )
         self.health = SimpleNamespace(is_ending=False, check=lambda: None, watch=lambda: None)

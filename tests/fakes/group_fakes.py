@@ -5,8 +5,10 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from hypothesis import strategies as st
 
-from open_instruct.data_types import GenerationResult, Sample
+from open_instruct.data_types import GenerationResult, Sample, TokenStatistics
+from open_instruct.scored_groups import ScoredGroup
 
 QUERY = np.array([7, 8, 9], dtype=np.int32)
 
@@ -47,3 +49,49 @@ def make_result(
         prompt=prompt,
     )
     return GenerationResult(samples=samples, **fields)
+
+
+def make_group(
+    scores: Sequence[float],
+    *,
+    prompt_id: str = "train-0",
+    lengths: Sequence[int] | None = None,
+    reasons: Sequence[str] | None = None,
+    spans: Sequence[tuple[int, int]] = ((0, 1),),
+    dataset: str = "reasoning_gym/chain_sum",
+    num_failures: int = 0,
+    seconds: float = 1.0,
+    start_time: float = 100.0,
+) -> ScoredGroup:
+    """Response `i` has `lengths[i]` tokens `10 * i, 10 * i + 1, …`; the query is `[7, 8, 9]`."""
+    lengths = lengths or [2] * len(scores)
+    result = make_result(
+        responses=[np.arange(10 * i, 10 * i + n, dtype=np.int32) for i, n in enumerate(lengths)],
+        logprobs=[np.full(n, -0.5 - i, dtype=np.float32) for i, n in enumerate(lengths)],
+        finish_reasons=list(reasons or ["stop"] * len(scores)),
+        version_spans=[list(spans) for _ in scores],
+        index=0,
+        prompt_id=prompt_id,
+        issue_version=0,
+        engine_id=0,
+        token_statistics=TokenStatistics(3, sum(lengths), seconds, start_time),
+    )
+    return ScoredGroup(result, dataset, np.array(scores, dtype=np.float32), num_failures)
+
+
+def make_spanned_group(spans_G: Sequence[Sequence[tuple[int, int]]], **options: Any) -> ScoredGroup:
+    """A group whose responses were sampled across updates of the weights, each with spans of its own."""
+    lengths = [sum(num for _, num in spans) for spans in spans_G]
+    group = make_group([i % 2 for i in range(len(spans_G))], lengths=lengths, **options)
+    samples = [replace(sample, version_spans=list(spans)) for sample, spans in zip(group.samples, spans_G, strict=True)]
+    return replace(group, result=replace(group.result, samples=samples))
+
+
+spans_of_a_response = st.lists(st.integers(1, 4), max_size=4).flatmap(
+    lambda lengths: st.lists(st.integers(0, 6), min_size=len(lengths), max_size=len(lengths), unique=True).map(
+        lambda versions: list(zip(sorted(versions), lengths, strict=True))
+    )
+)
+
+
+spans_of_a_group = st.lists(spans_of_a_response, min_size=2, max_size=5)

@@ -9,8 +9,8 @@ import sys
 import time
 from collections.abc import Callable
 
-from open_instruct.verifiers import keeper
-from open_instruct.verifiers.verifiers import VerificationResult
+from open_instruct.verifiers import fork_server
+from open_instruct.verifiers.registry import VerificationResult
 
 TAIL = "a" * 64 + "!"
 
@@ -95,7 +95,7 @@ def score_limits(
 
 def take_away(part: str) -> Callable[..., VerificationResult]:
     """In the process of the verifiers: its kernel seems to lack this part of a jail."""
-    setattr(keeper, part, lambda: 0)
+    setattr(fork_server, part, lambda: 0)
     return score_limits
 
 

@@ -8,7 +8,7 @@ import torch
 from conftest import make_args
 
 from open_instruct.config.grpo_config import GRPOConfig
-from open_instruct.learners.models import _make_scheduler
+from open_instruct.learners.deepspeed_setup import _make_scheduler
 from open_instruct.learners.optimizer_step import take_rates
 
 NAMES = get_args(get_type_hints(GRPOConfig)["lr_scheduler_type"])

@@ -12,8 +12,9 @@ from open_instruct.device import Device, current_device
 from open_instruct.engines.engine_memory import cache_bytes_per_token, engine_memory
 from open_instruct.learners import memory, models
 from open_instruct.learners.activations import CannotCount
+from open_instruct.learners.deepspeed_setup import engine_around
 from open_instruct.learners.memory import STATES, LearnerMemory, MainMemory, learner_memory
-from open_instruct.learners.models import build_engine, engine_around
+from open_instruct.learners.models import build_engine
 from open_instruct.learners.optimizer_step import torch_optimizer
 from open_instruct.learners.state_offload import _tensors_in
 

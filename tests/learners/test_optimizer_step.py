@@ -10,7 +10,8 @@ from conftest import TIMEOUT_S, make_args
 from ranks import Rank, started_ranks
 
 from open_instruct.device import current_device
-from open_instruct.learners.models import build_engine, engine_around
+from open_instruct.learners.deepspeed_setup import engine_around
+from open_instruct.learners.models import build_engine
 from open_instruct.learners.optimizer_step import apply_gradient, discard_gradient, torch_optimizer
 
 WIDTH = 24

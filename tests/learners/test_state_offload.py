@@ -86,7 +86,7 @@ class Rank:
     def _build(self, stage: int) -> tuple[Any, Any]:
         import deepspeed
 
-        from open_instruct.learners.models import deepspeed_config
+        from open_instruct.learners.deepspeed_setup import deepspeed_config
 
         args = make_args(deepspeed_stage=stage, model_dtype=self.device.dtype)
         config = deepspeed_config(args, self.device, world_size=self.world_size)

@@ -11,7 +11,7 @@ PACKAGE = Path(__file__).parents[2] / "open_instruct"
 TELLS_THE_TIME_OF_DAY = {
     "data_types.py",
     "parameter_synchronizer.py",
-    "step_filling.py",
+    "batch_producer.py",
     "run_summary.py",
     "step_record.py",
 }

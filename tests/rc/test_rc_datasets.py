@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from open_instruct.rc.datasets import load_datasets
-from open_instruct.verifiers.verifiers import build_all_verifiers, check_label, find_verifier
+from open_instruct.verifiers.registry import build_all_verifiers, check_label, find_verifier
 from open_instruct.workflows.rc.types import Problem
 
 
@@ -31,6 +31,9 @@ ROWS: list[tuple[dict[str, Any], tuple[str, str, object]]] = [
         ("U", "string_matcher", "x"),
     ),
     ({"task": "T", "answer": "x", "dataset": "math"}, ("T", "math", "x")),
+    ({"problem": "P", "ground_truth": ["5"], "dataset": ["gsm8k"]}, ("P", "gsm8k", ["5"])),
+    ({"problem": "P", "ground_truth": ["5"], "dataset": ["their_own"]}, ("P", "math", "5")),
+    ({"question": "Q", "answer": ["so\n#### 7"]}, ("Q", "gsm8k", "7")),
 ]
 
 
@@ -49,10 +52,14 @@ def test_all_mistakes_in_one_message(tmp_path: Path) -> None:
             [],
             {"problem": "\ud800", "answer": "1"},
             {"problem": "P", "answer": "1"},
+            {"problem": "P", "answer": ["1", "2"]},
+            {"problem": "P", "ground_truth": ["1", "2"], "dataset": ["math", "max_length"]},
         )
     told = str(caught.value)
     assert all(part in told for part in ("line 1", "line 2", "no answer in it", "line 3", "line 4"))
     assert "line 5" not in told
+    assert "line 6: this verifier needs one text or number as ground truth, got ['1', '2']" in told
+    assert "line 7: 2 verifiers in 'dataset', and a turn is scored by one" in told
 
 
 @pytest.mark.parametrize("label", ['{"question": "q", "answer": "4", "metadata": null}', "[" * 100_000], ids=range(2))

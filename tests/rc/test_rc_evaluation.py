@@ -69,6 +69,15 @@ def test_a_majority_that_is_wrong_counts_as_wrong() -> None:
     assert evaluate(some, BUDGETS)["overall"]["best_of_n"] == 1
 
 
+def test_what_no_policy_has_scored_is_not_wrong() -> None:
+    known = [trajectory("p", 0, "yes", "no"), long_turn("p", 90)]
+    unknown = [trajectory("q", 0, "yes", "no"), long_turn("q", 90)]
+    unknown[0][2].reward = unknown[1][0].reward = None
+    measures = evaluate([*known, *unknown], BUDGETS)["overall"]
+    assert measures == evaluate(known, BUDGETS)["overall"] | {"not_scored": 2}
+    assert evaluate(unknown, BUDGETS)["overall"] == {"problems": 0, "trajectories": 0, "not_scored": 2}
+
+
 def test_measures_do_not_depend_on_the_order_of_the_stream() -> None:
     some = [trajectory("p", number, answer) for number, answer in enumerate(["no", "yes"])]
     some += [trajectory("q", 0, "yes", dataset="other")]

@@ -47,6 +47,14 @@ def test_by_cycle() -> None:
     assert (cycles["2"]["accuracy"], cycles["2"]["turns_at_limit"]) == (1.0, 2)
 
 
+def test_what_a_policy_gives_for_a_summary_counts_in_no_accuracy() -> None:
+    statistics = RolloutStatistics()
+    statistics.add([turn(REASONING, 1, 1.0, 10), turn(SUMMARIZATION, 1, 0.25, 4)])
+    cycle = statistics.summary(wall_seconds=10, tokens_of_this_run=14)["cycles"]["1"]
+    assert (cycle["accuracy"], cycle["mean_reward"]) == (1.0, 1.0)
+    assert statistics.last_accuracy() == (1, 1.0)
+
+
 def test_a_control_counts_as_sampled_and_in_no_cycle() -> None:
     statistics = two_trajectories()
     before = statistics.summary(wall_seconds=10, tokens_of_this_run=80)
@@ -71,6 +79,12 @@ def test_events_count_for_kept_and_dropped_ones() -> None:
     table = format_rollout_table(summary)
     assert "100.0%" in table
     assert "1 dropped (rejected 1)" in table
+
+
+def test_a_run_with_nothing_left_to_do_has_no_speed() -> None:
+    summary = two_trajectories().summary(wall_seconds=0.0, tokens_of_this_run=0)
+    assert summary["tokens_per_second"] is None
+    assert "80 tokens in 0s (– tok/s)" in format_rollout_table(summary)
 
 
 def test_throughput_is_that_of_the_window() -> None:

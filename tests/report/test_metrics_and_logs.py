@@ -287,6 +287,21 @@ def test_with_a_key_but_no_service_wandb_falls_back_to_offline(
     assert len(offline_runs(options)) == 1
 
 
+def test_something_else_than_a_web_server_is_no_answer() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def greet() -> None:
+            connection, _ = server.accept()
+            connection.recv(1000)
+            connection.sendall(b"SSH-2.0-OpenSSH_9.6\r\n")
+            connection.close()
+
+        thread = threading.Thread(target=greet, daemon=True)
+        thread.start()
+        assert not tracker_module.answers(f"http://127.0.0.1:{server.getsockname()[1]}", timeout_s=5.0)
+        thread.join(5.0)
+
+
 @pytest.mark.timeout(120)
 def test_a_broken_wandb_is_warned_of_once(
     options: TrackerOptions, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

@@ -47,10 +47,11 @@ def test_the_address_is_read_by_our_name_and_by_that_of_open_instruct(
     assert channel.said == [("engine 1 died" + "!" * 5000)[: slack.MOST_CHARACTERS]]
 
 
+@pytest.mark.parametrize("address", ["http://127.0.0.1:1/secret", "http://127.0.0.1:1/secret # the team's", "secret"])
 def test_a_channel_that_is_away_stops_nothing(
-    channel: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    channel: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, address: str
 ) -> None:
-    monkeypatch.setenv("SLACK_WEBHOOK", "http://127.0.0.1:1/secret")
+    monkeypatch.setenv("SLACK_WEBHOOK", address)
     slack.tell_slack("engine 1 died")
     assert "Slack could not be told" in caplog.text
     assert "secret" not in caplog.text

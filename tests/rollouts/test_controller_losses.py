@@ -1,10 +1,12 @@
 # ruff: noqa: F811 - fixtures are imported
 """Pauses, prompts that are lost, and what goes wrong around the controller."""
 
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import pytest
 from controller_stage import (  # noqa: F401 - fixtures
@@ -47,6 +49,39 @@ def test_a_paused_controller_issues_nothing_until_it_is_resumed(make_play: MakeP
     play.receive(NUM_PROMPTS)
     statistics = play.controller.get_statistics()
     assert (statistics["is_paused"], statistics["pause_count"], statistics["resume_count"]) == (False, 1, 1)
+
+
+def test_results_that_are_being_read_are_not_lost(make_play: MakePlay, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They came in one bundle with a result whose verification is slow to begin."""
+    play = make_play().start()
+    requests = play.receive(NUM_PROMPTS)
+    scoring, begins, goes_on = play.controller._preparation.scoring, threading.Event(), threading.Event()
+    submit = scoring.submit
+
+    def submit_slowly(*args: Any) -> None:
+        begins.set()
+        assert goes_on.wait(TIMEOUT_S)
+        submit(*args)
+
+    monkeypatch.setattr(scoring, "submit", submit_slowly)
+    play.deliver(*map(play.answer, requests))
+    assert begins.wait(TIMEOUT_S)
+    play.controller.take_back_prompts()
+    assert play.controller.recover_lost(held=[]) == 0
+    goes_on.set()
+    assert play.batch(1).num_samples == sum(request.generation_config.n for request in requests)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_feeder_that_failed_leaves_nobody_waiting(make_play: MakePlay, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(bundle: object) -> None:
+        raise KeyError("a user's mistake")
+
+    play = make_play()
+    monkeypatch.setattr(play.controller._feeder, "_change", fail)
+    play.start()
+    play.wait_for(lambda: not play.controller._feeder._is_putting.is_set() and bool(play.controller._threads._error))
+    assert play.controller.take_back_prompts() == 0
 
 
 def test_prompts_that_an_engine_took_with_it_are_issued_again(make_play: MakePlay) -> None:
@@ -185,9 +220,9 @@ def test_warnings_reach_the_driver_with_the_status_or_while_it_waits_for_data(ma
     play = make_play(max_generation_attempts=9).start()
     play.deliver(broken_off(play.answer(play.receive(NUM_PROMPTS)[0])))
     play.receive(1)
-    [notice] = play.controller.status()["notices"]
-    assert notice.startswith("1 group was given up (generation_timeout: 1).")
-    assert play.controller.status()["notices"] == []
+    [warning] = play.controller.status()["warnings"]
+    assert warning.startswith("1 group was given up (generation_timeout: 1).")
+    assert play.controller.status()["warnings"] == []
     play.deliver(*(play.answer(request, SOLVED) for request in play.received[:NUM_PROMPTS]))
     play.receive(NUM_PROMPTS)
     assert "; warnings: step 1: in each of 4 groups all responses scored alike" in play.controller.describe_progress()
@@ -280,7 +315,7 @@ def test_an_error_in_a_thread_is_raised_by_the_next_call(
         controller.start_evaluation(0)
     else:
         owner, method = (
-            (controller._filling, "_assemble") if thread == "packing_thread" else (controller._preparation, "take")
+            (controller._producer, "_assemble") if thread == "packing_thread" else (controller._preparation, "take")
         )
         monkeypatch.setattr(owner, method, fail)
         play.deliver(play.answer(play.received[0]))

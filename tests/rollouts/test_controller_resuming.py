@@ -109,7 +109,7 @@ def test_finished_groups_are_saved_and_not_generated_again(make_play: MakePlay, 
     killed.batch(2)  # its groups have come too, and are not trained on
     requests = killed.receive_admitted()  # of step 3
     killed.deliver(killed.answer(requests[0]))  # waits for the rest of its step
-    killed.wait_for(lambda: bool(killed.controller._filling.taken.get(3)))
+    killed.wait_for(lambda: bool(killed.controller._producer.taken.get(3)))
     killed.controller.save(1, str(tmp_path / "state.npz"))
     killed.controller.stop()
 

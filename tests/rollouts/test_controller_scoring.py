@@ -183,7 +183,7 @@ def test_groups_at_the_teacher_and_groups_that_wait_are_saved_and_it_is_asked_ag
     killed = make_play(teacher=teacher, **WITH_TEACHER).start()
     requests = killed.receive_admitted()
     killed.deliver(killed.answer(requests[0]))
-    killed.wait_for(lambda: bool(killed.controller._filling.taken.get(1)))
+    killed.wait_for(lambda: bool(killed.controller._producer.taken.get(1)))
     teacher.answers = False
     killed.deliver(killed.answer(requests[1]))
     killed.wait_for(lambda: "(1 of them by the teacher)" in killed.controller.describe_progress())

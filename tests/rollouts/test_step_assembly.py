@@ -11,9 +11,9 @@ from conftest import make_args
 from group_fakes import ended_by, make_result
 
 from open_instruct.data_types import TokenStatistics, TrainingSample
+from open_instruct.rollouts.batch_producer import BatchProducer
 from open_instruct.rollouts.staleness import CONSUMED, MASKED, ZERO_STD, Assignment, IssuedPrompt
 from open_instruct.rollouts.step_assembly import CollationOptions, StepAssembly, pass_rate
-from open_instruct.rollouts.step_filling import StepFilling
 from open_instruct.scored_groups import ScoredGroup, split
 
 NUM_GROUPS = 64
@@ -199,10 +199,10 @@ def test_groups_that_steps_have_taken_are_saved_before_those_that_wait() -> None
     """A run that goes on takes groups in this order. Otherwise a step would take one that waits in place of a straggler that it
     had waited for, and the straggler would be too old afterwards."""
     parts: Any = [None] * 9
-    filling = StepFilling(*parts)
-    filling.groups = {"train-3": group(3)}
-    filling.taken = {4: [group(2)], 3: [group(1), group(0)]}
-    saved = [finished.result.prompt_id for finished in filling.finished_groups()]
+    producer = BatchProducer(*parts)
+    producer.groups = {"train-3": group(3)}
+    producer.taken = {4: [group(2)], 3: [group(1), group(0)]}
+    saved = [finished.result.prompt_id for finished in producer.finished_groups()]
     assert saved == ["train-1", "train-0", "train-2", "train-3"]
 
 
@@ -211,9 +211,9 @@ def test_batch_that_is_larger_than_the_queue_fills_it(num_samples: int, counted:
     """The queue would refuse it for ever. Rows may ask for more steps of their environment than the queue was made for."""
     put: list[int] = []
     parts: Any = [None] * 9
-    filling: Any = StepFilling(*parts)
-    filling._args = make_args(max_queue_size=4)
-    filling._threads = SimpleNamespace(stopping=threading.Event())
-    filling._message_queue = SimpleNamespace(put=lambda _, *, num_samples, **__: put.append(num_samples))
-    filling._put(SimpleNamespace(num_samples=num_samples, min_version=0, training_step=1, number=0))
+    producer: Any = BatchProducer(*parts)
+    producer._args = make_args(max_queue_size=4)
+    producer._threads = SimpleNamespace(stopping=threading.Event())
+    producer._message_queue = SimpleNamespace(put=lambda _, *, num_samples, **__: put.append(num_samples))
+    producer._put(SimpleNamespace(num_samples=num_samples, min_version=0, training_step=1, number=0), num_bytes=100)
     assert put == [counted]

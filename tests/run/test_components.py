@@ -40,7 +40,7 @@ def test_learners_that_share_a_gpu_start_after_the_engines(options: dict[str, An
     def wait(refs: Any, **_: Any) -> None:
         events.extend(f"{ref} ready" for ref in (refs if isinstance(refs, list) else [refs]))
 
-    components = components_of(manager=manager, group=SimpleNamespace(async_init=start_learners), wait=wait)
+    components = components_of(rollouts=manager, learners=SimpleNamespace(async_init=start_learners), wait=wait)
     components.wait_until_ready(make_args(**options))
     others = ["controller ready", "engine 0 ready", "engine 1 ready", "teacher ready"]
     expected = ["learners begin", *others] if learners_begin == "first" else [*others, "learners begin"]

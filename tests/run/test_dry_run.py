@@ -12,11 +12,12 @@ import pytest
 from conftest import TINY_MODEL, make_args
 from model_families import build_model
 
+from open_instruct.cluster.placement_plan import Node
 from open_instruct.device import Device
 from open_instruct.device_memory import DeviceMemory, memory_of_machine_bytes
-from open_instruct.engines.engine_memory import EngineMemory, page_locked_bytes
+from open_instruct.engines.engine_memory import EngineMemory, engine_memory, page_locked_bytes, teacher_memory
 from open_instruct.learners.memory import LearnerMemory, MainMemory
-from open_instruct.run import main_memory
+from open_instruct.run import dry_run, main_memory, teachers
 from open_instruct.run.dry_run import _rows, _shortage
 from open_instruct.run.main_memory import NodeLoad, node_bytes, node_loads
 
@@ -25,7 +26,7 @@ SUMS = "reasoning_gym/chain_sum?min_terms=2&max_terms=2&min_digits=1&max_digits=
 GIB = 2**30
 
 
-@pytest.mark.parametrize("further", [[], ["--use_peft"]], ids=["dense", "mixture with adapters"])
+@pytest.mark.parametrize("further", [[], ["--use_peft"]], ids=["dense with a teacher", "mixture with adapters"])
 def test_everything_is_said_and_nothing_is_written(tmp_path: Path, further: list[str]) -> None:
     if further:
         build_model("qwen3_moe", tmp_path / "mixture")
@@ -33,6 +34,7 @@ def test_everything_is_said_and_nothing_is_written(tmp_path: Path, further: list
     words = ["--model_name_or_path", model, "--dataset_mixer_list", SUMS, "1.0", "--dry_run", *further]
     words += ["--output_dir", str(tmp_path / "out"), "--num_unique_prompts_rollout", "4", "--total_episodes", "64"]
     words += ["--max_prompt_token_length", "64", "--response_length", "32", "--pack_length", "128"]
+    words += [] if further else ["--teacher_model_name_or_path", model]
     done = subprocess.run(
         [sys.executable, str(ROOT / "open_instruct/grpo_fast.py"), *words],
         capture_output=True,
@@ -51,6 +53,7 @@ def test_everything_is_said_and_nothing_is_written(tmp_path: Path, further: list
     assert said["learners"].startswith("1 on ")
     assert said["workers of engines"].startswith("1 on ")
     assert "memory of each learner" in said
+    assert ("memory of each teacher's worker" in said) == (not further)
     assert said["activations"].endswith("MiB")
     [node] = [text for name, text in said.items() if name.startswith("main memory on ")]
     assert node.endswith(" are there")
@@ -124,6 +127,56 @@ def test_an_engine_whose_cache_holds_no_response_is_said(monkeypatch: pytest.Mon
     )
     enough = replace(engine, num_cached_tokens=args.max_sequence_length)
     assert _shortage(args, [NodeLoad("10.0.0.1", 1, 1, None)], learner_of(5 * GIB), enough) == ""
+
+
+def test_a_teacher_needs_memory_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    load, learner = NodeLoad("10.0.0.1", 1, 1, 12 * GIB), learner_of(5 * GIB)
+    assert _shortage(options_on(monkeypatch, CPU), [load], learner, ENGINE) == ""
+    args = options_on(monkeypatch, CPU, teacher_model_name_or_path=str(TINY_MODEL), teacher_num_engines=2)
+    said = dict(_rows(args, [load], learner, ENGINE, ENGINE))
+    assert said["memory of each teacher's worker"] == "3,072 MiB"
+    assert said["main memory on 10.0.0.1"] == "14.0 GiB; 12.0 GiB are there"
+    assert _shortage(args, [load], learner, ENGINE, ENGINE).startswith("This run needs 14.0 GiB of main memory")
+    several = [replace(load, num_workers=0), NodeLoad("10.0.0.2", 0, 1, None)]  # nobody knows on which it will be
+    assert _shortage(args, several, learner, ENGINE, ENGINE) == ""
+
+
+def test_a_teacher_is_counted_by_its_own_model_and_size(tmp_path: Path) -> None:
+    build_model("llama", tmp_path)
+    args = make_args(teacher_model_name_or_path=str(tmp_path), vllm_tensor_parallel_size=1)
+    teacher = teacher_memory(args, GPU)
+    assert teacher is not None
+    assert teacher.weights != engine_memory(args, GPU).weights
+    halved = teacher_memory(replace(args, teacher_tensor_parallel_size=2), GPU)
+    assert halved is not None
+    assert halved.weights == teacher.weights // 2
+    assert teacher_memory(make_args(), GPU) is None
+
+
+def test_a_teacher_whose_cache_holds_no_response_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DeviceMemory, "total_bytes", lambda self: 80 * GIB)
+    args = options_on(monkeypatch, GPU, teacher_model_name_or_path=str(TINY_MODEL))
+    teacher = EngineMemory(weights=140 * GIB, cache=0, num_cached_tokens=0, program=0)
+    [said] = _shortage(args, [NodeLoad("10.0.0.1", 1, 1, None)], learner_of(5 * GIB), ENGINE, teacher).splitlines()
+    assert said.startswith("An engine of the teacher gets 72.0 GiB of each GPU and has weights of 140.0 GiB there")
+    assert "--teacher_tensor_parallel_size" in said
+
+
+def test_a_teacher_without_a_place_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+    """Learner and engine have their places; what is left holds no engine of the teacher with two places."""
+    removed: list[Any] = []
+    node = Node("own", "10.0.0.1", {"CPU": 0.6}, {"CPU": 0.2})
+    monkeypatch.setattr(teachers.bundles, "cluster_nodes", lambda: [node])
+    monkeypatch.setattr(dry_run, "create_placement_groups", lambda args: {"actor": ("a group", [])})
+    monkeypatch.setattr(dry_run, "remove_placement_group", removed.append)
+    args = options_on(monkeypatch, CPU, teacher_model_name_or_path=str(TINY_MODEL), teacher_tensor_parallel_size=2)
+    with pytest.raises(SystemExit) as ended:
+        dry_run._loads(args)
+    assert ended.value.code == 2
+    assert removed == ["a group"]
+    said = capsys.readouterr().err
+    assert "--teacher_tensor_parallel_size 2" in said
+    assert "the teacher: no node has room for engine 1 of 1, 2 places" in said
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ class Learners:
 
     def __init__(self, fails: int | None) -> None:
         self._fails = fails
-        self.group = self
+        self.learners = self
         self.batches = [partial_batch(number, is_last=number == 2) for number in range(3)]
         self.merged: list[Any] = []
 

@@ -12,7 +12,7 @@ def test_a_part_that_died_while_nobody_waited_for_it_ends_the_run() -> None:
     """A learner while prompts are generated; an engine is replaced instead."""
     dead = ["engine 1"]
     parts = {
-        "manager": SimpleNamespace(rollout_engines=["one", "two"]),
+        "rollouts": SimpleNamespace(rollout_engines=["one", "two"]),
         "processes": SimpleNamespace(stopped=list, dead=dead),
     }
     health = components_of(**parts).health

@@ -31,13 +31,13 @@ class Play:
         """Replacements that become ready while the next update is under way."""
         self.in_one_group = False
         """Whether each update goes to all that are connected, as in a collective."""
-        self.manager = SimpleNamespace(rollout_engines=engines)
+        self.rollouts = SimpleNamespace(rollout_engines=engines)
         self.sharing = DeviceSharing()
         self.signals = Signals()
         self.health = SimpleNamespace(check=self.replace_the_dead)
         self.held = 0
         """Version of the weights that the learners hold."""
-        self.group = SimpleNamespace(
+        self.learners = SimpleNamespace(
             async_update_weights=self.update,
             async_init_weight_update_connections=self.connect,
             async_held_version=lambda: [self.held, self.held],
@@ -140,13 +140,13 @@ def test_a_replacement_gets_the_current_weights_before_it_serves() -> None:
     play = Play(num_engines=1).start()
     play.sync_trained(3)
     play.supervisor.replace(0, "died")
-    play.sync.give_weights_to_newcomers()
+    play.sync.give_weights_to_replacements()
     assert play.sent == [(3, [0])]  # nobody is there yet
     play.supervisor.load(0)
-    play.sync.give_weights_to_newcomers()
+    play.sync.give_weights_to_replacements()
     assert play.sent == [(3, [0]), (3, [0])]
     assert play.supervisor.serving == {0: "engine 0 again"}
-    play.sync.give_weights_to_newcomers()
+    play.sync.give_weights_to_replacements()
     assert len(play.sent) == 2
 
 
@@ -155,7 +155,7 @@ def test_a_replacement_gets_what_the_learners_hold_and_the_others_are_left_alone
     play.sync_trained(3)
     play.supervisor.replace(1, "died")
     play.supervisor.load(1)
-    assert play.sync.give_weights_to_newcomers() == 3
+    assert play.sync.give_weights_to_replacements() == 3
     assert play.sent[-1] == (3, [1])
 
 
@@ -166,10 +166,10 @@ def test_a_replacement_between_two_syncs_is_told_the_version_of_the_weights_that
     play.held = 5
     play.supervisor.replace(1, "died")
     play.supervisor.load(1)
-    assert play.sync.give_weights_to_newcomers() == 5
+    assert play.sync.give_weights_to_replacements() == 5
     assert play.sent[-1] == (5, [0, 1])  # all, because no two engines may serve different versions
     assert play.sync.current_param_version == 5
-    assert play.sync.give_weights_to_newcomers() is None
+    assert play.sync.give_weights_to_replacements() is None
 
 
 def test_where_all_sleep_for_a_replacement_all_get_weights_again() -> None:
@@ -179,7 +179,7 @@ def test_where_all_sleep_for_a_replacement_all_get_weights_again() -> None:
     play.sync_trained(3)
     play.supervisor.replace(1, "died")
     play.supervisor.load(1)
-    play.sync.give_weights_to_newcomers()
+    play.sync.give_weights_to_replacements()
     assert play.sent[-1] == (3, [0, 1])
 
 
@@ -213,7 +213,7 @@ def test_a_replacement_that_is_ready_when_all_is_sent_does_not_serve_yet() -> No
     play.sync_trained(4)
     assert play.sent[-1] == (4, [0])
     assert list(play.supervisor.serving) == [0]
-    play.sync.give_weights_to_newcomers()
+    play.sync.give_weights_to_replacements()
     assert play.sent[-1] == (4, [1])
     assert play.sync.versions == {0: 4, 1: 4}
 
@@ -239,7 +239,7 @@ def test_when_all_engines_stay_behind_all_are_replaced_and_the_sync_returns() ->
     play.sync_trained(5)  # there is nobody to send to
     assert len(play.sent) == 2
     play.supervisor.load(0)
-    play.sync.give_weights_to_newcomers()
+    play.sync.give_weights_to_replacements()
     assert play.sync.versions == {0: 5}
 
 
@@ -247,9 +247,9 @@ def test_an_engine_that_dropped_its_weights_in_sleep_gets_them_again() -> None:
     play = Play().start()
     play.sync_trained(3)
     play.supervisor.needs_weights = {1}
-    play.sync.give_weights_to_newcomers()
+    play.sync.give_weights_to_replacements()
     assert play.sent[-1] == (3, [1])
-    play.sync.give_weights_to_newcomers()
+    play.sync.give_weights_to_replacements()
     assert len(play.sent) == 2
 
 
@@ -306,7 +306,7 @@ def test_engines_are_compared_with_the_learners_before_they_serve() -> None:
     play.supervisor.load(1)
     play.sync._agreement = PlayedAgreement(refused="engine 1 again")  # type: ignore[assignment]
     with pytest.raises(WeightsDiffer):
-        play.sync.give_weights_to_newcomers()
+        play.sync.give_weights_to_replacements()
     assert list(play.supervisor.serving) == [0]
 
 
@@ -343,7 +343,7 @@ def test_a_replacement_that_becomes_ready_in_the_last_attempt_is_not_replaced() 
     play.sync_trained(4)
     assert play.supervisor.replaced == [(0, "died"), (1, "did not take version 4: deaf")]
     assert list(play.supervisor.serving) == [2]
-    play.sync.give_weights_to_newcomers()
+    play.sync.give_weights_to_replacements()
     assert play.sync.versions == {0: 4, 2: 4}
 
 
@@ -376,7 +376,7 @@ def test_engines_in_a_collective_that_breaks_off_get_weights_again_although_they
             play.supervisor.replace(2, "died")
 
     play.health.check = check
-    play.sync.give_weights_to_newcomers()
+    play.sync.give_weights_to_replacements()
     assert play.sent[1:] == [(3, [0, 1, 2]), (3, [0, 1])]
     assert play.sync.versions == {0: 3, 1: 3}
 
@@ -389,7 +389,7 @@ def test_an_engine_that_has_the_version_and_cannot_be_reached_is_replaced_in_the
     play.supervisor.replace(1, "died")
     play.supervisor.load(1)
     play.unreachable = [{0: "did not answer ready"}] * 2
-    play.sync.give_weights_to_newcomers()
+    play.sync.give_weights_to_replacements()
     assert play.supervisor.replaced == [(1, "died"), (0, "did not take version 3: did not answer ready")]
     assert play.sync.versions == {1: 3}
     assert list(play.supervisor.serving) == [1]

@@ -72,15 +72,15 @@ def test_a_run_without_incident(tmp_path: Path) -> None:
 def test_prompts_travel_beside_the_weights_unless_devices_are_shared(tmp_path: Path, share_devices: bool) -> None:
     run = played_run(tmp_path)
     run.components.sharing.is_exclusive = share_devices
-    calls = run.components.manager.controller.calls
-    update_weights = run.components.group.async_update_weights
+    calls = run.components.rollouts.controller.calls
+    update_weights = run.components.learners.async_update_weights
     prompts_are_admitted = {}
 
     def noting(version: int, engines: list[int]) -> list[Any]:
         prompts_are_admitted[version] = ("set_version", version) in calls
         return update_weights(version, engines)
 
-    run.components.group.async_update_weights = noting
+    run.components.learners.async_update_weights = noting
     assert go(run) == 0
     assert prompts_are_admitted == {0: False} | dict.fromkeys(range(1, NUM_STEPS + 1), not share_devices)
     for step in (2, 4, 6):  # evaluations
@@ -144,7 +144,7 @@ def test_sigterm_in_a_sync_that_fails_ends_it_after_the_attempt(tmp_path: Path) 
     """The learners are in the middle of the attempt, and could not save before its end; there is no second one."""
     run = played_run(tmp_path, during="weights of version 3", max_sync_retries=5)
     failing = [{}, {}, {}, {1: "deaf"}, {1: "deaf"}]  # versions 0, 1, 2, and two attempts of 3
-    run.components.group.sync_failures = list(failing)
+    run.components.learners.sync_failures = list(failing)
     assert go(run) == 85
     assert run.components.waits.count("weights of version 3") == 1
     assert run.components.supervisor.replaced == []
@@ -207,6 +207,7 @@ def test_an_evaluation_goes_on_with_new_engines_while_the_learners_have_its_weig
     assert go(run) == 0
     assert evaluated_steps(tmp_path) == evaluated
     assert run.components.supervisor.serving == {0: "engine 0 again", 1: "engine 1 again"}
+    assert ("giving up the evaluation" in run.components.waits) == (version == 2)  # before the next one may begin
     assert_nothing_is_lost_or_repeated(tmp_path)
 
 
@@ -406,11 +407,11 @@ def test_a_torn_checkpoint_is_no_traceback_before_the_start(tmp_path: Path) -> N
 def test_the_controller_hears_of_weights_that_engines_got_between_two_syncs(tmp_path: Path) -> None:
     run = played_run(tmp_path, trigger_parameter_sync_step=3, async_steps=2)
     run.components.supervisor.serve([0, 1])
-    run.components.group.version = 5
-    step_loop.give_weights_to_newcomers(run)
-    assert run.components.manager.controller.calls == []
+    run.components.learners.version = 5
+    step_loop.give_weights_to_replacements(run)
+    assert run.components.rollouts.controller.calls == []
     run.components.supervisor.replace(1, "died")
     run.components.supervisor.load(1)
-    step_loop.give_weights_to_newcomers(run)
-    assert run.components.manager.controller.calls == [("set_version", 5)]
+    step_loop.give_weights_to_replacements(run)
+    assert run.components.rollouts.controller.calls == [("set_version", 5)]
     run.log.close()

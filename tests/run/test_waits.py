@@ -9,7 +9,7 @@ from component_fakes import components_of
 
 from open_instruct.cluster.failures import ComponentDied
 from open_instruct.engines.vllm_engine import EngineCoreLost
-from open_instruct.run import answers, waits
+from open_instruct.run import ray_results, waits
 
 
 def test_a_wait_that_was_too_short_names_the_option_to_raise(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -31,7 +31,7 @@ def test_a_death_is_told_by_the_name_of_who_died(monkeypatch: pytest.MonkeyPatch
         raise died
 
     monkeypatch.setattr(waits.ray, "wait", lambda refs, **_: (refs, []))
-    monkeypatch.setattr(answers.ray, "get", fail)
+    monkeypatch.setattr(ray_results.ray, "get", fail)
     components = components_of()
     actors = {
         name: SimpleNamespace(_actor_id=bytes.fromhex(id_)) for name, id_ in (("learner 0", "a1"), ("learner 1", "b2"))
@@ -44,7 +44,7 @@ def test_a_death_is_told_by_the_name_of_who_died(monkeypatch: pytest.MonkeyPatch
 def test_after_a_signal_no_engine_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also while something is finished first, such as the learners' step: the run ends without the engine."""
     monkeypatch.setattr(waits.ray, "wait", lambda refs, **_: (refs, []))
-    monkeypatch.setattr(answers.ray, "get", lambda *_, **__: "done")
+    monkeypatch.setattr(ray_results.ray, "get", lambda *_, **__: "done")
     replaced: list[str] = []
     components = components_of(
         supervisor=SimpleNamespace(check=lambda: replaced.append("an engine"), began=lambda _: None)
@@ -74,7 +74,7 @@ def test_devices_are_handed_over_without_an_engine_whose_actor_or_core_died(
         return 10
 
     monkeypatch.setattr(waits.ray, "wait", lambda refs, **_: (refs, []))
-    monkeypatch.setattr(answers.ray, "get", get)
+    monkeypatch.setattr(ray_results.ray, "get", get)
     components = components_of()
     refs = ["dead", "alive"]
     assert components.wait(refs, what="engines: onload", timeout_s=1.0, without_dead=True) == [None, 10]

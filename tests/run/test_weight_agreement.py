@@ -49,7 +49,7 @@ class Play:
     def __init__(self, *, is_exclusive: bool = False, **options: Any) -> None:
         self.events: list[str] = []
         self.sharing = SimpleNamespace(is_exclusive=is_exclusive, weight_update=self._weights_travel)
-        self.group = SimpleNamespace(async_score=self._score)
+        self.learners = SimpleNamespace(async_score=self._score)
         self.agreement = WeightAgreement(make_args(**options), self)
 
     @contextmanager

@@ -1,4 +1,4 @@
-"""Asynchronous runs as a user starts them: the bound over a whole run, the YAML door with a user's own classes, learning."""
+"""Asynchronous runs as a user starts them: the bound over a whole run, a YAML file with a user's own classes, learning."""
 
 import json
 import os
@@ -71,7 +71,7 @@ DOCUMENTED_METRICS = [
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """A streamed run of eight steps through the YAML door, with a user's classes and monitor."""
+    """A streamed run of eight steps from a YAML file, with a user's classes and monitor."""
     directory = tmp_path_factory.mktemp("door")
     (directory / "hooks_of_a_user.py").write_text(HOOKS)
     overrides = [
@@ -114,6 +114,7 @@ def test_the_yaml_door_runs_to_its_end_with_a_user_s_classes(finished: tuple[Pat
     assert_ledger_balances(out)
     assert all(row["custom/batches_seen"] == row["batch/num_partial_batches"] for row in metrics)
     assert max(row["batch/num_partial_batches"] for row in metrics) > 1  # it did come in parts
+    assert all(row["queue/max_memory_bytes"] > 0 for row in metrics)
     assert all(row["val/sequence_lengths_max"] <= 7 for row in metrics)
     missing = [name for name in DOCUMENTED_METRICS if name not in metrics[-1]]
     assert not missing

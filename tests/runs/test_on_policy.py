@@ -14,7 +14,8 @@ from conftest import TIMEOUT_S, TINY_MODEL, make_args
 from whole_runs import EVALUATION, assert_ledger_balances, rows
 
 from open_instruct.config.grpo_config import GRPOConfig
-from open_instruct.data.prompt_dataset import PromptDataset, PromptOrder
+from open_instruct.data.prompt_dataset import PromptDataset
+from open_instruct.data.prompt_order import PromptOrder
 from open_instruct.data_types import GenerationResult
 
 SUMS = "reasoning_gym/chain_sum?min_terms=2&max_terms=2&min_digits=2&max_digits=2&size=100&seed=7"
@@ -95,7 +96,7 @@ class PlainLoop:
         return row, result
 
     def scores(self, row: int, result: GenerationResult) -> np.ndarray:
-        from open_instruct.verifiers.verifiers import score_response
+        from open_instruct.verifiers.registry import score_response
 
         truth = self.data[row]
         texts = self.tokenizer.batch_decode([r.tolist() for r in result.responses], skip_special_tokens=True)

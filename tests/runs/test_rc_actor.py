@@ -12,10 +12,13 @@ from typing import Any
 import pytest
 from aiohttp import web
 from conftest import TINY_MODEL
-from rc_fakes import DOCUMENTED, Call, ScriptedServer, completion, polite
+from rc_fakes import DOCUMENTED, Call, ScriptedServer, completion, polite, problem, settings
 from rc_runs import ROOT, TIMEOUT_S, run, start, summary_of, table
 
 from open_instruct import rc_actor
+from open_instruct.config.cli import UsageError
+from open_instruct.engines.openai_client import ServedModel
+from open_instruct.rc.actor_loop import Phase, RunFailed
 from open_instruct.rc.options import read_options
 from open_instruct.rc.stream import read_stream, read_trajectories
 from open_instruct.workflows.rc.types import SUMMARIZATION, TrainingText
@@ -291,6 +294,12 @@ async def odd(turn, score):
 
 async def fails(turn, score):
     raise KeyError("no such thing")
+
+async def leaves(turn, score):
+    raise SystemExit(0)
+
+async def cannot_travel(turn, score):
+    return to_training_text(turn, 1.0, {"mine": lambda: None})
 """
 
 
@@ -320,6 +329,39 @@ def test_loader_and_policies_of_the_users(server: ScriptedServer, tmp_path: Path
     assert code == 1
     assert "10 trajectories in a row failed" in output
     assert "KeyError: 'no such thing'" in output
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize(
+    ("policy", "told"),
+    [
+        ("leaves", "SystemExit: 0"),
+        ("cannot_travel", "12 trajectories did not come back from the workers."),
+    ],
+)
+def test_a_policy_that_leaves_or_makes_what_cannot_travel_fails_the_run(
+    server: ScriptedServer, tmp_path: Path, problems: Path, policy: str, told: str
+) -> None:
+    """The first was waited for without end, the second lost its trajectories in silence."""
+    (tmp_path / "mine_rc.py").write_text(USERS_PARTS)
+    arguments = words(tmp_path, problems, [server], f"actor.solution_rollout_policy=mine_rc.{policy}")
+    code, output = run(arguments, cwd=tmp_path, PYTHONPATH=str(ROOT))
+    assert code == 1, output
+    assert told in output
+
+
+def test_a_stream_of_another_policy_is_not_gone_on_with(tmp_path: Path) -> None:
+    path = tmp_path / "streams" / "actor.settings.json"
+    phase, model = Phase("actor", [problem()], settings(), num_samples=1, attempts=1), ServedModel("tiny", 4096)
+    path.parent.mkdir()
+    for _ in range(2):
+        rc_actor.check_same_run(path, phase, model, {"solution_rollout_policy": "mine.half"})
+    with pytest.raises(RunFailed, match="holds a run with another solution_rollout_policy"):
+        rc_actor.check_same_run(path, phase, model, {"solution_rollout_policy": "mine.other"})
+    of_before = json.loads(path.read_text())
+    del of_before["solution_rollout_policy"]
+    path.write_text(json.dumps(of_before))
+    rc_actor.check_same_run(path, phase, model, {"solution_rollout_policy": "mine.other"})
 
 
 # --- mistakes ---------------------------------------------------------------------------------------------------------
@@ -435,11 +477,21 @@ def test_an_entry_that_is_too_large_is_dropped(server: ScriptedServer, tmp_path:
     assert len({turn.trajectory_id for turn in turns if turn.problem_id.endswith("#3")}) == 1
 
 
+def test_test_data_without_an_evaluation_are_a_mistake_where_there_is_nothing_else_to_do() -> None:
+    words = ["train_dataset_names=[]", "test_dataset_names=[x]"]
+    with pytest.raises(UsageError) as caught:
+        read_options(rc_actor.yaml_door.compose(rc_actor.YAML_PROGRAM, words))
+    [mistake] = caught.value.mistakes
+    assert mistake.startswith("test_dataset_names: they are worked on in an evaluation alone, and there is none.")
+    for further in ("eval_every_n_versions=1", "train_dataset_names=[y]"):
+        read_options(rc_actor.yaml_door.compose(rc_actor.YAML_PROGRAM, [*words, further]))
+
+
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
 def test_the_base_file_holds_the_documented_keys_and_defaults() -> None:
-    config = rc_actor.yaml_door.compose(rc_actor.DOOR, [])
+    config = rc_actor.yaml_door.compose(rc_actor.YAML_PROGRAM, [])
     documented = {
         "num_reasoning_steps": 3,
         "num_samples_per_problem": 1,

@@ -52,7 +52,7 @@ def test_states_are_trained_with_the_prompts_that_the_engine_had(tmp_path: Path)
     assert max(row["debug/vllm_vs_local_logprob_diff_max"] for row in metrics) < 1e-3
     assert {"rc/score_reasoning_1", "rc/score_reasoning_2"} <= metrics[0].keys()
     assert metrics[-1]["rc/states_taken"] > 0  # each of 8 problems came at least twice
-    assert metrics[-1]["rc/state_age_max"] <= 2
+    assert max(row.get("rc/state_age_max", 0) for row in metrics) <= 2
     evaluated = metrics[-1]
     assert evaluated["eval/pass_at_1"] == evaluated["eval/rc/accuracy_cycle_2"]
     assert "eval/rc/accuracy_cycle_3" not in evaluated

@@ -16,7 +16,7 @@ from transformers import AutoTokenizer
 from open_instruct import fully_async_main, grpo_fast, rc_actor
 from open_instruct.config import yaml_files as yaml_door
 from open_instruct.config.cli import UsageError
-from open_instruct.config.yaml_files import Door, compose
+from open_instruct.config.yaml_files import YamlProgram, compose
 from open_instruct.data.run_identity import run_identity
 from open_instruct.grpo_fast import read_options_and_data
 from open_instruct.rc.datasets import load_datasets
@@ -459,7 +459,7 @@ def test_what_stands_in_the_way_in_an_output_directory_is_told(
     assert made.removesuffix("/") in start(words(tmp_path), capsys)
 
 
-# --- the doors that read a YAML file ----------------------------------------------------------------------------------
+# --- the programs that read a YAML file ----------------------------------------------------------------------------------
 
 
 def mistakes_of_the_yaml_door(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
@@ -498,10 +498,12 @@ def test_overrides_that_nobody_means(
 
 
 def test_an_override_may_be_written_with_hydras_signs(tmp_path: Path) -> None:
-    door = Door("program", None, "file", "section.key=value", lambda: ["seed"], "", lambda key: key == "trainer.seed")
+    program = YamlProgram(
+        "program", None, "file", "section.key=value", lambda: ["seed"], "", lambda key: key == "trainer.seed"
+    )
     (tmp_path / "file.yaml").write_text("trainer:\n  exp_name: a\n")
     for sign in ("", "+", "++"):
-        composed = compose(door, ["--config-path", str(tmp_path), f"{sign}trainer.seed=3"])
+        composed = compose(program, ["--config-path", str(tmp_path), f"{sign}trainer.seed=3"])
         assert composed == {"trainer": {"exp_name": "a", "seed": 3}}
 
 
@@ -542,7 +544,7 @@ def test_yaml_files_that_nobody_means(
     ],
 )
 def test_numbers_and_servers_that_nobody_can_wait_for(section: str, values: dict[str, object], told: str) -> None:
-    config = yaml_door.compose(rc_actor.DOOR, ["--config-name=test_rc"])
+    config = yaml_door.compose(rc_actor.YAML_PROGRAM, ["--config-name=test_rc"])
     config[section] |= values
     with pytest.raises(UsageError) as error:
         read_options(config)
@@ -552,7 +554,7 @@ def test_numbers_and_servers_that_nobody_can_wait_for(section: str, values: dict
 @pytest.mark.parametrize("secret", ["se+cret", "se,cret", "se cret"])
 @pytest.mark.parametrize("option", ["llm_urls", "summarization_llm_urls", "api_key_urls"])
 def test_no_part_of_a_password_is_told(secret: str, option: str) -> None:
-    config = yaml_door.compose(rc_actor.DOOR, ["--config-name=test_rc"])
+    config = yaml_door.compose(rc_actor.YAML_PROGRAM, ["--config-name=test_rc"])
     config["me"] |= {option: f"http://user:{secret}@host:8000"}
     with pytest.raises(UsageError) as error:
         read_options(config)
@@ -576,7 +578,7 @@ def test_loaders_that_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     (tmp_path / f"{module}.py").write_text(body)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.path", list(sys.path))
-    config = yaml_door.compose(rc_actor.DOOR, ["--config-name=test_rc", f"dataset_loader={module}.load"])
+    config = yaml_door.compose(rc_actor.YAML_PROGRAM, ["--config-name=test_rc", f"dataset_loader={module}.load"])
     with pytest.raises(UsageError) as error:
         rc_actor.load_problems(read_options(config))
     assert told in "\n".join(error.value.mistakes)

@@ -299,18 +299,18 @@ def test_after_an_update_an_engine_has_the_whole_limit_for_its_next_step(monkeyp
     monkeypatch.setattr(engine_supervisor.time, "monotonic", lambda: clock.now)
     supervisor = EngineSupervisor(make_args(engine_stall_timeout_s=300.0), [], None, lambda _: None)  # type: ignore[arg-type]
     inventory = {"held": ["train-1"], "needs_weights": False}
-    assert supervisor._judge(0, {**inventory, "state": "updating", "idle_s": 500.0}) == ""
+    assert supervisor._stall_cause(0, {**inventory, "state": "updating", "idle_s": 500.0}) == ""
     clock.now += 299.0
-    assert supervisor._judge(0, {**inventory, "state": "serving", "idle_s": 799.0}) == ""
+    assert supervisor._stall_cause(0, {**inventory, "state": "serving", "idle_s": 799.0}) == ""
     clock.now += 2.0
-    assert "took no step for 301 s" in supervisor._judge(0, {**inventory, "state": "serving", "idle_s": 801.0})
+    assert "took no step for 301 s" in supervisor._stall_cause(0, {**inventory, "state": "serving", "idle_s": 801.0})
 
 
 def test_an_engine_that_sleeps_without_weights_says_whether_an_evaluation_waits_for_it() -> None:
     supervisor = EngineSupervisor(make_args(), [], None, lambda _: None)  # type: ignore[arg-type]
     inventory = {"needs_weights": True, "state": "asleep", "idle_s": 0.0}
-    assert supervisor._judge(0, {**inventory, "held": ["train-1"]}) == ""
-    assert supervisor._judge(1, {**inventory, "held": ["train-2", "eval-4-0"]}) == ""
+    assert supervisor._stall_cause(0, {**inventory, "held": ["train-1"]}) == ""
+    assert supervisor._stall_cause(1, {**inventory, "held": ["train-2", "eval-4-0"]}) == ""
     assert supervisor.needs_weights == {0, 1}
     assert supervisor.needs_weights_to_evaluate == {1}
 
@@ -427,7 +427,7 @@ def queues_and_components(stage: Callable[..., Stage], monkeypatch: pytest.Monke
     messages = MessageQueue.create(8)
     manager = SimpleNamespace(controller=play.controller, rollout_engines=play.engines)
     components = components_of(
-        manager=manager, group=SimpleNamespace(workers=[]), message_queue=messages, supervisor=play.supervisor
+        rollouts=manager, learners=SimpleNamespace(workers=[]), message_queue=messages, supervisor=play.supervisor
     )
     play.supervisor.serve([0, 1])
     components.health.heartbeats = Heartbeats.of_queues([prompts, results], messages)
@@ -588,7 +588,7 @@ def real(ray_session: Any, tied_model: str) -> Iterator[SimpleNamespace]:
         message_queue.shutdown()
 
     manager: Any = SimpleNamespace(controller=controller, rollout_engines=engines, queues=queues, shut_down=end)
-    components = components_of(manager=manager, group=learner, message_queue=message_queue, supervisor=supervisor)
+    components = components_of(rollouts=manager, learners=learner, message_queue=message_queue, supervisor=supervisor)
     synchronizer = ParameterSynchronizer(args, components)
     synchronizer.sync(0)
     supervisor.serve([0])
@@ -602,7 +602,7 @@ def wait_until_one_serves(real: SimpleNamespace) -> None:
     while not real.components.supervisor.serving:
         assert time.monotonic() < deadline
         real.components.health.check()
-        real.synchronizer.give_weights_to_newcomers()
+        real.synchronizer.give_weights_to_replacements()
         time.sleep(0.1)
 
 
@@ -638,7 +638,7 @@ def test_an_engine_killed_while_it_samples_serves_again_with_the_current_weights
     while supervisor.num_restarts == 0:
         real.components.health.check()
     change(real.model)
-    real.components.group.version = 1
+    real.components.learners.version = 1
     real.synchronizer.sync(1)  # nobody is there to take it
     assert not supervisor.serving
     wait_until_one_serves(real)

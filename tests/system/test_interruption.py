@@ -1,4 +1,4 @@
-"""Exit codes after a signal, the same for every door."""
+"""Exit codes after a signal, the same for every program."""
 
 import os
 import pty
@@ -35,7 +35,7 @@ def test_both_ways_to_take_a_signal_end_in_the_same_exception() -> None:
 SLOW_START = """
 import os, signal, sys, time
 from open_instruct import grpo_fast
-from open_instruct.system import masking
+from open_instruct.system import secret_masking
 def read(argv):
     print("reading", flush=True)
     time.sleep(60)
@@ -104,7 +104,7 @@ def test_a_terminal_that_is_closed_ends_nothing(tmp_path: Path) -> None:
 
 def test_what_a_process_ends_with_is_masked() -> None:
     program = (
-        "from open_instruct.system.masking import mask_tracebacks; mask_tracebacks(); "
+        "from open_instruct.system.secret_masking import mask_tracebacks; mask_tracebacks(); "
         "raise ValueError('http://host/v1?apiKey=s3cr3ts3cr3t&X-Amz-Signature=f00f00f00&n=1')"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)

@@ -24,7 +24,7 @@ SUCCEEDED, REFUSED, BROKEN = 0, 10, 11
 RUNNER = """
 import json, os, signal, sys, traceback
 from open_instruct.system.sandbox import Jail, limit_resources, python_files, restrict_calls, restrict_files
-import open_instruct.verifiers.verifiers
+import open_instruct.verifiers.registry
 setting = json.load(sys.stdin)
 exec(setting["prelude"])
 jail = Jail(readable=python_files(["open_instruct"]), memory_bytes=2**29, cpu_s=setting["cpu_s"])
@@ -156,7 +156,7 @@ def test_calls_of_another_instruction_set_end_the_process(tmp_path: Path, victim
 
 @needs_jail
 def test_what_scoring_needs_goes_on(tmp_path: Path, victim: subprocess.Popen, port: int) -> None:
-    # Its first import on a machine writes matplotlib's list of fonts. A keeper imports it before it goes into its jail.
+    # Its first import on a machine writes matplotlib's list of fonts. A fork server imports it before it goes into its jail.
     importlib.import_module("reasoning_gym")
     harmless = {
         "arithmetic": "assert sum(range(1000)) == 499500",

@@ -4,8 +4,8 @@ import os
 import subprocess
 from pathlib import Path
 
+from open_instruct.system.cleanup_process import CleanupProcess
 from open_instruct.system.processes import is_in_exec
-from open_instruct.system.stand_by import StandBy
 
 MARK = "OPEN_INSTRUCT_TEST_MARK"
 
@@ -37,10 +37,10 @@ def test_a_zombie_is_not_in_exec() -> None:
 
 def test_processes_that_have_just_been_started_do_not_outlive_their_starter() -> None:
     for _ in range(10):
-        stands_by = StandBy(f"{MARK}=late")
-        stands_by.tell([])
+        cleanup = CleanupProcess(f"{MARK}=late")
+        cleanup.tell([])
         processes = [start_marked("late") for _ in range(3)]
-        assert stands_by._started.stdin is not None
-        stands_by._started.stdin.close()  # as the kernel does when the starter ends
+        assert cleanup._started.stdin is not None
+        cleanup._started.stdin.close()  # as the kernel does when the starter ends
         for process in processes:
             assert process.wait(timeout=10) < 0

@@ -11,7 +11,7 @@ from open_instruct.verifiers import math_equivalence
 from open_instruct.verifiers.answer_reading import boxed_answer, math_value
 from open_instruct.verifiers.math_answers import answer_of_label, math_answer
 from open_instruct.verifiers.math_equivalence import are_equal
-from open_instruct.verifiers.verifiers import check_label, score_response
+from open_instruct.verifiers.registry import check_label, score_response
 
 RIGHT, WRONG = 1.0, 0.0
 

@@ -14,7 +14,7 @@ from open_instruct.verifiers import code_runs
 from open_instruct.verifiers.base import NotScored
 from open_instruct.verifiers.code_runs import CodeRuns
 from open_instruct.verifiers.code_verifiers import CodeStdioVerifier, same_output
-from open_instruct.verifiers.verifiers import check_label
+from open_instruct.verifiers.registry import check_label
 
 LIMIT_S = 2.0
 

@@ -27,8 +27,8 @@ from open_instruct.verifiers.code_data import TooMuch, decode, encode
 from open_instruct.verifiers.code_runs import CodeRuns
 from open_instruct.verifiers.code_verifiers import read_list
 from open_instruct.verifiers.pool import VerifierPool
+from open_instruct.verifiers.registry import check_label, import_verifiers
 from open_instruct.verifiers.scoring_processes import Scorer
-from open_instruct.verifiers.verifiers import check_label, import_verifiers
 
 NOBODY = 65534
 LIMIT_S = 0.5

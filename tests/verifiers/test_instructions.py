@@ -11,7 +11,7 @@ from open_instruct.verifiers.instructions.ifeval import INSTRUCTIONS, read_const
 from open_instruct.verifiers.instructions.ifeval_old import FUNCTIONS, read_function
 from open_instruct.verifiers.instructions.instruction import Instruction
 from open_instruct.verifiers.instructions.parts import parts_between, sentences, words_of
-from open_instruct.verifiers.verifiers import check_label, score_response
+from open_instruct.verifiers.registry import check_label, score_response
 
 Case = tuple[dict[str, Any], list[str], list[str]]
 """Arguments; responses that follow the instruction; responses that do not."""

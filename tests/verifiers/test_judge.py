@@ -24,8 +24,8 @@ from open_instruct.verifiers.base import NotScored
 from open_instruct.verifiers.evolving_rubrics import EvolvingRubrics
 from open_instruct.verifiers.judge_prompts import CRITERION, TASKS, JudgeTask, longest_label, question
 from open_instruct.verifiers.pool import VerifierPool
+from open_instruct.verifiers.registry import check_label, import_verifiers
 from open_instruct.verifiers.scoring_processes import Scored
-from open_instruct.verifiers.verifiers import check_label, import_verifiers
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 from open_instruct.verifiers import math_equivalence
 from open_instruct.verifiers.math_equivalence import are_equal, within
 from open_instruct.verifiers.pool import VerifierPool
-from open_instruct.verifiers.verifiers import score_response
+from open_instruct.verifiers.registry import score_response
 
 
 @pytest.fixture(scope="module", autouse=True)

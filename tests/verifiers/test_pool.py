@@ -53,17 +53,17 @@ def children(parent: int) -> set[int]:
     return pids
 
 
-def keepers(parent: int) -> set[int]:
+def fork_servers(parent: int) -> set[int]:
     """Of the children of a process, those that fork scorers."""
-    return {pid for pid in children(parent) if b"verifiers.keeper" in Path(f"/proc/{pid}/cmdline").read_bytes()}
+    return {pid for pid in children(parent) if b"verifiers.fork_server" in Path(f"/proc/{pid}/cmdline").read_bytes()}
 
 
 def scorers(parent: int) -> set[int]:
-    return {pid for keeper in keepers(parent) for pid in children(keeper)}
+    return {pid for fork_server in fork_servers(parent) for pid in children(fork_server)}
 
 
 def workers(parent: int) -> set[int]:
-    return keepers(parent) | scorers(parent)
+    return fork_servers(parent) | scorers(parent)
 
 
 def is_running(pid: int) -> bool:
@@ -226,7 +226,7 @@ def test_responses_of_any_text_and_size_travel(pool: VerifierPool) -> None:
     assert score_texts(pool, *more_than_a_socket_holds, "4") == [Scored(0.0)] * 10 + [RIGHT]
 
 
-@pytest.mark.parametrize("find", [scorers, keepers])
+@pytest.mark.parametrize("find", [scorers, fork_servers])
 def test_a_process_that_died_between_groups_costs_nothing(pool: VerifierPool, find: Callable[[int], set[int]]) -> None:
     score_texts(pool, "4")
     (pid,) = find(os.getpid())
@@ -276,15 +276,15 @@ def test_one_thread_scores_one_group_after_another() -> None:
 
 
 def test_close_ends_all_processes_at_once() -> None:
-    before = keepers(os.getpid())
+    before = fork_servers(os.getpid())
     pool = VerifierPool(2, 60, score=score_by_text)
     busy = [pool.submit("fake", "4", [[1]] * 2, ["4", "hang"]) for _ in range(3)]
-    (keeper,) = keepers(os.getpid()) - before
+    (fork_server,) = fork_servers(os.getpid()) - before
     deadline = time.monotonic() + 30
-    while len(children(keeper)) < 2:
+    while len(children(fork_server)) < 2:
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    processes = {keeper} | children(keeper)
+    processes = {fork_server} | children(fork_server)
     pool.close()
     pool.close()
     wait_for_end(processes, 5)
@@ -313,10 +313,10 @@ def test_a_verifier_without_memory_says_nothing_of_the_response(pool: VerifierPo
 
 
 @pytest.mark.parametrize("large", ["", "4" * 2**20], ids=["small row", "row that the socket does not hold"])
-def test_a_stopped_keeper_is_replaced(large: str) -> None:
+def test_a_stopped_fork_server_is_replaced(large: str) -> None:
     with VerifierPool(1, 5.0, score=score_by_text) as pool:
         score_texts(pool, "4")
-        before = pool._keeper._process
+        before = pool._fork_server._process
         assert before is not None
         for pid in [before.pid, *children(before.pid)]:
             os.kill(pid, signal.SIGSTOP)
@@ -324,7 +324,7 @@ def test_a_stopped_keeper_is_replaced(large: str) -> None:
         assert score_texts(pool, "4") == [Scored(None, "timeout")]  # its scorer is stopped, too
         label = large or "4"
         assert pool.score_group("fake", label, [[1]], [label]) == [RIGHT]
-        assert pool._keeper._process is not before
+        assert pool._fork_server._process is not before
         assert time.monotonic() - start < 60
 
 

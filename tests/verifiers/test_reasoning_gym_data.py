@@ -27,7 +27,7 @@ from open_instruct.verifiers.reasoning_gym_data import (
     prompt_text,
     reasoning_gym_rows,
 )
-from open_instruct.verifiers.verifiers import score_response
+from open_instruct.verifiers.registry import score_response
 
 CHAIN_SUM = "reasoning_gym/chain_sum?min_terms=2&max_terms=2&min_digits=1&max_digits=2&size=20&seed=7"
 

@@ -14,7 +14,7 @@ from reasoning_gym.factory import DATASETS
 
 from open_instruct.verifiers.reasoning_gym_data import encode_item, reasoning_gym_rows
 from open_instruct.verifiers.reasoning_gym_scorers import mend
-from open_instruct.verifiers.verifiers import score_response
+from open_instruct.verifiers.registry import score_response
 
 TASKS = sorted(set(DATASETS) - {"composite"})  # which needs a list of other tasks
 ROWS = {

@@ -14,7 +14,7 @@ import pytest
 from open_instruct.verifiers import reasoning_gym_verifier
 from open_instruct.verifiers.reasoning_gym_data import iter_reasoning_gym_rows, reasoning_gym_rows
 from open_instruct.verifiers.reasoning_gym_scorers import EXECUTING_TASKS, MAX_ANSWER
-from open_instruct.verifiers.verifiers import check_label, prepare_verifier, score_response
+from open_instruct.verifiers.registry import check_label, prepare_verifier, score_response
 
 RIGHT, WRONG = 1.0, 0.0
 

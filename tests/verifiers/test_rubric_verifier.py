@@ -11,9 +11,9 @@ from judges import JudgeServer
 from open_instruct.config.verifier_options import VerifierConfig
 from open_instruct.verifiers import judge
 from open_instruct.verifiers.pool import VerifierPool
+from open_instruct.verifiers.registry import check_label, import_verifiers
 from open_instruct.verifiers.rubric_verifier import MODEL, read_rubric
 from open_instruct.verifiers.scoring_processes import Scored
-from open_instruct.verifiers.verifiers import check_label, import_verifiers
 
 
 @pytest.fixture

@@ -5,8 +5,8 @@ import time
 import pytest
 
 from open_instruct.config.verifier_options import VerifierConfig
+from open_instruct.verifiers.registry import build_all_verifiers, check_label, score_response
 from open_instruct.verifiers.text_verifiers import f1, judged_part
-from open_instruct.verifiers.verifiers import build_all_verifiers, check_label, score_response
 
 THOUGHTS = "<think>a fox? no, a hen</think>"
 

@@ -43,7 +43,7 @@ def rewards(tmp_path: Path) -> str:
 
 def in_a_process_of_its_own(code: str, cwd: Path) -> str:
     """Verifiers that a process has imported stay there for the tests after this one."""
-    code = "from open_instruct.verifiers.verifiers import *\nimport open_instruct.verifiers.verifiers as utils\n" + code
+    code = "from open_instruct.verifiers.registry import *\nimport open_instruct.verifiers.registry as utils\n" + code
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=cwd, capture_output=True, text=True, timeout=60, check=False
     )

@@ -75,7 +75,7 @@ def test_nothing_is_left_when_the_engine_ends(stage: MakeStage, tmp_path: Path) 
     one = stage(FORKS)
     one.runner.start(one.request(n=2))
     wait_until(lambda: len(notes(tmp_path)) == 2)
-    assert len(processes_with(str(one.path))) >= 14  # of each: keeper, program, three children, three of theirs
+    assert len(processes_with(str(one.path))) >= 14  # of each: supervisor, program, three children, three of theirs
     one.close()
     wait_until(lambda: not processes_with(str(one.path)))
 
@@ -230,7 +230,7 @@ def test_a_last_line_is_read_only_as_an_object_with_a_reward() -> None:
 )
 def test_wrong_options_are_told(options: dict[str, Any], told: str) -> None:
     from open_instruct.config.grpo_config import GRPOConfig
-    from open_instruct.config.limits import numbers_are_within_limits
+    from open_instruct.option_limits import numbers_are_within_limits
 
     args = GRPOConfig(model_name_or_path="m", rollout_workflow="agent_program", **options)
     [mistake] = [*AgentPrograms.mistakes(args), *numbers_are_within_limits(args)]

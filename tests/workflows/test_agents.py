@@ -21,7 +21,7 @@ from played_policy import PlayedPolicy
 from rc_fakes import codec
 
 from open_instruct.data_types import Completion, SamplingConfig
-from open_instruct.rollouts.batch_building import training_samples
+from open_instruct.rollouts.training_samples import training_samples
 from open_instruct.scored_groups import ScoredGroup
 from open_instruct.workflows.agents.rollout import cut_behind
 from open_instruct.workflows.runner import Answer

@@ -70,6 +70,7 @@ def test_a_buffered_state_spares_the_way_to_it() -> None:
     assert set(starts) == {1, 2}  # each was given once
     metrics = one.metrics()
     assert (metrics["rc/states_taken"], metrics["rc/states_buffered"], metrics["rc/state_age_max"]) == (2, 0, 3)
+    assert not [name for name in one.metrics() if "age" in name], "no state was taken since"
 
 
 def test_a_later_state_begins_from_the_buffer_though_the_beginning_is_drawn_too() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from open_instruct.data_types import GenerationResult, Sample, TokenStatistics, TrainingSample
 from open_instruct.rollouts.collation import collate_packed, collate_padded
+from open_instruct.rollouts.evaluation_metrics import evaluation_metrics
 from open_instruct.rollouts.staleness import Assignment, IssuedPrompt
 from open_instruct.rollouts.step_assembly import CollationOptions, StepAssembly
 from open_instruct.scored_groups import ScoredGroup, split
@@ -239,6 +240,13 @@ def test_a_problem_with_a_turn_that_was_not_scored_says_nothing_of_any_cycle() -
     metrics = rc_rewards.evaluation_metrics([torn])
     assert "eval/rc/accuracy_any_cycle" not in metrics
     assert metrics["eval/rc/accuracy_cycle_2"] == 1
+
+
+def test_the_cost_of_an_evaluation_is_that_of_all_turns() -> None:
+    entries = [(REASONING, 1, 0, -1), (REASONING, 2, 1, -1)]
+    rollouts = [replace(scored(entries, [0, 1]), cost=0.5)]
+    metrics = evaluation_metrics(rc_rewards.last_turns(rollouts), verification_reward=1.0, rollouts=rollouts)
+    assert metrics["eval/objective/verifier_cost"] == 0.5
 
 
 def test_trajectory_that_was_given_up_is_right_in_no_cycle() -> None:

@@ -1,12 +1,18 @@
 """What a plan becomes: which turns are sampled, what their prompts hold, who is compared with whom. The engine is a function."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+import numpy as np
 import pytest
+from engine_stage import RC_OPTIONS
 from rc_fakes import MAX_MODEL_LEN, SUMMARY_MARK, THINK_MARK, codec, settings
 
+from open_instruct.chat_codec import ChatCodec
+from open_instruct.data_types import EVAL, TRAIN, Completion, PromptRequest, SamplingConfig
+from open_instruct.workflows.base import Context, Effect
 from open_instruct.workflows.rc.rollouts import RCRollout, keep_versions, roll_out
 from open_instruct.workflows.rc.turns import RCTurns
 from open_instruct.workflows.rc.types import (
@@ -18,6 +24,7 @@ from open_instruct.workflows.rc.types import (
     ReachedState,
     TurnRequest,
 )
+from open_instruct.workflows.rc.workflow import ReasoningCache
 
 PROBLEM = "How many?"
 
@@ -207,3 +214,54 @@ def test_a_turn_that_fails_ends_the_others(plan: RCPlan) -> None:
         assert cancelled
 
     asyncio.run(fail())
+
+
+# --- seeds, as an engine is asked with them -----------------------------------------------------------------------------
+
+
+class AskedContext(Context):
+    """Says the same to every request, and remembers the seeds of the requests."""
+
+    def __init__(self) -> None:
+        super().__init__(seed=1, max_model_len=MAX_MODEL_LEN)
+        self.seeds: list[int] = []
+
+    @property
+    def codec(self) -> ChatCodec:
+        return codec()
+
+    def vllm_parser(self, name: str, schemas: Sequence[Mapping[str, Any]]) -> Any:
+        raise AssertionError
+
+    async def _generate(self, effect: Effect, prompt_ids: np.ndarray, sampling: SamplingConfig) -> list[Completion]:
+        assert sampling.seed is not None
+        self.seeds.append(sampling.seed)
+        token_ids = np.array(codec().encode("seven"), np.int32)
+        return [Completion(token_ids, np.zeros(len(token_ids), np.float32), "stop", [(0, len(token_ids))])]
+
+    def _call(self, *_: Any, **__: Any) -> Any:
+        raise AssertionError
+
+    def _now(self, effect: Effect) -> float:
+        raise AssertionError
+
+
+def seeds_of(prompt_id: str, *, row: int, marker: str) -> list[int]:
+    config = SamplingConfig(max_tokens=64, n=2, seed=5)
+    task = RCPlan(PROBLEM, num_cycles=2)
+    request = PromptRequest(np.arange(3, dtype=np.int32), config, row, prompt_id, 0, marker=marker, task=task)
+    ctx = AskedContext()
+    asyncio.run(ReasoningCache(RC_OPTIONS).run(request, ctx))
+    assert len(set(ctx.seeds)) == len(ctx.seeds) == 2 * 3
+    return sorted(ctx.seeds)
+
+
+def test_two_evaluations_ask_with_the_same_seeds() -> None:
+    """The id of an evaluation prompt has the version in it."""
+    first = seeds_of("eval-0-3", row=3, marker=EVAL)
+    assert seeds_of("eval-20-3", row=3, marker=EVAL) == first
+    assert seeds_of("eval-20-4", row=4, marker=EVAL) != first
+
+
+def test_two_prompts_of_training_on_one_row_ask_with_other_seeds() -> None:
+    assert seeds_of("train-1", row=3, marker=TRAIN) != seeds_of("train-9", row=3, marker=TRAIN)

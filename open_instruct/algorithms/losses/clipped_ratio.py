@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from open_instruct.algorithms.losses.base import LOSSES, LossInputs
+from open_instruct.option_limits import NOT_NEGATIVE, SHARE, Limits, limited
 
 if TYPE_CHECKING:
     import torch
@@ -13,11 +14,11 @@ if TYPE_CHECKING:
 class ClipOptions:
     """Algorithm"""
 
-    clip_lower: float = 0.2
+    clip_lower: float = limited(0.2, SHARE)
     """The ratio is clipped at 1 - clip_lower."""
-    clip_higher: float = 0.272
+    clip_higher: float = limited(0.272, NOT_NEGATIVE)
     """The ratio is clipped at 1 + clip_higher. The losses grpo and dr_grpo clip at 1 + clip_lower instead."""
-    clip_ratio_c: float | None = None
+    clip_ratio_c: float | None = limited(None, Limits(1, low_itself=False))
     """With a negative advantage the ratio counts as this value at most (dual clip), so that a bad token which became much
     likelier cannot dominate a step. A number above 1, such as 3; by default there is no such limit."""
 

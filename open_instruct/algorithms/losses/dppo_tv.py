@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from open_instruct.algorithms.losses.base import LOSSES, LossInputs
+from open_instruct.option_limits import POSITIVE, limited
 
 if TYPE_CHECKING:
     import torch
@@ -13,11 +14,11 @@ if TYPE_CHECKING:
 class DppoTvOptions:
     """Algorithm"""
 
-    dppo_delta_lower: float = 0.2
+    dppo_delta_lower: float = limited(0.2, POSITIVE)
     """A token with a negative advantage has no gradient once its probability fell by more than this since it was sampled."""
-    dppo_delta_higher: float = 0.2
+    dppo_delta_higher: float = limited(0.2, POSITIVE)
     """A token with a positive advantage has no gradient once its probability rose by more than this since it was sampled."""
-    dppo_ratio_cap: float = 20.0
+    dppo_ratio_cap: float = limited(20.0, POSITIVE)
     """Most that a token's ratio counts for."""
 
 

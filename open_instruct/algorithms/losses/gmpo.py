@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from open_instruct.algorithms.losses.base import LOSSES, LossInputs
+from open_instruct.option_limits import POSITIVE, limited
 
 if TYPE_CHECKING:
     import torch
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 class GmpoOptions:
     """Algorithm"""
 
-    gmpo_clip: float = 0.4
+    gmpo_clip: float = limited(0.4, POSITIVE)
     """The logarithm of each token's ratio is clipped at -gmpo_clip and gmpo_clip."""
 
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from open_instruct.algorithms.losses.base import LOSSES, LossInputs
+from open_instruct.option_limits import POSITIVE, limited
 
 if TYPE_CHECKING:
     import torch
@@ -13,9 +14,9 @@ if TYPE_CHECKING:
 class GspoOptions:
     """Algorithm"""
 
-    gspo_clip_lower: float = 3e-4
+    gspo_clip_lower: float = limited(3e-4, POSITIVE)
     """The ratio of a response is clipped at 1 - gspo_clip_lower."""
-    gspo_clip_higher: float = 4e-4
+    gspo_clip_higher: float = limited(4e-4, POSITIVE)
     """The ratio of a response is clipped at 1 + gspo_clip_higher."""
 
 

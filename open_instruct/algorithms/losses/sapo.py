@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from open_instruct.algorithms.losses.base import LOSSES, LossInputs
+from open_instruct.option_limits import POSITIVE, limited
 
 if TYPE_CHECKING:
     import torch
@@ -13,9 +14,9 @@ if TYPE_CHECKING:
 class SapoOptions:
     """Algorithm"""
 
-    sapo_tau_pos: float = 1.0
+    sapo_tau_pos: float = limited(1.0, POSITIVE)
     """How fast the gate closes as the ratio of a token with a positive advantage leaves 1."""
-    sapo_tau_neg: float = 1.05
+    sapo_tau_neg: float = limited(1.05, POSITIVE)
     """The same for a token with a negative advantage."""
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from open_instruct.option_limits import COUNT, POSITIVE, limited
 from open_instruct.option_text import shown
 from open_instruct.registry import NO_FLAG
 from open_instruct.workflows.conversations.tool_parsers import OWN_TURN, VLLM
@@ -25,14 +26,14 @@ class AgentOptions:
     agent_command: str | None = None
     """With rollout_workflow agent_program: the program that every rollout starts, such as "python my_agent.py". It finds the
     model in OPENAI_BASE_URL and the row on its standard input (docs/agents.md)."""
-    agent_timeout_s: float = 600.0
+    agent_timeout_s: float = limited(600.0, POSITIVE)
     """Longest time that a program may run. Then it is killed with its children, which counts as a failure of the program."""
-    agent_attempts: int = 2
+    agent_attempts: int = limited(2, COUNT)
     """How often a rollout is begun whose program fails. After that its prompt is sampled again with another seed,
     max_generation_attempts times in all."""
-    agent_max_concurrent: int | None = None
+    agent_max_concurrent: int | None = limited(None, COUNT)
     """Most programs at once on an engine; further rollouts wait. By default as many as the engine has rollouts."""
-    agent_max_samples: int = 8
+    agent_max_samples: int = limited(8, COUNT)
     """Most samples of one rollout. Requests that do not go on where an earlier one ended begin a further sample."""
     agent_prints_reward: bool = False
     """Programs print their reward as the last line: {"reward": 1.0}. One that ends without such a line has failed. Without this

@@ -14,7 +14,7 @@ from open_instruct.environments.wire import as_text
 
 logger = logging.getLogger(__name__)
 
-KEEPER = str(Path(__file__).with_name("keeper.py"))
+SUPERVISOR = str(Path(__file__).with_name("program_supervisor.py"))
 KEPT_OUTPUT = 2**16
 """Bytes at the end of a program's output that are kept; the last line must be within them."""
 KEPT_ERRORS = 2**11
@@ -36,13 +36,13 @@ class ProgramEnd:
 
 
 class Program:
-    """A program in a session of its own, under a keeper (`keeper.py`)."""
+    """A program in a session of its own, under a supervisor (`program_supervisor.py`)."""
 
     def __init__(self, process: asyncio.subprocess.Process, control: int, text: str, timeout_s: float) -> None:
         self._process = process
         self._input = asyncio.create_task(self._write(text.encode()))
         self._control = control
-        """Our end of the keeper's pipe; -1 once it is closed."""
+        """Our end of the supervisor's pipe; -1 once it is closed."""
         self._deadline = time.monotonic() + timeout_s
         self._is_late = False
         self._output, self._errors = bytearray(), bytearray()
@@ -59,7 +59,7 @@ class Program:
         theirs, ours = os.pipe()
         try:
             process = await asyncio.create_subprocess_exec(
-                *[sys.executable, "-I", "-S", KEEPER, str(theirs), *words],
+                *[sys.executable, "-I", "-S", SUPERVISOR, str(theirs), *words],
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
@@ -111,7 +111,7 @@ class Program:
         asyncio.get_running_loop().call_later(seconds, self.kill)
 
     def kill(self) -> None:
-        """Have the keeper kill the program and all that it has started. May be called twice, and from any thread."""
+        """Have the supervisor kill the program and all that it has started. May be called twice, and from any thread."""
         control, self._control = self._control, -1
         if control >= 0:
             os.close(control)

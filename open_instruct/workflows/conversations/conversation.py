@@ -22,8 +22,8 @@ from open_instruct.environments.base import (
     tool_message,
 )
 from open_instruct.workflows.base import CallFailed, Context, RolloutFailed
-from open_instruct.workflows.conversations.asking import Asking, Participant
 from open_instruct.workflows.conversations.bridge import Bridge, CannotBridge
+from open_instruct.workflows.conversations.environment_client import EnvironmentClient, Participant
 from open_instruct.workflows.conversations.ledger import Ledger
 from open_instruct.workflows.conversations.options import ConversationOptions
 from open_instruct.workflows.conversations.tool_parsers import ToolParser
@@ -121,7 +121,7 @@ class Conversation:
         self._messages = list(self._setting.messages)
         self._ledger = Ledger(self._setting.prompt_ids)
         self._samples: list[Sample] = []
-        self._asking = Asking(
+        self._asking = EnvironmentClient(
             self._ctx,
             self._setting.participants,
             self._setting.options,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from open_instruct.environments.adapters import UnknownEnvironment, environment_class
 from open_instruct.environments.base import ENVIRONMENTS, EnvironmentSpec, Schema, mistake_in_config, schema_name
+from open_instruct.option_limits import COUNT, POSITIVE, limited
 from open_instruct.option_text import shown
 from open_instruct.registry import NO_FLAG, options_of
 from open_instruct.user_modules import UserModuleError, import_user_module
@@ -43,13 +44,13 @@ class ConversationOptions:
     any parser of vLLM, such as vllm_hermes, vllm_llama3_json or vllm_qwen3_xml."""
     environment_modules: list[str] = field(default_factory=list)
     """Python files or modules that register environments of your own, for rows that name them."""
-    max_steps: int = 5
+    max_steps: int = limited(5, COUNT)
     """Most calls of tools, or steps of an environment, in a conversation. A row's env_config may say less or more."""
-    per_turn_max_tokens: int | None = None
+    per_turn_max_tokens: int | None = limited(None, COUNT)
     """Longest turn of the model, in tokens. By default what is left of response_length, which counts all turns and answers."""
-    tool_output_max_tokens: int | None = None
+    tool_output_max_tokens: int | None = limited(None, COUNT)
     """Longest answer of tools to one turn, in tokens; the middle of a longer one is left out. By default half of what is left."""
-    pool_size: int | None = None
+    pool_size: int | None = limited(None, COUNT)
     """Most processes of environments at once on an engine; further conversations and calls wait. By default 1024."""
     pass_tools_to_chat_template: bool = True
     """Have the chat template describe the tools in the prompt."""
@@ -57,14 +58,14 @@ class ConversationOptions:
     """A reward only for conversations with calls, all of which were answered without an error."""
     reward_aggregator: Literal["last", "sum"] = "last"
     """What the rewards of an environment's steps come to. The verifier's reward is added."""
-    environment_attempts: int = 2
+    environment_attempts: int = limited(2, COUNT)
     """How often a conversation is begun whose environment fails. After that its prompt is sampled again with another seed,
     max_generation_attempts times in all."""
-    environment_reset_timeout_s: float = 60.0
+    environment_reset_timeout_s: float = limited(60.0, POSITIVE)
     """Longest time that an environment may take to begin."""
-    environment_step_timeout_s: float = 60.0
+    environment_step_timeout_s: float = limited(60.0, POSITIVE)
     """Longest time that a call or a step may take."""
-    conversation_timeout_s: float = 3600.0
+    conversation_timeout_s: float = limited(3600.0, POSITIVE)
     """Longest time for a whole conversation, without the time that the engine computes its last turn."""
     tool_schemas: list[list[dict[str, Any]]] = field(default_factory=list, metadata=NO_FLAG)
     """The functions of each tool, under their own names; filled in by the driver, because a server may have to be asked."""

@@ -14,9 +14,10 @@ from open_instruct.environments.base import Environment, EnvironmentSpec, tool_m
 from open_instruct.scored_groups import ScoredGroup
 from open_instruct.user_modules import import_user_module
 from open_instruct.workflows.base import WORKFLOWS, Context, Lengths, Tool, Trajectory, Workflow
-from open_instruct.workflows.conversations.asking import ENVIRONMENT, Participant
 from open_instruct.workflows.conversations.bridge import Bridge, CannotBridge
 from open_instruct.workflows.conversations.conversation import Conversation, Ended, Setting
+from open_instruct.workflows.conversations.environment_client import ENVIRONMENT, Participant
+from open_instruct.workflows.conversations.environment_server import EnvironmentServer
 from open_instruct.workflows.conversations.metrics import conversation_metrics
 from open_instruct.workflows.conversations.options import (
     CONVERSATION,
@@ -27,7 +28,6 @@ from open_instruct.workflows.conversations.options import (
     own_schemas,
     tools_of_row,
 )
-from open_instruct.workflows.conversations.serving import EnvironmentServer
 from open_instruct.workflows.conversations.tool_parsers import OWN_TURN, tool_parser
 
 if TYPE_CHECKING:

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
+from open_instruct.option_limits import COUNT, NOT_NEGATIVE, limited
 from open_instruct.option_text import shown
 from open_instruct.workflows.rc.plans import PlanOptions
 from open_instruct.workflows.rc.prompts import (
@@ -30,19 +31,19 @@ TEMPLATES = "rc_reasoning_prompt_template", "rc_summarization_prompt_template"
 class ReasoningCacheOptions:
     """Reasoning cache"""
 
-    rc_num_reasoning_steps: int = 3
+    rc_num_reasoning_steps: int = limited(3, COUNT)
     """Cycles of a trajectory."""
     rc_train_on: Literal["states", "turns"] = "states"
     """states: at each drawn state (after 0, 1, … summaries) num_samples_per_prompt_rollout fresh reasoning turns are sampled and
     compared. turns: the turns of num_samples_per_prompt_rollout trajectories are compared by type and number (their prompts
     differ)."""
-    rc_states_per_problem: int = 2
+    rc_states_per_problem: int = limited(2, COUNT)
     """States that are drawn for a prompt, each at most once."""
     rc_reasoning_prompt_template: str = REASONING_TEMPLATE
     """Prompt of a reasoning turn, with {problem} and {curr_summary}; file:PATH reads it from a file."""
     rc_summarization_prompt_template: str = SUMMARIZATION_TEMPLATE
     """Prompt of a summary, with {problem}, {existing_summary} and {reasoning}."""
-    rc_max_summary_tokens: int = 256
+    rc_max_summary_tokens: int = limited(256, COUNT)
     """Longest summary, in tokens. A reasoning turn may have response_length tokens."""
     rc_use_think_tags: bool = False
     """Begin reasoning turns with <think>. Then only the text after the thought counts as the answer."""
@@ -55,17 +56,17 @@ class ReasoningCacheOptions:
     rc_summary_reward: SummaryReward = "none"
     """none: summaries are not trained. zero: they are trained with reward 0 (the KL alone acts on them; needs
     filter_zero_std_samples False). downstream_mean: with the mean score of the reasoning turns that they led to."""
-    rc_summary_samples: int = 4
+    rc_summary_samples: int = limited(4, COUNT)
     """Summaries that are sampled and compared on the way to each drawn state, with rc_train_on states and trained summaries."""
     rc_turn_weights: list[str] = field(default_factory=list)
     """Weights in the loss by turn, such as reasoning:3=2.0 summarization=0.5; 0 leaves a turn out. By default 1."""
-    rc_buffer_size: int = 0
+    rc_buffer_size: int = limited(0, NOT_NEGATIVE)
     """States of earlier rollouts that are kept, so that later rollouts can begin at them. 0: none."""
-    rc_buffer_states_per_problem: int = 4
+    rc_buffer_states_per_problem: int = limited(4, COUNT)
     """Most kept states of one prompt."""
-    rc_max_state_age: int | None = None
+    rc_max_state_age: int | None = limited(None, NOT_NEGATIVE)
     """Age, in weight versions, past which a kept state is thrown away. By default no limit."""
-    rc_eval_num_reasoning_steps: int | None = None
+    rc_eval_num_reasoning_steps: int | None = limited(None, COUNT)
     """Cycles in evaluation. By default rc_num_reasoning_steps."""
 
     @property

@@ -157,13 +157,13 @@ class RCPlanner:
             return {}
         counts = self._buffer.counts
         ages, self._ages = self._ages, []
+        age_metrics = {"rc/state_age_mean": fmean(ages), "rc/state_age_max": max(ages)} if ages else {}
         return {
             "rc/states_buffered": len(self._buffer),
             "rc/states_dropped_old": counts["dropped_old"],
             "rc/states_dropped_full": counts["dropped_full"],
             "rc/states_taken": counts["taken"],
-            "rc/state_age_mean": fmean(ages) if ages else 0.0,
-            "rc/state_age_max": max(ages, default=0),
+            **age_metrics,
         }
 
     def state_dict(self) -> dict[str, Any]:

@@ -195,10 +195,16 @@ class ReasoningCache(Workflow):
             ),
         )
         try:
-            rollout = await roll_out(turns, request.task, settings, config.n, request.prompt_id, self._weights)
+            rollout = await roll_out(turns, request.task, settings, config.n, _key_of_seeds(request), self._weights)
         except PromptTooLong as error:
             raise RolloutFailed(f"PromptTooLong: {error}") from error
         return Trajectory(rollout.samples, [asdict(state) for state in rollout.states])
+
+
+def _key_of_seeds(request: PromptRequest) -> str:
+    """What seeds of turns depend on besides the seed of the prompt. In an evaluation it is the same at every version, as that
+    seed is, so that two evaluations differ by their weights alone."""
+    return f"eval-0-{request.index}" if request.is_eval else request.prompt_id
 
 
 async def _nobody_scores(*_: object) -> float:

@@ -1,0 +1,74 @@
+"""Cleans up what an engine leaves behind, however the engine ends: its processes, and their files in shared memory.
+
+An engine core in a process of its own outlives its actor when the actor is killed from outside. The core keeps its GPU memory, so
+a replacement finds no room. vLLM 0.32 ends its CPU workers without removing their files, and an engine that is killed removes
+nothing at all. So a small process stands by to do it (`cleanup_process.py`).
+"""
+
+import os
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+
+from open_instruct.system.cleanup_process import ENGINE_MARK, CleanupProcess
+
+SHARED_MEMORY = Path("/dev/shm")
+SEMAPHORE = "sem.mp-"
+"""Beginning of the file names of Python's own semaphores."""
+cleanup_processes: list[CleanupProcess] = []
+"""The stand-by process of each engine here that has processes of its own. Their pipes stay open as long as this process lives."""
+
+
+@contextmanager
+def cleaned_up_when_this_process_ends(abort_file: Path) -> Iterator[None]:
+    """To put around the start of an engine. Processes that the block starts are killed when this process ends, also if it ends
+    inside the block.
+
+    Then `abort_file` is removed too, and the files that those processes had in shared memory at the end of the block.
+    """
+    not_of_the_engine = child_processes()
+    os.environ[ENGINE_MARK] = uuid.uuid4().hex
+    cleanup = CleanupProcess(f"{ENGINE_MARK}={os.environ[ENGINE_MARK]}", [abort_file])
+    of_the_engine: set[int] = set()
+    try:
+        yield
+        of_the_engine = child_processes() - not_of_the_engine
+    finally:
+        del os.environ[ENGINE_MARK]
+        if not of_the_engine:  # nothing to clean up, or vLLM ends what it had begun to start
+            cleanup.dismiss()
+    if of_the_engine:
+        cleanup.tell(of_the_engine, files_of_workers())
+        cleanup_processes.append(cleanup)
+
+
+def child_processes() -> set[int]:
+    """Process ids of everything below this process."""
+    return {child.pid for child in psutil.Process().children(recursive=True)}
+
+
+def files_of_workers() -> set[Path]:
+    """Files in shared memory that child processes of this process have mapped, and the semaphores of this process.
+
+    Files are found by their inodes, because a process that makes a semaphore maps a file that is renamed afterwards.
+    """
+    mine = psutil.Process()
+    of_workers = {inode for worker in mine.children(recursive=True) for inode in mapped(worker.pid)}
+    own = mapped(mine.pid)
+    return {
+        Path(file.path)
+        for file in os.scandir(SHARED_MEMORY)
+        if file.inode() in of_workers or (file.inode() in own and file.name.startswith(SEMAPHORE))
+    }
+
+
+def mapped(pid: int) -> set[int]:
+    """Inodes of the files in shared memory that a process has mapped; none if the process has just ended."""
+    try:
+        maps = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    except OSError:
+        return set()
+    return {int(line.split()[4]) for line in maps if str(SHARED_MEMORY) in line}

@@ -1,0 +1,215 @@
+"""The process from which environments are forked, and what such a process does.
+
+The fork server loads the code of environments once. It never sees what a model wrote. For every environment it forks a process,
+which makes the environment and does what comes over its socket:
+
+    {"do": "make", "spec": …} {"do": "reset", "task": …, "seed": …} {"do": "step", "turn": …} {"do": "finish"} {"do": "close"}
+    {"do": "load", "state": …} in place of a reset
+
+`processes.py` is the engine's side of both.
+"""
+
+import asyncio
+import gc
+import os
+import random
+import resource
+import select
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from open_instruct.environments.adapters import environment_class
+from open_instruct.environments.base import Environment, EnvironmentSpec, ToolError
+from open_instruct.environments.orphan_reaper import OrphanReaper, become_subreaper
+from open_instruct.environments.wire import (
+    ENVIRONMENT,
+    HEAD,
+    MODEL,
+    as_text,
+    ending_to_json,
+    observation_to_json,
+    opening_to_json,
+    packed,
+    turn_from_json,
+    unpacked,
+)
+from open_instruct.system.sandbox import be_killed_first, die_with_parent
+from open_instruct.user_modules import import_user_module
+
+LONGEST_ERROR = 500
+LONGEST_TARGET = 4096
+READY, FAILED = b"r", b"f"
+
+
+def keep(descriptor: int, modules: Sequence[str], targets: Sequence[str]) -> None:
+    """The fork server. Forks an environment's process for every socket that it is sent, until its own socket closes."""
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # Ctrl-C reaches the whole group; the engine decides when this process ends
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    listening, reaper = socket.socket(fileno=descriptor), OrphanReaper()
+    try:
+        if _load(listening, modules, targets):
+            reaper.have_loaded()
+            with suppress(OSError):
+                listening.sendall(READY)
+                _fork_for_ever(listening, reaper, {target.encode() for target in targets})
+    finally:
+        reaper.end()
+
+
+def _load(listening: socket.socket, modules: Sequence[str], targets: Sequence[str]) -> bool:
+    """Whether all code could be loaded. If not, the engine is told."""
+    try:
+        for module in modules:
+            import_user_module(module)
+        for target in targets:
+            _prepare(target)
+    except Exception as error:
+        with suppress(OSError):
+            listening.sendall(FAILED + f"{type(error).__name__}: {error}".encode()[:LONGEST_ERROR])
+        return False
+    return True
+
+
+def _fork_for_ever(listening: socket.socket, reaper: OrphanReaper, loaded: set[bytes]) -> None:
+    """Until the engine closes its end, or ends."""
+    fork_server = os.getpid()
+    waking, telling = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    while True:
+        _tell_of_children(telling)
+        reaper.clear_up()
+        ready, _, _ = select.select([listening, waking], [], [])
+        if waking in ready:
+            os.read(waking, 2**12)
+        if listening not in ready:
+            continue
+        target, descriptors, *_ = socket.recv_fds(listening, LONGEST_TARGET, 1)
+        if not descriptors:
+            return
+        if target not in loaded:
+            loaded.add(target)
+            _prepare(target.decode())
+            reaper.have_loaded()
+        if child := os.fork():
+            reaper.forked(child)
+            os.close(descriptors[0])
+        else:
+            _live(fork_server, descriptors[0])
+
+
+def _tell_of_children(descriptor: int) -> None:
+    """Have a byte written to the descriptor whenever a child ends. Done before every wait, because code that was loaded in
+    between may have wanted signals for itself."""
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(descriptor, warn_on_full_buffer=False)
+
+
+def _prepare(target: str) -> None:
+    """Load what all environments of this kind share. Done once, so that the processes that are forked later have it."""
+    with suppress(Exception):  # the environment's own process meets the same error, and reports it
+        environment_class(target).prepare()
+    gc.collect()
+    gc.freeze()  # collecting would copy the pages that the processes share
+
+
+def _live(fork_server: int, descriptor: int) -> None:
+    """The process of one environment. The fork server kills what descends from it and outlives it."""
+    try:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        os.setsid()
+        die_with_parent(fork_server)
+        become_subreaper()
+        with suppress(OSError):
+            be_killed_first()
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        _arrange_descriptors(descriptor)
+        random.seed(0)
+        asyncio.run(_Service(socket.socket(fileno=3)).run())
+    finally:
+        os._exit(0)
+
+
+def _arrange_descriptors(descriptor: int) -> None:
+    """Keep the socket alone, as 3. Input is empty, and what an environment prints goes nowhere."""
+    silent = os.open(os.devnull, os.O_RDWR)
+    kept = os.dup(descriptor) if descriptor < 4 else descriptor
+    for number in range(3):
+        os.dup2(silent, number)
+    os.dup2(kept, 3, inheritable=False)
+    os.closerange(4, min(resource.getrlimit(resource.RLIMIT_NOFILE)[0], 2**16))
+
+
+class _Service:
+    """Does what the engine asks of one environment."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.setblocking(False)
+        self._connection = connection
+        self._environment: Environment | None = None
+
+    async def run(self) -> None:
+        loop = asyncio.get_running_loop()
+        await loop.sock_sendall(self._connection, packed({"pid": os.getpid()}))
+        while (message := await self._receive()) is not None:
+            answer = await self._answer(message)
+            try:
+                content = packed(answer)
+            except (TypeError, ValueError, RecursionError) as error:
+                content = packed({"error": f"an answer that is no JSON: {error}"[:LONGEST_ERROR], "fault": ENVIRONMENT})
+            await loop.sock_sendall(self._connection, content)
+
+    async def _receive(self) -> dict[str, Any] | None:
+        head = await self._read(HEAD.size)
+        return unpacked(await self._read(HEAD.unpack(head)[0])) if len(head) == HEAD.size else None
+
+    async def _read(self, size: int) -> bytes:
+        data, loop = bytearray(), asyncio.get_running_loop()
+        while len(data) < size and (part := await loop.sock_recv(self._connection, min(size - len(data), 2**16))):
+            data += part
+        return bytes(data)
+
+    async def _answer(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        try:
+            return {"answer": await self._do(message), **self._state_after(message["do"])}
+        except ToolError as error:
+            return {"error": as_text(str(error)), "fault": MODEL}
+        except BaseException as error:  # whatever an environment raises, `sys.exit` included
+            where = traceback.extract_tb(error.__traceback__)[-1:]
+            place = f" ({os.path.basename(where[0].filename)}:{where[0].lineno})" if where else ""
+            return {"error": as_text(f"{type(error).__name__}: {error}{place}"[:LONGEST_ERROR]), "fault": ENVIRONMENT}
+
+    def _state_after(self, action: str) -> dict[str, Any]:
+        state = self._environment.dump() if self._environment is not None and action in ("reset", "step") else None
+        return {} if state is None else {"state": state}
+
+    async def _do(self, message: Mapping[str, Any]) -> Any:
+        action = message["do"]
+        if action == "make":
+            spec = EnvironmentSpec(**message["spec"])
+            self._environment = environment_class(spec.target)(**spec.config)
+            return {"is_stateless": self._environment.is_stateless}
+        environment = self._environment
+        assert environment is not None, "made first"
+        if action == "reset":
+            return opening_to_json(await environment.reset(message["task"], message["seed"]))
+        if action == "step":
+            return observation_to_json(await environment.step(turn_from_json(message["turn"])))
+        if action == "load":
+            return environment.load(message["state"])
+        if action == "finish":
+            return ending_to_json(await environment.finish())
+        assert action == "close", action
+        await environment.close()
+        return None
+
+
+if __name__ == "__main__":
+    _, descriptor, num_modules, *names = sys.argv
+    keep(int(descriptor), names[: int(num_modules)], names[int(num_modules) :])

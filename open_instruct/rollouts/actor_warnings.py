@@ -1,0 +1,37 @@
+"""Warnings of an actor on their way to the user's log. Pure.
+
+Ray writes what an actor logs to a file in its session directory, which ends with the run. So an actor holds its
+warnings, and the driver fetches the warnings together with the actor's statistics after every step.
+"""
+
+import logging
+from collections import deque
+
+MAX_HELD = 20
+"""Of more than that the newest are kept: a driver that does not ask must not cost memory."""
+
+
+class HeldWarnings(logging.StreamHandler):
+    """Writes warnings of this package to stderr, as usual, and also holds the warnings until `take` is called. Thread-safe."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.setLevel(logging.WARNING)
+        self._held: deque[str] = deque(maxlen=MAX_HELD)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        super().emit(record)
+        self._held.append(record.getMessage())
+
+    def take(self) -> list[str]:
+        """The warnings since the last call, oldest first."""
+        with self.lock:  # type: ignore[union-attr]
+            held = list(self._held)
+            self._held.clear()
+            return held
+
+    def install(self) -> None:
+        logging.getLogger("open_instruct").addHandler(self)
+
+    def remove(self) -> None:
+        logging.getLogger("open_instruct").removeHandler(self)

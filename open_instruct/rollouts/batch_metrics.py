@@ -1,0 +1,342 @@
+"""Metrics of a training step's batch: rewards, lengths, sizes, ages, stragglers. Pure: arrays in, arrays and floats out."""
+
+import itertools
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from open_instruct.data_types import GenerationResult, MiniBatch, Sample, TrainingSample
+from open_instruct.report.histogram import histogram
+from open_instruct.rollouts.staleness import sample_age
+from open_instruct.scored_groups import ScoredGroup, last_samples, stopped_of
+
+SOLVED = 1.0 - 1e-6
+"""Scores from here on count as 1."""
+
+
+def response_metrics(groups: Sequence[ScoredGroup], *, verification_reward: float) -> dict[str, Any]:
+    """Means over all responses of `groups`. `scores` are the rewards after shaping, `*_reward` those of verifiers with their
+    weights. `*_correct_rate` counts scores above 0, as open-instruct does; `*_solved_rate` scores of 1 (up to rounding).
+
+    A conversation of several samples counts once, by its last sample; but lengths are those of all samples. A group that an
+    evaluation gave up has scores and no responses: it counts in rewards and rates, not in lengths.
+    """
+    lengths = _length_metrics([group for group in groups if group.samples])
+    groups = last_samples(groups)
+    rewards = verification_reward * np.concatenate([group.weighted_scores for group in groups])
+    metrics: dict[str, Any] = {
+        "scores": float(np.concatenate([group.rewards(verification_reward) for group in groups]).mean()),
+        **_verifier_metrics("verifiable", rewards, np.concatenate([group.scores for group in groups])),
+        **lengths,
+    }
+    if stopped := [group.stopped for group in groups if group.samples]:
+        metrics["val/stop_rate"] = float(np.concatenate(stopped).mean())
+    if given := [group.environment_rewards for group in groups if group.has_environment_rewards]:
+        metrics["objective/environment_reward"] = float(np.concatenate(given).mean())
+    forms = [group.well_formed for group in groups if group.well_formed is not None]
+    if forms:
+        metrics["val/format_scores"] = float(np.concatenate(forms).mean())
+    by_verifier = defaultdict(list)
+    for group in groups:
+        for part in group.by_verifier:
+            by_verifier[part.name].append(part)
+    for name, parts in by_verifier.items():
+        weighted = verification_reward * np.concatenate([part.weight * part.scores for part in parts])
+        metrics |= _verifier_metrics(name, weighted, np.concatenate([part.scores for part in parts]))
+    return metrics
+
+
+def _verifier_metrics(name: str, rewards: np.ndarray, scores: np.ndarray) -> dict[str, float]:
+    return {
+        f"objective/{name}_reward": float(rewards.mean()),
+        f"objective/{name}_correct_rate": float((scores > 0).mean()),
+        f"objective/{name}_solved_rate": float((scores >= SOLVED).mean()),
+    }
+
+
+def scoring_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
+    """What could not be scored, and what scoring cost: a sum in US dollars, where it cost something."""
+    metrics = {
+        "objective/verifier_failures": float(sum(group.num_failures for group in groups)),
+        "objective/not_scored": float(sum(group.num_not_scored for group in groups)),
+    }
+    if (cost := sum(group.cost for group in groups)) > 0:
+        metrics["objective/verifier_cost"] = cost
+    return metrics
+
+
+def _length_metrics(groups: Sequence[ScoredGroup]) -> dict[str, Any]:
+    """Nothing where there is no response."""
+    if not groups:
+        return {}
+    scores = np.concatenate([group.scores for group in groups])
+    lengths = np.array([len(sample.response_ids) for group in groups for sample in group.samples])
+    metrics: dict[str, Any] = {
+        "val/sequence_lengths": float(lengths.mean()),
+        "val/sequence_lengths_min": float(lengths.min()),
+        "val/sequence_lengths_max": float(lengths.max()),
+    }
+    for name, chosen in {"solved": lengths[scores >= SOLVED], "unsolved": lengths[scores == 0]}.items():
+        if chosen.size:
+            metrics[f"val/sequence_lengths_{name}"] = float(chosen.mean())
+            metrics[f"val/sequence_lengths_{name}_hist"] = histogram(chosen)
+    return metrics
+
+
+def step_metrics(
+    groups: Sequence[ScoredGroup],
+    kept: Sequence[ScoredGroup],
+    *,
+    num_prompts: int,
+) -> dict[str, Any]:
+    """What a training step's batch was made of. `groups` are all groups generated for the step, `kept` the groups that are
+    trained on; `num_prompts` as many as a step is meant to have.
+
+    Generation times are in seconds per group; `batch/*` counts groups. How old the data is: `freshness_metrics`.
+    """
+    is_kept = set(map(id, kept))
+    dropped = [group for group in groups if id(group) not in is_kept]
+    alike = [group.scores for group in dropped if group.has_zero_std]
+    num_zero = sum(1 for scores in alike if scores.max() == 0)
+    num_solved = sum(1 for scores in alike if scores.min() >= SOLVED)
+    scores_of_all = [group.scores for group in last_samples(groups)]
+    scores_of_kept = [group.scores for group in last_samples(kept)]
+    statistics = [group.result.token_statistics for group in groups]
+    last_end = max(one.start_time + one.generation_time for one in statistics)
+    unsolved = [scores for scores in scores_of_kept if not scores.max() >= SOLVED]
+    solved_shares = [float(scores.mean()) for scores in scores_of_kept]
+    num_response_tokens = sum(group.result.token_statistics.num_response_tokens for group in kept)
+    return {
+        "batch/total_prompts": len(kept),
+        "batch/filtered_prompts": len(dropped),
+        "batch/filtered_prompts_zero": num_zero,
+        "batch/filtered_prompts_solved": num_solved,
+        "batch/filtered_prompts_nonzero": len(alike) - num_zero - num_solved,
+        "batch/filtered_prompts_pct": len(dropped) / len(groups),
+        "batch/percent_solved_mean": float(np.mean(solved_shares)),
+        "batch/percent_solved_hist": histogram(solved_shares),
+        "batch/unsolved_groups_ratio": len(unsolved) / len(kept),
+        "all_groups/total_prompts": len(groups),
+        "all_groups/percent_solved_mean": float(np.mean([(scores >= SOLVED).mean() for scores in scores_of_all])),
+        "real_batch_size_ratio": len(kept) / num_prompts,
+        "unsolved_batch_size_ratio": float(np.mean(np.concatenate(scores_of_kept) < SOLVED)),
+        "val/solve_rate_hist": histogram(solved_shares),
+        "val/total_reward_groups": len(kept),
+        "val/num_step_tokens": num_response_tokens + sum(map(_num_prompt_tokens, kept)),
+        "val/num_step_response_tokens": num_response_tokens,
+        "time/generation": last_end - min(one.start_time for one in statistics),
+        **_size_metrics(kept),
+    }
+
+
+def _num_prompt_tokens(group: ScoredGroup) -> int:
+    """Each prompt counts once, however many responses it has."""
+    return sum(map(len, {sample.prompt_ids.tobytes(): sample.prompt_ids for sample in group.samples}.values()))
+
+
+def _size_metrics(kept: Sequence[ScoredGroup]) -> dict[str, Any]:
+    """Lengths of prompts and responses in tokens, and seconds per group."""
+    values = {
+        "batch/prompt_lengths": [len(group.first.prompt_ids) for group in kept],
+        "batch/response_lengths": [len(one.response_ids) for group in kept for one in group.samples],
+        "batch/per_group_generation_times": [one.result.token_statistics.generation_time for one in kept],
+    }
+    times = values["batch/per_group_generation_times"]
+    return {
+        **{name: histogram(one) for name, one in values.items()},
+        "batch/prompt_lengths_mean": float(np.mean(values["batch/prompt_lengths"])),
+        "batch/response_lengths_mean": float(np.mean(values["batch/response_lengths"])),
+        "time/group_generation_mean": float(np.mean(times)),
+        "time/group_generation_min": min(times),
+        "time/group_generation_max": max(times),
+        "val/actor_tokens_per_second": tokens_per_second(kept),
+    }
+
+
+def tokens_per_second(groups: Sequence[ScoredGroup]) -> float:
+    """Tokens of prompts and responses per second of the group that took longest, as open-instruct has it."""
+    slowest = max(group.result.token_statistics.generation_time for group in groups)
+    num_tokens = sum(_num_prompt_tokens(one) + one.result.token_statistics.num_response_tokens for one in groups)
+    return num_tokens / max(slowest, 1e-9)
+
+
+def freshness_metrics(
+    training_step: int,
+    groups: Sequence[ScoredGroup],
+    oldest_trained_versions: Sequence[int],
+    *,
+    now: float,
+    mask_truncated_completions: bool = False,
+) -> dict[str, float]:
+    """Ages of the samples trained on, in training steps, and seconds from the end of their group's generation to Unix time `now`.
+
+    The names are those of the fully async policy. A sample is a response. Its age is that of its oldest trained token, and a
+    sample is stale if its age is more than 1 step. In addition there is `freshness/avg_token_age`, which counts each trained
+    token at its own version, and the newest version, `model_step_max`; of the groups' oldest trained tokens `model_step_min`,
+    `model_step_mean`, `num_steps_off_policy` (mean) and `num_steps_off_policy_max`: in training step 5 a group whose oldest
+    trained token is of version 3 is one step off policy. What is masked has no age.
+
+    Args:
+        oldest_trained_versions: per group; tokens of older weights are not trained on (see `fresh_masks`).
+    """
+    spans_per_group = [
+        _trained_spans(group.result, oldest, mask_truncated_completions=mask_truncated_completions)
+        for group, oldest in zip(groups, oldest_trained_versions, strict=True)
+    ]
+    if not any(spans_per_group):  # all responses were cut off and are masked, so the ages of their groups are used
+        spans_per_group = [[[(oldest, 1)]] for oldest in oldest_trained_versions]
+    oldest_versions = [min(min(spans)[0] for spans in group_spans) for group_spans in spans_per_group if group_spans]
+    sample_spans = [spans for group_spans in spans_per_group for spans in group_spans]
+    ages = np.array([sample_age(training_step, min(spans)[0]) for spans in sample_spans])
+    versions, num_tokens = np.array([span for spans in sample_spans for span in spans]).T
+    ends = [one.result.token_statistics.start_time + one.result.token_statistics.generation_time for one in groups]
+    latencies = np.repeat(now - np.array(ends), [len(group_spans) for group_spans in spans_per_group])
+    freshness = {
+        "avg_sample_age": float(ages.mean()),
+        "max_sample_age": int(ages.max()),
+        "min_sample_age": int(ages.min()),
+        "stale_samples_ratio": float((ages > 1).mean()),
+    }
+    return {
+        **freshness,
+        **{f"freshness/{name}": value for name, value in freshness.items()},
+        **_kv_metrics(groups),
+        "freshness/avg_token_age": float(np.average(training_step - 1 - versions, weights=num_tokens)),
+        "freshness/avg_sample_latency": float(latencies.mean()),
+        "freshness/max_sample_latency": float(latencies.max()),
+        "version_diversity": len(set(versions.tolist())),
+        "num_steps_off_policy": training_step - 1 - float(np.mean(oldest_versions)),
+        "num_steps_off_policy_max": training_step - 1 - min(oldest_versions),
+        "model_step_min": min(oldest_versions),
+        "model_step_mean": float(np.mean(oldest_versions)),
+        "model_step_max": int(versions.max()),
+    }
+
+
+def _kv_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
+    """Ages of the key-value cache that responses were sampled with (`Sample.kv_age`); nothing where no engine said."""
+    ages = [sample.kv_age for group in groups for sample in group.samples if sample.kv_age is not None]
+    return {"kv_age/mean": float(np.mean(ages)), "kv_age/max": max(ages)} if ages else {}
+
+
+def _trained_spans(
+    result: GenerationResult, oldest_trained_version: int, *, mask_truncated_completions: bool
+) -> list[list[tuple[int, int]]]:
+    """Per response that is trained on, `(weight version, number of tokens)` of its trained tokens."""
+    fresh = [
+        [(version, num) for version, num in _sampled_spans(sample) if version >= oldest_trained_version and num]
+        for sample in result.samples
+    ]
+    return [
+        spans
+        for spans, stops in zip(fresh, stopped_of(result.samples), strict=True)
+        if spans and (stops or not mask_truncated_completions)
+    ]
+
+
+def _sampled_spans(sample: Sample) -> list[tuple[int, int]]:
+    """`(weight version, number of tokens)` of the tokens that the policy sampled."""
+    if sample.loss_mask is None:
+        return sample.version_spans
+    ends = np.cumsum([0, *(num for _, num in sample.version_spans)])
+    counts = [int(sample.loss_mask[begin:end].sum()) for begin, end in itertools.pairwise(ends)]
+    return [(version, count) for (version, _), count in zip(sample.version_spans, counts, strict=True)]
+
+
+def straggler_metrics(groups: Sequence[ScoredGroup]) -> dict[str, Any]:
+    """Who was slow: seconds per group in each phase, and the slowest of all phases together with its identity.
+
+    `agent_loop/tool_calls/*` are seconds in which tools alone were waited for, and `agent_loop/slowest/response_length` is that
+    of the slowest group's longest response. `agent_loop/num_preempted/*` is of the groups whose engine told it, and absent where
+    none did.
+    """
+    statistics = [group.result.token_statistics for group in groups]
+    phases = {
+        "generate_sequences": np.array([one.generation_time - one.tool_time for one in statistics]),
+        "tool_calls": np.array([one.tool_time for one in statistics]),
+        "compute_score": np.array([group.score_s for group in groups]),
+    }
+    slowest = int(np.argmax(sum(phases.values())))
+    metrics: dict[str, Any] = {}
+    for name, values in phases.items():
+        metrics |= _distribution(f"agent_loop/{name}", values)
+        metrics[f"agent_loop/slowest/{name}"] = float(values[slowest])
+    preempted = np.array([one.num_preempted for one in statistics if one.num_preempted is not None])
+    metrics |= _distribution("agent_loop/num_preempted", preempted) if preempted.size else {}
+    if (of_slowest := statistics[slowest].num_preempted) is not None:
+        metrics["agent_loop/slowest/num_preempted"] = of_slowest
+    result = groups[slowest].result
+    return metrics | {
+        "agent_loop/slowest/prompt_length": len(groups[slowest].first.prompt_ids),
+        "agent_loop/slowest/response_length": max(len(response) for response in result.responses),
+        "agent_loop/slowest/prompt_id": result.prompt_id,
+        "agent_loop/slowest/engine_id": result.engine_id,
+    }
+
+
+def _distribution(name: str, values: np.ndarray) -> dict[str, float]:
+    return {
+        f"{name}/min": float(values.min()),
+        f"{name}/max": float(values.max()),
+        f"{name}/mean": float(values.mean()),
+        **{f"{name}/p{q}": float(np.percentile(values, q)) for q in (50, 95)},
+    }
+
+
+class OverIssueBias:
+    """Over the whole run: how much shorter the responses of the groups are that a step took first than the responses of the
+    stragglers, which a step left to a later step."""
+
+    def __init__(self) -> None:
+        self._lengths: dict[bool, list[int]] = {True: [0, 0], False: [0, 0]}
+        self._num_stragglers = 0
+
+    def record(self, group: ScoredGroup, *, is_straggler: bool) -> None:
+        total = self._lengths[is_straggler]
+        total[0] += sum(map(len, group.result.responses))
+        total[1] += len(group.samples)
+        self._num_stragglers += is_straggler
+
+    def metrics(self) -> dict[str, float]:
+        """Groups left behind so far, and mean response lengths in tokens; nothing before the first was left behind."""
+        if not self._num_stragglers:
+            return {}
+        mean = {which: tokens / max(number, 1) for which, (tokens, number) in self._lengths.items()}
+        return {
+            "over_issue/num_stragglers": self._num_stragglers,
+            "over_issue/response_length_taken": mean[False],
+            "over_issue/response_length_left": mean[True],
+        }
+
+
+def advantage_metrics(samples: Sequence[TrainingSample]) -> dict[str, Any]:
+    """Over the samples of a batch, each counted once whatever its length."""
+    advantages = np.array([sample.advantage for sample in samples])
+    return {
+        "val/advantages_mean": float(advantages.mean()),
+        "val/advantages_min": float(advantages.min()),
+        "val/advantages_max": float(advantages.max()),
+        "val/advantages_hist": histogram(advantages),
+    }
+
+
+def num_packed_rows(rank_batches: Sequence[Sequence[MiniBatch]]) -> int:
+    """Rows with a token that is trained on."""
+    return sum(
+        int(micro_batch.response_masks.any(axis=1).sum())
+        for batches in rank_batches
+        for mini_batch in batches
+        for micro_batch in mini_batch.micro_batches
+    )
+
+
+def num_computed_tokens(rank_batches: Sequence[Sequence[MiniBatch]]) -> int:
+    """Tokens that the learners compute, padding and filling rows included."""
+    return sum(
+        micro_batch.query_responses.size
+        for batches in rank_batches
+        for mini_batch in batches
+        for micro_batch in mini_batch.micro_batches
+    )

@@ -1,0 +1,203 @@
+"""Fills training steps with scored groups, and puts the batches into the message queue.
+
+scored groups ─► PromptFlow says which step a group is for ─► StepAssembly ─► RolloutBatch ─► message queue
+
+A group whose responses all have the same score is left out (`zero_std`), and so is a group whose responses were all cut off and
+are masked (`masked`). If a step of 8 groups is left without a token to train on, it takes 8 further groups. With
+`--active_sampling` it takes as many further groups as were left out, until 8 are trained on.
+"""
+
+import logging
+import time
+from dataclasses import fields
+from typing import Any
+
+import ray
+
+from open_instruct.config.grpo_config import GRPOConfig
+from open_instruct.data_types import RolloutBatch
+from open_instruct.rollouts.batch_metrics import OverIssueBias
+from open_instruct.rollouts.data_preparation import DataPreparation
+from open_instruct.rollouts.message_queue import MessageQueue, QueueFull, default_queue_size
+from open_instruct.rollouts.packed_arrays import num_array_bytes
+from open_instruct.rollouts.prompt_requests import PromptRequests
+from open_instruct.rollouts.rollout_state import FinishedGroup
+from open_instruct.rollouts.staleness import Assignment, PromptFlow
+from open_instruct.rollouts.step_assembly import CollationOptions, StepAssembly
+from open_instruct.rollouts.step_record import write_rollouts, write_step_record, write_step_transcripts
+from open_instruct.scored_groups import ScoredGroup
+from open_instruct.system.work_threads import POLL_S, WorkThreads
+from open_instruct.workflows.base import Workflow
+
+logger = logging.getLogger(__name__)
+
+
+class BatchProducer:
+    """The groups that wait for a step, the steps that are not trained yet, and the batches on their way to the learners."""
+
+    def __init__(
+        self,
+        args: GRPOConfig,
+        collation: CollationOptions,
+        threads: WorkThreads,
+        preparation: DataPreparation,
+        flow: PromptFlow,
+        workflow: Workflow,
+        requests: PromptRequests,
+        tokenizer: Any,
+        message_queue: MessageQueue,
+    ) -> None:
+        self._args = args
+        self._collation = collation
+        self._threads = threads
+        self._preparation = preparation
+        self._flow = flow
+        self._workflow = workflow
+        self._requests = requests
+        self._tokenizer = tokenizer
+        self._message_queue = message_queue
+        self.groups: dict[str, ScoredGroup] = {}
+        """Complete groups that no step has taken."""
+        self.taken: dict[int, list[ScoredGroup]] = {}
+        """The groups of each step that is not trained yet, by its number."""
+        self._assembly: StepAssembly | None = None
+        self._seen_by_cleanup = 0
+        """`num_stale_discarded` when discarded groups were last removed from `groups`."""
+        self._reported_stale = 0
+        """`num_stale_discarded` at the metrics of the last step."""
+        self._over_issue = OverIssueBias()
+
+    def packing_thread(self) -> None:
+        """The thread. It takes scored groups and puts the training data of each step into the message queue, waiting for room."""
+        self._assemble()  # what a saved state brought along
+        while not self._threads.stopping.is_set():
+            for group in self._preparation.next_scored():
+                self.take(group)
+            self._assemble()  # also where no group came, because a prompt that was dropped leaves its place to another
+
+    def take(self, group: ScoredGroup) -> None:
+        """Let a scored group wait for its step, unless another copy of it came first."""
+        result = group.result
+        with self._threads.lock:
+            self._preparation.being_scored.pop(result.prompt_id, None)
+            self._workflow.arrived(result.prompt_id, result.notes)
+            versions = {"oldest_version": result.oldest_version, "newest_version": result.newest_version}
+            if self._flow.arrive(result.prompt_id, **versions):
+                self.groups[result.prompt_id] = group
+
+    def _assemble(self) -> None:
+        """Fill steps with the groups that have arrived, and send the partial batches that are ready."""
+        while True:
+            with self._threads.lock:
+                if self._flow.assembling > self._args.num_training_steps:
+                    return
+                assembly = self._assembly or StepAssembly(self._flow.assembling, self._args, self._collation)
+                self._assembly = assembly
+                taken = self._flow.assign()
+                self._forget_discarded()
+                for assignment in taken:
+                    self._add(assembly, assignment)
+                complete = self._flow.step_is_full and assembly.has_gradient
+                if self._flow.step_is_full and not complete:
+                    self._extend(assembly)
+                elif complete and self._args.active_sampling and assembly.num_missing:
+                    complete = False
+                    self._flow.extend_step(assembly.num_missing)
+                if complete:
+                    self._flow.close_step()
+                    self._assembly = None
+                self._threads.lock.notify_all()
+            self._send(assembly, complete=complete)
+            if not complete and not taken:
+                return
+
+    def _add(self, assembly: StepAssembly, assignment: Assignment) -> None:
+        prompt_id = assignment.prompt.prompt_id
+        group = self.groups.pop(prompt_id)
+        self.taken.setdefault(assembly.training_step, []).append(group)
+        self._flow.ledger.stage(prompt_id, assembly.add(group, assignment), assembly.training_step)
+        self._over_issue.record(group, is_straggler=assignment.is_straggler)
+        self._requests.note_solved(assembly.rollouts[-1])
+
+    def _extend(self, assembly: StepAssembly) -> None:
+        """Take more prompts into a step that has nothing to train on. Told the 1st, 2nd, 4th, 8th time and so on."""
+        assembly.num_extended += 1
+        if assembly.num_extended.bit_count() == 1:
+            logger.warning("%s", assembly.why_no_gradient)
+        self._flow.extend_step()
+
+    def _forget_discarded(self) -> None:
+        """Forget groups that were too old. Their prompts are issued again."""
+        if self._seen_by_cleanup == self._flow.num_stale_discarded:
+            return  # looking at all groups for every result would cost more than the ledger does
+        self._seen_by_cleanup = self._flow.num_stale_discarded
+        for prompt_id in [prompt_id for prompt_id in self.groups if not self._flow.ledger[prompt_id].arrived]:
+            del self.groups[prompt_id]
+
+    def _send(self, assembly: StepAssembly, *, complete: bool) -> None:
+        partial = assembly.next_partial_batch(last=complete)
+        if partial is None:
+            return
+        batch = RolloutBatch(
+            training_step=assembly.training_step,
+            rank_data=[ray.put(mini_batches) for mini_batches in partial.rank_batches],
+            metrics=self._metrics(assembly) if complete else {},
+            number=partial.number,
+            is_last=complete,
+            num_global_tokens=assembly.num_tokens,
+            num_global_sequences=assembly.num_sequences,
+            num_samples=partial.num_samples,
+            min_version=partial.min_version,
+        )
+        if complete and self._args.save_traces:
+            write_step_record(self._args, assembly, self._requests.train, self._tokenizer, self._collation.pad_token_id)
+            write_rollouts(self._args, assembly, self._requests.train)
+            write_step_transcripts(self._args, assembly, self._requests.train, self._tokenizer)
+        self._put(batch, num_array_bytes(partial.rank_batches))
+
+    def _metrics(self, assembly: StepAssembly) -> dict[str, Any]:
+        num_stale = self._flow.num_stale_discarded - self._reported_stale
+        self._reported_stale += num_stale
+        return {
+            **assembly.metrics(time.time()),
+            **self._over_issue.metrics(),
+            **self._workflow.metrics(assembly.rollouts, assembly.groups),
+            "stale_results_dropped": num_stale,
+            **self._preparation.scoring.learn_rubrics(assembly.training_step, (group for group, _ in assembly.trained)),
+        }
+
+    def _put(self, batch: RolloutBatch, num_bytes: int) -> None:
+        """Put a batch, whose data has `num_bytes`, into the message queue, waiting for room.
+
+        If the queue did not answer, the batch is put again under the same id; the queue takes it only once.
+        """
+        while not self._threads.stopping.is_set():
+            try:
+                self._message_queue.put(
+                    batch,
+                    version=batch.min_version,
+                    # Rows may ask for more steps of environments than the queue was made for: their batch then fills it.
+                    num_samples=min(max(batch.num_samples, 1), default_queue_size(self._args)),
+                    timeout=10 * POLL_S,
+                    message_id=f"step {batch.training_step}, partial batch {batch.number}",
+                    referenced_bytes=num_bytes,
+                )
+                return
+            except QueueFull:  # learners take their time
+                continue
+            except TimeoutError as error:
+                logger.warning(
+                    "partial batch %d of step %d: %s; it is put again", batch.number, batch.training_step, error
+                )
+
+    def forget_step(self, training_step: int) -> None:
+        """The step is trained."""
+        self.taken.pop(training_step, None)
+
+    def finished_groups(self) -> list[FinishedGroup]:
+        """Groups that are scored and not trained on: taken by a step that is not trained yet, then those that wait. A run that
+        goes on takes them in this order, so that its steps get the same groups again."""
+        taken = (group for _, groups in sorted(self.taken.items()) for group in groups)
+        scored = [*taken, *self.groups.values()]
+        names = [one.name for one in fields(FinishedGroup)]
+        return [FinishedGroup(**{name: getattr(group, name) for name in names}) for group in scored]

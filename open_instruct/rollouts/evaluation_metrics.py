@@ -1,0 +1,75 @@
+"""Metrics of an evaluation: pass@k, rewards, speed. Pure: arrays in, floats out."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from open_instruct.rollouts.batch_metrics import response_metrics, scoring_metrics, tokens_per_second
+from open_instruct.scored_groups import ScoredGroup
+
+SOLVED = 1.0 - 1e-6
+"""Scores from here on count as 1."""
+
+
+def pass_at_k_metrics(correct: Sequence[np.ndarray]) -> dict[str, float]:
+    """`eval/pass_at_1`, the share of right responses. With n responses to a prompt also `eval/pass_at_<n>`, the share of prompts
+    with a right one among them, and for k = 1, 2, 4, … `eval/pass_at_<k>_unbiased`: 1 - C(n - c, k) / C(n, k) for c right
+    responses of n (Chen et al., arXiv:2107.03374, eq. 1), averaged over prompts.
+
+    Args:
+        correct: for each prompt (n,) bool. A prompt with fewer responses than k counts with those that it has.
+    """
+    metrics = {"eval/pass_at_1": float(np.mean([one.mean() for one in correct]))}
+    most = max(map(len, correct))
+    if most > 1:
+        metrics[f"eval/pass_at_{most}"] = float(np.mean([one.any() for one in correct]))
+        for k in (2**power for power in range(most.bit_length())):
+            metrics[f"eval/pass_at_{k}_unbiased"] = float(
+                np.mean([_pass_at(k, len(one), int(one.sum())) for one in correct])
+            )
+    return metrics
+
+
+def _pass_at(k: int, n: int, c: int) -> float:
+    k = min(k, n)
+    return 1.0 - math.comb(n - c, k) / math.comb(n, k)
+
+
+def is_right(group: ScoredGroup) -> np.ndarray:
+    """(G,) bool: the verifier's score, or what the environment gave, is 1 or more."""
+    right = group.scores >= SOLVED
+    return right | (group.environment_rewards >= SOLVED) if group.has_environment_rewards else right
+
+
+def evaluation_metrics(
+    groups: Sequence[ScoredGroup], *, verification_reward: float, rollouts: Sequence[ScoredGroup] | None = None
+) -> dict[str, Any]:
+    """`eval/*` over all prompts of one evaluation; `eval/scores` is the mean reward, `eval/pass_at_1` the share right.
+
+    Prompts that were given up count as wrong in both, and `eval/num_given_up` is their number. If they were left out, two
+    evaluations would be of different prompts, and one with a shorter time limit would look better. Where `groups` are the last
+    turns, `rollouts` have all of them: the speed is that of their tokens, and the cost that of scoring them.
+    """
+    rollouts = groups if rollouts is None else rollouts
+    metrics = response_metrics(groups, verification_reward=verification_reward) | scoring_metrics(rollouts)
+    renamed = {f"eval/{key.removeprefix('val/')}": value for key, value in metrics.items()}
+    renamed |= pass_at_k_metrics([is_right(group) for group in groups])
+    renamed["eval/num_given_up"] = sum(not group.samples for group in groups)
+    return renamed | _speed(rollouts)
+
+
+def _speed(rollouts: Sequence[ScoredGroup]) -> dict[str, float]:
+    """Tokens per second of an evaluation; empty if nothing was answered."""
+    answered = [rollout for rollout in rollouts if rollout.samples]
+    if not answered:
+        return {}
+    statistics = [rollout.result.token_statistics for rollout in answered]
+    started = min(one.start_time for one in statistics)
+    ended = max(one.start_time + one.generation_time for one in statistics)
+    num_tokens = sum(one.num_response_tokens for one in statistics)
+    return {
+        "eval/actor_tokens_per_second": tokens_per_second(answered),
+        "eval/response_tokens_per_second": num_tokens / max(ended - started, 1e-9),
+    }

@@ -1,0 +1,271 @@
+"""One evaluation while it is in flight: which prompts are still to be issued, which came back, which were given up.
+
+    next_row ─► engines ─► begin_scoring ─► verifiers ─► add ─► groups, once `is_complete`
+       ▲           │                                      ▲
+       │           │                           │          └── fail for the last time: the prompt scores 0
+       │           │                           └── leave_out: a verifier failed, so nothing is known of the prompt
+       └───────────┴── fail, and lost with an engine
+
+A prompt is tried again with the same seed, because another one would prefer answers that are short enough for the time limit, and
+two evaluations would differ by more than their weights.
+"""
+
+import logging
+from collections import Counter, deque
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from open_instruct.config.grpo_config import GRPOConfig
+from open_instruct.data_types import GenerationResult, Moment
+from open_instruct.rollouts.evaluation_metrics import evaluation_metrics
+from open_instruct.scored_groups import ScoredGroup, UnscoredGroup
+from open_instruct.system.work_threads import WorkThreads
+from open_instruct.workflows.base import Workflow
+
+logger = logging.getLogger(__name__)
+
+
+PREFIX = "eval-"
+"""Of the ids of evaluation prompts."""
+
+
+def is_of_evaluation(prompt_id: str) -> bool:
+    return prompt_id.startswith(PREFIX)
+
+
+class Evaluation:
+    """The evaluation of one version. Not thread-safe: the controller's lock guards it.
+
+    Args:
+        version: weights that are measured.
+        num_rows: prompts, one for each row of the data set.
+        max_attempts: times that the engines may fail on a prompt. Prompts that are lost with an engine do not count.
+    """
+
+    def __init__(self, version: int, num_rows: int, *, max_attempts: int) -> None:
+        self.version = version
+        self.num_rows = num_rows
+        self.began = Moment()
+        self.seconds = 0.0
+        """From the start to the last result so far."""
+        self._max_attempts = max_attempts
+        self._to_issue = deque(range(num_rows))
+        self._out: set[int] = set()
+        """Rows that were issued and did not come back."""
+        self._being_scored: set[int] = set()
+        self._groups: dict[int, ScoredGroup] = {}
+        self._failures: Counter[int] = Counter()
+        self._last_causes: dict[int, str] = {}
+        """Of the rows that were given up."""
+        self._left_out: dict[int, UnscoredGroup] = {}
+
+    def prompt_id(self, row: int) -> str:
+        return f"{PREFIX}{self.version}-{row}"
+
+    def next_row(self) -> int | None:
+        """The next prompt to give to the engines; None while none waits."""
+        while self._to_issue:
+            row = self._to_issue.popleft()
+            if not self._has(row):  # else a copy of it came after all
+                self._out.add(row)
+                return row
+        return None
+
+    def measures(self, result: GenerationResult) -> bool:
+        """Whether the result is one of this evaluation's and not of another."""
+        return result.is_eval and result.issue_version == self.version
+
+    def begin_scoring(self, result: GenerationResult) -> bool:
+        """A result is here; whether it is waited for (a second copy is not)."""
+        _check_versions(result, self.version)
+        row = result.index
+        if self._has(row):
+            return False
+        self._out.discard(row)
+        self._being_scored.add(row)
+        return True
+
+    def _has(self, row: int) -> bool:
+        """Whether an answer of the engines came."""
+        return row in self._groups or row in self._being_scored or row in self._left_out
+
+    def add(self, group: ScoredGroup) -> None:
+        """A result was scored."""
+        self._being_scored.discard(group.result.index)
+        self._groups[group.result.index] = group
+        self.seconds = self.began.elapsed_s()
+
+    def leave_out(self, row: int, group: UnscoredGroup) -> None:
+        """A result was not scored: the evaluation is complete without it."""
+        self._being_scored.discard(row)
+        self._left_out[row] = group
+        self.seconds = self.began.elapsed_s()
+
+    def fail(self, group: ScoredGroup) -> bool | None:
+        """The engines broke a group off: its prompt is issued again, or after `max_attempts` failures given up and counted with
+        the scores of `group`. Returns whether it is issued again; None if nobody waits for the prompt any more."""
+        row = group.result.index
+        if row not in self._out:
+            return None
+        self._out.discard(row)
+        self._failures[row] += 1
+        if self._failures[row] < self._max_attempts:
+            self._to_issue.append(row)
+            return True
+        self._groups[row] = group
+        self._last_causes[row] = group.result.error
+        self.seconds = self.began.elapsed_s()
+        return False
+
+    def recover(self, present: Collection[str]) -> int:
+        """After an engine died: issue again what was sent and is neither back nor among `present`; how many prompts."""
+        lost = [row for row in sorted(self._out) if self.prompt_id(row) not in present]
+        self._out.difference_update(lost)
+        self._to_issue.extend(lost)
+        return len(lost)
+
+    @property
+    def num_done(self) -> int:
+        """Prompts that are scored, given up or left out."""
+        return len(self._groups) + len(self._left_out)
+
+    @property
+    def is_complete(self) -> bool:
+        return self.num_done == self.num_rows
+
+    @property
+    def groups(self) -> Sequence[ScoredGroup]:
+        """In the order of the data set. Those that were given up have scores of 0 and no responses; those that were left out are
+        missing."""
+        return [group for _, group in sorted(self._groups.items())]
+
+    @property
+    def num_left_out(self) -> int:
+        """Prompts that no verifier scored."""
+        return len(self._left_out)
+
+    @property
+    def unscored(self) -> dict[str, float]:
+        """Metrics of the responses of all rows that no verifier scored, also of the rows that were left out."""
+        known, left_out = self.groups, self._left_out.values()
+        return {
+            "eval/objective/not_scored": float(sum(one.num_not_scored for one in (*known, *left_out))),
+            "eval/objective/verifier_failures": float(sum(one.num_failures for one in (*known, *left_out))),
+        }
+
+    @property
+    def num_given_up(self) -> int:
+        return len(self._last_causes)
+
+    def why_given_up(self) -> str:
+        """For the log, where prompts were given up."""
+        causes = Counter(self._last_causes.values()).most_common(3)
+        return (
+            f"evaluation of version {self.version}: {self.num_given_up} of {self.num_rows} prompts given up after "
+            f"{self._max_attempts} attempts, counted as wrong ({'; '.join(f'{cause}: {number}' for cause, number in causes)}). "
+            "With a higher --generation_timeout, or a lower --eval_response_length, they would come to their end."
+        )
+
+    def describe_missing(self) -> str:
+        """Who is waited for, for a message to the user."""
+        names = ", ".join(self.prompt_id(row) for row in sorted(self._out)[:8])
+        return (
+            f"{len(self._out)} prompts are not back from the engines ({names or 'none'}), {len(self._being_scored)} are being "
+            f"scored, {len(self._to_issue)} wait to be issued"
+        )
+
+
+def _check_versions(result: GenerationResult, version: int) -> None:
+    seen = {span[0] for sample in result.samples for span in sample.version_spans}
+    assert seen <= {version}, f"{result.prompt_id} was to measure version {version} but was sampled by {sorted(seen)}"
+
+
+def under_eval(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """The metrics with `eval/` in front of each name, so that none replaces that of training in the same row."""
+    return {f"eval/{name.removeprefix('eval/')}": value for name, value in metrics.items()}
+
+
+class Evaluations:
+    """At most one evaluation at a time. `num_rows` is the size of the evaluation data, 0 where there are none."""
+
+    def __init__(self, args: GRPOConfig, threads: WorkThreads, workflow: Workflow, num_rows: int) -> None:
+        self.current: Evaluation | None = None
+        self.answers: Sequence[ScoredGroup] = ()
+        """The last evaluation's answers, in the order of the data."""
+        self._args = args
+        self._threads = threads
+        self._workflow = workflow
+        self._num_rows = num_rows
+
+    def start(self, version: int) -> None:
+        """Let the evaluation prompts be issued. The engines must keep `version` until the evaluation is collected."""
+        assert self._num_rows, "there is no evaluation dataset"
+        with self._threads.lock:
+            self._threads.raise_error()
+            assert self.current is None, f"the evaluation of version {self.current.version} is not collected"
+            self.current = Evaluation(version, self._num_rows, max_attempts=self._args.max_generation_attempts)
+            self._threads.lock.notify_all()
+
+    def go_on_with(self, version: int) -> None:
+        """Start the evaluation of `version`, unless it is under way. One of another version is given up."""
+        with self._threads.lock:
+            self.give_up_others(version)
+            if self.current is None:
+                self.start(version)
+
+    def give_up_others(self, version: int) -> None:
+        """The engines have `version` or are just being sent it, so an evaluation of other weights can no longer end: whoever
+        waited for it has lost patience. What still comes of it is known by its version, and dropped."""
+        with self._threads.lock:
+            if self.current is not None and self.current.version != version:
+                logger.warning(
+                    "the evaluation of version %d is given up, because version %d has come: %s",
+                    self.current.version,
+                    version,
+                    self.current.describe_missing(),
+                )
+                self.give_up()
+
+    def collect(self, timeout_s: float) -> dict[str, Any]:
+        """`eval/*` metrics of the evaluation under way. Waits for its last result, and raises `TimeoutError` after `timeout_s`,
+        or at once when the evaluation is given up."""
+        evaluation = self.current
+        assert evaluation is not None, "no evaluation was started"
+        with self._threads.lock:
+            self._threads.wait_for(lambda: evaluation.is_complete or self.current is not evaluation, timeout_s)
+            if not evaluation.is_complete:
+                has_time = self.current is not evaluation
+                why = "when it was given up" if has_time else f"after {timeout_s:g} s"
+                raise TimeoutError(
+                    f"evaluation: {evaluation.num_done} of {evaluation.num_rows} results {why}; {evaluation.describe_missing()}"
+                    + ("" if has_time else ". Where it only takes longer, raise --eval_timeout_s")
+                )
+            if self.current is evaluation:  # else another one took its place
+                self.current = None
+        if evaluation.num_given_up:
+            logger.warning("%s", evaluation.why_given_up())
+        metrics = self._metrics(evaluation.groups) if evaluation.groups else {}
+        metrics |= evaluation.unscored
+        metrics |= {f"eval/model_step_{name}": evaluation.version for name in ("min", "mean", "max")}
+        metrics["eval/num_not_scored"] = evaluation.num_left_out
+        metrics["time/eval"] = evaluation.seconds  # not up to now: the driver asks once the next step is trained
+        return metrics
+
+    def _metrics(self, groups: Sequence[ScoredGroup]) -> dict[str, Any]:
+        self.answers = answers = self._workflow.evaluated(groups)
+        metrics = evaluation_metrics(answers, verification_reward=self._args.verification_reward, rollouts=groups)
+        return metrics | under_eval(self._workflow.evaluation_metrics(groups))
+
+    def give_up(self) -> None:
+        """Forget the evaluation under way."""
+        with self._threads.lock:
+            self.current = None
+            self._threads.lock.notify_all()
+
+    def measured_by(self, result: GenerationResult) -> Evaluation | None:
+        """The evaluation under way, if the result is part of it."""
+        return self.current if self.current is not None and self.current.measures(result) else None
+
+    def recover(self, present: set[str]) -> int:
+        """Issue again what was lost with an engine; how many prompts. See `Evaluation.recover`."""
+        return self.current.recover(present) if self.current is not None else 0

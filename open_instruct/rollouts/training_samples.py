@@ -1,0 +1,68 @@
+"""From scored groups to training samples: advantages, and masks of the trained tokens. Pure: arrays in, arrays out."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from open_instruct.data_types import GenerationResult, TrainingSample
+from open_instruct.scored_groups import ScoredGroup
+
+
+def training_samples(
+    groups: Sequence[ScoredGroup],
+    *,
+    verification_reward: float,
+    advantages: Callable[..., np.ndarray],
+    mask_truncated_completions: bool,
+    learns_inserted: bool = False,
+    masks: Sequence[Sequence[np.ndarray]] | None = None,
+) -> list[TrainingSample]:
+    """One sample per response, with the advantage of its reward within its group, in the order of `groups`.
+
+    `advantages(rewards_G, lengths_G=…)` gives (G,) advantages for the (G,) rewards of a group.
+
+    With `mask_truncated_completions` conversations that did not end by themselves count in their group's baseline, but no token
+    of theirs is trained on; all their samples are left out. So are samples of whose tokens `masks` (per group and sample, (R,)
+    bool; by default all True) lets none be trained on, and those of weight 0. Tokens outside a `loss_mask` are never trained on,
+    but for their cross-entropy with `learns_inserted`.
+    """
+    if masks is None:
+        masks = [[np.ones(len(sample.response_ids), dtype=bool) for sample in group.samples] for group in groups]
+    advantages_PG = [_advantages_of(group, advantages, verification_reward) for group in groups]
+    return [
+        TrainingSample(
+            query=sample.prompt_ids,
+            response=sample.response_ids,
+            mask=trained,
+            logprobs=sample.logprobs,
+            advantage=float(advantage),
+            weight=sample.weight,
+            inserted=~sample.loss_mask if learns_inserted and sample.loss_mask is not None else None,
+            teacher=sample.teacher,
+        )
+        for group, advantages_G, group_masks in zip(groups, advantages_PG, masks, strict=True)
+        for sample, advantage, mask, stops in zip(group.samples, advantages_G, group_masks, group.stopped, strict=True)
+        if (trained := mask if sample.loss_mask is None else mask & sample.loss_mask).any()
+        and sample.weight > 0
+        and (stops or not mask_truncated_completions)
+    ]
+
+
+def _advantages_of(group: ScoredGroup, advantages: Callable[..., np.ndarray], verification_reward: float) -> np.ndarray:
+    """(G,) advantages. Samples of one conversation are compared as one, with the tokens of all of them as its length: they have
+    the advantage of its last sample."""
+    rewards, lengths = group.rewards(verification_reward), group.conversation_lengths
+    if not any(sample.goes_on for sample in group.samples):
+        return advantages(rewards, lengths_G=lengths)
+    ends, place = np.unique(group.ends, return_inverse=True)
+    return advantages(rewards[ends], lengths_G=lengths[ends])[place]
+
+
+def fresh_masks(result: GenerationResult, oldest_allowed_version: int) -> list[np.ndarray]:
+    """Per response (R,) bool: True on tokens that weights of `oldest_allowed_version` or newer sampled."""
+    return [
+        np.repeat([version >= oldest_allowed_version for version, _ in spans], [length for _, length in spans]).astype(
+            bool
+        )
+        for spans in (sample.version_spans for sample in result.samples)
+    ]

@@ -1,0 +1,175 @@
+"""The fork server, a process which loads the verifiers, and the scorer processes, which it forks.
+
+The fork server never sees a response. It forks a scorer when the parent asks for one, and a scorer goes into its jail before it
+sees a response. `scoring_processes.py` is the parent's side of both.
+"""
+
+import gc
+import json
+import os
+import pickle
+import resource
+import signal
+import socket
+import struct
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+from open_instruct.config.verifier_options import VerifierConfig
+from open_instruct.system.sandbox import (
+    Jail,
+    be_killed_first,
+    die_with_parent,
+    has_filters,
+    landlock_version,
+    limit_resources,
+    limit_to_computing,
+    python_files,
+    restrict_calls,
+    restrict_files,
+)
+from open_instruct.verifiers import code_children
+from open_instruct.verifiers.base import VerificationResult
+from open_instruct.verifiers.registry import (
+    import_verifiers,
+    prepare_label,
+    prepare_verifier,
+)
+
+MAX_REPLY_BYTES = 4096
+MAX_FAILURE = 500
+"""Longest text of an error, in characters."""
+ScoreFunction = Callable[[str, object, list[int], str, str | None], VerificationResult]
+"""Its arguments: a row's `dataset` and ground truth, and a response's token ids, text and prompt."""
+
+
+@dataclass(frozen=True)
+class ForkServerStart:
+    """The first message to a fork server."""
+
+    score: ScoreFunction
+    ready: tuple[str, ...]
+    """Values of the `dataset` column whose verifiers are loaded at once."""
+    modules: tuple[str, ...]
+    """As `--verifier_modules`."""
+    config: VerifierConfig
+    jail: Jail
+    runs_programs: bool = False
+    """Whether the processes that are forked run programs and their tests (`code_children.py`) in place of scoring."""
+
+
+def keep(descriptor: int) -> None:
+    """The fork server. Forks a scorer for every request over the socket, until the socket closes, also by the parent's death."""
+    # Ctrl-C and a job queue's SIGTERM reach the whole process group, but only the parent decides when the fork server ends.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    os.set_inheritable(descriptor, False)
+    listening = socket.socket(fileno=descriptor)
+    connection = Connection(os.dup(descriptor))
+    try:
+        start: ForkServerStart = connection.recv()
+        import_verifiers(start.modules, start.config)
+        refused = _load(start.ready)
+        if start.runs_programs:
+            code_children.prepare()
+        be_killed_first()
+        silent = os.open(os.devnull, os.O_WRONLY)
+        limit_resources(start.jail)
+        if landlock_version():  # a missing part of the jail is skipped: tasks that need all parts are refused elsewhere
+            restrict_files(Jail(readable=python_files(["open_instruct", start.score.__module__])))
+        gc.collect()
+        gc.freeze()  # collecting would copy the pages that scorers share
+        connection.send(refused)
+        while True:
+            _, descriptors, *_ = socket.recv_fds(listening, 1, 1)
+            if not descriptors:
+                return
+            job = connection.recv()
+            _reap()
+            _prepare(*job)
+            fork_server = os.getpid()
+            if pid := os.fork():
+                os.close(descriptors[0])
+                connection.send(pid)
+            elif start.runs_programs:
+                code_children.serve(fork_server, descriptors[0], silent, start.jail)
+            else:
+                _become_scorer(fork_server, descriptors[0], silent, start.jail)
+                _score(start.score)
+    except (EOFError, OSError):
+        return
+
+
+def _load(datasets: Collection[str]) -> dict[str, str]:
+    """Load the verifiers of these `dataset` columns. Returns those that cannot be loaded, each with the reason."""
+    refused = {}
+    for dataset in datasets:
+        try:
+            prepare_verifier(dataset)
+        except Exception as err:  # a verifier that is broken, or refuses this machine, must not affect other rows
+            refused[dataset] = f"{type(err).__name__}: {err}"
+    return refused
+
+
+def _reap() -> None:
+    """Remove scorers that have ended from the kernel's process table."""
+    with suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
+def _prepare(dataset: str, ground_truth: object) -> None:
+    """Load in the fork server what every scorer of such a row needs, so that not every scorer has to load it."""
+    with suppress(Exception):  # the scorer meets the same error and reports it
+        prepare_label(dataset, ground_truth)
+
+
+def _become_scorer(fork_server: int, descriptor: int, silent: int, jail: Jail) -> None:
+    """Make the forked process a scorer: it keeps only the socket, as file descriptor 0, and goes into the jail."""
+    try:
+        die_with_parent(fork_server)
+        os.dup2(descriptor, 0)
+        os.dup2(silent, 1)
+        os.dup2(silent, 2)
+        os.closerange(3, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+        if has_filters():
+            restrict_calls(jail)
+        else:
+            limit_to_computing(jail)
+    except BaseException:
+        os._exit(1)
+
+
+def _score(score: ScoreFunction) -> None:
+    """Score responses until the socket closes."""
+    try:
+        while True:
+            secret, response = pickle.loads(_read(struct.unpack("!Q", _read(8))[0]))
+            reply = json.dumps(_score_safely(score, *response))
+            os.write(0, f"{secret} {reply}\n".encode())
+    finally:
+        os._exit(0)
+
+
+def _read(size: int) -> bytes:
+    data = bytearray()
+    while len(data) < size:
+        part = os.read(0, min(size - len(data), 1 << 20))
+        if not part:
+            os._exit(0)
+        data += part
+    return bytes(data)
+
+
+def _score_safely(score: ScoreFunction, *response: Any) -> tuple[float | None, str | None, float]:
+    """Score, failure and cost: the fields of `Scored`."""
+    try:
+        result = score(*response)
+        return result.score, None, result.cost
+    except MemoryError:  # not scored, as if the kernel had killed the process for its memory
+        os._exit(1)
+    except Exception as err:  # this process exists to isolate errors: the error is reported and counted
+        return None, f"error: {type(err).__name__}: {err}"[:MAX_FAILURE], 0.0
