@@ -372,8 +372,7 @@ class RolloutController:
     def recover_lost(self, held: list[str]) -> int:
         """Issue the prompts again that were lost with an engine; how many. `held` are the ids of prompts inside living engines.
 
-        lost = issued - in the prompt queue (taken back) - held - arrived. Arrived are also the results that are being read or
-        scored. Those in the results queue are waited for.
+        lost = issued - in the prompt queue (taken back) - held - arrived, read or not. The results queue is waited for.
         """
         deadline = time.monotonic() + self._args.batch_timeout
         while not self.inference_results_Q.empty() and time.monotonic() < deadline:
