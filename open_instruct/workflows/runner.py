@@ -198,7 +198,9 @@ class EngineContext(Context):
                 return await asyncio.wait_for(self._tools.call(tool, arguments), timeout_s)
         except TimeoutError as error:
             raise CallFailed(f"{effect}: {tool} did not answer in {timeout_s:g} s") from error
-        except Exception as error:  # whatever a tool raises
+        except (asyncio.CancelledError, GeneratorExit):
+            raise
+        except BaseException as error:  # whatever a tool raises, such as the `SystemExit` of a parser of arguments
             raise CallFailed(f"{effect}: {tool} failed: {type(error).__name__}: {error}") from error
 
     def _now(self, effect: Effect) -> float:
@@ -250,10 +252,21 @@ class RolloutRunner:
         self._num_errors_in_a_row = 0
         self._under_way: set[asyncio.Task[None]] = set()
         """An event loop alone does not keep its tasks."""
+        self._is_closing = False
         self._loop = asyncio.new_event_loop()
         self._loop.set_task_factory(task_factory)
-        self._thread = threading.Thread(target=self._loop.run_forever, name="rollouts", daemon=True)
+        self._thread = threading.Thread(target=self._serve, name="rollouts", daemon=True)
         self._thread.start()
+
+    def _serve(self) -> None:
+        """The thread of the event loop. asyncio raises the `SystemExit` of a task out of the loop, although whoever awaits the
+        task gets it too. One rollout must not end the others, so the loop goes on."""
+        while True:
+            try:
+                self._loop.run_forever()
+                return
+            except (SystemExit, KeyboardInterrupt) as error:
+                logger.debug("a task of a rollout raised %s", type(error).__name__)
 
     def start(self, *requests: PromptRequest) -> None:
         """Roll prompts out. Returns at once. Several are told the event loop in one call, because each call wakes its thread."""
@@ -269,6 +282,7 @@ class RolloutRunner:
         """Cancel the rollouts that are under way. No result is given back any more. May be called twice."""
         if not self._thread.is_alive():
             return
+        self._is_closing = True
         with suppress(Exception):  # a rollout may refuse to end: then its thread ends with the process
             asyncio.run_coroutine_threadsafe(_cancel_all(), self._loop).result(CLOSE_S)
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -279,7 +293,9 @@ class RolloutRunner:
     async def _run(self, request: PromptRequest) -> None:
         try:
             self._finish(await self._result(request))
-        except Exception as error:  # `fail` ends the engine's thread with this error
+        except BaseException as error:  # `fail` ends the engine's thread with this error
+            if self._is_ended_by(error):
+                raise
             self._fail(error)
 
     async def _result(self, request: PromptRequest) -> GenerationResult:
@@ -294,12 +310,18 @@ class RolloutRunner:
             trajectory = await (watched(rollout) if is_watched else rollout)
             if not isinstance(trajectory, Trajectory):
                 raise TypeError(f"run gave {type(trajectory).__name__}: it must give a Trajectory")
-        except Exception as error:
+        except BaseException as error:  # also a `SystemExit`, and the `CancelledError` of a task that the workflow has cancelled
+            if self._is_ended_by(error):
+                raise
             return GenerationResult.given_up(request, self._facts.engine_id, self._cause(first_of(error)), began)
         finally:
             ctx.end()
         self._num_errors_in_a_row = 0
         return self._to_result(request, trajectory, ctx, began)
+
+    def _is_ended_by(self, error: BaseException) -> bool:
+        """Whether `close` has cancelled a rollout that ends with this error."""
+        return self._is_closing and isinstance(error, asyncio.CancelledError)
 
     def _cause(self, error: BaseException) -> str:
         """Why a rollout is given up. An error of the workflow's own code costs one rollout, because anybody may write a workflow.
