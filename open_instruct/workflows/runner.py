@@ -29,6 +29,7 @@ from open_instruct.data_types import (
     GenerationResult,
     Moment,
     PromptRequest,
+    Sample,
     SamplingConfig,
     TokenStatistics,
 )
@@ -310,7 +311,8 @@ class RolloutRunner:
             trajectory = await (watched(rollout) if is_watched else rollout)
             if not isinstance(trajectory, Trajectory):
                 raise TypeError(f"run gave {type(trajectory).__name__}: it must give a Trajectory")
-        except BaseException as error:  # also a `SystemExit`, and the `CancelledError` of a task that the workflow has cancelled
+            check_samples(trajectory.samples)
+        except BaseException as error:  # also `SystemExit`, and a `CancelledError` that is not of `close`
             if self._is_ended_by(error):
                 raise
             return GenerationResult.given_up(request, self._facts.engine_id, self._cause(first_of(error)), began)
@@ -361,6 +363,35 @@ class RolloutRunner:
             marker=request.marker,
             notes=trajectory.notes,
         )
+
+
+ARRAYS = {"prompt_ids": np.integer, "response_ids": np.integer, "logprobs": np.floating, "loss_mask": np.bool_}
+"""The arrays of a sample, and the kind of their values."""
+
+
+def check_samples(samples: Sequence[Any]) -> None:
+    """Raises `TypeError` or `ValueError` for the first sample with which no step could be made; the text says why. Whoever trains
+    on it would only find that two arrays do not fit together."""
+    for number, sample in enumerate(samples):
+        where = f"sample {number} of the Trajectory"
+        if not isinstance(sample, Sample):
+            raise TypeError(f"{where} is {type(sample).__name__}: it must be a Sample")
+        for name, kind in ARRAYS.items():
+            values = getattr(sample, name)
+            if name == "loss_mask" and values is None:
+                continue
+            if not (isinstance(values, np.ndarray) and values.ndim == 1 and np.issubdtype(values.dtype, kind)):
+                what = f"array of {values.dtype}" if isinstance(values, np.ndarray) else type(values).__name__
+                raise TypeError(f"{where}: {name} is {what}: it must be an array of one dimension of {kind.__name__}")
+        lengths = {"logprobs": len(sample.logprobs), "version_spans": sum(length for _, length in sample.version_spans)}
+        if sample.loss_mask is not None:
+            lengths["loss_mask"] = len(sample.loss_mask)
+        for name, length in lengths.items():
+            if length != len(sample.response_ids):
+                raise ValueError(
+                    f"{where}: {name} covers {length} tokens, and response_ids has {len(sample.response_ids)}: each token needs "
+                    "one, inserted text too"
+                )
 
 
 def _place_in(cls: type[Any], error: BaseException) -> str:

@@ -163,12 +163,17 @@ def test_tool_that_hangs_or_fails_gives_the_prompt_up(
 
 
 WRONG = """
-    from open_instruct.workflows.base import WORKFLOWS, Workflow
+    from open_instruct.workflows.base import WORKFLOWS, Trajectory, Workflow
 
     @WORKFLOWS.register("toy_without_a_trajectory")
     class WithoutATrajectory(Workflow):
         async def run(self, request, ctx):
             return []
+
+    @WORKFLOWS.register("toy_with_a_wrong_sample")
+    class WithAWrongSample(Workflow):
+        async def run(self, request, ctx):
+            return Trajectory([request.prompt])
 
     @WORKFLOWS.register("toy_without_async")
     class WithoutAsync(Workflow):
@@ -181,6 +186,7 @@ WRONG = """
     ("name", "error"),
     [
         ("toy_without_a_trajectory", "TypeError: run gave list: it must give a Trajectory"),
+        ("toy_with_a_wrong_sample", "TypeError: sample 0 of the Trajectory is ndarray: it must be a Sample"),
         ("toy_without_async", "TypeError: run is no coroutine function: write `async def run(self, request, ctx)`"),
     ],
 )
