@@ -17,7 +17,7 @@ from rc_fakes import codec
 from open_instruct.chat_codec import ChatCodec
 from open_instruct.data_types import GenerationResult, Sample
 from open_instruct.run.rollout_manager import engine_options
-from open_instruct.workflows.conversations.bridge import _is_shown
+from open_instruct.workflows.conversations.bridge import is_shown
 
 MakeTalk = Callable[..., Stage]
 
@@ -532,8 +532,8 @@ def test_a_tool_without_parameters_can_be_called(talk: MakeTalk, tmp_path: Path)
 @pytest.mark.parametrize("said", ["1\t2", "a\rb", "\x1b[0m", 'x\n"last"', "käse", "\\frac"])
 @pytest.mark.parametrize("ascii_alone", [False, True])
 def test_what_a_tool_says_is_found_where_a_template_writes_json(said: str, *, ascii_alone: bool) -> None:
-    assert _is_shown(said, f"<tool>{json.dumps(said, ensure_ascii=ascii_alone)}</tool>")
-    assert not _is_shown(said, "<tool></tool>")
+    assert is_shown(said, f"<tool>{json.dumps(said, ensure_ascii=ascii_alone)}</tool>")
+    assert not is_shown(said, "<tool></tool>")
 
 
 # --- templates that change what was said ------------------------------------------------------------------------------
