@@ -16,6 +16,7 @@ from rc_fakes import codec
 
 from open_instruct.chat_codec import ChatCodec
 from open_instruct.data_types import GenerationResult, Sample
+from open_instruct.environments.base import ENVIRONMENTS
 from open_instruct.run.rollout_manager import engine_options
 from open_instruct.workflows.conversations.bridge import is_shown
 
@@ -118,6 +119,34 @@ def test_a_game_answers_in_messages_of_the_chat_template(talk: MakeTalk) -> None
     assert result.notes[0]["turn_rewards"] == pytest.approx([0.2 * 2 + 0.2, 1.7])
     assert result.notes[0]["metrics"]["wordle"]["solved"] == 1.0
     assert result.notes[0]["ended_by"] == "environment"
+
+
+SILENT = """
+from open_instruct.environments.base import ENVIRONMENTS, Environment, Observation, Opening
+
+@ENVIRONMENTS.register("silent")
+class Silent(Environment):
+    takes_text = True
+    num_turns = 0
+
+    async def reset(self, task, seed):
+        return Opening()
+
+    async def step(self, turn):
+        self.num_turns += 1
+        return Observation(done=self.num_turns == 2)
+"""
+
+
+def test_after_an_environment_that_says_nothing_the_model_has_a_turn_of_its_own(
+    talk: MakeTalk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ENVIRONMENTS, "_entries", dict(ENVIRONMENTS._entries))
+    (tmp_path / "silent.py").write_text(SILENT)
+    stage = talk(turns("one<end>", "two<end>"), environment_modules=[str(tmp_path / "silent.py")])
+    [sample] = stage.roll_out(env_config={"env_name": "silent"}).samples
+    assert text_of(sample) == "one<|end|><|assistant|>two<|end|>"
+    assert trained_text(sample) == "one<|end|>two<|end|>"
 
 
 def test_rewards_of_steps_are_added_if_the_option_says_so(talk: MakeTalk) -> None:
