@@ -60,10 +60,13 @@ class TokenizerSetup:
         """The tokenizer with the template of the run.
 
         Raises:
-            UnknownTemplate: the tokenizer has no token for the beginning of a text.
+            UnknownTemplate: the tokenizer has no token for the beginning of a text, or several templates of its own.
         """
         if self.template is not None:
             tokenizer.chat_template = self.template
+        if self.add_bos and isinstance(tokenizer.chat_template, dict):
+            names = ", ".join(tokenizer.chat_template)
+            raise UnknownTemplate(f"the tokenizer has several chat templates ({names}): name a file with one of them")
         if self.add_bos and tokenizer.chat_template and not begins_with_bos(tokenizer):
             if tokenizer.bos_token is None:
                 raise UnknownTemplate("the tokenizer has no token for the beginning of a text")

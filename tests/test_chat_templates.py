@@ -1,6 +1,7 @@
 """Chat templates by name make the prompts that open-instruct's make."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -98,6 +99,15 @@ def test_what_is_no_template_is_refused(tmp_path: Path, content: str | bytes | N
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(UnknownTemplate, match=problem):
         chat_template(str(path))
+
+
+def test_bos_before_several_templates_is_refused() -> None:
+    """As in Hermes and Command R, which have one for prompts with tools."""
+    tokenizer = SimpleNamespace(
+        chat_template={"default": "{{ messages }}", "tool_use": "{{ messages }}"}, bos_token="<s>"
+    )
+    with pytest.raises(UnknownTemplate, match=r"several chat templates \(default, tool_use\)"):
+        TokenizerSetup(add_bos=True).apply(tokenizer)
 
 
 def test_bos_comes_once(tokenizer: Any) -> None:

@@ -16,6 +16,7 @@ import sys
 import time
 import urllib.request
 from dataclasses import dataclass, field
+from http.client import HTTPException
 from pathlib import Path
 from types import TracebackType
 from typing import IO
@@ -126,7 +127,7 @@ class VllmServer:
         try:
             with urllib.request.urlopen(request, timeout=2):
                 return True
-        except OSError:  # also HTTPError
+        except (OSError, HTTPException):  # also HTTPError; and what answers here may speak another protocol
             return False
 
     def _end_of_log(self) -> str:

@@ -40,9 +40,13 @@ class VllmParsers:
         )  # parsers look at tools alone
         tokenizer = self._read_codec().tokenizer
         try:
-            parser_class(tokenizer, request.tools)
+            parser = parser_class(tokenizer, request.tools)
         except Exception as error:  # most parsers refuse a tokenizer without their control tokens
             raise RolloutFailed(f"vLLM's parser {name} does not go with this tokenizer: {error}") from error
+        if not _reads_texts(parser, request):
+            raise RolloutFailed(
+                f"vLLM's parser {name} finds no calls in a text, because it stands for code of vLLM's server. Choose another"
+            )
 
         def calls(text: str) -> list[tuple[str, str]]:
             try:
@@ -53,6 +57,17 @@ class VllmParsers:
             return [(call.function.name, call.function.arguments) for call in found.tool_calls]
 
         return calls
+
+
+def _reads_texts(parser: Any, request: Any) -> bool:
+    """Whether the parser finds calls in a text. Some stand for code of vLLM's server, and never find any (`openai`, `hf`)."""
+    try:
+        parser.extract_tool_calls("", request)
+    except NotImplementedError:
+        return False
+    except Exception:  # it does not like this text
+        return True
+    return True
 
 
 def tool_parsers_are_there(args: GRPOConfig) -> list[str]:

@@ -29,6 +29,7 @@ from open_instruct.data_types import (
     GenerationResult,
     Moment,
     PromptRequest,
+    Sample,
     SamplingConfig,
     TokenStatistics,
 )
@@ -198,7 +199,9 @@ class EngineContext(Context):
                 return await asyncio.wait_for(self._tools.call(tool, arguments), timeout_s)
         except TimeoutError as error:
             raise CallFailed(f"{effect}: {tool} did not answer in {timeout_s:g} s") from error
-        except Exception as error:  # whatever a tool raises
+        except (asyncio.CancelledError, GeneratorExit):
+            raise
+        except BaseException as error:  # whatever a tool raises, such as the `SystemExit` of a parser of arguments
             raise CallFailed(f"{effect}: {tool} failed: {type(error).__name__}: {error}") from error
 
     def _now(self, effect: Effect) -> float:
@@ -250,10 +253,21 @@ class RolloutRunner:
         self._num_errors_in_a_row = 0
         self._under_way: set[asyncio.Task[None]] = set()
         """An event loop alone does not keep its tasks."""
+        self._is_closing = False
         self._loop = asyncio.new_event_loop()
         self._loop.set_task_factory(task_factory)
-        self._thread = threading.Thread(target=self._loop.run_forever, name="rollouts", daemon=True)
+        self._thread = threading.Thread(target=self._serve, name="rollouts", daemon=True)
         self._thread.start()
+
+    def _serve(self) -> None:
+        """The thread of the event loop. asyncio raises the `SystemExit` of a task out of the loop, although whoever awaits the
+        task gets it too. One rollout must not end the others, so the loop goes on."""
+        while True:
+            try:
+                self._loop.run_forever()
+                return
+            except (SystemExit, KeyboardInterrupt) as error:
+                logger.debug("a task of a rollout raised %s", type(error).__name__)
 
     def start(self, *requests: PromptRequest) -> None:
         """Roll prompts out. Returns at once. Several are told the event loop in one call, because each call wakes its thread."""
@@ -269,6 +283,7 @@ class RolloutRunner:
         """Cancel the rollouts that are under way. No result is given back any more. May be called twice."""
         if not self._thread.is_alive():
             return
+        self._is_closing = True
         with suppress(Exception):  # a rollout may refuse to end: then its thread ends with the process
             asyncio.run_coroutine_threadsafe(_cancel_all(), self._loop).result(CLOSE_S)
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -279,7 +294,9 @@ class RolloutRunner:
     async def _run(self, request: PromptRequest) -> None:
         try:
             self._finish(await self._result(request))
-        except Exception as error:  # `fail` ends the engine's thread with this error
+        except BaseException as error:  # `fail` ends the engine's thread with this error
+            if self._is_ended_by(error):
+                raise
             self._fail(error)
 
     async def _result(self, request: PromptRequest) -> GenerationResult:
@@ -294,12 +311,19 @@ class RolloutRunner:
             trajectory = await (watched(rollout) if is_watched else rollout)
             if not isinstance(trajectory, Trajectory):
                 raise TypeError(f"run gave {type(trajectory).__name__}: it must give a Trajectory")
-        except Exception as error:
+            check_samples(trajectory.samples)
+        except BaseException as error:  # also `SystemExit`, and a `CancelledError` that is not of `close`
+            if self._is_ended_by(error):
+                raise
             return GenerationResult.given_up(request, self._facts.engine_id, self._cause(first_of(error)), began)
         finally:
             ctx.end()
         self._num_errors_in_a_row = 0
         return self._to_result(request, trajectory, ctx, began)
+
+    def _is_ended_by(self, error: BaseException) -> bool:
+        """Whether `close` has cancelled a rollout that ends with this error."""
+        return self._is_closing and isinstance(error, asyncio.CancelledError)
 
     def _cause(self, error: BaseException) -> str:
         """Why a rollout is given up. An error of the workflow's own code costs one rollout, because anybody may write a workflow.
@@ -339,6 +363,35 @@ class RolloutRunner:
             marker=request.marker,
             notes=trajectory.notes,
         )
+
+
+ARRAYS = {"prompt_ids": np.integer, "response_ids": np.integer, "logprobs": np.floating, "loss_mask": np.bool_}
+"""The arrays of a sample, and the kind of their values."""
+
+
+def check_samples(samples: Sequence[Any]) -> None:
+    """Raises `TypeError` or `ValueError` for the first sample with which no step could be made; the text says why. Whoever trains
+    on it would only find that two arrays do not fit together."""
+    for number, sample in enumerate(samples):
+        where = f"sample {number} of the Trajectory"
+        if not isinstance(sample, Sample):
+            raise TypeError(f"{where} is {type(sample).__name__}: it must be a Sample")
+        for name, kind in ARRAYS.items():
+            values = getattr(sample, name)
+            if name == "loss_mask" and values is None:
+                continue
+            if not (isinstance(values, np.ndarray) and values.ndim == 1 and np.issubdtype(values.dtype, kind)):
+                what = f"array of {values.dtype}" if isinstance(values, np.ndarray) else type(values).__name__
+                raise TypeError(f"{where}: {name} is {what}: it must be an array of one dimension of {kind.__name__}")
+        lengths = {"logprobs": len(sample.logprobs), "version_spans": sum(length for _, length in sample.version_spans)}
+        if sample.loss_mask is not None:
+            lengths["loss_mask"] = len(sample.loss_mask)
+        for name, length in lengths.items():
+            if length != len(sample.response_ids):
+                raise ValueError(
+                    f"{where}: {name} covers {length} tokens, and response_ids has {len(sample.response_ids)}: each token needs "
+                    "one, inserted text too"
+                )
 
 
 def _place_in(cls: type[Any], error: BaseException) -> str:

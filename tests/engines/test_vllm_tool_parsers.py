@@ -62,3 +62,10 @@ def test_what_is_half_a_call_is_none(context: EngineContext) -> None:
 def test_an_unknown_parser_is_told_with_those_that_there_are(context: EngineContext) -> None:
     with pytest.raises(RolloutFailed, match=r"vLLM has no parser \w+; there are .*vllm_hermes"):
         calls(context, "none", "")
+
+
+@pytest.mark.parametrize("name", ["openai", "hf", "cohere_command3"])
+def test_a_parser_that_reads_no_texts_is_refused(context: EngineContext, name: str) -> None:
+    """With it, no conversation would ever have a call."""
+    with pytest.raises(RolloutFailed, match=f"vLLM's parser {name} finds no calls in a text"):
+        calls(context, name, "")

@@ -15,11 +15,16 @@ from played_agents import (  # noqa: F401 - `stage` is a fixture
     stage,
     text_of,
 )
+from played_policy import vllm_parser
 from rc_fakes import codec
+from transformers import AutoTokenizer
 
 from open_instruct.chat_codec import ChatCodec
+from open_instruct.chat_templates import chat_template
 from open_instruct.data_types import SamplingConfig
+from open_instruct.workflows.agents.chat import Chat
 from open_instruct.workflows.agents.protocol import Refused, chat_request, generate_request
+from open_instruct.workflows.conversations.bridge import Bridge
 
 TALK = """
 messages = list(ROW["messages"])
@@ -126,8 +131,6 @@ DROPS_THOUGHTS = (
 
 
 def test_where_the_template_drops_thoughts_there_is_a_sample_for_each_turn(stage: MakeStage) -> None:
-    from transformers import AutoTokenizer
-
     tokenizer = AutoTokenizer.from_pretrained(codec().tokenizer.name_or_path)
     tokenizer.chat_template = DROPS_THOUGHTS
     one = stage(TALK, lambda *_: "<think>hm</think>yes<end>", chat=ChatCodec(tokenizer))
@@ -136,6 +139,24 @@ def test_where_the_template_drops_thoughts_there_is_a_sample_for_each_turn(stage
     assert [sample.goes_on for sample in result.samples] == [True, True, False]
     assert "hm" not in codec().decode_all(result.samples[1].prompt_ids.tolist())
     assert_samples_are_what_the_engine_said(result, one)
+
+
+@pytest.mark.parametrize(
+    ("role", "before"), [("tool", [{"role": "assistant", "content": "<add>46</add>"}]), ("developer", []), ("user", [])]
+)
+def test_messages_that_the_template_would_leave_out_are_refused(role: str, before: list[dict[str, Any]]) -> None:
+    """Tulu's template passes over roles that it does not know, and the model would never see what they say."""
+    tokenizer = AutoTokenizer.from_pretrained(codec().tokenizer.name_or_path)
+    tokenizer.chat_template = chat_template("tulu")
+    chat = Chat(ChatCodec(tokenizer), Bridge(ChatCodec(tokenizer)), "legacy", vllm_parser)
+    asked = [{"role": "user", "content": "12 + 34?"}, *before, {"role": role, "content": "It is 46."}]
+    request = chat_request({"messages": asked}, SamplingConfig(), model="m")
+    if role == "user":
+        _, token_ids = chat.prompt(request, [])
+        assert "It is 46." in codec().decode_all(token_ids)
+    else:
+        with pytest.raises(Refused, match=f"the chat template leaves out what the role '{role}' says"):
+            chat.prompt(request, [])
 
 
 def test_what_cannot_be_done_is_refused_in_words() -> None:

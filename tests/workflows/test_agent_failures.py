@@ -1,6 +1,9 @@
 # ruff: noqa: F811 - `stage` is a fixture
 """Agent programs that hang, die, leave something behind or say nothing useful."""
 
+import os
+import resource
+import signal
 import subprocess
 import sys
 import time
@@ -25,6 +28,7 @@ from played_agents import (  # noqa: F401 - `stage` is a fixture
 
 from open_instruct.scored_groups import ScoredGroup
 from open_instruct.workflows.agents.options import AgentOptions
+from open_instruct.workflows.agents.programs import KEEPER
 from open_instruct.workflows.agents.rollout import verdict_of
 from open_instruct.workflows.agents.workflow import AgentPrograms
 
@@ -208,6 +212,35 @@ def test_output_of_a_program_is_read_to_its_end(stage: MakeStage) -> None:
     """
     [sample] = stage(program).roll_out().samples
     assert sample.environment_reward == 2.0
+
+
+def kept(words: list[str], *, descriptor: int | None = None) -> subprocess.CompletedProcess[bytes]:
+    """Run a command under a keeper whose pipe has this number."""
+    theirs, ours = os.pipe()
+    try:
+        if descriptor is not None:
+            os.dup2(theirs, descriptor)
+        number = theirs if descriptor is None else descriptor
+        command = [sys.executable, "-I", "-S", KEEPER, str(number), *words]
+        return subprocess.run(command, pass_fds=[number], capture_output=True, timeout=20.0)
+    finally:
+        for number in {theirs, ours, theirs if descriptor is None else descriptor}:
+            os.close(number)
+
+
+def test_a_program_ends_as_it_should_where_the_engine_has_many_open_files() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(2048, hard), hard))
+    try:
+        assert kept(["true"], descriptor=1500).returncode == 0
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_program_has_the_signals_that_a_shell_gives_it() -> None:
+    """With SIGPIPE ignored, `yes | head -1` complains of a broken pipe, and a loop in place of `yes` never ends."""
+    ended = kept(["bash", "-c", "yes | head -1 > /dev/null; exit ${PIPESTATUS[0]}"])
+    assert ended.returncode == 128 + signal.SIGPIPE
 
 
 def test_a_last_line_is_read_only_as_an_object_with_a_reward() -> None:

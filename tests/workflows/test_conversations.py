@@ -16,8 +16,9 @@ from rc_fakes import codec
 
 from open_instruct.chat_codec import ChatCodec
 from open_instruct.data_types import GenerationResult, Sample
+from open_instruct.environments.base import ENVIRONMENTS
 from open_instruct.run.rollout_manager import engine_options
-from open_instruct.workflows.conversations.bridge import _is_shown
+from open_instruct.workflows.conversations.bridge import is_shown
 
 MakeTalk = Callable[..., Stage]
 
@@ -118,6 +119,34 @@ def test_a_game_answers_in_messages_of_the_chat_template(talk: MakeTalk) -> None
     assert result.notes[0]["turn_rewards"] == pytest.approx([0.2 * 2 + 0.2, 1.7])
     assert result.notes[0]["metrics"]["wordle"]["solved"] == 1.0
     assert result.notes[0]["ended_by"] == "environment"
+
+
+SILENT = """
+from open_instruct.environments.base import ENVIRONMENTS, Environment, Observation, Opening
+
+@ENVIRONMENTS.register("silent")
+class Silent(Environment):
+    takes_text = True
+    num_turns = 0
+
+    async def reset(self, task, seed):
+        return Opening()
+
+    async def step(self, turn):
+        self.num_turns += 1
+        return Observation(done=self.num_turns == 2)
+"""
+
+
+def test_after_an_environment_that_says_nothing_the_model_has_a_turn_of_its_own(
+    talk: MakeTalk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ENVIRONMENTS, "_entries", dict(ENVIRONMENTS._entries))
+    (tmp_path / "silent.py").write_text(SILENT)
+    stage = talk(turns("one<end>", "two<end>"), environment_modules=[str(tmp_path / "silent.py")])
+    [sample] = stage.roll_out(env_config={"env_name": "silent"}).samples
+    assert text_of(sample) == "one<|end|><|assistant|>two<|end|>"
+    assert trained_text(sample) == "one<|end|>two<|end|>"
 
 
 def test_rewards_of_steps_are_added_if_the_option_says_so(talk: MakeTalk) -> None:
@@ -532,8 +561,8 @@ def test_a_tool_without_parameters_can_be_called(talk: MakeTalk, tmp_path: Path)
 @pytest.mark.parametrize("said", ["1\t2", "a\rb", "\x1b[0m", 'x\n"last"', "käse", "\\frac"])
 @pytest.mark.parametrize("ascii_alone", [False, True])
 def test_what_a_tool_says_is_found_where_a_template_writes_json(said: str, *, ascii_alone: bool) -> None:
-    assert _is_shown(said, f"<tool>{json.dumps(said, ensure_ascii=ascii_alone)}</tool>")
-    assert not _is_shown(said, "<tool></tool>")
+    assert is_shown(said, f"<tool>{json.dumps(said, ensure_ascii=ascii_alone)}</tool>")
+    assert not is_shown(said, "<tool></tool>")
 
 
 # --- templates that change what was said ------------------------------------------------------------------------------

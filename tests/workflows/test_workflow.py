@@ -163,12 +163,17 @@ def test_tool_that_hangs_or_fails_gives_the_prompt_up(
 
 
 WRONG = """
-    from open_instruct.workflows.base import WORKFLOWS, Workflow
+    from open_instruct.workflows.base import WORKFLOWS, Trajectory, Workflow
 
     @WORKFLOWS.register("toy_without_a_trajectory")
     class WithoutATrajectory(Workflow):
         async def run(self, request, ctx):
             return []
+
+    @WORKFLOWS.register("toy_with_a_wrong_sample")
+    class WithAWrongSample(Workflow):
+        async def run(self, request, ctx):
+            return Trajectory([request.prompt])
 
     @WORKFLOWS.register("toy_without_async")
     class WithoutAsync(Workflow):
@@ -181,6 +186,7 @@ WRONG = """
     ("name", "error"),
     [
         ("toy_without_a_trajectory", "TypeError: run gave list: it must give a Trajectory"),
+        ("toy_with_a_wrong_sample", "TypeError: sample 0 of the Trajectory is ndarray: it must be a Sample"),
         ("toy_without_async", "TypeError: run is no coroutine function: write `async def run(self, request, ctx)`"),
     ],
 )
@@ -192,6 +198,64 @@ def test_a_workflow_that_is_written_wrong_is_told_what_to_write(
     stage = make_stage(workflow=WorkflowSpec(name, {}, (str(tmp_path / "wrong.py"),)))
     stage.put("")
     assert stage.get()[0].error == error
+
+
+ENDING = """
+    import asyncio
+    from open_instruct.workflows.base import WORKFLOWS, Trajectory, Workflow
+
+    def leave(_):
+        raise SystemExit(2)
+
+    async def leave_by_itself(_):
+        raise SystemExit(2)
+
+    async def leaves():
+        raise SystemExit(2)
+
+    async def leave_in_a_task():
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(leaves())
+
+    async def give_up_waiting():
+        waited_for = asyncio.get_running_loop().create_future()
+        waited_for.cancel()
+        await waited_for
+
+    @WORKFLOWS.register("toy_ending")
+    class Ending(Workflow):
+        tools = {"leave": leave, "leave_by_itself": leave_by_itself}
+
+        async def run(self, request, ctx):
+            if request.task in self.tools:
+                await ctx.call(request.task, None, timeout_s=9.0)
+            elif request.task:
+                await globals()[request.task]()
+            return Trajectory([])
+"""
+
+
+@pytest.mark.parametrize(
+    ("what", "error"),
+    [
+        ("leave", "leave-0: leave failed: SystemExit: 2"),
+        ("leave_by_itself", "leave_by_itself-0: leave_by_itself failed: SystemExit: 2"),
+        ("leaves", "SystemExit: 2"),
+        ("leave_in_a_task", "SystemExit: 2"),
+        ("give_up_waiting", "CancelledError: "),
+    ],
+)
+def test_a_workflow_that_exits_or_cancels_itself_costs_its_rollout_alone(
+    make_stage: MakeStage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, error: str
+) -> None:
+    """A rollout without a result would be waited for without end."""
+    monkeypatch.setattr(WORKFLOWS, "_entries", dict(WORKFLOWS._entries))
+    (tmp_path / "ending.py").write_text(textwrap.dedent(ENDING))
+    stage = make_stage(workflow=WorkflowSpec("toy_ending", {}, (str(tmp_path / "ending.py"),)))
+    stage.put(what)
+    assert stage.get()[0].error == error
+    stage.put("")
+    assert stage.get()[0].error == ""
 
 
 IMPURE = """

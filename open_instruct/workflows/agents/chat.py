@@ -9,10 +9,12 @@ from open_instruct.chat_codec import END_THINK, ChatCodec
 from open_instruct.data_types import Completion
 from open_instruct.workflows.agents.branches import Branch, Talk
 from open_instruct.workflows.agents.protocol import Asked, ChatRequest, Refused, cleaned
-from open_instruct.workflows.conversations.bridge import Bridge, CannotBridge
+from open_instruct.workflows.conversations.bridge import Bridge, CannotBridge, is_shown
 from open_instruct.workflows.conversations.tool_parsers import ToolParser, VllmParsers, tool_parser
 
 Message = dict[str, Any]
+MAY_BE_LEFT_OUT = ("system", "assistant")
+"""Roles of which templates leave something out on purpose, such as earlier thoughts."""
 
 
 class Chat:
@@ -38,7 +40,7 @@ class Chat:
         """The token ids of a request, and the sample in which it goes on. None: the messages are rendered anew.
 
         Raises:
-            Refused: the chat template refuses the messages.
+            Refused: the chat template refuses the messages, or leaves some out.
         """
         if (branch := self._going_on(request, branches)) is not None:
             assert branch.talk is not None
@@ -148,6 +150,9 @@ class Chat:
             text = self._codec.render(shown, begins_turn=True, tools=request.tools)
         except Exception as error:  # a template is a program and may raise anything
             raise Refused(f"the chat template refuses the messages: {error}") from error
+        for message in shown:
+            if message["role"] not in MAY_BE_LEFT_OUT and not is_shown(message["content"], text):
+                raise Refused(f"the chat template leaves out what the role {message['role']!r:.40} says")
         return self._codec.encode_hidden(text)
 
     def _named(self, messages: Sequence[Message]) -> list[Message]:

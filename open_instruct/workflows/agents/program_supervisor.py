@@ -33,7 +33,10 @@ def main() -> int:
     for number in range(3):  # the ends of the program's pipes are the program's alone
         os.dup2(silent, number)
     watched = os.pidfd_open(program)
-    select.select([control, watched], [], [])
+    ending = select.poll()  # `select.select` takes no descriptor from 1024 on; an engine with many programs has some
+    for descriptor in (control, watched):
+        ending.register(descriptor, select.POLLIN)
+    ending.poll()
     return _end(program)
 
 
@@ -41,6 +44,8 @@ def _become(libc: ctypes.CDLL, supervisor: int, control: int, words: list[str]) 
     try:
         os.setsid()
         os.close(control)
+        for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and the program would too
+            signal.signal(number, signal.SIG_DFL)
         libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() == supervisor:
             os.execvp(words[0], words)

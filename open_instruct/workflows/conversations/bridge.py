@@ -62,7 +62,7 @@ class Bridge:
             except CannotBridge as error:
                 problem = str(error)
                 continue
-            if all(_is_shown(message["content"], closing + rest) for message in hidden):
+            if all(is_shown(message["content"], closing + rest) for message in hidden):
                 return closing, rest, ends
         roles = " and ".join(sorted({str(message["role"]) for message in messages}))
         raise CannotBridge(f"the chat template cannot take messages of {roles} behind the model's turn: {problem}")
@@ -135,7 +135,7 @@ def _behind(before: str, text: str) -> str:
     raise CannotBridge("it writes calls of tools in another way once they are answered")
 
 
-def _is_shown(content: str, text: str) -> bool:
+def is_shown(content: str, text: str) -> bool:
     """Whether the text has the content, but for space around it and for the way in which JSON writes it."""
     stripped = content.strip()
     as_json = (json.dumps(stripped, ensure_ascii=ascii_alone)[1:-1] for ascii_alone in (False, True))

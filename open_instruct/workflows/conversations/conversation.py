@@ -288,7 +288,8 @@ class Conversation:
         left = setting.sampling.max_tokens - self._num_response_tokens()
         left = min(left, self._longest - len(self._ledger.token_ids))
         messages = self._shortened(messages, setting.options.tool_output_max_tokens or max(1, left // 2))
-        if setting.parser.in_own_turn and all(message["role"] == "tool" for message in messages):
+        only_tools = all(message["role"] == "tool" for message in messages) and (messages or self._last_id is None)
+        if setting.parser.in_own_turn and only_tools:
             text = setting.parser.answer_text(messages)
             token_ids = codec.encode_continued(codec.hidden({"content": text})["content"])
             self._continue_own_turn(text)
