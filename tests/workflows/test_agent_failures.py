@@ -28,7 +28,7 @@ from played_agents import (  # noqa: F401 - `stage` is a fixture
 
 from open_instruct.scored_groups import ScoredGroup
 from open_instruct.workflows.agents.options import AgentOptions
-from open_instruct.workflows.agents.programs import KEEPER
+from open_instruct.workflows.agents.programs import SUPERVISOR
 from open_instruct.workflows.agents.rollout import verdict_of
 from open_instruct.workflows.agents.workflow import AgentPrograms
 
@@ -215,13 +215,13 @@ def test_output_of_a_program_is_read_to_its_end(stage: MakeStage) -> None:
 
 
 def kept(words: list[str], *, descriptor: int | None = None) -> subprocess.CompletedProcess[bytes]:
-    """Run a command under a keeper whose pipe has this number."""
+    """Run a command under a supervisor whose pipe has this number."""
     theirs, ours = os.pipe()
     try:
         if descriptor is not None:
             os.dup2(theirs, descriptor)
         number = theirs if descriptor is None else descriptor
-        command = [sys.executable, "-I", "-S", KEEPER, str(number), *words]
+        command = [sys.executable, "-I", "-S", SUPERVISOR, str(number), *words]
         return subprocess.run(command, pass_fds=[number], capture_output=True, timeout=20.0)
     finally:
         for number in {theirs, ours, theirs if descriptor is None else descriptor}:
