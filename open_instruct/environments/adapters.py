@@ -12,6 +12,7 @@
 import asyncio
 import functools
 import inspect
+import types
 import typing
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -136,10 +137,17 @@ class FunctionTool(ToolEnvironment):
 
 
 def methods_of(value: type[Any]) -> dict[str, Callable[..., Any]]:
-    """The public methods of a class that are tools, as TRL sees them."""
+    """The public methods of a class that are tools, as TRL sees them: of an instance or of the class, and none that is static.
+    Without the parameter `self`."""
     reserved = {"reset", "get_reward", "close"}
-    public = inspect.getmembers(value, inspect.isfunction)
-    return {name: method for name, method in public if not name.startswith("_") and name not in reserved}
+    public = inspect.getmembers(value, lambda member: inspect.isfunction(member) or inspect.ismethod(member))
+    return {
+        name: method if inspect.ismethod(method) else types.MethodType(method, value)
+        for name, method in public
+        if not name.startswith("_")
+        and name not in reserved
+        and not isinstance(inspect.getattr_static(value, name), staticmethod)
+    }
 
 
 class MethodsEnvironment(ToolEnvironment):
@@ -152,7 +160,7 @@ class MethodsEnvironment(ToolEnvironment):
 
     @classmethod
     def schemas(cls, config: Mapping[str, Any]) -> list[Schema]:
-        return [function_schema(_without_self(method)) for method in methods_of(cls.adapts).values()]
+        return [function_schema(method) for method in methods_of(cls.adapts).values()]
 
     async def reset(self, task: Mapping[str, Any], seed: int) -> Opening:
         if not hasattr(self._own, "reset"):
@@ -180,15 +188,6 @@ async def _call_those_there(own: Any, *names: str) -> None:
             done = getattr(own, name)()
             if inspect.isawaitable(done):
                 await done
-
-
-def _without_self(method: Callable[..., Any]) -> Callable[..., Any]:
-    """A method as a function of its other parameters, for the schema."""
-    kinds = inspect.signature(method)
-    function = functools.wraps(method)(lambda: None)
-    function.__signature__ = kinds.replace(parameters=list(kinds.parameters.values())[1:])  # type: ignore[attr-defined]
-    del function.__wrapped__  # type: ignore[attr-defined]
-    return function
 
 
 def _fitting(function: Callable[..., Any], values: Mapping[str, Any]) -> dict[str, Any]:

@@ -326,6 +326,49 @@ def test_a_class_for_trl_has_its_text_its_tools_its_errors_and_its_reward(stage:
     assert said.reward == 0.5
 
 
+LAMP = '''
+    from __future__ import annotations
+
+    from typing import Literal, Optional
+
+
+    class Lamp:
+        def reset(self, **kwargs) -> Optional[str]:
+            return None
+
+        def turn(self, way: Literal["on", "off"], room: Optional[str] = None) -> str:
+            """Turns it.
+
+            Args:
+                way: on or off
+                room: where it is
+            """
+            return f"{way} in {room}"
+
+        @classmethod
+        def kinds(cls) -> str:
+            """Says what there is."""
+            return cls.__name__
+
+        @staticmethod
+        def shown(text):
+            return text
+'''
+
+
+def test_a_class_for_trl_may_write_its_hints_as_text_and_have_static_helpers(
+    stage: EnvironmentStage, tmp_path: Path
+) -> None:
+    (tmp_path / "lamp.py").write_text(textwrap.dedent(LAMP))
+    of = f"{tmp_path}/lamp.py:Lamp"
+    schemas = {one["function"]["name"]: one["function"]["parameters"] for one in environment_class(of).schemas({})}
+    assert list(schemas) == ["kinds", "turn"]
+    assert list(schemas["turn"]["properties"]) == ["way", "room"]
+    assert schemas["turn"]["properties"]["way"]["enum"] == ["on", "off"]
+    assert schemas["turn"]["required"] == ["way"]
+    assert stage.play(of, call("turn", way="on"), call("kinds")).texts == ["on in None", "Lamp"]
+
+
 def test_a_class_for_trl_may_keep_its_reward_in_an_attribute(stage: EnvironmentStage, files: Path) -> None:
     said = stage.play(target(files, "trl", "Echo"), call("echo", message="hello"))
     assert said.opening.messages == []
