@@ -10,6 +10,7 @@
 """
 
 import asyncio
+import contextlib
 import functools
 import inspect
 import types
@@ -87,7 +88,11 @@ def adapted(value: Any, name: str) -> type[Environment]:
 
 
 def _bound(adapter: type[Any], value: Any, name: str) -> type[Environment]:
-    return type(name, (adapter,), {"adapts": staticmethod(value) if inspect.isfunction(value) else value})
+    facts = {"adapts": staticmethod(value) if inspect.isfunction(value) else value}
+    if inspect.isclass(value) and adapter is not SkyRLEnvironment:  # `--tool_configs` are its own arguments
+        with contextlib.suppress(ValueError, TypeError):  # a class without a signature in Python
+            facts["__signature__"] = inspect.signature(value)
+    return type(name, (adapter,), facts)
 
 
 def function_schema(function: Callable[..., Any]) -> Schema:

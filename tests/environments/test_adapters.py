@@ -16,7 +16,7 @@ import pytest
 from environment_stage import EnvironmentStage, call, free_port, wait_for_port
 
 from open_instruct.environments.adapters import UnknownEnvironment, environment_class
-from open_instruct.environments.base import Turn
+from open_instruct.environments.base import Turn, mistake_in_config
 from open_instruct.environments.gymnasium_like import UnreadableAction, is_gymnasium_like, read_action, without_escapes
 from open_instruct.environments.mcp_tools import MCPTools
 from open_instruct.environments.processes import EnvironmentFailed
@@ -373,6 +373,22 @@ def test_a_class_for_trl_may_keep_its_reward_in_an_attribute(stage: EnvironmentS
     said = stage.play(target(files, "trl", "Echo"), call("echo", message="hello"))
     assert said.opening.messages == []
     assert (said.texts, said.reward) == (["hello"], 0.5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "right"),
+    [("trl", "Safe", {}), ("oi", "Parrot", {}), ("gymnasium", "Word", {"words": ["cat"]}), ("functions", "add", {})],
+)
+def test_an_argument_that_a_class_does_not_take_is_a_mistake_before_the_run(
+    files: Path, kind: str, name: str, right: dict[str, Any]
+) -> None:
+    cls = environment_class(target(files, kind, name))
+    assert mistake_in_config(cls, right) == ""
+    assert "got an unexpected keyword argument 'nothing'" in mistake_in_config(cls, {"nothing": 1})
+
+
+def test_the_settings_of_a_class_for_skyrl_gym_are_its_own_business(files: Path) -> None:
+    assert mistake_in_config(environment_class(target(files, "skyrl", "Adder")), {"limit": 2}) == ""
 
 
 # --- texts ------------------------------------------------------------------------------------------------------------
