@@ -11,6 +11,7 @@
 
 import asyncio
 import contextlib
+import copy
 import functools
 import inspect
 import types
@@ -218,7 +219,11 @@ class SkyRLEnvironment(Environment):
         truth = {"method": "rule", "ground_truth": task.get("ground_truth")}
         extras = {"reward_spec": truth, "reward_model": truth, **task}  # their environments read the one or the other
         self._own = self.adapts(**_fitting(self.adapts, {"env_config": _Settings(self._config), "extras": extras}))
-        prompt, _ = await asyncio.to_thread(self._own.init, messages)
+        prompt, _ = await asyncio.to_thread(
+            self._own.init, copy.deepcopy(messages)
+        )  # it may add to the list that it is given
+        if list(prompt[: len(messages)]) != messages:
+            raise ValueError("init has changed the messages of the row, and may only add messages behind them")
         return Opening(prompt[len(messages) :])
 
     async def step(self, turn: Turn) -> Observation:

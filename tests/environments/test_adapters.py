@@ -404,6 +404,32 @@ def test_a_class_for_skyrl_gym(stage: EnvironmentStage, files: Path) -> None:
     assert stage.play(of, Turn("1"), Turn("2"), **settings).rewards == [0.0, 0.0]
 
 
+INITS = {
+    "prompt.append(more); return prompt, {}": ["more"],
+    "return prompt + [more], {}": ["more"],
+    "return prompt, {}": [],
+    "return [more, *prompt], {}": None,
+    "prompt[-1]['content'] += '!'; return prompt, {}": None,
+}
+
+
+@pytest.mark.parametrize(("body", "opening"), INITS.items())
+def test_a_class_for_skyrl_gym_may_only_add_to_the_prompt(
+    stage: EnvironmentStage, tmp_path: Path, body: str, opening: list[str] | None
+) -> None:
+    path = tmp_path / "adds.py"
+    path.write_text(
+        "class Adds:\n    def init(self, prompt):\n        more = {'role': 'user', 'content': 'more'}\n"
+        f"        {body}\n    def step(self, action):\n        raise AssertionError\n"
+    )
+    if opening is None:
+        with pytest.raises(EnvironmentFailed, match="init has changed the messages of the row"):
+            stage.play(f"{path}:Adds")
+    else:
+        said = stage.play(f"{path}:Adds").opening.messages
+        assert [message["content"] for message in said] == opening
+
+
 def test_an_environment_of_open_instruct(stage: EnvironmentStage, files: Path) -> None:
     of = target(files, "oi", "Button")
     assert names_of_schemas(of) == ["press"]
