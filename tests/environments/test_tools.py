@@ -110,6 +110,27 @@ def test_programs_run_in_the_jail() -> None:
     assert said[12] == ""
 
 
+@pytest.mark.skipif(bool(missing()), reason="this kernel has no jail")
+@pytest.mark.parametrize(
+    ("code", "text", "num_errors"),
+    [
+        ("print(6 * 7)", "42\n", 0),
+        ("print('a')\nraise ValueError('b')", "ValueError: b\n", 1),
+        ("raise SystemExit", "", 0),
+        ("import sys\nprint('a')\nsys.exit('b')", "a\nb\n", 1),
+        ("exit(3)", "", 1),
+        ("import sys\nprint('a', file=sys.stderr, end='')", "a", 0),
+        ("import os\nprint('a', flush=True)\nos.kill(os.getpid(), 11)", "a\n\nEnded by SIGSEGV", 1),
+        ("import os\nos.close(1)\nos.close(2)\nwhile True: pass", "", 0),
+    ],
+)
+def test_a_program_that_ends_with_an_error_is_a_call_with_an_error(code: str, text: str, num_errors: int) -> None:
+    tool = PythonTool(timeout=20.0, memory_mb=2048)
+    said = asyncio.run(tool.step(Turn("", (ToolCall("python", {"code": code}),))))
+    assert said.messages[0]["content"].endswith(text)
+    assert said.num_errors == num_errors
+
+
 def test_search_finds_the_text_with_the_rare_words(tmp_path: Path) -> None:
     path = tmp_path / "texts.jsonl"
     texts = ["the cat sat on the mat", "the dog ran to the park", "quantum cats are in two states", "a mat is a rug"]
