@@ -143,6 +143,24 @@ def test_a_killed_process_frees_its_place_and_the_next_one_works() -> None:
     run(work())
 
 
+def test_processes_that_end_while_they_wait_for_calls_fail_no_call() -> None:
+    async def work() -> None:
+        pool = EnvironmentPool(3)
+        leases = [await pool.lease(CALCULATOR, LIMIT_S) for _ in range(3)]
+        for lease in leases:
+            await pool.give_back(lease)
+        for lease in leases[1:]:
+            process = psutil.Process(lease._pid)
+            process.kill()  # as the kernel does where memory runs out
+            await asyncio.to_thread(process.wait, LIMIT_S)
+        lease = await pool.lease(CALCULATOR, LIMIT_S)
+        assert (lease, await value(lease, "2 + 2")) == (leases[0], "4")
+        assert pool.num_processes == 1
+        pool.close()
+
+    run(work())
+
+
 def test_nothing_is_left_when_the_pool_closes() -> None:
     async def work() -> list[int]:
         pool = EnvironmentPool(4)
