@@ -29,6 +29,13 @@ from open_instruct.system.sandbox import missing
         ("round(2.6) + gcd(12, 18)", "9"),
         ("1e3", "1000"),
         ("7 × 6 − 2", "40"),
+        ("0.95^240", "4.50469373299e-06"),
+        ("(1 + 0.05/365)^(365*30)", "4.48122868852"),
+        ("(-1)^(10^9 + 1)", "-1"),
+        ("(1/2)^300 * 2^300", "1"),
+        ("1.001^0", "1"),
+        ("0^500", "0"),
+        ("round(2.567, 1)", "2.6"),
     ],
 )
 def test_calculator(expression: str, value: str) -> None:
@@ -64,6 +71,15 @@ def test_calculator(expression: str, value: str) -> None:
 )
 def test_what_is_no_arithmetic_is_the_models_fault(expression: str) -> None:
     with pytest.raises(ToolError):
+        calculate(expression)
+
+
+@pytest.mark.parametrize(
+    "expression",
+    ["10**1000000", "9**9**9", "2.5**5000", "exp(1000)", "round(1, -10**9)", "round(1/3, 10**9)", "(3/2)**9999"],
+)
+def test_numbers_that_become_too_large_are_told_so_at_once(expression: str) -> None:
+    with pytest.raises(ToolError, match="the numbers become too large"):
         calculate(expression)
 
 
