@@ -47,13 +47,28 @@ def _words(text: str) -> list[str]:
 
 
 def read_texts(path: str) -> list[str]:
-    """The texts of a file: `.jsonl` with `text` (and perhaps `title`) in each line, else one text in a line."""
+    """The texts of a file: `.jsonl` with `text` or `contents` (and perhaps `title`) in each line, else one text in a line.
+
+    Raises:
+        OSError, ValueError: the file cannot be read, or a line has no text.
+    """
     with open(path, "rb") as file:  # `str.splitlines` also splits at U+2028 and others, which JSON allows
         lines = [line.decode("utf-8").removesuffix("\n").removesuffix("\r") for line in file]
     if not path.endswith(".jsonl"):
         return [line for line in lines if line.strip()]
-    rows = [json.loads(line) for line in lines if line.strip()]
-    return ["\n".join(str(row[key]) for key in ("title", "text") if row.get(key)) for row in rows]
+    return [_text_of_line(line, number) for number, line in enumerate(lines, 1) if line.strip()]
+
+
+def _text_of_line(line: str, number: int) -> str:
+    try:
+        row = json.loads(line)
+    except ValueError as error:
+        raise ValueError(f"line {number} is no JSON: {error}") from error
+    keys = list(row) if isinstance(row, dict) else []
+    if not {"text", "contents"} & set(keys):
+        found = f"its keys are {', '.join(map(str, keys))}" if keys else f"it is {line:.80}"
+        raise ValueError(f"line {number} has neither 'text' nor 'contents'; {found}")
+    return "\n".join(str(row[key]) for key in ("title", "text", "contents") if row.get(key))
 
 
 def _search_schema(name: str, description: str) -> list[Schema]:

@@ -162,6 +162,25 @@ def test_search_finds_the_text_with_the_rare_words(tmp_path: Path) -> None:
     assert Search.problem({"index": str(path)}) == ""
 
 
+@pytest.mark.parametrize(
+    ("row", "texts", "why"),
+    [
+        ('{"id": "0", "contents": "\\"Paris\\"\\nIts people"}', ['"Paris"\nIts people'], ""),
+        ('{"title": "T", "text": ""}', ["T"], ""),
+        ('{"id": "0", "body": "Paris"}', [], "line 2 has neither 'text' nor 'contents'; its keys are id, body"),
+        ('"Paris"', [], "line 2 has neither 'text' nor 'contents'; it is \"Paris\""),
+        ("Paris", [], "line 2 is no JSON: "),
+    ],
+)
+def test_search_names_the_line_that_has_no_text(tmp_path: Path, row: str, texts: list[str], why: str) -> None:
+    path = tmp_path / "texts.jsonl"
+    path.write_text(f'{{"text": "one"}}\n{row}\n')
+    if not why:
+        assert read_texts(str(path)) == ["one", *texts]
+        assert Search.problem({"index": str(path)}) == ""
+    assert why in Search.problem({"index": str(path)})
+
+
 @pytest.mark.parametrize("letter", ["\u2028", "\u2029", "\x85", "\x0b", "\x0c", "\x1c", "\x1e"])
 def test_search_reads_texts_with_letters_that_end_lines_elsewhere(tmp_path: Path, letter: str) -> None:
     lines, rows = tmp_path / "texts.txt", tmp_path / "texts.jsonl"
