@@ -322,7 +322,8 @@ class EnvironmentPool:
                 except (OSError, EOFError, TimeoutError, BadAnswer) as error:
                     await asyncio.to_thread(self._nurseries.pop(is_bare).end)
                     if attempt == 2:
-                        raise EnvironmentFailed(f"{spec.name}: no process could be started: {error}") from error
+                        why = str(error) or f"its code took longer than {START_S:g} s to load"
+                        raise EnvironmentFailed(f"{spec.name}: no process could be started: {why}") from error
                     logger.warning("the process that starts environments failed and is started again: %s", error)
         raise AssertionError("the second attempt returns or raises")
 
@@ -351,8 +352,10 @@ class _Nursery:
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         try:
+            wanted = packed({"target": spec.target, "config": spec.config})
             with theirs:
-                socket.send_fds(self._socket, [spec.target.encode()], [theirs.fileno()])
+                if socket.send_fds(self._socket, [wanted], [theirs.fileno()]) < len(wanted):
+                    raise OSError("its arguments are too long")
             async with asyncio.timeout(START_S):  # the code of the first environment of a kind is loaded now
                 pid = (await receive(ours)).get("pid")
             if type(pid) is not int:

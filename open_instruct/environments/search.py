@@ -85,7 +85,11 @@ class Search(ToolEnvironment):
     """
 
     is_stateless = True
-    _indexes: dict[str, Index] = {}  # noqa: RUF012 - shared by the processes that are forked after `prepare`
+    _indexes: dict[str, Index] = {}  # noqa: RUF012 - shared by the processes that are forked after `prepare_for`
+
+    @classmethod
+    def prepare_for(cls, config: Mapping[str, Any]) -> None:
+        cls(**config)
 
     def __init__(self, index: str, num_results: int = 3) -> None:
         if index not in self._indexes:

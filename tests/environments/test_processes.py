@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Coroutine
+from pathlib import Path
 from typing import Any, TypeVar
 
 import psutil
@@ -156,6 +157,41 @@ def test_processes_that_end_while_they_wait_for_calls_fail_no_call() -> None:
         lease = await pool.lease(CALCULATOR, LIMIT_S)
         assert (lease, await value(lease, "2 + 2")) == (leases[0], "4")
         assert pool.num_processes == 1
+        pool.close()
+
+    run(work())
+
+
+def test_what_environments_with_the_same_arguments_share_is_loaded_once(tmp_path: Path) -> None:
+    async def work() -> None:
+        pool = EnvironmentPool(5)
+        specs = []
+        for name in ("red", "blue"):
+            (tmp_path / f"{name}.txt").write_text(f"{name} apples\n")
+            specs.append(EnvironmentSpec("search", "search", {"index": str(tmp_path / f"{name}.txt")}))
+        leases = [await pool.lease(spec, LIMIT_S) for spec in specs]
+        for path in tmp_path.iterdir():
+            path.unlink()
+        leases += [await pool.lease(spec, LIMIT_S) for spec in specs]  # in other processes
+        call = Turn("", (ToolCall("search", {"query": "apples"}),))
+        said = [(await lease.step(call, LIMIT_S)).messages[0]["content"] for lease in leases]
+        assert said == ["red apples", "blue apples"] * 2
+        gone = EnvironmentSpec("search", "search", {"index": str(tmp_path / "gone.txt")})
+        with pytest.raises(EnvironmentFailed, match="search: make: FileNotFoundError"):
+            await pool.lease(gone, LIMIT_S)
+        pool.close()
+
+    run(work())
+
+
+def test_arguments_may_be_long() -> None:
+    async def work() -> None:
+        pool = EnvironmentPool(1)
+        server = {"transport": "stdio", "command": "none", "args": ["x" * 100_000]}
+        for _ in range(2):
+            lease = await pool.lease(EnvironmentSpec("generic_mcp", "it", server), LIMIT_S)
+            assert lease.is_stateless
+            pool.forget(lease)
         pool.close()
 
     run(work())
