@@ -1,5 +1,6 @@
 """Search: over a local index, and over the services that open-instruct's scripts use."""
 
+import asyncio
 import json
 import math
 import os
@@ -13,6 +14,11 @@ from open_instruct.environments.base import ENVIRONMENTS, Schema, ToolEnvironmen
 
 K1, B = 1.5, 0.75
 """Parameters of BM25 (Robertson and Zaragoza, The Probabilistic Relevance Framework, 2009, section 3.5)."""
+PAUSES_S = (1.0, 4.0)
+"""Before a service that is busy or cannot be reached is asked again."""
+NOT_FOR_THIS = (400, 404, 410, 415, 422, 451)
+"""Statuses that speak of what was asked for: a page that is not there, or that the service does not give (451, as Jina says it).
+Other errors, such as a wrong key, are not the model's fault."""
 _WORD = re.compile(r"\w+", re.UNICODE)
 
 
@@ -141,18 +147,26 @@ class _Service(ToolEnvironment):
         import aiohttp
 
         limit = aiohttp.ClientTimeout(total=self._timeout_s)
-        for attempt in (1, 2, 3):
-            async with (
-                aiohttp.ClientSession(timeout=limit) as session,
-                session.request(method, url, **request) as reply,
-            ):
-                if reply.status in (400, 404, 422):
-                    raise ToolError(f"HTTP error: {reply.status} {reply.reason}")
-                if (reply.status == 429 or reply.status >= 500) and attempt < 3:
-                    continue
-                reply.raise_for_status()
-                return await reply.json()
-        raise AssertionError("the third attempt returns or raises")
+        for pause_s in (*PAUSES_S, None):
+            try:
+                async with (
+                    aiohttp.ClientSession(timeout=limit) as session,
+                    session.request(method, url, **request) as reply,
+                ):
+                    if pause_s is None or not (reply.status == 429 or reply.status >= 500):
+                        return await _content(reply)
+            except aiohttp.ClientConnectionError:
+                if pause_s is None:
+                    raise
+            await asyncio.sleep(pause_s or 0.0)
+        raise AssertionError("the last attempt returns or raises")
+
+
+async def _content(reply: Any) -> Any:
+    if reply.status in NOT_FOR_THIS:
+        raise ToolError(f"HTTP error: {reply.status} {reply.reason}")
+    reply.raise_for_status()
+    return await reply.json()
 
 
 @ENVIRONMENTS.register("serper_search")
@@ -223,4 +237,5 @@ class JinaBrowse(_Service):
         if said.get("code") != 200:
             raise ToolError(f"Jina API error: {said.get('message', 'Unknown error')}")
         page = said.get("data") or {}
-        return f"# {page['title']}\n\n{page['content']}" if page.get("title") else str(page.get("content") or "")
+        content = str(page.get("content") or "")
+        return f"# {page['title']}\n\n{content}" if page.get("title") and content else content

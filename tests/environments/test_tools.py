@@ -2,12 +2,14 @@
 
 import asyncio
 import json
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp import web
 
+from open_instruct.environments import search
 from open_instruct.environments.base import Environment, Observation, ToolCall, ToolError, Turn
 from open_instruct.environments.python_tool import PythonTool
 from open_instruct.environments.search import Search, SerperSearch, read_texts
@@ -196,14 +198,19 @@ def test_a_service_is_asked_as_it_wants_it_and_its_failures_are_not_the_models(m
     monkeypatch.delenv("SERPER_API_KEY", raising=False)
     assert SerperSearch.problem({}) == "set SERPER_API_KEY in the environment"
     monkeypatch.setenv("SERPER_API_KEY", "key")
+    monkeypatch.setattr(search, "PAUSES_S", (0.2, 0.2))
     asked: list[Any] = []
+    times: list[float] = []
 
     async def serve(request: web.Request) -> web.Response:
         asked.append((request.headers["X-API-KEY"], await request.json()))
+        times.append(time.monotonic())
         if len(asked) == 1:
-            return web.Response(status=503)  # it is asked again
+            return web.Response(status=429)  # it is asked again, and not at once
         if len(asked) == 3:
             return web.Response(status=403)
+        if len(asked) == 4:
+            return web.Response(status=451)
         found = {"answerBox": {"answer": "42"}, "organic": [{"title": "T", "snippet": "S", "link": "L"}]}
         return web.json_response(found)
 
@@ -221,8 +228,12 @@ def test_a_service_is_asked_as_it_wants_it_and_its_failures_are_not_the_models(m
             assert said.messages[0]["content"] == "**Direct Answer:** 42\n\n**T**\nS\nSource: L"
             with pytest.raises(Exception, match="403"):  # not a ToolError: the key is wrong, not the model
                 await tool.call("search", {"query": "life"})
+            with pytest.raises(ToolError, match="HTTP error: 451"):
+                await tool.call("search", {"query": "life"})
         finally:
             await runner.cleanup()
 
     asyncio.run(talk())
     assert asked[0] == ("key", {"q": "life", "num": 5})
+    assert len(asked) == 4
+    assert times[1] - times[0] >= 0.2
