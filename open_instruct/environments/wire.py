@@ -29,8 +29,9 @@ class BadAnswer(ValueError):
 
 
 def packed(message: Mapping[str, Any]) -> bytes:
-    """A message as bytes, with its length."""
-    content = json.dumps(message).encode()
+    """A message as bytes, with its length. Halves of surrogate pairs, which a model may write in the JSON of a call and no server
+    takes, become question marks."""
+    content = json.dumps(message, ensure_ascii=False).encode(errors="replace")
     return HEAD.pack(len(content)) + content
 
 

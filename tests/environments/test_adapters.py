@@ -297,6 +297,11 @@ def test_a_function_answers_and_its_errors_go_to_the_model(stage: EnvironmentSta
     assert [one.num_errors for one in said.observations] == [0, 1, 1, 1]
 
 
+def test_arguments_are_valid_text_and_keep_their_letters(stage: EnvironmentStage, files: Path) -> None:
+    said = stage.play(target(files, "functions", "wait"), call("wait", text="Grüße 😀 \ud83d!"))
+    assert json.loads(said.texts[0])["said"] == "Grüße 😀 ?!"
+
+
 def test_a_coroutine_function_is_waited_for_in_another_process(stage: EnvironmentStage, files: Path) -> None:
     said = stage.play(target(files, "functions", "wait"), call("wait", text="later"))
     values = json.loads(said.texts[0])
