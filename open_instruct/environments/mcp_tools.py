@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from open_instruct.environments.base import ENVIRONMENTS, Schema, ToolEnvironment, ToolError
-from open_instruct.environments.wire import as_text
+from open_instruct.environments.wire import as_text, first_error
 
 DISCOVERY_S = 60.0
 """Longest time that a server may take to name its tools, when a run begins."""
@@ -151,9 +151,7 @@ def _discover(config: str) -> str:
     try:
         return json.dumps(asyncio.run(ask()))
     except BaseException as error:
-        first = error
-        while isinstance(first, BaseExceptionGroup):
-            first = first.exceptions[0]
+        first = first_error(error)
         if isinstance(first, KeyboardInterrupt):
             raise
         raise OSError(f"the MCP server does not answer: {type(first).__name__}: {first}") from error

@@ -35,6 +35,7 @@ from open_instruct.environments.wire import (
     MODEL,
     as_text,
     ending_to_json,
+    first_error,
     observation_to_json,
     opening_to_json,
     packed,
@@ -192,9 +193,10 @@ class _Service:
         except ToolError as error:
             return {"error": as_text(str(error)), "fault": MODEL}
         except BaseException as error:  # whatever an environment raises, `sys.exit` included
-            where = traceback.extract_tb(error.__traceback__)[-1:]
+            first = first_error(error)
+            where = traceback.extract_tb(first.__traceback__)[-1:]
             place = f" ({os.path.basename(where[0].filename)}:{where[0].lineno})" if where else ""
-            return {"error": as_text(f"{type(error).__name__}: {error}{place}"[:LONGEST_ERROR]), "fault": ENVIRONMENT}
+            return {"error": as_text(f"{type(first).__name__}: {first}{place}"[:LONGEST_ERROR]), "fault": ENVIRONMENT}
 
     def _state_after(self, action: str) -> dict[str, Any]:
         state = self._environment.dump() if self._environment is not None and action in ("reset", "step") else None

@@ -46,6 +46,7 @@ class OpenEnv(Environment):
     Args:
         url: of the server, such as `http://host:8000` or `ws://host:8000/ws`.
         action: field of the server's action that takes the text.
+        timeout: seconds that the server may take to answer.
     """
 
     takes_text = True
@@ -99,8 +100,13 @@ class OpenEnv(Environment):
 
         with contextlib.suppress(ConnectionError):  # a server that is full says so, hangs up, and can still be read
             await self._socket.send_str(json.dumps({"type": kind, "data": data}))
-        async with asyncio.timeout(self._timeout_s):
-            received = await self._received.get()
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                received = await self._received.get()
+        except TimeoutError:
+            raise TimeoutError(
+                f"no answer to {kind} within {self._timeout_s:g} s (timeout in --tool_configs)"
+            ) from None
         if received.type is not aiohttp.WSMsgType.TEXT:
             raise RuntimeError(f"the server ended the session: {received.extra or received.type.name}")
         said = json.loads(received.data)

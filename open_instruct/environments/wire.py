@@ -66,6 +66,13 @@ def as_text(content: Any) -> str:
     return content.replace("\0", "")
 
 
+def first_error(error: BaseException) -> BaseException:
+    """The first error within groups of errors, which say nothing themselves ("unhandled errors in a TaskGroup")."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
 def turn_to_json(turn: Turn) -> dict[str, Any]:
     return asdict(turn)
 

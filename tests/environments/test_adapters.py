@@ -650,6 +650,35 @@ def test_the_tools_of_an_mcp_server_over_http(stage: EnvironmentStage, mcp_serve
         MCPTools.schemas({"server_url": f"http://127.0.0.1:{port}/mcp", "timeout": 3.0})
 
 
+GROUPED = """
+    from open_instruct.environments.base import ToolEnvironment
+
+
+    class Grouped(ToolEnvironment):
+        is_stateless = True
+
+        async def call(self, name, arguments):
+            raise BaseExceptionGroup("tasks", [ExceptionGroup("inner", [ConnectionError("refused")]), SystemExit()])
+"""
+
+
+def test_an_error_in_a_group_of_errors_is_named(stage: EnvironmentStage, tmp_path: Path) -> None:
+    """The transports of MCP raise theirs so."""
+    (tmp_path / "grouped.py").write_text(textwrap.dedent(GROUPED))
+    with pytest.raises(EnvironmentFailed, match="it: step: ConnectionError: refused"):
+        stage.play(f"{tmp_path}/grouped.py:Grouped", call("any"))
+    url = f"http://127.0.0.1:{free_port()}/sse"
+    with pytest.raises(EnvironmentFailed, match="it: step: ConnectError: "):
+        stage.play("generic_mcp", call("price"), transport="sse", server_url=url)
+
+
+def test_an_open_env_server_that_is_slow_is_named_with_the_setting(
+    stage: EnvironmentStage, open_env: tuple[Any, str]
+) -> None:
+    with pytest.raises(EnvironmentFailed, match=r"no answer to step within 0\.5 s \(timeout in --tool_configs\)"):
+        stage.play("openenv", Turn("sleep"), url=open_env[1], timeout=0.5)
+
+
 def test_an_mcp_server_that_is_gone_is_no_answer_to_the_model(stage: EnvironmentStage) -> None:
     with pytest.raises(EnvironmentFailed, match="it: step: "):
         stage.play("generic_mcp", call("price"), transport="stdio", command=sys.executable, args=["-c", "0"])
