@@ -10,8 +10,11 @@
 """
 
 import asyncio
+import contextlib
+import copy
 import functools
 import inspect
+import types
 import typing
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -86,7 +89,11 @@ def adapted(value: Any, name: str) -> type[Environment]:
 
 
 def _bound(adapter: type[Any], value: Any, name: str) -> type[Environment]:
-    return type(name, (adapter,), {"adapts": staticmethod(value) if inspect.isfunction(value) else value})
+    facts = {"adapts": staticmethod(value) if inspect.isfunction(value) else value}
+    if inspect.isclass(value) and adapter is not SkyRLEnvironment:  # `--tool_configs` are its own arguments
+        with contextlib.suppress(ValueError, TypeError):  # a class without a signature in Python
+            facts["__signature__"] = inspect.signature(value)
+    return type(name, (adapter,), facts)
 
 
 def function_schema(function: Callable[..., Any]) -> Schema:
@@ -136,10 +143,17 @@ class FunctionTool(ToolEnvironment):
 
 
 def methods_of(value: type[Any]) -> dict[str, Callable[..., Any]]:
-    """The public methods of a class that are tools, as TRL sees them."""
+    """The public methods of a class that are tools, as TRL sees them: of an instance or of the class, and none that is static.
+    Without the parameter `self`."""
     reserved = {"reset", "get_reward", "close"}
-    public = inspect.getmembers(value, inspect.isfunction)
-    return {name: method for name, method in public if not name.startswith("_") and name not in reserved}
+    public = inspect.getmembers(value, lambda member: inspect.isfunction(member) or inspect.ismethod(member))
+    return {
+        name: method if inspect.ismethod(method) else types.MethodType(method, value)
+        for name, method in public
+        if not name.startswith("_")
+        and name not in reserved
+        and not isinstance(inspect.getattr_static(value, name), staticmethod)
+    }
 
 
 class MethodsEnvironment(ToolEnvironment):
@@ -152,7 +166,7 @@ class MethodsEnvironment(ToolEnvironment):
 
     @classmethod
     def schemas(cls, config: Mapping[str, Any]) -> list[Schema]:
-        return [function_schema(_without_self(method)) for method in methods_of(cls.adapts).values()]
+        return [function_schema(method) for method in methods_of(cls.adapts).values()]
 
     async def reset(self, task: Mapping[str, Any], seed: int) -> Opening:
         if not hasattr(self._own, "reset"):
@@ -182,15 +196,6 @@ async def _call_those_there(own: Any, *names: str) -> None:
                 await done
 
 
-def _without_self(method: Callable[..., Any]) -> Callable[..., Any]:
-    """A method as a function of its other parameters, for the schema."""
-    kinds = inspect.signature(method)
-    function = functools.wraps(method)(lambda: None)
-    function.__signature__ = kinds.replace(parameters=list(kinds.parameters.values())[1:])  # type: ignore[attr-defined]
-    del function.__wrapped__  # type: ignore[attr-defined]
-    return function
-
-
 def _fitting(function: Callable[..., Any], values: Mapping[str, Any]) -> dict[str, Any]:
     """Those of the values that the function takes."""
     parameters = inspect.signature(function).parameters
@@ -214,7 +219,11 @@ class SkyRLEnvironment(Environment):
         truth = {"method": "rule", "ground_truth": task.get("ground_truth")}
         extras = {"reward_spec": truth, "reward_model": truth, **task}  # their environments read the one or the other
         self._own = self.adapts(**_fitting(self.adapts, {"env_config": _Settings(self._config), "extras": extras}))
-        prompt, _ = await asyncio.to_thread(self._own.init, messages)
+        prompt, _ = await asyncio.to_thread(
+            self._own.init, copy.deepcopy(messages)
+        )  # it may add to the list that it is given
+        if list(prompt[: len(messages)]) != messages:
+            raise ValueError("init has changed the messages of the row, and may only add messages behind them")
         return Opening(prompt[len(messages) :])
 
     async def step(self, turn: Turn) -> Observation:

@@ -99,6 +99,11 @@ class Environment(ABC):
     def prepare(cls) -> None:
         """Load what is slow to load. Called once, in the process from which environments are forked."""
 
+    @classmethod  # noqa: B027
+    def prepare_for(cls, config: Mapping[str, Any]) -> None:
+        """Load what is slow to load and the same for all environments with these constructor arguments, such as an index. Called
+        once for each, in the process from which environments are forked."""
+
     @classmethod
     def problem(cls, config: Mapping[str, Any]) -> str:
         """Why this machine cannot run it, with what to do; empty if it can. Asked before a run begins."""

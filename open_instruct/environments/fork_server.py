@@ -6,11 +6,14 @@ which makes the environment and does what comes over its socket:
     {"do": "make", "spec": …} {"do": "reset", "task": …, "seed": …} {"do": "step", "turn": …} {"do": "finish"} {"do": "close"}
     {"do": "load", "state": …} in place of a reset
 
+For each of them the fork server gets a socket, with the length of `{"target": …, "config": …}` and that itself behind it.
+
 `processes.py` is the engine's side of both.
 """
 
 import asyncio
 import gc
+import json
 import os
 import random
 import resource
@@ -32,6 +35,7 @@ from open_instruct.environments.wire import (
     MODEL,
     as_text,
     ending_to_json,
+    first_error,
     observation_to_json,
     opening_to_json,
     packed,
@@ -42,7 +46,6 @@ from open_instruct.system.sandbox import be_killed_first, die_with_parent
 from open_instruct.user_modules import import_user_module
 
 LONGEST_ERROR = 500
-LONGEST_TARGET = 4096
 READY, FAILED = b"r", b"f"
 
 
@@ -58,7 +61,7 @@ def keep(descriptor: int, modules: Sequence[str], targets: Sequence[str]) -> Non
             reaper.have_loaded()
             with suppress(OSError):
                 listening.sendall(READY)
-                _fork_for_ever(listening, reaper, {target.encode() for target in targets})
+                _fork_for_ever(listening, reaper, set(targets))
     finally:
         reaper.end()
 
@@ -77,9 +80,9 @@ def _load(listening: socket.socket, modules: Sequence[str], targets: Sequence[st
     return True
 
 
-def _fork_for_ever(listening: socket.socket, reaper: OrphanReaper, loaded: set[bytes]) -> None:
+def _fork_for_ever(listening: socket.socket, reaper: OrphanReaper, loaded: set[str]) -> None:
     """Until the engine closes its end, or ends."""
-    fork_server = os.getpid()
+    fork_server, prepared = os.getpid(), set[bytes]()
     waking, telling = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     while True:
         _tell_of_children(telling)
@@ -89,12 +92,17 @@ def _fork_for_ever(listening: socket.socket, reaper: OrphanReaper, loaded: set[b
             os.read(waking, 2**12)
         if listening not in ready:
             continue
-        target, descriptors, *_ = socket.recv_fds(listening, LONGEST_TARGET, 1)
+        head, descriptors, *_ = socket.recv_fds(listening, HEAD.size, 1)
         if not descriptors:
             return
-        if target not in loaded:
-            loaded.add(target)
-            _prepare(target.decode())
+        wanted = listening.recv(HEAD.unpack(head)[0], socket.MSG_WAITALL)
+        if wanted not in prepared:
+            prepared.add(wanted)
+            target, config = (json.loads(wanted)[key] for key in ("target", "config"))
+            if target not in loaded:
+                loaded.add(target)
+                _prepare(target)
+            _prepare(target, config)
             reaper.have_loaded()
         if child := os.fork():
             reaper.forked(child)
@@ -110,10 +118,14 @@ def _tell_of_children(descriptor: int) -> None:
     signal.set_wakeup_fd(descriptor, warn_on_full_buffer=False)
 
 
-def _prepare(target: str) -> None:
-    """Load what all environments of this kind share. Done once, so that the processes that are forked later have it."""
+def _prepare(target: str, config: Mapping[str, Any] | None = None) -> None:
+    """Load what all environments of this kind, or with these arguments, share. Done once, so that the processes that are forked
+    later have it."""
     with suppress(Exception):  # the environment's own process meets the same error, and reports it
-        environment_class(target).prepare()
+        if config is None:
+            environment_class(target).prepare()
+        else:
+            environment_class(target).prepare_for(config)
     gc.collect()
     gc.freeze()  # collecting would copy the pages that the processes share
 
@@ -181,9 +193,10 @@ class _Service:
         except ToolError as error:
             return {"error": as_text(str(error)), "fault": MODEL}
         except BaseException as error:  # whatever an environment raises, `sys.exit` included
-            where = traceback.extract_tb(error.__traceback__)[-1:]
+            first = first_error(error)
+            where = traceback.extract_tb(first.__traceback__)[-1:]
             place = f" ({os.path.basename(where[0].filename)}:{where[0].lineno})" if where else ""
-            return {"error": as_text(f"{type(error).__name__}: {error}{place}"[:LONGEST_ERROR]), "fault": ENVIRONMENT}
+            return {"error": as_text(f"{type(first).__name__}: {first}{place}"[:LONGEST_ERROR]), "fault": ENVIRONMENT}
 
     def _state_after(self, action: str) -> dict[str, Any]:
         state = self._environment.dump() if self._environment is not None and action in ("reset", "step") else None

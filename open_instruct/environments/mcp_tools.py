@@ -9,13 +9,15 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from open_instruct.environments.base import ENVIRONMENTS, Schema, ToolEnvironment, ToolError
-from open_instruct.environments.wire import as_text
+from open_instruct.environments.wire import as_text, first_error
 
 DISCOVERY_S = 60.0
 """Longest time that a server may take to name its tools, when a run begins."""
 RUN_MARK = "OPEN_INSTRUCT_RUN"
 """Variable that marks all processes of a run (`cluster/process_watch.py`), so that those that outlive it are found. mcp 2.3 hands
 its servers only a few harmless variables, and this one has to be added."""
+INVALID_PARAMS = -32602
+"""JSON-RPC's code with which many servers refuse the arguments of a call; others answer with an error as text."""
 
 
 @ENVIRONMENTS.register("generic_mcp")
@@ -28,6 +30,8 @@ class MCPTools(ToolEnvironment):
         command, args, env: program of a server with the transport `stdio`.
         tool_name: the only tool that is offered; by default all.
         timeout: seconds that a call may take.
+        max_retries, retry_backoff, tool_info: of open-instruct, without effect: a call that fails is the server's fault, and the
+            conversation begins again.
     """
 
     is_stateless = True
@@ -41,7 +45,9 @@ class MCPTools(ToolEnvironment):
         env: dict[str, str] | None = None,
         tool_name: str | None = None,
         timeout: float = 60.0,
-        **ignored: Any,
+        max_retries: int = 0,
+        retry_backoff: float = 0.0,
+        tool_info: Mapping[str, Any] | None = None,
     ) -> None:
         if transport not in ("http", "sse", "stdio"):
             raise ValueError(f"transport must be http, sse or stdio, got {transport!r}")
@@ -49,7 +55,7 @@ class MCPTools(ToolEnvironment):
             raise ValueError("the transport stdio needs a command")
         if transport != "stdio" and not server_url:
             raise ValueError(f"the transport {transport} needs a server_url")
-        del ignored  # retries: a call that fails is the server's fault, and the conversation begins again
+        del max_retries, retry_backoff, tool_info
         self._transport, self._server_url = transport, server_url
         self._program = (command, list(args or []), dict(env or {}))
         self._timeout_s = timeout
@@ -93,13 +99,22 @@ class MCPTools(ToolEnvironment):
         return streamable_http_client(self._server_url)
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
+        from mcp import MCPError
+
         if self._session is None:
             self._open = contextlib.AsyncExitStack()
             self._session = await self._open.enter_async_context(self.connected())
-        async with asyncio.timeout(self._timeout_s):
-            said = await self._session.call_tool(name, dict(arguments))
-        text = "\n".join(as_text(getattr(part, "text", f"[{part.type}]")) for part in said.content)
-        if getattr(said, "is_error", None) or getattr(said, "isError", None):
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                said = await self._session.call_tool(name, dict(arguments))
+        except MCPError as error:
+            if error.code != INVALID_PARAMS:
+                raise
+            raise ToolError(f"Error: {error}") from error
+        except TimeoutError:
+            raise TimeoutError(f"no answer within {self._timeout_s:g} s (timeout in --tool_configs)") from None
+        text = "\n".join(map(_text_of, said.content)) if said.content else as_text(said.structured_content or "")
+        if said.is_error:
             raise ToolError(text)
         return text
 
@@ -108,31 +123,40 @@ class MCPTools(ToolEnvironment):
             await self._open.aclose()
 
 
+def _text_of(part: Any) -> str:
+    """A part of an answer as text: of a resource what is in it, of a link where it leads, of pictures and sounds that there is
+    one."""
+    for holder in (part, getattr(part, "resource", None)):
+        if isinstance(text := getattr(holder, "text", None), str):
+            return as_text(text)
+    uri = getattr(part, "uri", None)
+    return f"[{part.type}]" if uri is None else as_text(f"[{part.type} {uri}]")
+
+
 @functools.cache
 def _discover(config: str) -> str:
     """The tools of a server, as JSON. Asked once in a process."""
 
     async def ask() -> list[Schema]:
+        from mcp.types import PaginatedRequestParams
+
+        tools, params = [], None
         async with asyncio.timeout(DISCOVERY_S), MCPTools(**json.loads(config)).connected() as session:
-            listed = await session.list_tools()
-        return [
-            {
-                "type": "function",
-                "function": {
-                    "name": tool.name,
-                    "description": tool.description or "",
-                    "parameters": getattr(tool, "input_schema", None) or getattr(tool, "inputSchema", None) or {},
-                },
-            }
-            for tool in listed.tools
-        ]
+            while params is None or params.cursor:  # a server may name its tools in several pages
+                listed = await session.list_tools(params=params)
+                tools += listed.tools
+                params = PaginatedRequestParams(cursor=listed.next_cursor)
+        return [_schema_of(tool) for tool in tools]
 
     try:
         return json.dumps(asyncio.run(ask()))
     except BaseException as error:
-        first = error
-        while isinstance(first, BaseExceptionGroup):
-            first = first.exceptions[0]
+        first = first_error(error)
         if isinstance(first, KeyboardInterrupt):
             raise
         raise OSError(f"the MCP server does not answer: {type(first).__name__}: {first}") from error
+
+
+def _schema_of(tool: Any) -> Schema:
+    function = {"name": tool.name, "description": tool.description or "", "parameters": tool.input_schema or {}}
+    return {"type": "function", "function": function}

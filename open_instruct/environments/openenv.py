@@ -28,7 +28,8 @@ from open_instruct.environments.base import (
 from open_instruct.environments.wire import MOST_BYTES, as_text
 
 TEXT_FIELDS = ("message", "text", "prompt", "content", "result", "output", "echoed_message", "observation")
-"""Where servers say their text; of an observation without any of these, all of it is shown as JSON."""
+"""Where servers say their text, the first that is not empty; of an observation without any of these, all of it is shown as
+JSON. What its `messages` say goes before, as games of TextArena have it, whose `prompt` says nothing after the first turn."""
 FULL, NOT_VALID = "CAPACITY_REACHED", "VALIDATION_ERROR"
 """Codes of a server's errors."""
 ASK_AGAIN_S = 0.25
@@ -45,6 +46,7 @@ class OpenEnv(Environment):
     Args:
         url: of the server, such as `http://host:8000` or `ws://host:8000/ws`.
         action: field of the server's action that takes the text.
+        timeout: seconds that the server may take to answer.
     """
 
     takes_text = True
@@ -52,6 +54,7 @@ class OpenEnv(Environment):
     def __init__(self, url: str, action: str = "message", timeout: float = 60.0) -> None:
         self._url = socket_url(url)
         self._action, self._timeout_s = action, timeout
+        self._shown = ""
         self._session: Any = None
         self._socket: Any = None
         self._received: asyncio.Queue[Any] = asyncio.Queue()
@@ -67,7 +70,8 @@ class OpenEnv(Environment):
             except ServerIsFull:
                 await self.close()
                 await asyncio.sleep(ASK_AGAIN_S)
-        text = text_of(observation)
+        self._shown = ""
+        text = self._news(observation)
         return Opening([user_message(text)] if text else [])
 
     async def _connect(self) -> None:
@@ -82,15 +86,27 @@ class OpenEnv(Environment):
 
     async def step(self, turn: Turn) -> Observation:
         observation, reward, done = await self._ask("step", {self._action: turn.text})
-        return Observation([user_message(text_of(observation))], reward, done)
+        return Observation([user_message(self._news(observation))], reward, done)
+
+    def _news(self, observation: Any) -> str:
+        """The text of an observation. Games of TextArena repeat all that was said before, which is left out."""
+        text, before = text_of(observation), self._shown
+        self._shown = text
+        is_longer = before and len(text) > len(before) and text.startswith(before)
+        return text[len(before) :].strip("\n") if is_longer and _text_of_messages(observation) else text
 
     async def _ask(self, kind: str, data: Mapping[str, Any]) -> tuple[Any, float | None, bool]:
         import aiohttp
 
         with contextlib.suppress(ConnectionError):  # a server that is full says so, hangs up, and can still be read
             await self._socket.send_str(json.dumps({"type": kind, "data": data}))
-        async with asyncio.timeout(self._timeout_s):
-            received = await self._received.get()
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                received = await self._received.get()
+        except TimeoutError:
+            raise TimeoutError(
+                f"no answer to {kind} within {self._timeout_s:g} s (timeout in --tool_configs)"
+            ) from None
         if received.type is not aiohttp.WSMsgType.TEXT:
             raise RuntimeError(f"the server ended the session: {received.extra or received.type.name}")
         said = json.loads(received.data)
@@ -149,8 +165,21 @@ def _fields_of(errors: Any) -> str:
 def text_of(observation: Any) -> str:
     """The text of an observation, whatever the server's type for it is."""
     if isinstance(observation, dict):
-        for field in TEXT_FIELDS:
-            if isinstance(observation.get(field), str):
-                return as_text(observation[field])
-        observation = {key: value for key, value in observation.items() if key not in ("done", "reward", "metadata")}
+        for text in (_text_of_messages(observation), *(observation.get(field) for field in TEXT_FIELDS)):
+            if isinstance(text, str) and text:
+                return as_text(text)
+        observation = {
+            key: value
+            for key, value in observation.items()
+            if key not in ("done", "reward", "metadata") and not (key in TEXT_FIELDS and value == "")
+        }
     return as_text(observation) if observation else ""
+
+
+def _text_of_messages(observation: Any) -> str:
+    """What the messages of an observation say, such as `{"messages": [{"sender_id": -1, "content": "Guess a word."}]}`."""
+    messages = observation.get("messages") if isinstance(observation, dict) else None
+    if not isinstance(messages, list):
+        return ""
+    contents = [message.get("content") if isinstance(message, dict) else None for message in messages]
+    return "\n".join(content for content in contents if isinstance(content, str))

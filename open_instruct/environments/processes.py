@@ -67,6 +67,16 @@ class Lease:
         """File descriptor (pidfd) of the process. Unlike a process id, it never comes to mean another process."""
         self._pid = pid
 
+    def has_ended(self) -> bool:
+        """Whether the process has ended while nobody asked it anything, or has said something all the same."""
+        try:
+            self._connection.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+        return True
+
     async def make(self, deadline_s: float) -> None:
         made = await self._ask({"do": "make", "spec": asdict(self.spec)}, deadline_s)
         self.is_stateless = made.get("is_stateless") is True
@@ -282,11 +292,13 @@ class EnvironmentPool:
         return lease
 
     def _take_idle(self, key: str) -> Lease | None:
-        """A process that waits for its next call."""
+        """A process that waits for its next call. One that has ended meanwhile (memory ran out, or a server has closed its
+        connection) is no call's failure."""
         while self._idle[key]:
             lease = self._idle[key].pop()
-            if lease.is_alive:
+            if lease.is_alive and not lease.has_ended():
                 return lease
+            lease.kill()
         return None
 
     def _make_room(self) -> None:
@@ -310,7 +322,8 @@ class EnvironmentPool:
                 except (OSError, EOFError, TimeoutError, BadAnswer) as error:
                     await asyncio.to_thread(self._fork_servers.pop(is_bare).end)
                     if attempt == 2:
-                        raise EnvironmentFailed(f"{spec.name}: no process could be started: {error}") from error
+                        why = str(error) or f"its code took longer than {START_S:g} s to load"
+                        raise EnvironmentFailed(f"{spec.name}: no process could be started: {why}") from error
                     logger.warning("the process that starts environments failed and is started again: %s", error)
         raise AssertionError("the second attempt returns or raises")
 
@@ -339,8 +352,10 @@ class _ForkServer:
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         try:
+            wanted = packed({"target": spec.target, "config": spec.config})
             with theirs:
-                socket.send_fds(self._socket, [spec.target.encode()], [theirs.fileno()])
+                if socket.send_fds(self._socket, [wanted], [theirs.fileno()]) < len(wanted):
+                    raise OSError("its arguments are too long")
             async with asyncio.timeout(START_S):  # the code of the first environment of a kind is loaded now
                 pid = (await receive(ours)).get("pid")
             if type(pid) is not int:

@@ -38,7 +38,7 @@ OFTEN_IMPORTED = (
 
 @ENVIRONMENTS.register("python")
 class PythonTool(ToolEnvironment):
-    """Runs a program and answers with what it printed.
+    """Runs a program and answers with what it printed. A program that ends with an error counts as a call with an error.
 
     Args:
         timeout: seconds that a program may take.
@@ -82,16 +82,20 @@ class PythonTool(ToolEnvironment):
             raise ToolError("Empty code. Please provide some code to execute.")
         if self._api_endpoint is not None:
             return await self._ask_server(code)
-        output, is_late = await self._run(code)
+        output, is_late, status = await self._run(code)
         text = output[:MOST_OUTPUT].decode(errors="replace")
         if len(output) > MOST_OUTPUT:
             raise ToolError(f"{text}\n[the output is longer than {MOST_OUTPUT} bytes]")
         if is_late:
             raise ToolError(f"{text}\nTimeout after {self._timeout_s:g} seconds".lstrip("\n"))
+        if status < 0 and status != -signal.SIGKILL:  # that was this process, because the program had closed its output
+            raise ToolError(f"{text}\nEnded by {signal.Signals(-status).name}".lstrip("\n"))
+        if status > 0:
+            raise ToolError(text)
         return text
 
-    async def _run(self, code: str) -> tuple[bytes, bool]:
-        """What the program wrote, and whether it was ended because it took too long."""
+    async def _run(self, code: str) -> tuple[bytes, bool, int]:
+        """What the program wrote, whether it was ended because it took too long, and its exit status (-11 for signal 11)."""
         reading, writing = os.pipe()
         parent = os.getpid()
         child = os.fork()
@@ -100,8 +104,8 @@ class PythonTool(ToolEnvironment):
         os.close(writing)
         os.set_blocking(reading, False)
         process = os.pidfd_open(child)
+        output, is_late = bytearray(), False
         try:
-            output, is_late = bytearray(), False
             try:
                 async with asyncio.timeout(self._timeout_s):
                     while part := await _read(reading):
@@ -110,13 +114,13 @@ class PythonTool(ToolEnvironment):
                             break
             except TimeoutError:
                 is_late = True
-            return bytes(output), is_late
         finally:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(process, signal.SIGKILL)
             os.close(process)
             os.close(reading)
-            os.waitpid(child, 0)
+            _, ended = os.waitpid(child, 0)  # killing a program that has just ended leaves its exit status as it is
+        return bytes(output), is_late, os.waitstatus_to_exitcode(ended)
 
     async def _ask_server(self, code: str) -> str:
         import aiohttp
@@ -153,6 +157,7 @@ async def _read(descriptor: int) -> bytes:
 
 def _become_program(parent: int, writing: int, jail: Jail, code: str) -> None:
     """The jailed child. Its only open files are the pipe, as output and error, and an empty input."""
+    status = 1
     try:
         die_with_parent(parent)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
@@ -165,25 +170,38 @@ def _become_program(parent: int, writing: int, jail: Jail, code: str) -> None:
         restrict_files(jail)
         restrict_calls(jail)
         sys.stdin, sys.stdout, sys.stderr = (
-            os.fdopen(number, mode, closefd=False) for number, mode in ((0, "r"), (1, "w"), (2, "w"))
+            os.fdopen(number, mode, buffering, closefd=False)
+            for number, mode, buffering in (
+                (0, "r", -1),
+                (1, "w", -1),
+                (2, "w", 1),
+            )  # errors line by line, as Python does
         )
         sys.argv = ["program"]
-        _execute(code)
+        status = _execute(code)
         sys.stdout.flush()
+        sys.stderr.flush()
     finally:
-        os._exit(0)
+        os._exit(status)
 
 
-def _execute(code: str) -> None:
+def _execute(code: str) -> int:
+    """Run the program. Returns the exit status that it would have from Python."""
     try:
         exec(compile(code, "<program>", "exec"), {"__name__": "__main__"})
-    except SystemExit:
-        pass
+    except SystemExit as end:
+        if end.code is None or isinstance(end.code, int):
+            return int(bool(end.code))
+        told = f"{end.code}\n"
     except BaseException as error:
-        sys.stdout.flush()
         shown = traceback.TracebackException.from_exception(error)
         shown.stack = traceback.StackSummary.from_list(
             [frame for frame in shown.stack if frame.filename == "<program>"]
         )
-        sys.stderr.write("".join(shown.format(chain=False)))
-        sys.stderr.flush()
+        told = "".join(shown.format(chain=False))
+    else:
+        return 0
+    sys.stdout.flush()
+    sys.stderr.write(told)
+    sys.stderr.flush()
+    return 1

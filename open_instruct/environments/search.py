@@ -1,5 +1,6 @@
 """Search: over a local index, and over the services that open-instruct's scripts use."""
 
+import asyncio
 import json
 import math
 import os
@@ -13,6 +14,11 @@ from open_instruct.environments.base import ENVIRONMENTS, Schema, ToolEnvironmen
 
 K1, B = 1.5, 0.75
 """Parameters of BM25 (Robertson and Zaragoza, The Probabilistic Relevance Framework, 2009, section 3.5)."""
+PAUSES_S = (1.0, 4.0)
+"""Before a service that is busy or cannot be reached is asked again."""
+NOT_FOR_THIS = (400, 404, 410, 415, 422, 451)
+"""Statuses that speak of what was asked for: a page that is not there, or that the service does not give (451, as Jina says it).
+Other errors, such as a wrong key, are not the model's fault."""
 _WORD = re.compile(r"\w+", re.UNICODE)
 
 
@@ -47,13 +53,28 @@ def _words(text: str) -> list[str]:
 
 
 def read_texts(path: str) -> list[str]:
-    """The texts of a file: `.jsonl` with `text` (and perhaps `title`) in each line, else one text in a line."""
+    """The texts of a file: `.jsonl` with `text` or `contents` (and perhaps `title`) in each line, else one text in a line.
+
+    Raises:
+        OSError, ValueError: the file cannot be read, or a line has no text.
+    """
     with open(path, "rb") as file:  # `str.splitlines` also splits at U+2028 and others, which JSON allows
         lines = [line.decode("utf-8").removesuffix("\n").removesuffix("\r") for line in file]
     if not path.endswith(".jsonl"):
         return [line for line in lines if line.strip()]
-    rows = [json.loads(line) for line in lines if line.strip()]
-    return ["\n".join(str(row[key]) for key in ("title", "text") if row.get(key)) for row in rows]
+    return [_text_of_line(line, number) for number, line in enumerate(lines, 1) if line.strip()]
+
+
+def _text_of_line(line: str, number: int) -> str:
+    try:
+        row = json.loads(line)
+    except ValueError as error:
+        raise ValueError(f"line {number} is no JSON: {error}") from error
+    keys = list(row) if isinstance(row, dict) else []
+    if not {"text", "contents"} & set(keys):
+        found = f"its keys are {', '.join(map(str, keys))}" if keys else f"it is {line:.80}"
+        raise ValueError(f"line {number} has neither 'text' nor 'contents'; {found}")
+    return "\n".join(str(row[key]) for key in ("title", "text", "contents") if row.get(key))
 
 
 def _search_schema(name: str, description: str) -> list[Schema]:
@@ -70,7 +91,11 @@ class Search(ToolEnvironment):
     """
 
     is_stateless = True
-    _indexes: dict[str, Index] = {}  # noqa: RUF012 - shared by the processes that are forked after `prepare`
+    _indexes: dict[str, Index] = {}  # noqa: RUF012 - shared by the processes that are forked after `prepare_for`
+
+    @classmethod
+    def prepare_for(cls, config: Mapping[str, Any]) -> None:
+        cls(**config)
 
     def __init__(self, index: str, num_results: int = 3) -> None:
         if index not in self._indexes:
@@ -122,18 +147,26 @@ class _Service(ToolEnvironment):
         import aiohttp
 
         limit = aiohttp.ClientTimeout(total=self._timeout_s)
-        for attempt in (1, 2, 3):
-            async with (
-                aiohttp.ClientSession(timeout=limit) as session,
-                session.request(method, url, **request) as reply,
-            ):
-                if reply.status in (400, 404, 422):
-                    raise ToolError(f"HTTP error: {reply.status} {reply.reason}")
-                if (reply.status == 429 or reply.status >= 500) and attempt < 3:
-                    continue
-                reply.raise_for_status()
-                return await reply.json()
-        raise AssertionError("the third attempt returns or raises")
+        for pause_s in (*PAUSES_S, None):
+            try:
+                async with (
+                    aiohttp.ClientSession(timeout=limit) as session,
+                    session.request(method, url, **request) as reply,
+                ):
+                    if pause_s is None or not (reply.status == 429 or reply.status >= 500):
+                        return await _content(reply)
+            except aiohttp.ClientConnectionError:
+                if pause_s is None:
+                    raise
+            await asyncio.sleep(pause_s or 0.0)
+        raise AssertionError("the last attempt returns or raises")
+
+
+async def _content(reply: Any) -> Any:
+    if reply.status in NOT_FOR_THIS:
+        raise ToolError(f"HTTP error: {reply.status} {reply.reason}")
+    reply.raise_for_status()
+    return await reply.json()
 
 
 @ENVIRONMENTS.register("serper_search")
@@ -204,4 +237,5 @@ class JinaBrowse(_Service):
         if said.get("code") != 200:
             raise ToolError(f"Jina API error: {said.get('message', 'Unknown error')}")
         page = said.get("data") or {}
-        return f"# {page['title']}\n\n{page['content']}" if page.get("title") else str(page.get("content") or "")
+        content = str(page.get("content") or "")
+        return f"# {page['title']}\n\n{content}" if page.get("title") and content else content

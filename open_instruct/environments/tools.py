@@ -11,7 +11,9 @@ from open_instruct.environments.base import ENVIRONMENTS, Schema, ToolEnvironmen
 
 MOST_CHARACTERS = 1000
 LARGEST = 10**100
-LARGEST_POWER = 1000
+LONGEST_POWER = 200
+"""Digits of a power that is computed exactly. A longer one is computed to 16 digits."""
+TOO_LARGE = "Error: the numbers become too large"
 Number = int | float | Fraction
 
 _TWO: dict[type[ast.AST], Callable[[Any, Any], Any]] = {
@@ -25,7 +27,7 @@ _ONE: dict[type[ast.AST], Callable[[Any], Any]] = {ast.UAdd: operator.pos, ast.U
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "sqrt": math.sqrt,
     "abs": abs,
-    "round": round,
+    "round": lambda number, digits=None: round(number, _few(digits)),
     "floor": math.floor,
     "ceil": math.ceil,
     "min": min,
@@ -53,14 +55,15 @@ def calculate(expression: str) -> str:
     if len(written) > MOST_CHARACTERS:
         raise ToolError(f"Error: an expression may have {MOST_CHARACTERS} characters")
     try:
-        value = _value(ast.parse(written, mode="eval").body)
+        return shown_number(_value(ast.parse(written, mode="eval").body))
     except ToolError:
         raise
     except ZeroDivisionError as error:
         raise ToolError("Error: division by zero") from error
-    except (SyntaxError, ValueError, TypeError, OverflowError, RecursionError, MemoryError) as error:
+    except OverflowError as error:
+        raise ToolError(TOO_LARGE) from error
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
         raise ToolError(f"Error: {expression.strip()[:80]!r} is not an arithmetic expression") from error
-    return shown_number(value)
 
 
 def shown_number(value: Number) -> str:
@@ -85,9 +88,8 @@ def _value(node: ast.AST) -> Number:
             exact = not isinstance(left, float) and not isinstance(right, float)
             return _bounded(Fraction(left) / Fraction(right) if exact else left / right)
         if isinstance(node.op, ast.Pow):
-            if abs(right) > LARGEST_POWER or abs(left) > LARGEST or _digits(left) * abs(right) > 200:
-                _too_large()
-            return _bounded(left**right)
+            exact = _digits(left) * abs(right) <= LONGEST_POWER
+            return _bounded(left**right if exact else float(left) ** float(right))
         if type(node.op) in _TWO:
             return _bounded(_TWO[type(node.op)](left, right))
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not node.keywords:
@@ -98,7 +100,18 @@ def _value(node: ast.AST) -> Number:
 
 
 def _digits(value: Number) -> float:
-    return math.log10(abs(value)) if abs(value) > 1 else 1.0
+    """By how many digits a power of the value grows with each further factor."""
+    if isinstance(value, float):
+        return 0.0
+    exact = Fraction(value)
+    return math.log10(max(abs(exact.numerator), exact.denominator))
+
+
+def _few(digits: int | None) -> int | None:
+    """Places to round to. Python computes the power of ten first, however large it is."""
+    if digits is not None and abs(digits) > LONGEST_POWER:
+        _too_large()
+    return digits
 
 
 def _bounded(value: Number) -> Number:
@@ -110,7 +123,7 @@ def _bounded(value: Number) -> Number:
 
 
 def _too_large() -> int:
-    raise ToolError("Error: the numbers become too large")
+    raise ToolError(TOO_LARGE)
 
 
 @ENVIRONMENTS.register("calculator")

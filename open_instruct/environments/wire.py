@@ -29,8 +29,9 @@ class BadAnswer(ValueError):
 
 
 def packed(message: Mapping[str, Any]) -> bytes:
-    """A message as bytes, with its length."""
-    content = json.dumps(message).encode()
+    """A message as bytes, with its length. Halves of surrogate pairs, which a model may write in the JSON of a call and no server
+    takes, become question marks."""
+    content = json.dumps(message, ensure_ascii=False).encode(errors="replace")
     return HEAD.pack(len(content)) + content
 
 
@@ -63,6 +64,13 @@ def as_text(content: Any) -> str:
     if not content.isascii():
         content = content.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     return content.replace("\0", "")
+
+
+def first_error(error: BaseException) -> BaseException:
+    """The first error within groups of errors, which say nothing themselves ("unhandled errors in a TaskGroup")."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
 
 
 def turn_to_json(turn: Turn) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import pytest
 from environment_stage import EnvironmentStage, call, free_port, wait_for_port
 
 from open_instruct.environments.adapters import UnknownEnvironment, environment_class
-from open_instruct.environments.base import Turn
+from open_instruct.environments.base import Turn, mistake_in_config
 from open_instruct.environments.gymnasium_like import UnreadableAction, is_gymnasium_like, read_action, without_escapes
 from open_instruct.environments.mcp_tools import MCPTools
 from open_instruct.environments.processes import EnvironmentFailed
@@ -297,6 +297,11 @@ def test_a_function_answers_and_its_errors_go_to_the_model(stage: EnvironmentSta
     assert [one.num_errors for one in said.observations] == [0, 1, 1, 1]
 
 
+def test_arguments_are_valid_text_and_keep_their_letters(stage: EnvironmentStage, files: Path) -> None:
+    said = stage.play(target(files, "functions", "wait"), call("wait", text="Grüße 😀 \ud83d!"))
+    assert json.loads(said.texts[0])["said"] == "Grüße 😀 ?!"
+
+
 def test_a_coroutine_function_is_waited_for_in_another_process(stage: EnvironmentStage, files: Path) -> None:
     said = stage.play(target(files, "functions", "wait"), call("wait", text="later"))
     values = json.loads(said.texts[0])
@@ -326,10 +331,69 @@ def test_a_class_for_trl_has_its_text_its_tools_its_errors_and_its_reward(stage:
     assert said.reward == 0.5
 
 
+LAMP = '''
+    from __future__ import annotations
+
+    from typing import Literal, Optional
+
+
+    class Lamp:
+        def reset(self, **kwargs) -> Optional[str]:
+            return None
+
+        def turn(self, way: Literal["on", "off"], room: Optional[str] = None) -> str:
+            """Turns it.
+
+            Args:
+                way: on or off
+                room: where it is
+            """
+            return f"{way} in {room}"
+
+        @classmethod
+        def kinds(cls) -> str:
+            """Says what there is."""
+            return cls.__name__
+
+        @staticmethod
+        def shown(text):
+            return text
+'''
+
+
+def test_a_class_for_trl_may_write_its_hints_as_text_and_have_static_helpers(
+    stage: EnvironmentStage, tmp_path: Path
+) -> None:
+    (tmp_path / "lamp.py").write_text(textwrap.dedent(LAMP))
+    of = f"{tmp_path}/lamp.py:Lamp"
+    schemas = {one["function"]["name"]: one["function"]["parameters"] for one in environment_class(of).schemas({})}
+    assert list(schemas) == ["kinds", "turn"]
+    assert list(schemas["turn"]["properties"]) == ["way", "room"]
+    assert schemas["turn"]["properties"]["way"]["enum"] == ["on", "off"]
+    assert schemas["turn"]["required"] == ["way"]
+    assert stage.play(of, call("turn", way="on"), call("kinds")).texts == ["on in None", "Lamp"]
+
+
 def test_a_class_for_trl_may_keep_its_reward_in_an_attribute(stage: EnvironmentStage, files: Path) -> None:
     said = stage.play(target(files, "trl", "Echo"), call("echo", message="hello"))
     assert said.opening.messages == []
     assert (said.texts, said.reward) == (["hello"], 0.5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "right"),
+    [("trl", "Safe", {}), ("oi", "Parrot", {}), ("gymnasium", "Word", {"words": ["cat"]}), ("functions", "add", {})],
+)
+def test_an_argument_that_a_class_does_not_take_is_a_mistake_before_the_run(
+    files: Path, kind: str, name: str, right: dict[str, Any]
+) -> None:
+    cls = environment_class(target(files, kind, name))
+    assert mistake_in_config(cls, right) == ""
+    assert "got an unexpected keyword argument 'nothing'" in mistake_in_config(cls, {"nothing": 1})
+
+
+def test_the_settings_of_a_class_for_skyrl_gym_are_its_own_business(files: Path) -> None:
+    assert mistake_in_config(environment_class(target(files, "skyrl", "Adder")), {"limit": 2}) == ""
 
 
 # --- texts ------------------------------------------------------------------------------------------------------------
@@ -343,6 +407,32 @@ def test_a_class_for_skyrl_gym(stage: EnvironmentStage, files: Path) -> None:
     assert said.rewards == [0.0, 1.0]
     assert said.metrics == {"turns": 2.0}
     assert stage.play(of, Turn("1"), Turn("2"), **settings).rewards == [0.0, 0.0]
+
+
+INITS = {
+    "prompt.append(more); return prompt, {}": ["more"],
+    "return prompt + [more], {}": ["more"],
+    "return prompt, {}": [],
+    "return [more, *prompt], {}": None,
+    "prompt[-1]['content'] += '!'; return prompt, {}": None,
+}
+
+
+@pytest.mark.parametrize(("body", "opening"), INITS.items())
+def test_a_class_for_skyrl_gym_may_only_add_to_the_prompt(
+    stage: EnvironmentStage, tmp_path: Path, body: str, opening: list[str] | None
+) -> None:
+    path = tmp_path / "adds.py"
+    path.write_text(
+        "class Adds:\n    def init(self, prompt):\n        more = {'role': 'user', 'content': 'more'}\n"
+        f"        {body}\n    def step(self, action):\n        raise AssertionError\n"
+    )
+    if opening is None:
+        with pytest.raises(EnvironmentFailed, match="init has changed the messages of the row"):
+            stage.play(f"{path}:Adds")
+    else:
+        said = stage.play(f"{path}:Adds").opening.messages
+        assert [message["content"] for message in said] == opening
 
 
 def test_an_environment_of_open_instruct(stage: EnvironmentStage, files: Path) -> None:
@@ -558,6 +648,35 @@ def test_the_tools_of_an_mcp_server_over_http(stage: EnvironmentStage, mcp_serve
         process.wait()
     with pytest.raises(OSError, match="the MCP server does not answer"):
         MCPTools.schemas({"server_url": f"http://127.0.0.1:{port}/mcp", "timeout": 3.0})
+
+
+GROUPED = """
+    from open_instruct.environments.base import ToolEnvironment
+
+
+    class Grouped(ToolEnvironment):
+        is_stateless = True
+
+        async def call(self, name, arguments):
+            raise BaseExceptionGroup("tasks", [ExceptionGroup("inner", [ConnectionError("refused")]), SystemExit()])
+"""
+
+
+def test_an_error_in_a_group_of_errors_is_named(stage: EnvironmentStage, tmp_path: Path) -> None:
+    """The transports of MCP raise theirs so."""
+    (tmp_path / "grouped.py").write_text(textwrap.dedent(GROUPED))
+    with pytest.raises(EnvironmentFailed, match="it: step: ConnectionError: refused"):
+        stage.play(f"{tmp_path}/grouped.py:Grouped", call("any"))
+    url = f"http://127.0.0.1:{free_port()}/sse"
+    with pytest.raises(EnvironmentFailed, match="it: step: ConnectError: "):
+        stage.play("generic_mcp", call("price"), transport="sse", server_url=url)
+
+
+def test_an_open_env_server_that_is_slow_is_named_with_the_setting(
+    stage: EnvironmentStage, open_env: tuple[Any, str]
+) -> None:
+    with pytest.raises(EnvironmentFailed, match=r"no answer to step within 0\.5 s \(timeout in --tool_configs\)"):
+        stage.play("openenv", Turn("sleep"), url=open_env[1], timeout=0.5)
 
 
 def test_an_mcp_server_that_is_gone_is_no_answer_to_the_model(stage: EnvironmentStage) -> None:

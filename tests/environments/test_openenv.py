@@ -9,6 +9,7 @@ import pytest
 from environment_stage import EnvironmentStage
 
 from open_instruct.environments.base import EnvironmentSpec, Turn
+from open_instruct.environments.openenv import OpenEnv, text_of
 from open_instruct.environments.processes import EnvironmentFailed
 
 DEADLINE_S = 60.0
@@ -120,3 +121,49 @@ def test_a_server_that_hangs_up_while_the_model_speaks_is_the_environments_failu
                 await lease.step(Turn("hi"), 20.0)
 
     stage.run(play())
+
+
+@pytest.mark.parametrize(
+    ("observation", "text"),
+    [
+        ({"echoed_message": "hi", "message_length": 2}, "hi"),
+        ({"prompt": "Wordle-v0", "messages": [{"sender_id": -1, "content": "G X Y"}]}, "G X Y"),
+        ({"messages": [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}], "tokens": [1]}, "a\nb"),
+        ({"prompt": "Go.", "messages": []}, "Go."),
+        ({"instruction": "Sort it.", "output": "", "success": True}, '{"instruction": "Sort it.", "success": true}'),
+        ({"message": "", "done": False}, ""),
+        ({"stdout": "", "exit_code": 0}, '{"stdout": "", "exit_code": 0}'),
+    ],
+)
+def test_the_text_of_an_observation(observation: dict[str, Any], text: str) -> None:
+    assert text_of(observation) == text
+
+
+def test_a_game_of_textarena_says_only_what_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its server sends the whole history with each turn, and as `prompt` the game's name from the second turn on."""
+    history = [
+        "\n[GAME] Guess a word.",
+        "\n[Player 0] [slate]\n[GAME] X X G X G",
+        "\n[Player 0] [crane]\n[GAME] You won.",
+    ]
+
+    async def connect() -> None:
+        asked.clear()
+
+    async def ask(kind: str, data: object) -> tuple[Any, float, bool]:
+        asked.append(kind)
+        said = {"sender_id": -1, "content": "".join(history[: len(asked)]), "category": "MESSAGE"}
+        return {"prompt": "Wordle-v0", "messages": [said]}, 0.0, len(asked) == 3
+
+    asked: list[str] = []
+    game = OpenEnv("http://127.0.0.1:1")
+    monkeypatch.setattr(game, "_connect", connect)
+    monkeypatch.setattr(game, "_ask", ask)
+
+    async def play() -> list[str]:
+        opening = await game.reset({}, 7)
+        turns = [await game.step(Turn(word)) for word in ("[slate]", "[crane]")]
+        return [str(message["content"]) for said in (opening, *turns) for message in said.messages]
+
+    for _ in range(2):  # a second episode begins anew
+        assert asyncio.run(play()) == [history[0], *(part.strip("\n") for part in history[1:])]

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Coroutine
+from pathlib import Path
 from typing import Any, TypeVar
 
 import psutil
@@ -138,6 +139,59 @@ def test_a_killed_process_frees_its_place_and_the_next_one_works() -> None:
             await value(lease, "1")
         await pool.give_back(lease)
         assert await value(await pool.lease(CALCULATOR, LIMIT_S), "1") == "1"
+        pool.close()
+
+    run(work())
+
+
+def test_processes_that_end_while_they_wait_for_calls_fail_no_call() -> None:
+    async def work() -> None:
+        pool = EnvironmentPool(3)
+        leases = [await pool.lease(CALCULATOR, LIMIT_S) for _ in range(3)]
+        for lease in leases:
+            await pool.give_back(lease)
+        for lease in leases[1:]:
+            process = psutil.Process(lease._pid)
+            process.kill()  # as the kernel does where memory runs out
+            await asyncio.to_thread(process.wait, LIMIT_S)
+        lease = await pool.lease(CALCULATOR, LIMIT_S)
+        assert (lease, await value(lease, "2 + 2")) == (leases[0], "4")
+        assert pool.num_processes == 1
+        pool.close()
+
+    run(work())
+
+
+def test_what_environments_with_the_same_arguments_share_is_loaded_once(tmp_path: Path) -> None:
+    async def work() -> None:
+        pool = EnvironmentPool(5)
+        specs = []
+        for name in ("red", "blue"):
+            (tmp_path / f"{name}.txt").write_text(f"{name} apples\n")
+            specs.append(EnvironmentSpec("search", "search", {"index": str(tmp_path / f"{name}.txt")}))
+        leases = [await pool.lease(spec, LIMIT_S) for spec in specs]
+        for path in tmp_path.iterdir():
+            path.unlink()
+        leases += [await pool.lease(spec, LIMIT_S) for spec in specs]  # in other processes
+        call = Turn("", (ToolCall("search", {"query": "apples"}),))
+        said = [(await lease.step(call, LIMIT_S)).messages[0]["content"] for lease in leases]
+        assert said == ["red apples", "blue apples"] * 2
+        gone = EnvironmentSpec("search", "search", {"index": str(tmp_path / "gone.txt")})
+        with pytest.raises(EnvironmentFailed, match="search: make: FileNotFoundError"):
+            await pool.lease(gone, LIMIT_S)
+        pool.close()
+
+    run(work())
+
+
+def test_arguments_may_be_long() -> None:
+    async def work() -> None:
+        pool = EnvironmentPool(1)
+        server = {"transport": "stdio", "command": "none", "args": ["x" * 100_000]}
+        for _ in range(2):
+            lease = await pool.lease(EnvironmentSpec("generic_mcp", "it", server), LIMIT_S)
+            assert lease.is_stateless
+            pool.forget(lease)
         pool.close()
 
     run(work())

@@ -2,12 +2,14 @@
 
 import asyncio
 import json
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp import web
 
+from open_instruct.environments import search
 from open_instruct.environments.base import Environment, Observation, ToolCall, ToolError, Turn
 from open_instruct.environments.python_tool import PythonTool
 from open_instruct.environments.search import Search, SerperSearch, read_texts
@@ -29,6 +31,13 @@ from open_instruct.system.sandbox import missing
         ("round(2.6) + gcd(12, 18)", "9"),
         ("1e3", "1000"),
         ("7 × 6 − 2", "40"),
+        ("0.95^240", "4.50469373299e-06"),
+        ("(1 + 0.05/365)^(365*30)", "4.48122868852"),
+        ("(-1)^(10^9 + 1)", "-1"),
+        ("(1/2)^300 * 2^300", "1"),
+        ("1.001^0", "1"),
+        ("0^500", "0"),
+        ("round(2.567, 1)", "2.6"),
     ],
 )
 def test_calculator(expression: str, value: str) -> None:
@@ -64,6 +73,15 @@ def test_calculator(expression: str, value: str) -> None:
 )
 def test_what_is_no_arithmetic_is_the_models_fault(expression: str) -> None:
     with pytest.raises(ToolError):
+        calculate(expression)
+
+
+@pytest.mark.parametrize(
+    "expression",
+    ["10**1000000", "9**9**9", "2.5**5000", "exp(1000)", "round(1, -10**9)", "round(1/3, 10**9)", "(3/2)**9999"],
+)
+def test_numbers_that_become_too_large_are_told_so_at_once(expression: str) -> None:
+    with pytest.raises(ToolError, match="the numbers become too large"):
         calculate(expression)
 
 
@@ -110,6 +128,27 @@ def test_programs_run_in_the_jail() -> None:
     assert said[12] == ""
 
 
+@pytest.mark.skipif(bool(missing()), reason="this kernel has no jail")
+@pytest.mark.parametrize(
+    ("code", "text", "num_errors"),
+    [
+        ("print(6 * 7)", "42\n", 0),
+        ("print('a')\nraise ValueError('b')", "ValueError: b\n", 1),
+        ("raise SystemExit", "", 0),
+        ("import sys\nprint('a')\nsys.exit('b')", "a\nb\n", 1),
+        ("exit(3)", "", 1),
+        ("import sys\nprint('a', file=sys.stderr, end='')", "a", 0),
+        ("import os\nprint('a', flush=True)\nos.kill(os.getpid(), 11)", "a\n\nEnded by SIGSEGV", 1),
+        ("import os\nos.close(1)\nos.close(2)\nwhile True: pass", "", 0),
+    ],
+)
+def test_a_program_that_ends_with_an_error_is_a_call_with_an_error(code: str, text: str, num_errors: int) -> None:
+    tool = PythonTool(timeout=20.0, memory_mb=2048)
+    said = asyncio.run(tool.step(Turn("", (ToolCall("python", {"code": code}),))))
+    assert said.messages[0]["content"].endswith(text)
+    assert said.num_errors == num_errors
+
+
 def test_search_finds_the_text_with_the_rare_words(tmp_path: Path) -> None:
     path = tmp_path / "texts.jsonl"
     texts = ["the cat sat on the mat", "the dog ran to the park", "quantum cats are in two states", "a mat is a rug"]
@@ -123,6 +162,25 @@ def test_search_finds_the_text_with_the_rare_words(tmp_path: Path) -> None:
     ]
     assert Search.problem({"index": str(tmp_path / "no")}).startswith("the index")
     assert Search.problem({"index": str(path)}) == ""
+
+
+@pytest.mark.parametrize(
+    ("row", "texts", "why"),
+    [
+        ('{"id": "0", "contents": "\\"Paris\\"\\nIts people"}', ['"Paris"\nIts people'], ""),
+        ('{"title": "T", "text": ""}', ["T"], ""),
+        ('{"id": "0", "body": "Paris"}', [], "line 2 has neither 'text' nor 'contents'; its keys are id, body"),
+        ('"Paris"', [], "line 2 has neither 'text' nor 'contents'; it is \"Paris\""),
+        ("Paris", [], "line 2 is no JSON: "),
+    ],
+)
+def test_search_names_the_line_that_has_no_text(tmp_path: Path, row: str, texts: list[str], why: str) -> None:
+    path = tmp_path / "texts.jsonl"
+    path.write_text(f'{{"text": "one"}}\n{row}\n')
+    if not why:
+        assert read_texts(str(path)) == ["one", *texts]
+        assert Search.problem({"index": str(path)}) == ""
+    assert why in Search.problem({"index": str(path)})
 
 
 @pytest.mark.parametrize("letter", ["\u2028", "\u2029", "\x85", "\x0b", "\x0c", "\x1c", "\x1e"])
@@ -140,14 +198,19 @@ def test_a_service_is_asked_as_it_wants_it_and_its_failures_are_not_the_models(m
     monkeypatch.delenv("SERPER_API_KEY", raising=False)
     assert SerperSearch.problem({}) == "set SERPER_API_KEY in the environment"
     monkeypatch.setenv("SERPER_API_KEY", "key")
+    monkeypatch.setattr(search, "PAUSES_S", (0.2, 0.2))
     asked: list[Any] = []
+    times: list[float] = []
 
     async def serve(request: web.Request) -> web.Response:
         asked.append((request.headers["X-API-KEY"], await request.json()))
+        times.append(time.monotonic())
         if len(asked) == 1:
-            return web.Response(status=503)  # it is asked again
+            return web.Response(status=429)  # it is asked again, and not at once
         if len(asked) == 3:
             return web.Response(status=403)
+        if len(asked) == 4:
+            return web.Response(status=451)
         found = {"answerBox": {"answer": "42"}, "organic": [{"title": "T", "snippet": "S", "link": "L"}]}
         return web.json_response(found)
 
@@ -165,8 +228,12 @@ def test_a_service_is_asked_as_it_wants_it_and_its_failures_are_not_the_models(m
             assert said.messages[0]["content"] == "**Direct Answer:** 42\n\n**T**\nS\nSource: L"
             with pytest.raises(Exception, match="403"):  # not a ToolError: the key is wrong, not the model
                 await tool.call("search", {"query": "life"})
+            with pytest.raises(ToolError, match="HTTP error: 451"):
+                await tool.call("search", {"query": "life"})
         finally:
             await runner.cleanup()
 
     asyncio.run(talk())
     assert asked[0] == ("key", {"q": "life", "num": 5})
+    assert len(asked) == 4
+    assert times[1] - times[0] >= 0.2

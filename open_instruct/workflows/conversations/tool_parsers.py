@@ -42,14 +42,15 @@ class ToolParser(ABC):
 
 
 class LegacyParser(ToolParser):
-    """`<search>query</search>`: the text between the tags of a tool is the first parameter that the tool needs. A tool without
-    parameters gets none."""
+    """`<search>query</search>`: the text between the tags of a tool is the first parameter that the tool needs, as a number or
+    whatever else its schema says it is. A tool without parameters gets none."""
 
     in_own_turn = True
     output = "output"
 
     def __init__(self, schemas: Sequence[Schema]) -> None:
         self._parameters = {schema_name(described): first_parameter(described, "") for described in schemas}
+        self._kinds = {schema_name(described): _kind_of_first(described) for described in schemas}
         names = "|".join(re.escape(name) for name in self._parameters)
         self._tag = re.compile(rf"<({names})>(.*?)</\1>", re.DOTALL) if names else None
         self.stop = [f"</{name}>" for name in self._parameters]
@@ -60,7 +61,7 @@ class LegacyParser(ToolParser):
 
     def _call_of(self, name: str, text: str) -> ToolCall:
         parameter = self._parameters.get(name, NO_PARAMETER)
-        return ToolCall(name, {parameter: text} if parameter else {})
+        return ToolCall(name, {parameter: _as_kind(text, self._kinds.get(name))} if parameter else {})
 
     def answer_text(self, messages: Sequence[Message]) -> str:
         return "\n".join(f"<{self.output}>\n{message['content']}\n</{self.output}>\n" for message in messages)
@@ -110,6 +111,37 @@ def first_parameter(described: Schema, default: str = NO_PARAMETER) -> str:
         parameters.get(name) or () for name in ("required", "properties")
     )  # null in dumps of pydantic
     return str(next(iter([*required, *properties]), default))
+
+
+_KINDS: dict[str, type | tuple[type, ...]] = {
+    "integer": int,
+    "number": (int, float),
+    "boolean": bool,
+    "array": list,
+    "object": dict,
+}
+"""JSON schema's names for what is not written as text."""
+
+
+def _kind_of_first(described: Schema) -> str | None:
+    """What the first parameter that a tool needs is, as JSON schema names it; None where it may be several things."""
+    properties = (described["function"].get("parameters") or {}).get("properties") or {}
+    schema = properties.get(first_parameter(described)) or {}
+    kinds = {str(choice.get("type")) for choice in schema.get("anyOf") or [schema]} - {"null"}
+    return kinds.pop() if len(kinds) == 1 else None
+
+
+def _as_kind(text: str, kind: str | None) -> Any:
+    """The text of a call as the tool wants it: 12 for `12` where it wants an integer. What cannot be read so stays text, and the
+    tool says what it thinks of it."""
+    if kind not in _KINDS:
+        return text
+    try:
+        value = json.loads(text.lower() if kind == "boolean" else text)
+    except (ValueError, RecursionError):
+        return text
+    fits = isinstance(value, _KINDS[kind]) and isinstance(value, bool) == (kind == "boolean")
+    return value if fits and not _is_deep(value, DEEPEST) else text
 
 
 def _is_deep(value: Any, levels: int) -> bool:
