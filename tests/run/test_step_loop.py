@@ -68,6 +68,14 @@ def test_a_run_without_incident(tmp_path: Path) -> None:
     }
 
 
+def test_an_engine_that_dies_while_the_model_is_saved_costs_nothing(tmp_path: Path) -> None:
+    """There may be no restart left, and without checkpoints the whole run would be lost."""
+    run = played_run(tmp_path)
+    run.components.engine_is_dead_during = "saving the model"
+    assert go(run) == 0
+    assert (tmp_path / "model" / "model.safetensors").read_text() == str(NUM_STEPS)
+
+
 @pytest.mark.parametrize("share_devices", [False, True])
 def test_prompts_travel_beside_the_weights_unless_devices_are_shared(tmp_path: Path, share_devices: bool) -> None:
     run = played_run(tmp_path)
