@@ -110,6 +110,14 @@ def test_steps_without_a_finite_gradient_end_the_run(tmp_path: Path, monkeypatch
     assert newest.state["progress"]["training_step"] == 3
 
 
+def test_a_replacement_waits_for_learners_as_long_as_a_partial_batch_may_take(tmp_path: Path) -> None:
+    run = played_run(tmp_path, num_batches=3)
+    run.components.engines_die_during = "the batch of step 3"
+    assert go(run) == 0
+    assert run.components.limits["the version of the learners' weights"] == "progress_timeout_s"
+    assert_nothing_is_lost_or_repeated(tmp_path)
+
+
 # --- SIGTERM, phase by phase ------------------------------------------------------------------------------------------
 
 
