@@ -118,6 +118,16 @@ def test_a_replacement_waits_for_learners_as_long_as_a_partial_batch_may_take(tm
     assert_nothing_is_lost_or_repeated(tmp_path)
 
 
+def test_a_directory_of_checkpoints_that_cannot_be_used_is_told_under_its_option(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    (tmp_path / "states").touch()
+    args = make_args(output_dir=str(tmp_path / "out"), checkpoint_state_dir=str(tmp_path / "states"))
+    with pytest.raises(SystemExit):
+        grpo_fast.run(args, SimpleNamespace())  # type: ignore[arg-type]
+    assert f"--checkpoint_state_dir {tmp_path / 'states'}: File exists" in capsys.readouterr().err
+
+
 # --- SIGTERM, phase by phase ------------------------------------------------------------------------------------------
 
 
