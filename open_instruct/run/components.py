@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import ray
 from ray.util.placement_group import PlacementGroup, remove_placement_group
 from ray.util.queue import Queue
 
@@ -21,7 +22,7 @@ from open_instruct.data.run_inputs import RunInputs
 from open_instruct.learners.actor_group import RayTrainGroup
 from open_instruct.rollouts.controller import RolloutController
 from open_instruct.rollouts.message_queue import MessageQueue
-from open_instruct.run.answers import was_killed
+from open_instruct.run.answers import value_of, was_killed
 from open_instruct.run.device_sharing import DeviceSharing, ExclusiveSharing, FreeDevices
 from open_instruct.run.engine_activity import EngineActivity
 from open_instruct.run.engine_supervisor import EngineSupervisor
@@ -63,7 +64,19 @@ class Components:
             logger.warning("%s", doubt)
 
         def ready(refs: Any, what: str) -> Any:
-            return self.wait(refs, what=what, timeout_s=args.init_timeout_s, limit="init_timeout_s", interruptible=True)
+            return self.wait(
+                refs,
+                what=what,
+                timeout_s=args.init_timeout_s,
+                limit="init_timeout_s",
+                interruptible=True,
+                on_poll=notice_learners,
+            )
+
+        def notice_learners() -> None:
+            """Learners that have failed are told at once, and not when engines are loaded."""
+            for ref in ray.wait(learners, num_returns=len(learners), timeout=0)[0] if learners else []:
+                value_of(ref, "the start of the learners")
 
         def start_learners() -> list:
             return self.group.async_init(args, with_ref=args.load_ref_policy)

@@ -8,6 +8,7 @@ import pytest
 from component_fakes import components_of
 from conftest import make_args
 
+from open_instruct.cluster.failures import ComponentDied
 from open_instruct.run import components as components_module
 
 
@@ -63,3 +64,23 @@ def test_engine_that_dies_while_it_starts_may_start_again_before_learners_take_t
     assert may_start()
     components.sharing.offload_engines()
     assert not may_start()
+
+
+def test_learners_that_fail_are_told_while_engines_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failed(ref: Any, what: str) -> None:
+        raise ComponentDied(f"{what} failed: {ref}")
+
+    def wait(_: Any, *, what: str, on_poll: Any, **__: Any) -> None:
+        waits.append(what)
+        on_poll()
+
+    waits: list[str] = []
+    monkeypatch.setattr(components_module, "ray", SimpleNamespace(wait=lambda refs, **_: (refs, [])))
+    monkeypatch.setattr(components_module, "value_of", failed)
+    controller = SimpleNamespace(__ray_ready__=SimpleNamespace(remote=lambda: "controller"))
+    manager = SimpleNamespace(controller=controller, rollout_engines=[MagicMock()], teachers=[])
+    group = SimpleNamespace(async_init=lambda *_, **__: ["no memory"])
+    components = components_of(manager=manager, group=group, wait=wait)
+    with pytest.raises(ComponentDied, match="the start of the learners failed: no memory"):
+        components.wait_until_ready(make_args())
+    assert waits == ["the start of the controller"]
