@@ -125,10 +125,10 @@ def create_components(
 ) -> Components:
     """Create all actors of a run. The actors start at the same time, and `Components.wait_until_ready` waits for them.
 
-    Raises `CannotPlace` when the cluster has no room for the actors, and `StorageNotShared` when the nodes of the learners do not
-    see the directories that the driver writes to.
+    Raises `CannotPlace` when the cluster has no room for the actors, `StorageNotShared` when the nodes of the learners do not
+    see the directories that the driver writes to, and `Interrupted` if a signal comes while there is no room yet.
     """
-    pgs = create_placement_groups(args)
+    pgs = create_placement_groups(args, on_poll=signals.raise_if_received)
     check_storage([args.state_dir, Path(args.output_dir)], bundles.node_ids(pgs["actor"]))
     group = create_actor_group(args, pgs["actor"], wandb_run_id=None)
     manager = create_rollout_manager(
