@@ -72,7 +72,10 @@ def maybe_evaluate(run: Run) -> bool:
                 "the evaluation of version %d is lost: its prompts are left without an engine that has those weights",
                 run.evaluation_of,
             )
-            run.components.manager.controller.give_up_evaluation.remote()
+            given_up = run.components.manager.controller.give_up_evaluation.remote()
+            run.components.wait(
+                given_up, what="the end of the evaluation", timeout_s=CONTROL_S
+            )  # before the next begins
             run.evaluation_of = None
             return False
     metrics = run.components.wait(
