@@ -81,9 +81,9 @@ def run(args: GRPOConfig, inputs: "RunInputs", roles: Roles = DEFAULT_ROLES) -> 
         return 0
     if args.dry_run:
         return dry_run(args)
-    directories = [Path(args.output_dir), *([args.state_dir] if args.checkpoint_state_dir is not None else [])]
+    own_state_dir = [args.state_dir] if args.checkpoint_state_dir is not None else []
     try:
-        with held(directories, "--output_dir"):
+        with held([Path(args.output_dir)], "--output_dir"), held(own_state_dir, "--checkpoint_state_dir"):
             return tell_that_it_is_complete(args) if is_complete(args) else _run_alone(args, inputs, roles)
     except UnusableDirectory as error:
         fail_with([str(error)])

@@ -216,6 +216,19 @@ def test_a_turn_over_its_time_gives_the_prompt_up(make_stage: MakeStage) -> None
     assert stage.get()[0].error == ""
 
 
+def test_an_update_does_not_count_towards_the_time_of_a_request(make_stage: MakeStage) -> None:
+    """In a collective one all engines stand still from its begin to its end."""
+    stage = make_stage(generation_timeout=2.0, weight_transport="gloo")
+    stage.vllm.before_step = lambda: time.sleep(0.02)
+    stage.put(RCPlan("1 + 1", num_cycles=1))
+    while not stage.vllm.running:
+        time.sleep(0.005)
+    stage.actor.start_weight_update()
+    time.sleep(2.2)
+    stage.actor.finish_weight_update(1)
+    assert stage.get()[0].error == ""
+
+
 def test_a_problem_that_fills_the_context_is_given_up(make_stage: MakeStage) -> None:
     stage = make_stage()
     stage.put(RCPlan("1 + 1 " * 400, num_cycles=2), RCPlan("1 + 1", num_cycles=2))

@@ -6,7 +6,7 @@
 import math
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -77,8 +77,11 @@ def cluster_nodes() -> list[Node]:
     ]
 
 
-def reserve(asked: Asked, *, timeout_s: float, probe_s: float = PROBE_S) -> Reservation:
-    """Reserve places for what is asked. To find out which GPU each place has may take `probe_s` seconds.
+def reserve(
+    asked: Asked, *, timeout_s: float, probe_s: float = PROBE_S, on_poll: Callable[[], None] = lambda: None
+) -> Reservation:
+    """Reserve places for what is asked. To find out which GPU each place has may take `probe_s` seconds. While there is no room
+    `on_poll` is called now and then.
 
     Raises:
         CannotPlace: at once, if the cluster could not hold what is asked even with nothing else running; after `timeout_s`, if
@@ -86,7 +89,7 @@ def reserve(asked: Asked, *, timeout_s: float, probe_s: float = PROBE_S) -> Rese
             message says what was asked for and what every node has.
     """
     deadline = time.monotonic() + timeout_s
-    shares = _wait_for_room(asked, deadline, timeout_s)
+    shares = _wait_for_room(asked, deadline, timeout_s, on_poll)
     nodes = [share.node.node_id for share in shares for _ in range(share.num_places(asked))]
     group = placement_group(
         [dict(asked.place) for _ in nodes],
@@ -101,7 +104,7 @@ def reserve(asked: Asked, *, timeout_s: float, probe_s: float = PROBE_S) -> Rese
     return Reservation(group, *split_roles(hardware_order(places), places, shares, asked))
 
 
-def _wait_for_room(asked: Asked, deadline: float, timeout_s: float) -> list[NodeShare]:
+def _wait_for_room(asked: Asked, deadline: float, timeout_s: float, on_poll: Callable[[], None]) -> list[NodeShare]:
     home = ray.get_runtime_context().get_node_id()
     while True:
         nodes = cluster_nodes()
@@ -114,6 +117,7 @@ def _wait_for_room(asked: Asked, deadline: float, timeout_s: float) -> list[Node
                 raise CannotPlace(f"{never}. {_asked_and_there(asked)}") from None
             if time.monotonic() > deadline:
                 raise CannotPlace(f"no room after {timeout_s:g} s: {error}. {_asked_and_there(asked)}") from None
+        on_poll()
         time.sleep(POLL_S)
 
 

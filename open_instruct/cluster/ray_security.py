@@ -5,6 +5,7 @@ Without a token, anybody who reaches a Ray cluster can run any code on it.
 
 import os
 import secrets
+import socket
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +13,8 @@ from pathlib import Path
 
 from ray._private import ray_constants, services
 
+ANSWER_S = 10.0
+"""How long a cluster may take to accept a connection."""
 TOKEN = Path(".ray") / "auth_token"
 """Where Ray itself looks for its token, under the home directory."""
 
@@ -19,6 +22,20 @@ TOKEN = Path(".ray") / "auth_token"
 def is_there_a_cluster() -> bool:
     """Whether `ray.init` would join a cluster: that of RAY_ADDRESS, or a cluster that `ray start` has started here."""
     return services.canonicalize_bootstrap_address(None) is not None
+
+
+def problem_with_cluster() -> str:
+    """What is wrong with the cluster that `ray.init` would join, "" if it answers. Ray itself tries for many minutes."""
+    address = services.canonicalize_bootstrap_address(None) or ""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWER_S).close()
+    except (OSError, ValueError) as error:
+        return (
+            f"no Ray cluster answers at {address} ({error}), which RAY_ADDRESS or an earlier `ray start` on this machine names. "
+            "Start that cluster, or set RAY_ADDRESS=local for a Ray of this run's own."
+        )
+    return ""
 
 
 @contextmanager

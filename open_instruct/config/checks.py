@@ -29,7 +29,11 @@ from open_instruct.config.model_checks import (
     teacher_fits_the_model,
 )
 from open_instruct.config.options import DistillationOptions
-from open_instruct.config.path_checks import outputs_can_be_written, system_prompt_file_can_be_read
+from open_instruct.config.path_checks import (
+    checkpoints_and_models_have_their_own_names,
+    outputs_can_be_written,
+    system_prompt_file_can_be_read,
+)
 from open_instruct.config.reward_checks import (
     evolving_rubrics_have_a_model,
     judgements_have_a_price,
@@ -449,6 +453,7 @@ RULES: tuple[Callable[[GRPOConfig], Iterator[str]], ...] = (
     engines_sample_at_the_temperature,
     system_prompt_file_can_be_read,
     outputs_can_be_written,
+    checkpoints_and_models_have_their_own_names,
     single_gpu_has_one_of_each,
     turns_have_an_order,
     weight_transport_fits,

@@ -138,10 +138,10 @@ class AsyncOptions:
     batch_generation_interval: float = limited(0.0, NOT_NEGATIVE)
     """Seconds to wait after sending a bundle of prompts to the engines before the next bundle is sent."""
     generation_timeout: float | None = limited(None, POSITIVE)
-    """Seconds that an engine may take for one group (with rc: for one turn). Then the group is aborted and its prompt is sampled
-    again with another seed. By default no limit. A limit biases training towards short responses, because long responses take
-    longer: the metrics generation_timeouts (groups aborted) and dropped_timeouts (prompts dropped for it) say how much. A lower
-    response_length limits the time without that bias."""
+    """Seconds that an engine may take for one group (with rc: for one turn); those of weight updates do not count. Then the group
+    is aborted and its prompt is sampled again with another seed. By default no limit. A limit biases training towards short
+    responses, because long responses take longer: the metrics generation_timeouts (groups aborted) and dropped_timeouts (prompts
+    dropped for it) say how much. A lower response_length limits the time without that bias."""
     max_generation_attempts: int = limited(3, COUNT)
     """Times that the engines may fail on a prompt before the prompt is given up: dropped as failed or, in an evaluation, counted
     as wrong (eval/num_given_up). It is no failure when a prompt is lost with its engine, or issued again after a resume."""

@@ -22,6 +22,18 @@ def system_prompt_file_can_be_read(args: GRPOConfig) -> Iterator[str]:
         yield f"{shown(args, 'system_prompt_override_file')}: it cannot be read ({reason}). Give a file of UTF-8 text."
 
 
+def checkpoints_and_models_have_their_own_names(args: GRPOConfig) -> Iterator[str]:
+    """Both are called after their step, and a model would take the place of the checkpoint."""
+    state_dir = args.checkpoint_state_dir
+    if state_dir is None or args.save_freq <= 0 or os.path.realpath(state_dir) != os.path.realpath(args.output_dir):
+        return
+    yield (
+        f"{shown(args, 'checkpoint_state_dir', 'output_dir', 'save_freq')}: the model and the checkpoint of a step would have "
+        f"the same name there, and the model would replace the checkpoint. Leave out checkpoint_state_dir, give another one, or "
+        f"set save_freq to -1."
+    )
+
+
 def outputs_can_be_written(args: GRPOConfig) -> Iterator[str]:
     for name in ("output_dir", "checkpoint_state_dir", "rollouts_save_path", "cache_evolving_rubric_data_dir"):
         if (path := getattr(args, name)) is None:

@@ -24,7 +24,8 @@ others that have begun. The first step then takes all of them."""
 class GenerationLoop:
     """Steps the engine as long as there is something to generate. Its methods run in the thread that owns the engine.
 
-    `generation_timeout`: seconds that a request may take before it is broken off; None is no limit.
+    `generation_timeout`: seconds that a request may take before it is broken off, without those of weight updates; None is no
+    limit.
     """
 
     def __init__(
@@ -58,9 +59,7 @@ class GenerationLoop:
     def tick(self) -> None:
         if not self._state.shall_generate:
             self._held_back_at = time.monotonic()
-        self._calls.serve()
-        if not self._state.may_step:
-            self._wait_for_work()
+        if not self._serve_calls():
             return
         if self._state.may_admit:
             self._admit()
@@ -81,6 +80,15 @@ class GenerationLoop:
                 self._finish(output)
         self.busy_s += time.perf_counter() - started
         self._last_step_at = time.monotonic()
+
+    def _serve_calls(self) -> bool:
+        """Run control calls. Returns whether the engine may make a step; until then it stands still."""
+        began = time.monotonic()
+        self._calls.serve()
+        if not (may_step := self._state.may_step):
+            self._wait_for_work()
+        self._work.stood_still_s += time.monotonic() - began
+        return may_step
 
     def _wait_for_work(self) -> None:
         self._cores.rest()

@@ -30,6 +30,8 @@ class TrackedRequest:
     sampling: SamplingConfig
     reply: "Future[Answer]"
     admitted: Moment | None = None
+    stood_still_before_s: float = 0.0
+    """`RequestTracker.stood_still_s` at its admission."""
 
     def num_tokens(self, response_length: float) -> float:
         """Tokens that the request comes to if its responses have so many tokens, as far as it may; prompts included."""
@@ -75,6 +77,9 @@ class RequestTracker:
         """Prompt ids of finished groups that are not in the results queue yet."""
         self._lengths: deque[float] = deque(maxlen=LENGTHS_KEPT)
         """Mean lengths in tokens of the responses to the last finished requests."""
+        self.stood_still_s = 0.0
+        """Seconds in which the engine ran control calls, or was held by a weight update. They do not count towards the time limit
+        of a request."""
         self.began_at = time.monotonic()
         """When the engine actor last went from having no request to having one."""
 
@@ -163,7 +168,7 @@ class RequestTracker:
             if not self._to_admit:
                 return None
             held = self._to_admit.popleft()
-            held.admitted = Moment()
+            held.admitted, held.stood_still_before_s = Moment(), self.stood_still_s
             return held
 
     def get(self, request_id: str) -> TrackedRequest | None:
@@ -181,10 +186,15 @@ class RequestTracker:
             held.reply.set_result(answer)
 
     def later_than(self, limit_s: float) -> list[TrackedRequest]:
-        """Requests of rollouts that the engine has had for longer than `limit_s`."""
+        """Requests of rollouts that the engine has had for longer than `limit_s`, without the time in which it stood still."""
         with self._lock:
             of_rollouts = [held for held in self._requests.values() if not held.request_id.startswith(DIRECT)]
-            return [held for held in of_rollouts if held.admitted is not None and held.admitted.elapsed_s() > limit_s]
+            return [held for held in of_rollouts if self._worked_s(held) > limit_s]
+
+    def _worked_s(self, held: TrackedRequest) -> float:
+        if held.admitted is None:
+            return 0.0
+        return held.admitted.elapsed_s() - (self.stood_still_s - held.stood_still_before_s)
 
     # --- room ---------------------------------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import ray
 from ray.util.placement_group import PlacementGroup, remove_placement_group
 from ray.util.queue import Queue
 
@@ -26,7 +27,7 @@ from open_instruct.run.engine_activity import EngineActivity
 from open_instruct.run.engine_supervisor import EngineSupervisor
 from open_instruct.run.health import Health, actors_of
 from open_instruct.run.placement_group import create_actor_group, create_placement_groups, create_rollout_manager
-from open_instruct.run.ray_results import was_killed
+from open_instruct.run.ray_results import value_of, was_killed
 from open_instruct.run.rollout_manager import RolloutManager
 from open_instruct.run.storage_check import check_storage
 from open_instruct.run.waits import Waits
@@ -38,6 +39,10 @@ SHUTDOWN_S = 5.0
 """How long parts may take to end by themselves before they are killed."""
 SHUTDOWN_AFTER_FAILURE_S = 2.0
 """How long parts may take to end by themselves after a failure. Shorter, because nothing is lost by killing them then."""
+
+
+class LearnersFailed(ComponentDied):
+    """Learners failed while engines were still being loaded. No engine is started again for that."""
 
 
 @dataclass(frozen=True)
@@ -63,19 +68,34 @@ class Components:
             logger.warning("%s", doubt)
 
         def ready(refs: Any, what: str) -> Any:
-            return self.wait(refs, what=what, timeout_s=args.init_timeout_s, limit="init_timeout_s", interruptible=True)
+            return self.wait(
+                refs,
+                what=what,
+                timeout_s=args.init_timeout_s,
+                limit="init_timeout_s",
+                interruptible=True,
+                on_poll=notice_learners,
+            )
+
+        def notice_learners() -> None:
+            """Learners that have failed end the run at once, and not only when the engines are loaded."""
+            for ref in ray.wait(starting, num_returns=len(starting), timeout=0)[0] if starting else []:
+                try:
+                    value_of(ref, "the start of the learners")
+                except ComponentDied as error:
+                    raise LearnersFailed(str(error)) from error
 
         def start_learners() -> list:
             return self.learners.async_init(args, with_ref=args.load_ref_policy)
 
         # An engine measures the free memory of its whole GPU when it starts, so learners that share the GPU come after it.
-        learners_start = [] if args.shares_devices else start_learners()
+        starting = [] if args.shares_devices else start_learners()
         ready(self.rollouts.controller.__ray_ready__.remote(), "the start of the controller")
         for number in range(len(self.rollouts.rollout_engines)):
             self._start_engine(number, ready)
         ready([teacher.ready.remote() for teacher in self.rollouts.teachers], "the start of the teacher")
         self.sharing.offload_engines()
-        ready(learners_start or start_learners(), "the start of the learners")
+        ready(starting or start_learners(), "the start of the learners")
 
     def _start_engine(self, number: int, ready: Callable[[Any, str], Any]) -> None:
         """Wait until an engine is loaded. An engine that is killed meanwhile is started again while restarts are left. An engine
@@ -86,6 +106,8 @@ class Components:
                 ready(engine.ready.remote(), f"the start of engine {number}")
                 self.supervisor.began(number)
                 return
+            except LearnersFailed:
+                raise
             except ComponentDied as error:
                 was_replaced = self.rollouts.rollout_engines[number] is not engine  # by `Health`
                 if not was_replaced and not was_killed(error):
@@ -112,10 +134,10 @@ def create_components(
 ) -> Components:
     """Create all actors of a run. The actors start at the same time, and `Components.wait_until_ready` waits for them.
 
-    Raises `CannotPlace` when the cluster has no room for the actors, and `StorageNotShared` when the nodes of the learners do not
-    see the directories that the driver writes to.
+    Raises `CannotPlace` when the cluster has no room for the actors, `StorageNotShared` when the nodes of the learners do not
+    see the directories that the driver writes to, and `Interrupted` if a signal comes while there is no room yet.
     """
-    pgs = create_placement_groups(args)
+    pgs = create_placement_groups(args, on_poll=signals.raise_if_received)
     check_storage([args.state_dir, Path(args.output_dir)], bundles.node_ids(pgs["actor"]))
     learners = create_actor_group(args, pgs["actor"], wandb_run_id=None)
     rollouts = create_rollout_manager(

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from open_instruct.cluster.failures import ComponentDied
 from open_instruct.engines.engine_sleep import KV_CACHE, WEIGHTS
 from open_instruct.learners.actor_group import RayTrainGroup
 from open_instruct.run.rollout_manager import RolloutManager
@@ -108,6 +109,7 @@ class ExclusiveSharing(DeviceSharing):
             timeout_s=self._loading_timeout_s,
             limit="init_timeout_s",
             without_dead=True,
+            interruptible=True,  # nothing is lost by leaving, and an engine may load for minutes
         )
         asked = self._rollouts.async_offload(keep_weights=keep_weights)
         self._note_released(self._timed("engines_offload", asked, without_dead=True))
@@ -149,7 +151,7 @@ class ExclusiveSharing(DeviceSharing):
         asked = self._rollouts.async_leave_devices()
         try:
             self._note_released(self._timed("engines_offload", asked, without_dead=True, timeout_s=LEAVING_S))
-        except TimeoutError:
+        except (TimeoutError, ComponentDied):  # an engine that fails must not cost the checkpoint
             self._rollouts.kill_engines()
             time.sleep(KILLED_S)
         self._wake_learners()

@@ -265,15 +265,16 @@ class EngineSupervisor:
         return causes
 
     def _stall_cause(self, number: int, inventory: dict[str, Any]) -> str:
+        now = time.monotonic()
+        if inventory["state"] == "updating":
+            # An engine need not step during an update, which brings the weights that it may lack. If the update takes too long,
+            # the synchronizer replaces the engine.
+            self._updating_at[number] = now
+            return ""
         if inventory["needs_weights"]:
             self.needs_weights.add(number)
             if any(map(is_of_evaluation, inventory["held"])):
                 self.needs_weights_to_evaluate.add(number)
-        now = time.monotonic()
-        if inventory["state"] == "updating":
-            # An engine need not step during an update. If the update takes too long, the synchronizer replaces the engine.
-            self._updating_at[number] = now
-            return ""
         idle_s = min(inventory["idle_s"], now - self._updating_at.get(number, -math.inf))
         if inventory["held"] and idle_s > self._args.engine_stall_timeout_s:
             return f"holds {len(inventory['held'])} prompts and took no step for {idle_s:.0f} s"

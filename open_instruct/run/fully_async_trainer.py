@@ -137,7 +137,7 @@ class FullyAsyncTrainer:
                 if received:
                     break
                 waiting_for = f"batch {training_step} is not ready: {hooks.describe_progress()}"
-                if time.monotonic() >= deadline:
+                if slice_s == 0:  # so that a driver that was stopped meanwhile has looked once more
                     raise TimeoutError(f"{waiting_for}. Nothing came for {self._args.progress_timeout_s:g} s")
                 logger.warning("%s", waiting_for)
         [item] = received

@@ -119,8 +119,9 @@ class ParameterSynchronizer:
         versions = self._components.wait(
             self._components.learners.async_held_version(),
             what="the version of the learners' weights",
-            timeout_s=2 * self._args.weight_sync_timeout_s + 60.0,
-            limit="weight_sync_timeout_s",
+            timeout_s=self._args.progress_timeout_s,
+            limit="progress_timeout_s",
+            interruptible=True,
         )
         assert len(set(versions)) == 1, f"learners hold weights of different versions: {versions}"
         return versions[0]

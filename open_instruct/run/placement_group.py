@@ -7,6 +7,7 @@
 `args` are the options of a run: a `GRPOConfig`, or any namespace with the same fields.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 from open_instruct.cluster import bundles
@@ -17,8 +18,8 @@ from open_instruct.learners.actor_group import RayTrainGroup
 from open_instruct.run.rollout_manager import COLOCATED_SHARE, RolloutManager
 
 
-def create_placement_groups(args: Any) -> dict[str, Bundles]:
-    """Reserve a place for every learner and every worker of an engine.
+def create_placement_groups(args: Any, *, on_poll: Callable[[], None] = lambda: None) -> dict[str, Bundles]:
+    """Reserve a place for every learner and every worker of an engine. While there is no room `on_poll` is called now and then.
 
     Returns `(pg, reordered_bundle_indices)` for each of the roles `actor` and `rollout`.
 
@@ -30,7 +31,9 @@ def create_placement_groups(args: Any) -> dict[str, Bundles]:
             the numbers.
     """
     args = config_of(args)
-    reservation = bundles.reserve(places_asked(args), timeout_s=args.placement_timeout_s, probe_s=args.init_timeout_s)
+    reservation = bundles.reserve(
+        places_asked(args), timeout_s=args.placement_timeout_s, probe_s=args.init_timeout_s, on_poll=on_poll
+    )
     return {
         "actor": (reservation.group, reservation.actor),
         "rollout": (reservation.group, reservation.rollout),

@@ -19,6 +19,7 @@ from open_instruct.cluster.process_watch import (
     nothing_is_left,
     ray_processes_here,
 )
+from open_instruct.config.cli import fail_with
 from open_instruct.system.signals import Signals
 
 logger = logging.getLogger(__name__)
@@ -41,6 +42,8 @@ def ray_cluster(stopped_timeout_s: float = 12.0) -> Iterator[Signals]:
     blocked = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
     signals = Signals()
     is_own = not ray_security.is_there_a_cluster()
+    if not is_own and (problem := ray_security.problem_with_cluster()):
+        fail_with([problem])
     signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
     try:
         with marked() as mark:

@@ -1,8 +1,8 @@
 """Saves checkpoints and model directories between two steps, and says whether a run may go on from the checkpoints that exist."""
 
 import json
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -151,11 +151,21 @@ def save_checkpoint(run: "Run", *, is_last: bool = False) -> None:
             "evaluation_of": run.evaluation_of,
             ALL_OPTIONS: options_as_text(run.args),
         }
-        if is_last:
-            run.components.health.is_ending = True
-            run.components.sharing.learners_take_over()
-        with nullcontext() if is_last else run.components.sharing.learners_only():
+        with _learners_alone(run, is_last=is_last):
             run.store.save(step, state, lambda path: _write_parts(run, path))
+
+
+@contextmanager
+def _learners_alone(run: "Run", *, is_last: bool) -> Iterator[None]:
+    """Inside the block the learners have all of their state. With `is_last` nobody generates any more, so that an engine that
+    dies does not matter."""
+    if not is_last:
+        with run.components.sharing.learners_only():
+            yield
+        return
+    run.components.health.is_ending = True
+    run.components.sharing.learners_take_over()
+    yield
 
 
 def _write_parts(run: "Run", path: Path) -> dict[str, int]:
@@ -168,10 +178,11 @@ def _write_parts(run: "Run", path: Path) -> dict[str, int]:
     return {name: num_bytes for files in written for name, num_bytes in files.items()}
 
 
-def save_model(run: "Run", directory: Path) -> Path:
-    """Save the model as a Hugging Face directory that Transformers and vLLM load. Returns its absolute path."""
+def save_model(run: "Run", directory: Path, *, is_last: bool = False) -> Path:
+    """Save the model as a Hugging Face directory that Transformers and vLLM load. Returns its absolute path. `is_last` as in
+    `save_checkpoint`."""
     directory = directory.absolute()  # a learner on another node may have another current directory
-    with run.timer("saving"), run.components.sharing.learners_only(), atomic_directory(directory) as beside:
+    with run.timer("saving"), _learners_alone(run, is_last=is_last), atomic_directory(directory) as beside:
         run.components.wait(
             run.components.learners.async_save_model(
                 run.progress.training_step, directory=str(beside), with_optimizer=False

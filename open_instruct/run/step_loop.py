@@ -300,8 +300,8 @@ def finish(run: Run, clock: WallClock) -> None:
     """End the run: write a last checkpoint, the model, the plot and the table."""
     clock.lap()
     if run.args.checkpoint_state_freq > 0:
-        save_checkpoint(run)
-    model = save_model(run, Path(run.args.output_dir) / MODEL)
+        save_checkpoint(run, is_last=True)
+    model = save_model(run, Path(run.args.output_dir) / MODEL, is_last=True)
     clock.lap()
     run.log.ended(summarize(run, model=model), exit_code=0)
 

@@ -14,6 +14,7 @@ is not whole (torn by the crash of a machine, or copied in part) is skipped, and
 import ctypes
 import errno
 import json
+import logging
 import os
 import re
 import shutil
@@ -23,6 +24,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from open_instruct.storage.output_directory import describe
+
+logger = logging.getLogger(__name__)
 
 STATE_FILE = "run_state.json"
 SEEN_S = 30.0
@@ -257,8 +262,11 @@ class CheckpointStore:
                 num_kept += self.has(step)
                 continue
             shutil.rmtree(_aside(self.path(step)), ignore_errors=True)  # else it would be put back
-            (self.path(step) / STATE_FILE).unlink()  # now it is no checkpoint, even if the removal is interrupted
-            shutil.rmtree(self.path(step))
+            try:
+                (self.path(step) / STATE_FILE).unlink()  # now it is no checkpoint, even if the removal is interrupted
+                shutil.rmtree(self.path(step))
+            except OSError as error:  # NFS keeps a file, and so its directory, while somebody reads the file
+                logger.warning("%s: the old checkpoint cannot be removed whole: %s", self.path(step), describe(error))
 
 
 def _read_state(path: Path) -> dict[str, Any] | str:

@@ -4,7 +4,13 @@ import json
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 from typing import Any
+
+import pytest
+
+from open_instruct.cluster import bundles
+from open_instruct.cluster.placement_plan import Asked, Node
 
 START = """
 import json, ray, time
@@ -78,3 +84,16 @@ def run(script: str, **variables: str) -> list[Any]:
     )
     assert done.returncode == 0, done.stderr[-2000:]
     return [json.loads(line.removeprefix("FOUND")) for line in done.stdout.splitlines() if line.startswith("FOUND")]
+
+
+def test_waiting_for_room_can_be_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a signal, say: the wait may be long (`--placement_timeout_s`), and there is nothing to save."""
+
+    def on_poll() -> None:
+        raise InterruptedError
+
+    here = SimpleNamespace(get_runtime_context=lambda: SimpleNamespace(get_node_id=lambda: "ab"))
+    monkeypatch.setattr(bundles, "ray", here)
+    monkeypatch.setattr(bundles, "cluster_nodes", lambda: [Node("ab", "10.0.0.2", {"GPU": 8.0}, {"GPU": 1.0})])
+    with pytest.raises(InterruptedError):
+        bundles.reserve(Asked((2,), 1, 1, {"GPU": 1.0}), timeout_s=600.0, on_poll=on_poll)

@@ -1,6 +1,8 @@
 """Who can reach what a run listens on: this machine alone, with a token that nobody else can read."""
 
 import os
+import re
+import socket
 import stat
 import subprocess
 import sys
@@ -57,6 +59,16 @@ def test_a_single_node_listens_on_the_loopback_interface_alone(tmp_path: Path) -
     assert store in {port for _, port, _ in doors}
     token = tmp_path / ".ray" / "auth_token"
     assert stat.S_IMODE(token.stat().st_mode) == 0o600
+
+
+def test_a_cluster_that_is_gone_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray would try for many minutes, in which signals are blocked."""
+    with socket.create_server(("", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        monkeypatch.setenv("RAY_ADDRESS", address)
+        assert ray_security.problem_with_cluster() == ""
+    port = address.partition(":")[2]  # Ray takes another address of this machine
+    assert re.match(rf"no Ray cluster answers at \S+:{port} \(", ray_security.problem_with_cluster())
 
 
 def test_a_token_that_others_could_read_is_closed_to_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

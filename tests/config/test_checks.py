@@ -319,6 +319,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"eval_on_step_0": True}, "--eval_on_step_0 True --dataset_mixer_eval_list (empty): there is nothing to evaluate"),
     ({"system_prompt_override_file": "/no/such"}, "--system_prompt_override_file /no/such: there is no readable file."),
     ({"output_dir": "/dev/null/out"}, "--output_dir /dev/null/out: /dev/null is a file. Give a directory."),
+    (
+        {"checkpoint_state_dir": "out/../out", "output_dir": "out", "save_freq": 5},
+        "--checkpoint_state_dir out/../out --output_dir out --save_freq 5: the model and the checkpoint of a step would",
+    ),
     ({"checkpoint_state_dir": "/dev/null"}, "--checkpoint_state_dir /dev/null: /dev/null is a file. Give a"),
     ({"attn_implementation": "flash_attention_2"}, "--attn_implementation flash_attention_2: flash attention needs"),
     (

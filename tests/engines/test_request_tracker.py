@@ -5,7 +5,7 @@ import threading
 import numpy as np
 import pytest
 
-from open_instruct.data_types import PromptRequest, SamplingConfig, TokenStatistics
+from open_instruct.data_types import Moment, PromptRequest, SamplingConfig, TokenStatistics
 from open_instruct.engines.request_tracker import RequestTracker
 from open_instruct.workflows.runner import Answer
 
@@ -80,3 +80,17 @@ def test_an_id_that_is_in_the_engine_cannot_come_again() -> None:
     work.submit("p0/", PROMPT, GROUP)
     with pytest.raises(AssertionError, match="p0/"):
         work.submit("p0/", PROMPT, GROUP)
+
+
+def test_time_in_which_the_engine_stood_still_does_not_count_towards_the_limit_of_a_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    work = RequestTracker(threading.Condition(), max_num_seqs=8, max_tokens=5000)
+    work.stood_still_s = 1000.0  # before it came
+    work.submit("p0/", PROMPT, GROUP)
+    held = work.admit()
+    assert held is not None
+    monkeypatch.setattr(Moment, "elapsed_s", lambda _: 50.0)
+    work.stood_still_s += 30.0
+    assert work.later_than(15.0) == [held]
+    assert work.later_than(25.0) == []

@@ -239,6 +239,8 @@ class PlayedComponents:
         """By what was waited for, the option that a message names when it takes too long."""
         self.engines_die_during = ""
         """What is waited for when all engines die. Their replacements are there at once."""
+        self.engine_is_dead_during = ""
+        """What is waited for when an engine dies for which no restart is left."""
         self.prompts_come_to_a_sleeper_during = ""
         """What is waited for when engine 1, which has discarded its weights, gets prompts of an evaluation."""
 
@@ -266,6 +268,8 @@ class PlayedComponents:
             for number in range(len(self.supervisor.engines)):
                 self.supervisor.replace(number, "died")
                 self.supervisor.load(number)
+        if what == self.engine_is_dead_during and not self.health.is_ending:
+            raise ComponentDied("engine 0 died")
         if what == self.prompts_come_to_a_sleeper_during:
             self.supervisor.needs_weights.add(1)
             self.supervisor.needs_weights_to_evaluate.add(1)

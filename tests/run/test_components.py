@@ -5,9 +5,11 @@ from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
+import ray.exceptions
 from component_fakes import components_of
 from conftest import make_args
 
+from open_instruct.cluster.failures import ComponentDied
 from open_instruct.run import components as components_module
 
 
@@ -63,3 +65,28 @@ def test_engine_that_dies_while_it_starts_may_start_again_before_learners_take_t
     assert may_start()
     components.sharing.offload_engines()
     assert not may_start()
+
+
+@pytest.mark.parametrize("fails_during", ["the start of the controller", "the start of engine 0"])
+def test_learners_that_die_while_engines_load_end_the_run(monkeypatch: pytest.MonkeyPatch, fails_during: str) -> None:
+    """They were killed, for want of memory perhaps. It must not be taken for the death of the engine that is waited for."""
+
+    def failed(_: Any, what: str) -> None:
+        raise ComponentDied(f"{what} failed: killed") from ray.exceptions.ActorDiedError()
+
+    def wait(_: Any, *, what: str, on_poll: Any, **__: Any) -> None:
+        waits.append(what)
+        if what == fails_during:
+            on_poll()
+
+    waits: list[str] = []
+    parts = SimpleNamespace(wait=lambda refs, **_: (refs, []), exceptions=ray.exceptions)
+    monkeypatch.setattr(components_module, "ray", parts)
+    monkeypatch.setattr(components_module, "value_of", failed)
+    controller = SimpleNamespace(__ray_ready__=SimpleNamespace(remote=lambda: "controller"))
+    rollouts = SimpleNamespace(controller=controller, rollout_engines=[MagicMock()], teachers=[])
+    learners = SimpleNamespace(async_init=lambda *_, **__: ["no memory"])
+    components = components_of(rollouts=rollouts, learners=learners, wait=wait)
+    with pytest.raises(ComponentDied, match="the start of the learners failed: killed"):
+        components.wait_until_ready(make_args())
+    assert waits[-1] == fails_during

@@ -1,12 +1,16 @@
 """Learners and engines take turns on the same devices: who gives way to whom. Whole runs: runs/test_on_policy.py."""
 
+import signal
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from open_instruct.cluster.failures import ComponentDied
 from open_instruct.run import device_sharing
 from open_instruct.run.device_sharing import DeviceSharing, ExclusiveSharing, FreeDevices
+from open_instruct.system.interruption import Interrupted
 
 
 class Play:
@@ -28,7 +32,9 @@ class Play:
         self.devices = FreeDevices(for_engines=False)
         self.loading: list[str] = []
         self.ended_loading: list[str] = []
-        self.hangs = ""
+        self.signal_came = False
+        self.trouble: dict[str, Exception] = {}
+        """What a wait raises, by what is waited for."""
         self.waits: list[tuple[list[Any], float]] = []
         self.sharing = ExclusiveSharing(
             manager,
@@ -46,9 +52,11 @@ class Play:
         self.ended_loading, self.loading = self.loading, []
         return bool(self.ended_loading)
 
-    def wait(self, refs: list[Any], *, what: str, timeout_s: float, **_: Any) -> list[Any]:
-        if what == self.hangs:
-            raise TimeoutError(what)
+    def wait(self, refs: list[Any], *, what: str, timeout_s: float, interruptible: bool = False, **_: Any) -> list[Any]:
+        if what in self.trouble:
+            raise self.trouble[what]
+        if self.signal_came and interruptible and refs:
+            raise Interrupted(signal.SIGTERM)
         if refs:
             self.waits.append((refs, timeout_s))
             assert refs is not self.loading or not self.devices.for_engines  # no other engine begins to load meanwhile
@@ -127,6 +135,25 @@ def test_an_engine_that_is_being_started_again_is_waited_for_as_long_as_it_may_l
     assert [limit for _, limit in play.waits[1:]] == [1.0, 1.0]  # the engines sleep, the learners wake
 
 
+@pytest.mark.parametrize("block", ["learners_compute", "learners_only"])
+def test_a_signal_is_not_kept_waiting_by_an_engine_that_is_being_started_again(
+    monkeypatch: pytest.MonkeyPatch, block: str
+) -> None:
+    """It may load for minutes, and a scheduler may give the run one."""
+    monkeypatch.setattr(device_sharing, "KILLED_S", 0.0)
+    play = Play()
+    with play.sharing.weight_update():
+        pass
+    play.loading.append("engine 1")
+    play.signal_came = True
+    play.calls.clear()
+    with pytest.raises(Interrupted), play.sharing.learners_only() if block == "learners_only" else nullcontext():
+        play.sharing.learners_compute()
+    assert play.calls == []
+    play.sharing.learners_take_over()
+    assert play.ended_loading == ["engine 1"]
+
+
 def test_saving_has_the_learners_alone() -> None:
     play = Play()
     with play.sharing.learners_only():
@@ -149,18 +176,19 @@ def test_at_the_end_engines_that_gave_way_are_not_asked_again() -> None:
     assert play.calls == ["engines leave", "learners wake"]
 
 
-@pytest.mark.parametrize("hangs", [False, True])
-def test_at_the_end_no_engine_is_waited_for(monkeypatch: pytest.MonkeyPatch, hangs: bool) -> None:
-    """Neither until it has loaded, nor until it has finished its responses; and one that hangs is killed."""
+@pytest.mark.parametrize("trouble", [None, TimeoutError("it hangs"), ComponentDied("its sleep failed")])
+def test_at_the_end_no_engine_is_waited_for(monkeypatch: pytest.MonkeyPatch, trouble: Exception | None) -> None:
+    """Neither until it has loaded, nor until it has finished its responses; and where one hangs or fails, all are killed."""
     monkeypatch.setattr(device_sharing, "KILLED_S", 0.0)
     play = Play()
     with play.sharing.weight_update():
         pass
     play.calls.clear()
     play.loading.append("engine 1")
-    play.hangs = "engines: offload" if hangs else ""
+    if trouble:
+        play.trouble["engines: offload"] = trouble
     play.sharing.learners_take_over()
-    assert play.calls == ["engines leave", *["engines are killed"] * hangs, "learners wake"]
+    assert play.calls == ["engines leave", *["engines are killed"] * bool(trouble), "learners wake"]
     assert play.ended_loading == ["engine 1"]
     assert not play.devices.for_engines
 

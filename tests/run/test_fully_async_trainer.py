@@ -68,3 +68,30 @@ def test_a_partial_batch_that_fails_late_fails_the_step(number: int, monkeypatch
     """Its gradient would be missing in the step, whose optimizer has no way to know."""
     with pytest.raises(RuntimeError, match=f"partial batch {number} failed"):
         trainer(Learners(number), monkeypatch).train_step(1, HOOKS)
+
+
+@pytest.mark.parametrize("is_ready", [True, False])
+def test_a_driver_that_was_stopped_looks_for_the_batch_once_more(
+    is_ready: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody has asked the queue meanwhile, so that the batch may have been there for long."""
+    now = 0.0
+    clock = SimpleNamespace(monotonic=lambda: now, perf_counter=lambda: now)
+    monkeypatch.setattr(fully_async_trainer, "time", clock)
+    learners = Learners(None)
+    wait = learners.wait
+
+    def stopped(refs: Any, **settings: Any) -> Any:
+        nonlocal now
+        if refs == "batch" and (now == 0.0 or not is_ready):
+            now += 10_000.0
+            return None
+        return wait(refs, **settings)
+
+    monkeypatch.setattr(learners, "wait", stopped)
+    hooks: Any = SimpleNamespace(**vars(HOOKS), describe_progress=lambda: "nobody")
+    if is_ready:
+        assert trainer(learners, monkeypatch).train_step(1, hooks).training_step == 1
+    else:
+        with pytest.raises(TimeoutError, match=r"Nothing came for 1800 s"):
+            trainer(learners, monkeypatch).train_step(1, hooks)

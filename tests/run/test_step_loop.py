@@ -68,6 +68,14 @@ def test_a_run_without_incident(tmp_path: Path) -> None:
     }
 
 
+def test_an_engine_that_dies_while_the_model_is_saved_costs_nothing(tmp_path: Path) -> None:
+    """There may be no restart left, and without checkpoints the whole run would be lost."""
+    run = played_run(tmp_path)
+    run.components.engine_is_dead_during = "saving the model"
+    assert go(run) == 0
+    assert (tmp_path / "model" / "model.safetensors").read_text() == str(NUM_STEPS)
+
+
 @pytest.mark.parametrize("share_devices", [False, True])
 def test_prompts_travel_beside_the_weights_unless_devices_are_shared(tmp_path: Path, share_devices: bool) -> None:
     run = played_run(tmp_path)
@@ -100,6 +108,24 @@ def test_steps_without_a_finite_gradient_end_the_run(tmp_path: Path, monkeypatch
     newest = run.store.newest()  # with the weights of the last step that had a finite gradient
     assert newest is not None
     assert newest.state["progress"]["training_step"] == 3
+
+
+def test_a_replacement_waits_for_learners_as_long_as_a_partial_batch_may_take(tmp_path: Path) -> None:
+    run = played_run(tmp_path, num_batches=3)
+    run.components.engines_die_during = "the batch of step 3"
+    assert go(run) == 0
+    assert run.components.limits["the version of the learners' weights"] == "progress_timeout_s"
+    assert_nothing_is_lost_or_repeated(tmp_path)
+
+
+def test_a_directory_of_checkpoints_that_cannot_be_used_is_told_under_its_option(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    (tmp_path / "states").touch()
+    args = make_args(output_dir=str(tmp_path / "out"), checkpoint_state_dir=str(tmp_path / "states"))
+    with pytest.raises(SystemExit):
+        grpo_fast.run(args, SimpleNamespace())  # type: ignore[arg-type]
+    assert f"--checkpoint_state_dir {tmp_path / 'states'}: File exists" in capsys.readouterr().err
 
 
 # --- SIGTERM, phase by phase ------------------------------------------------------------------------------------------
@@ -220,6 +246,9 @@ def test_an_evaluation_does_not_wait_for_an_engine_that_has_discarded_its_weight
     run.components.prompts_come_to_a_sleeper_during = f"the evaluation of version {version}"
     assert go(run) == 0
     assert evaluated_steps(tmp_path) == evaluated
+    assert ("the end of the evaluation" in run.components.waits) == (
+        version == 2
+    )  # else the next could begin before it
     assert not run.components.supervisor.needs_weights
     assert not run.components.supervisor.needs_weights_to_evaluate
     assert_nothing_is_lost_or_repeated(tmp_path)

@@ -311,6 +311,8 @@ def test_an_engine_that_sleeps_without_weights_says_whether_an_evaluation_waits_
     inventory = {"needs_weights": True, "state": "asleep", "idle_s": 0.0}
     assert supervisor._stall_cause(0, {**inventory, "held": ["train-1"]}) == ""
     assert supervisor._stall_cause(1, {**inventory, "held": ["train-2", "eval-4-0"]}) == ""
+    updating = {"needs_weights": True, "state": "updating", "idle_s": 0.0}  # it is about to get them
+    assert supervisor._stall_cause(2, {**updating, "held": ["eval-4-1"]}) == ""
     assert supervisor.needs_weights == {0, 1}
     assert supervisor.needs_weights_to_evaluate == {1}
 

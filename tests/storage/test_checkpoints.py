@@ -1,5 +1,6 @@
 """Directories that are there whole or not at all."""
 
+import errno
 import json
 import os
 import subprocess
@@ -152,6 +153,23 @@ def test_the_newest_are_kept(tmp_path: Path, keep_last: int, kept: list[int]) ->
         store.save(step, {"step": step}, write_weights)
     assert store.steps() == kept
     assert files(tmp_path) == [f"step_{step:06d}" for step in kept]
+
+
+def test_an_old_checkpoint_that_cannot_be_removed_does_not_end_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As on NFS, where a file that somebody reads stays under another name, and its directory with it."""
+
+    def remove(path: Path, ignore_errors: bool = False) -> None:
+        if path.exists() and not ignore_errors:
+            raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), str(path))
+
+    store = CheckpointStore(tmp_path, keep_last=1)
+    store.save(1, {"step": 1}, write_weights)
+    monkeypatch.setattr(checkpoints.shutil, "rmtree", remove)
+    store.save(2, {"step": 2}, write_weights)
+    assert store.steps() == [2]
+    assert f"{store.path(1)}: the old checkpoint cannot be removed whole: Directory not empty" in caplog.text
 
 
 def test_the_oldest_goes_only_when_the_new_one_is_whole(tmp_path: Path) -> None:
