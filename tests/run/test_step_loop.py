@@ -246,9 +246,7 @@ def test_an_evaluation_does_not_wait_for_an_engine_that_has_discarded_its_weight
     run.components.prompts_come_to_a_sleeper_during = f"the evaluation of version {version}"
     assert go(run) == 0
     assert evaluated_steps(tmp_path) == evaluated
-    assert ("the end of the evaluation" in run.components.waits) == (
-        version == 2
-    )  # else the next could begin before it
+    assert ("giving up the evaluation" in run.components.waits) == (version == 2)  # before the next one may begin
     assert not run.components.supervisor.needs_weights
     assert not run.components.supervisor.needs_weights_to_evaluate
     assert_nothing_is_lost_or_repeated(tmp_path)
