@@ -19,23 +19,34 @@ TOKEN = Path(".ray") / "auth_token"
 """Where Ray itself looks for its token, under the home directory."""
 
 
-def is_there_a_cluster() -> bool:
-    """Whether `ray.init` would join a cluster: that of RAY_ADDRESS, or a cluster that `ray start` has started here."""
-    return services.canonicalize_bootstrap_address(None) is not None
+class NoSuchCluster(ValueError):
+    """The Ray cluster that is to be joined cannot be. The message has the cure."""
 
 
-def problem_with_cluster() -> str:
-    """What is wrong with the cluster that `ray.init` would join, "" if it answers. Ray itself tries for many minutes."""
-    address = services.canonicalize_bootstrap_address(None) or ""
+def cluster_to_join() -> str | None:
+    """Address of the cluster that `ray.init` would join: that of RAY_ADDRESS, or a cluster that `ray start` has started here. None
+    where Ray would start one.
+
+    Raises:
+        NoSuchCluster: the address is none, or nobody answers there. Ray itself would try for many minutes.
+    """
+    cure = "Start that cluster, or set RAY_ADDRESS=local for a Ray of this run's own."
+    try:
+        address = services.canonicalize_bootstrap_address(None)
+    except (ValueError, OSError) as error:
+        named = os.environ.get("RAY_ADDRESS")
+        raise NoSuchCluster(f"RAY_ADDRESS {named}: {error} An address is written host:port. {cure}") from error
+    if address is None:
+        return None
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWER_S).close()
     except (OSError, ValueError) as error:
-        return (
+        raise NoSuchCluster(
             f"no Ray cluster answers at {address} ({error}), which RAY_ADDRESS or an earlier `ray start` on this machine names. "
-            "Start that cluster, or set RAY_ADDRESS=local for a Ray of this run's own."
-        )
-    return ""
+            f"{cure}"
+        ) from error
+    return address
 
 
 @contextmanager

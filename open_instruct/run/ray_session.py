@@ -41,9 +41,10 @@ def ray_cluster(stopped_timeout_s: float = 12.0) -> Iterator[Signals]:
     """
     blocked = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
     signals = Signals()
-    is_own = not ray_security.is_there_a_cluster()
-    if not is_own and (problem := ray_security.problem_with_cluster()):
-        fail_with([problem])
+    try:
+        is_own = ray_security.cluster_to_join() is None
+    except ray_security.NoSuchCluster as error:
+        fail_with([str(error)])
     signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
     try:
         with marked() as mark:

@@ -1,7 +1,6 @@
 """Who can reach what a run listens on: this machine alone, with a token that nobody else can read."""
 
 import os
-import re
 import socket
 import stat
 import subprocess
@@ -64,11 +63,20 @@ def test_a_single_node_listens_on_the_loopback_interface_alone(tmp_path: Path) -
 def test_a_cluster_that_is_gone_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ray would try for many minutes, in which signals are blocked."""
     with socket.create_server(("", 0)) as server:
-        address = f"127.0.0.1:{server.getsockname()[1]}"
-        monkeypatch.setenv("RAY_ADDRESS", address)
-        assert ray_security.problem_with_cluster() == ""
-    port = address.partition(":")[2]  # Ray takes another address of this machine
-    assert re.match(rf"no Ray cluster answers at \S+:{port} \(", ray_security.problem_with_cluster())
+        port = server.getsockname()[1]
+        monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{port}")
+        assert str(ray_security.cluster_to_join()).endswith(f":{port}")  # Ray takes another address of this machine
+    with pytest.raises(ray_security.NoSuchCluster, match=rf"^no Ray cluster answers at \S+:{port} \("):
+        ray_security.cluster_to_join()
+
+
+@pytest.mark.parametrize("address", ["ray://127.0.0.1:10001", "nonsense", "somewhere:port"])
+def test_an_address_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    with pytest.raises(ray_security.NoSuchCluster, match="RAY_ADDRESS=local"):
+        ray_security.cluster_to_join()
+    monkeypatch.setenv("RAY_ADDRESS", "local")
+    assert ray_security.cluster_to_join() is None
 
 
 def test_a_token_that_others_could_read_is_closed_to_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
