@@ -24,7 +24,7 @@ class NoSuchCluster(ValueError):
 
 
 def cluster_to_join() -> str | None:
-    """Address of the cluster that `ray.init` would join: that of RAY_ADDRESS, or a cluster that `ray start` has started here. None
+    """Address of the cluster that `ray.init` would join, that of RAY_ADDRESS or one that `ray start` has started here. None
     where Ray would start one.
 
     Raises:
