@@ -2,9 +2,9 @@
 
     what somebody keeps for long is taken at once, all or nothing      two conversations with two environments each can never
                                                                        stand there with one each and wait for the other's
-    whoever keeps slots and will want one more for a while leaves     so that one is there for it: free, or in use by somebody
+    whoever keeps slots and will want one more for a while leaves      so that one is there for it: free, or in use by somebody
     one free                                                           who wants no further one and ends
-    whoever keeps slots goes first, all others in their order         so that it comes to its end, and its slots come back
+    whoever keeps slots goes first, all others in their order          so that it comes to its end, and its slots come back
 
 With 4 slots, a conversation with two games and a calculator begins once 3 are free, keeps 2, and calls the calculator in another
 one, which it gives back after the call. A conversation with tools alone keeps nothing while its model speaks.
