@@ -1,1 +1,1 @@
-"""What becomes of a prompt: rollouts as coroutines that see a context and nothing else."""
+"""Workflows: a rollout is a coroutine that turns a prompt into samples and acts only through its context."""

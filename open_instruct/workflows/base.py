@@ -1,4 +1,4 @@
-"""Workflows: what becomes of a prompt inside an engine. A rollout is a coroutine, and all its effects go through a context.
+"""Workflows: what an engine does with a prompt. A rollout is a coroutine, and all its effects go through a context.
 
     controller                                    engine                                       controller
     task(row) ─► PromptRequest.task ─► queue ─►   run(request, ctx) ─► Trajectory ─► queue ─►  rewards(samples, scores)
@@ -35,7 +35,7 @@ Tool = Callable[[Any], Any]
 
 
 CallParser = Callable[[str], list[tuple[str, str]]]
-"""Finds the calls of tools in a text: the name of each, and its arguments as JSON."""
+"""Finds the tool calls in a text. Returns the tool's name and its arguments, as JSON, for each call."""
 
 
 class RolloutFailed(RuntimeError):
@@ -51,7 +51,7 @@ class CallFailed(RolloutFailed):
 
 
 def first_of(error: BaseException) -> BaseException:
-    """The first error where several branches of a rollout failed. The other branches usually failed for the same reason."""
+    """The first error, if several branches of a rollout failed. The other branches usually failed for the same reason."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
@@ -80,10 +80,10 @@ class Context(ABC):
 
     def __init__(self, *, seed: int, max_model_len: int, max_prompt_tokens: int | None = None) -> None:
         self.seed = seed
-        """Seed of the prompt. Requests whose seeds are derived from it do not depend on what else the engine does."""
+        """Seed of the prompt. Requests whose seeds are derived from this seed do not depend on the engine's other work."""
         self.max_model_len = max_model_len
-        """Most tokens, prompt and response together, that the engine accepts. It has room for the longest response of training
-        and evaluation, so it says nothing about how long the prompt of a rollout may be."""
+        """Most tokens, prompt and response together, that the engine accepts. The limit includes room for the longest response
+        of training and evaluation, so it does not bound the prompt of a rollout: `max_prompt_tokens` does."""
         self.max_prompt_tokens = max_model_len if max_prompt_tokens is None else max_prompt_tokens
         """Most tokens of a rollout's prompt before the policy has said anything (`--max_prompt_token_length`)."""
         self._numbers: Counter[str] = Counter()
@@ -98,7 +98,7 @@ class Context(ABC):
         """vLLM's parser of tool calls with this name.
 
         Raises:
-            RolloutFailed: vLLM has no such parser; the text names those that it has.
+            RolloutFailed: vLLM has no such parser; the message lists the parsers that vLLM has.
         """
 
     async def generate(
@@ -107,7 +107,7 @@ class Context(ABC):
         """Sample `sampling.n` responses of the policy to the token ids.
 
         Raises:
-            GenerationFailed: the engine broke the request off, for example after `--generation_timeout`.
+            GenerationFailed: the engine aborted the request, for example after `--generation_timeout`.
         """
         with allowed():
             answer = self._generate(self._effect(name), np.asarray(prompt_ids, np.int32), sampling)
@@ -168,7 +168,7 @@ class Trajectory:
 
 @dataclass(frozen=True)
 class Lengths:
-    """Upper bounds on what a rollout makes of one prompt, in tokens and in samples."""
+    """Upper bounds on the tokens and samples that a rollout makes from one prompt."""
 
     prompt: int
     """Tokens of a sample's prompt."""
@@ -191,7 +191,7 @@ class OwnPrompt:
     token_ids: list[int]
     """Token ids of the first prompt."""
     num_tokens: int
-    """Tokens of the row's longest prompt that holds no response yet. `--max_prompt_token_length` limits this number."""
+    """Tokens of the longest prompt that the row alone gives, before any response. `--max_prompt_token_length` limits it."""
 
 
 class Workflow(ABC):
@@ -202,7 +202,7 @@ class Workflow(ABC):
     """
 
     tools: ClassVar[Mapping[str, Tool]] = {}
-    """The tools that `Context.call` finds by name. Unlike `run`, tools may do what they like."""
+    """The tools that `Context.call` finds by name. Unlike `run`, a tool may read a clock, draw numbers or use the network."""
     prompts_are_of_the_data: ClassVar[bool] = True
     """Whether every prompt is the prompt of its row. If not, prompts may be longer than the longest prompt of the data."""
     length_options: ClassVar[Sequence[str]] = ()
@@ -224,7 +224,7 @@ class Workflow(ABC):
 
     @classmethod
     def prepared(cls, options: Any) -> Any:
-        """The options, with everything filled in that only the driver's machine can read, such as the text of a file."""
+        """The options, completed with everything that only the driver's machine can read, such as the text of a file."""
         return options
 
     @classmethod
@@ -241,7 +241,7 @@ class Workflow(ABC):
 
     @classmethod
     def identity_texts(cls, options: Any) -> dict[str, str]:
-        """Texts, by option, that must not change on a resume either, such as the content of a template file."""
+        """Further texts, by option, that must not change when a run resumes, such as the content of a template file."""
         del options
         return {}
 
@@ -265,8 +265,8 @@ class Workflow(ABC):
         return type(self).row_facts is not Workflow.row_facts
 
     def row_facts(self, columns: Mapping[str, Any]) -> dict[str, Any]:
-        """What the workflow has to know of a row beside its prompt, as JSON values; `task` finds it in `PromptRow.facts`, with
-        the row's `messages`. Called only if overridden.
+        """What the workflow needs to know about a row in addition to its prompt, as JSON values. `task` finds these values in
+        `PromptRow.facts`, together with the row's `messages`. Called only if overridden.
 
         Raises:
             ValueError: the row cannot be used; the text says why.
@@ -279,15 +279,15 @@ class Workflow(ABC):
         return []
 
     def template_mistakes(self, codec: ChatCodec) -> Iterator[str]:
-        """Messages about what the run's chat template cannot do for the workflow, each with what to do."""
+        """Messages about what the workflow needs and the run's chat template cannot do. Each message says what to do."""
         del codec
         return iter(())
 
     # --- in the controller --------------------------------------------------------------------------------------------
 
     def task(self, row: "PromptRow", row_number: int, *, prompt_id: str, version: int, seed: int, is_eval: bool) -> Any:
-        """What `run` has to know besides the prompt and the sampling, as plain values. A prompt that is issued again gets
-        the same task."""
+        """What `run` needs to know in addition to the prompt and the sampling options, as plain values. A prompt that is
+        issued again gets the same task."""
         del row, row_number, prompt_id, version, seed, is_eval
 
     def answer(self, text: str) -> str:
@@ -300,13 +300,13 @@ class Workflow(ABC):
         Args:
             scores: the verifier's score of each judged sample; None for every sample without a score.
 
-        A sample that goes on in the next one has the reward of the sample in which it ends.
+        A sample that continues in the next sample gets the reward of the last sample of its chain.
         """
         rewards = [sample.reward if score is None else score for sample, score in zip(samples, scores, strict=True)]
         return [rewards[end] for end in ends_of(samples)]
 
     def arrived(self, prompt_id: str, notes: Any) -> None:  # noqa: B027
-        """Called when a training prompt is back, with the notes of its trajectory."""
+        """Called when the result of a training prompt has arrived, with the notes of its trajectory."""
 
     def dropped(self, prompt_id: str) -> None:  # noqa: B027
         """Called when a training prompt has failed for the last time."""
@@ -318,16 +318,16 @@ class Workflow(ABC):
         return {}
 
     def evaluated(self, rollouts: "Sequence[ScoredGroup]") -> "Sequence[ScoredGroup]":
-        """The part of each rollout that an evaluation reports as its answers: the samples that do not go on in another one."""
+        """The samples of each rollout that an evaluation reports as answers: those that do not continue in another sample."""
         return last_samples(rollouts)
 
     def evaluation_metrics(self, rollouts: "Sequence[ScoredGroup]") -> dict[str, float]:
-        """Further metrics of an evaluation. Their names begin with `eval/`, also where that is left out here."""
+        """Further metrics of an evaluation. Their names begin with `eval/`; the prefix is added where a name lacks it."""
         del rollouts
         return {}
 
     def state_dict(self) -> Any:  # noqa: B027
-        """What the workflow object in the controller has to keep over a restart, as JSON values."""
+        """What the workflow object in the controller must keep when a run restarts, as JSON values."""
 
     def load_state_dict(self, state: Any) -> None:
         """Restore a `state_dict`. Called before the first `task`."""
@@ -340,11 +340,11 @@ class Workflow(ABC):
         return self.tools
 
     def close(self) -> None:  # noqa: B027
-        """Release what rollouts have opened. Called once, when no rollout is under way any more."""
+        """Release what rollouts have opened. Called once, after the last rollout has ended."""
 
     @abstractmethod
     async def run(self, request: PromptRequest, ctx: Context) -> Trajectory:
-        """Roll one prompt out. Whatever the rollout does to the world or learns from it goes through `ctx`.
+        """Roll one prompt out. Every effect of the rollout on the world, and everything it reads from it, goes through `ctx`.
 
         Raises:
             RolloutFailed: the rollout cannot go on.

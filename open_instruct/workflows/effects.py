@@ -1,6 +1,6 @@
 """Catches a rollout that reads a clock, draws a random number or opens a connection without using its context.
 
-A rollout must be a function of its recorded effects alone, so that it can be replayed and checked. While a step of a workflow's
+A rollout must depend only on its recorded effects, so that it can be replayed and checked. While a step of a workflow's
 coroutine runs, a profile function sees each call of a builtin and raises an error for the calls in `FORBIDDEN`. The profile
 function is off inside the context's own methods, in tools, and between two steps.
 """
@@ -30,16 +30,16 @@ CLOCKS = (
 FORBIDDEN = {*CLOCKS, os.urandom, os.getrandom}
 NOW = {"now", "today", "utcnow"}
 MAY_READ_THE_CLOCK = {"logging", "importlib", "transformers", "jinja2"}
-"""Packages that put the time into a log line, or the date into a chat template."""
+"""Packages that read the clock to put the time into a log line, or the date into a chat template."""
 
 OF_THE_COLLECTOR = {"__del__", "gc_callback"}
-"""Functions that the garbage collector calls at any time, so their calls are not the rollout's."""
+"""Functions that the garbage collector may call at any time. What they call is not the rollout's doing."""
 
 _in_rollout = contextvars.ContextVar("in_rollout", default=False)
 
 
 class EffectOutsideContext(RuntimeError):
-    """A workflow had an effect without using its context; the text says where, and what to use instead."""
+    """A workflow had an effect without using its context. The message says where, and what to use instead."""
 
 
 def watched(rollout: Coroutine[Any, Any, Result]) -> Awaitable[Result]:
@@ -113,9 +113,9 @@ class _Watched(Awaitable[Result]):
             return self._coroutine.send(None) if error is None else self._coroutine.throw(error)
         finally:
             sys.setprofile(profile)
-            if refused:  # again, because code on the way that handles every error may have handled this one
+            if refused:  # raise it again, because the rollout's own code may have caught it in a broad `except`
                 raise refused[0]
-            if drawn != _numpy_position():  # numpy's generators are no builtins, so their calls are not seen
+            if drawn != _numpy_position():  # the profile function sees only builtins, which numpy's generators are not
                 raise EffectOutsideContext(f"{self._coroutine.__qualname__} draws from numpy.random; {CURE}")
 
 
@@ -150,5 +150,5 @@ def _is_effect(called: Any) -> bool:
         return called.__name__ == "connect"
     try:
         return called in FORBIDDEN
-    except TypeError:  # a method of something that has no hash
+    except TypeError:  # a method of an object that is not hashable
         return False

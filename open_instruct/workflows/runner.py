@@ -1,10 +1,10 @@
-"""Rollouts inside an engine actor. They run in an event loop of their own, beside the thread that steps the engine.
+"""Rollouts inside an engine actor. They run in an event loop of their own, in parallel with the thread that steps the engine.
 
     LLMRayActor ── prompt ──► RolloutRunner: Workflow.run(request, ctx) ── ctx.generate, as a request of its own ──► engine thread
                 ◄── result ──                                          ◄── its responses ──────────────────────────
 
-Between two requests a rollout occupies nothing in the engine. So each of its requests queues like any other, and the engine may
-receive new weights between two of them.
+Between two of its requests a rollout occupies nothing in the engine. Each request therefore queues like any other, and the engine
+may receive new weights between two requests of one rollout.
 """
 
 import asyncio
@@ -52,12 +52,12 @@ logger = logging.getLogger(__name__)
 CLOSE_S = 5.0
 """Longest wait for the event loop to end."""
 MOST_ERRORS_IN_A_ROW = 8
-"""So many rollouts in a row that end with an error of the workflow's own code end the engine: with 8, the eighth does."""
+"""The engine ends after this many rollouts in a row have failed with an error in the workflow's own code: at the eighth."""
 WATCHED_FIRST, WATCHED_EVERY = 8, 64
-"""Rollouts that are watched for effects outside their context: the first 8 of an engine, then every 64th. Watching all rollouts
+"""Which rollouts are watched for effects outside their context: the first 8 of an engine, then every 64th. Watching all rollouts
 would cost time, and a workflow that reads a clock does so in most of its rollouts."""
 TOOL_THREADS = 64
-"""Most calls at once of tools that are plain functions. Coroutine functions need no thread."""
+"""Most plain-function tools that run at once. Coroutine functions need no thread."""
 
 
 @dataclass(frozen=True)
@@ -71,12 +71,12 @@ class Answer:
 
 
 Submit = Callable[[str, np.ndarray, SamplingConfig], "Future[Answer]"]
-"""Hands a request to the engine: `(request id, token ids, sampling)`. To cancel the future is to give the request up."""
+"""Hands a request to the engine: `(request id, token ids, sampling)`. Cancelling the future cancels the request."""
 
 
 @dataclass(frozen=True)
 class EngineFacts:
-    """What rollouts need to know of the engine that they run in."""
+    """What rollouts need to know about the engine that they run in."""
 
     engine_id: int
     max_model_len: int
@@ -89,7 +89,7 @@ class EngineFacts:
 
 
 class ToolTime:
-    """Seconds in which a rollout waited for tools alone: a call was under way, and no request to the engine."""
+    """Seconds in which a rollout waited only for tools: at least one call was running, and no request to the engine."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -117,8 +117,8 @@ class EngineContext(Context):
     """The context of one rollout inside an engine actor.
 
     Args:
-        number: of the rollout, among all of this engine. A prompt that is issued again keeps its id, and its effects have the
-            same names and numbers as before. So this number alone keeps its requests apart from those of the earlier rollout.
+        number: number of the rollout among all rollouts of this engine. A prompt that is issued again keeps its id, and its
+            effects keep their names and numbers. Only this number tells its requests from those of the earlier rollout.
     """
 
     def __init__(
@@ -173,7 +173,7 @@ class EngineContext(Context):
         self._asked.add(future)
         try:
             with self.tool_time.during("request"):
-                answer = await asyncio.wrap_future(future)  # whoever cancels this cancels the request
+                answer = await asyncio.wrap_future(future)  # cancelling this task cancels the request
         finally:
             self._asked.discard(future)
         self.answers.append(answer.statistics)
@@ -182,13 +182,13 @@ class EngineContext(Context):
         return answer.completions
 
     def end(self) -> None:
-        """The rollout has ended. Cancel the requests of tasks that it has left behind, and let these make no further ones."""
+        """The rollout has ended. Cancel the requests of tasks that it left behind, and refuse further requests from them."""
         self._is_over = True
         for future in self._asked:
             future.cancel()
 
     def _call(self, effect: Effect, tool: str, arguments: Any, timeout_s: float) -> Awaitable[Any]:
-        # In a `contextvars` context of its own, where nothing is watched, because tools may read clocks and draw numbers.
+        # Tools may read clocks and draw numbers, so they run in a `contextvars` context of their own, which is not watched.
         return asyncio.get_running_loop().create_task(
             self._timed_call(effect, tool, arguments, timeout_s), context=contextvars.Context()
         )
@@ -201,7 +201,7 @@ class EngineContext(Context):
             raise CallFailed(f"{effect}: {tool} did not answer in {timeout_s:g} s") from error
         except (asyncio.CancelledError, GeneratorExit):
             raise
-        except BaseException as error:  # whatever a tool raises, such as the `SystemExit` of a parser of arguments
+        except BaseException as error:  # a tool may raise anything, such as the `SystemExit` of an argument parser
             raise CallFailed(f"{effect}: {tool} failed: {type(error).__name__}: {error}") from error
 
     def _now(self, effect: Effect) -> float:
@@ -231,7 +231,7 @@ class RolloutRunner:
 
     Args:
         submit: hands a request to the engine. Called from the event loop's thread.
-        finish: receives every result, also those of failed rollouts. Called from the event loop's thread.
+        finish: receives every result, including the results of failed rollouts. Called from the event loop's thread.
         fail: receives an error that has to end the engine.
     """
 
@@ -252,7 +252,7 @@ class RolloutRunner:
         self._num_rollouts = 0
         self._num_errors_in_a_row = 0
         self._under_way: set[asyncio.Task[None]] = set()
-        """An event loop alone does not keep its tasks."""
+        """References to the running tasks, because an event loop holds only weak references."""
         self._is_closing = False
         self._loop = asyncio.new_event_loop()
         self._loop.set_task_factory(task_factory)
@@ -260,8 +260,8 @@ class RolloutRunner:
         self._thread.start()
 
     def _serve(self) -> None:
-        """The thread of the event loop. asyncio raises the `SystemExit` of a task out of the loop, although whoever awaits the
-        task gets it too. One rollout must not end the others, so the loop goes on."""
+        """The thread of the event loop. asyncio raises the `SystemExit` of a task out of the loop and also gives it to the
+        coroutine that awaits the task. One rollout must not end the others, so the loop goes on."""
         while True:
             try:
                 self._loop.run_forever()
@@ -270,7 +270,8 @@ class RolloutRunner:
                 logger.debug("a task of a rollout raised %s", type(error).__name__)
 
     def start(self, *requests: PromptRequest) -> None:
-        """Roll prompts out. Returns at once. Several are told the event loop in one call, because each call wakes its thread."""
+        """Start rollouts and return at once. Several prompts are handed to the event loop in one call, because each call wakes
+        the loop's thread."""
         self._loop.call_soon_threadsafe(self._start, requests)
 
     def _start(self, requests: Sequence[PromptRequest]) -> None:
@@ -280,11 +281,11 @@ class RolloutRunner:
             task.add_done_callback(self._under_way.discard)
 
     def close(self) -> None:
-        """Cancel the rollouts that are under way. No result is given back any more. May be called twice."""
+        """Cancel the running rollouts. No result is delivered after this call. May be called twice."""
         if not self._thread.is_alive():
             return
         self._is_closing = True
-        with suppress(Exception):  # a rollout may refuse to end: then its thread ends with the process
+        with suppress(Exception):  # a rollout may refuse to end; then the thread ends with the process
             asyncio.run_coroutine_threadsafe(_cancel_all(), self._loop).result(CLOSE_S)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(CLOSE_S)
@@ -322,12 +323,12 @@ class RolloutRunner:
         return self._to_result(request, trajectory, ctx, began)
 
     def _is_ended_by(self, error: BaseException) -> bool:
-        """Whether `close` has cancelled a rollout that ends with this error."""
+        """Whether the error is a cancellation by `close`."""
         return self._is_closing and isinstance(error, asyncio.CancelledError)
 
     def _cause(self, error: BaseException) -> str:
-        """Why a rollout is given up. An error of the workflow's own code costs one rollout, because anybody may write a workflow.
-        An effect outside the context, and the last of `MOST_ERRORS_IN_A_ROW` errors, are raised, which ends the engine."""
+        """Why a rollout is given up. An error in the workflow's code costs only one rollout, because users write workflows. An
+        effect outside the context, or the last of `MOST_ERRORS_IN_A_ROW` errors in a row, is raised, which ends the engine."""
         if isinstance(error, RolloutFailed):
             return str(error)
         self._num_errors_in_a_row += 1
@@ -345,7 +346,7 @@ class RolloutRunner:
     def _to_result(
         self, request: PromptRequest, trajectory: Trajectory, ctx: EngineContext, began: Moment
     ) -> GenerationResult:
-        # A single request is timed from its admission by the engine. With several requests the time between them counts too.
+        # A single request is timed from its admission by the engine. With several requests, the time between them counts too.
         alone = ctx.answers[0] if len(ctx.answers) == 1 and not ctx.tool_time.seconds else None
         return GenerationResult(
             samples=trajectory.samples,
@@ -370,8 +371,8 @@ ARRAYS = {"prompt_ids": np.integer, "response_ids": np.integer, "logprobs": np.f
 
 
 def check_samples(samples: Sequence[Any]) -> None:
-    """Raises `TypeError` or `ValueError` for the first sample with which no step could be made; the text says why. Whoever trains
-    on it would only find that two arrays do not fit together."""
+    """Raises `TypeError` or `ValueError` for the first sample that cannot be trained on; the message says why. Without this check
+    the learner would fail later, and report only that two arrays do not fit together."""
     for number, sample in enumerate(samples):
         where = f"sample {number} of the Trajectory"
         if not isinstance(sample, Sample):
@@ -395,7 +396,7 @@ def check_samples(samples: Sequence[Any]) -> None:
 
 
 def _place_in(cls: type[Any], error: BaseException) -> str:
-    """File and line in which the error was raised, of the class's own file if it was on the way."""
+    """File and line where the error was raised. If the traceback passes through the class's own file, the line there."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if frame.filename == getattr(sys.modules.get(cls.__module__), "__file__", None)]
     return "".join(f" ({frame.filename}:{frame.lineno})" for frame in (own or frames)[-1:])

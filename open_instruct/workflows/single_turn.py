@@ -1,4 +1,4 @@
-"""Single turns: each prompt is answered G times, in one request to the engine."""
+"""Single turns: the policy answers each prompt G times, in one request to the engine."""
 
 import numpy as np
 

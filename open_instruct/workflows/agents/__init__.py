@@ -1,1 +1,1 @@
-"""Programs of the user's that act through an endpoint of the engine, with exact token ids."""
+"""User programs that talk to the model through an HTTP endpoint of the engine, with exact token ids."""

@@ -1,4 +1,4 @@
-"""The samples of one rollout while they grow. A request goes on where an earlier one ended, or begins a further sample."""
+"""The samples of one rollout while they grow. A request continues where an earlier request ended, or begins a new sample."""
 
 import copy
 from collections.abc import Sequence
@@ -13,15 +13,15 @@ from open_instruct.workflows.conversations.ledger import Ledger
 
 @dataclass(frozen=True)
 class Talk:
-    """What a sample is as messages, where it came about through messages."""
+    """The messages behind a sample, if the program used the chat endpoint."""
 
     messages: list[dict[str, Any]]
-    """The last is the model's."""
+    """The last message is the model's."""
     tools: list[dict[str, Any]]
     raw: str
-    """The model's last turn, with control tokens but for the one that ended it."""
+    """The model's last turn with its control tokens, except the control token that ended it."""
     last_id: int | None
-    """That control token; None if none did."""
+    """The control token that ended the model's last turn; None if no control token ended it."""
 
 
 @dataclass(eq=False)
@@ -32,13 +32,13 @@ class Branch:
     talk: Talk | None = None
     finish_reason: str = "stop"
     is_busy: bool = False
-    """Whether a request that goes on here is under way."""
+    """Whether a request that continues this sample is running."""
     last_request: int = -1
 
 
 @dataclass(frozen=True)
 class Grown:
-    """What a completion has changed, so that it can be taken back."""
+    """What a completion has changed, so that the change can be undone."""
 
     branch: Branch
     before: Branch | None
@@ -53,7 +53,7 @@ class Branches:
 
     @property
     def idle(self) -> list[Branch]:
-        """Samples on which a request may go on."""
+        """Samples that a request may continue."""
         return [branch for branch in self.all if not branch.is_busy]
 
     @property
@@ -61,7 +61,7 @@ class Branches:
         return sum(branch.ledger.num_response_tokens for branch in self.all)
 
     def begun_by(self, token_ids: Sequence[int]) -> Branch | None:
-        """The longest sample with whose tokens `token_ids` begin; None if there is none."""
+        """The longest sample whose tokens are a prefix of `token_ids`; None if there is none."""
         ids = np.asarray(token_ids, np.int32)
         found, longest = None, 0
         for branch in self.idle:
@@ -87,7 +87,7 @@ class Branches:
         return Grown(branch, before)
 
     def take_back(self, grown: Grown, number: int) -> None:
-        """The program never heard the answer to request `number`, so nothing that it does follows from it."""
+        """Undo `grow`. The program never received the reply to request `number`, so nothing that it does depends on it."""
         if grown.branch.is_busy or grown.branch.last_request != number:
             return
         if grown.before is None:
@@ -96,10 +96,10 @@ class Branches:
             vars(grown.branch).update(vars(grown.before), is_busy=False)
 
     def samples(self, *, finish_reason: str | None, reward: float | None) -> list[Sample]:
-        """All samples; that of the last request is the last, and the one that is judged.
+        """All samples. The sample of the last request comes last, and only this sample is judged.
 
         Args:
-            finish_reason: of the last sample; None: how its last turn ended.
+            finish_reason: finish reason of the last sample; None takes the reason for which its last turn ended.
         """
         grown = sorted((one for one in self.all if one.ledger.spans), key=lambda branch: branch.last_request)
         return [

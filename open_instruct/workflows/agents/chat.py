@@ -1,5 +1,5 @@
-"""From messages to token ids and back, for `/v1/chat/completions`. What the model has said is never tokenized again where the
-conversation only grows."""
+"""From messages to token ids and back, for `/v1/chat/completions`. As long as a conversation only grows, what the model has said
+is never tokenized again."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +14,7 @@ from open_instruct.workflows.conversations.tool_parsers import ToolParser, VllmP
 
 Message = dict[str, Any]
 MAY_BE_LEFT_OUT = ("system", "assistant")
-"""Roles of which templates leave something out on purpose, such as earlier thoughts."""
+"""Roles whose messages templates shorten or omit on purpose, for example by dropping earlier thoughts."""
 
 
 class Chat:
@@ -32,12 +32,12 @@ class Chat:
         self._of_vllm = of_vllm
         self._parsers: dict[str, ToolParser] = {}
         self._said: dict[str, str] = {}
-        """By the message, in any of its wordings: the model's turn with control tokens."""
+        """Maps the key of a message, in any of its wordings, to the model's turn with control tokens."""
         self._wordings: dict[str, set[str]] = {}
-        """By the message as the program got it: the keys of its wordings."""
+        """Maps the key of a message, as the program received it, to the keys of all its wordings."""
 
     def prompt(self, request: ChatRequest, branches: Sequence[Branch]) -> tuple[Branch | None, list[int]]:
-        """The token ids of a request, and the sample in which it goes on. None: the messages are rendered anew.
+        """The sample that a request continues, and its token ids. The sample is None if all messages are rendered again.
 
         Raises:
             Refused: the chat template refuses the messages, or leaves some out.
@@ -51,11 +51,11 @@ class Chat:
         return None, self._rendered(request)
 
     def stop(self, request: ChatRequest) -> Sequence[str]:
-        """Texts behind which the model waits for the answer to a call."""
+        """Texts after which the model waits for the answer to a tool call."""
         return self._parser(request.tools).stop if self._parses(request) else ()
 
     def answered(self, request: ChatRequest, said: Completion, number: int) -> tuple[Message, Talk]:
-        """What the model said as a message for the program, and the conversation with it."""
+        """What the model said, as a message for the program, and the conversation including this message."""
         token_ids, last_id = said.token_ids.tolist(), None
         if token_ids and self._codec.control_token(token_ids[-1]):
             last_id = token_ids.pop()
@@ -79,9 +79,10 @@ class Chat:
         return [self._codec.decode_all([token_id]) for token_id in said.token_ids.tolist()]
 
     def _wordings_of(self, token_ids: list[int], asked: Asked) -> dict[str, str]:
-        """The texts by which a program may know the model's turn, each with the same text with control tokens. The first is what
-        the program gets: without what the model was stopped at, unless the program wants that. The others are with it, and with
-        all that the last token holds.
+        """The texts under which a program may send the model's turn back, each mapped to the same text with control tokens.
+
+        The program receives the first text. It lacks the stop string or stop token unless the program asked for it. The other
+        texts include it, or everything that the last token holds.
         """
         stopped = bool(token_ids) and token_ids[-1] in asked.stop_token_ids
         cuts = [(token_ids[:-1] if stopped else token_ids, False), (token_ids, True)]
@@ -101,11 +102,11 @@ class Chat:
         self._said[_key(message)] = wordings[message["content"]]
         for text, raw in wordings.items():
             key = _key({**message, "content": text})
-            self._said.setdefault(key, raw)  # another turn may really have said it
+            self._said.setdefault(key, raw)  # keep the entry of another turn that said exactly this
             own.add(key)
 
     def _going_on(self, request: ChatRequest, branches: Sequence[Branch]) -> Branch | None:
-        """The sample whose messages the request begins with, and the longest of them; rather one with the same wordings."""
+        """The longest sample whose messages are a prefix of the request's. Of equally long ones, one with the same wordings."""
         asked = [_key(message) for message in request.messages]
         found: Branch | None = None
         best = (0, False)
@@ -122,7 +123,7 @@ class Chat:
         return known == asked or asked in self._wordings.get(known, ())
 
     def _suffix(self, talk: Talk, following: Sequence[Message], request: ChatRequest) -> list[int] | None:
-        """Token ids between what the model said and its next turn; None if the template cannot say them."""
+        """Token ids between what the model said and its next turn; None if the template cannot produce them."""
         roles = {message["role"] for message in following}
         if "assistant" in roles:
             return None
@@ -140,7 +141,7 @@ class Chat:
             return None
 
     def _rendered(self, request: ChatRequest) -> list[int]:
-        """What the model said may hold control tokens, and nobody else's words."""
+        """The token ids of all messages, rendered again. Only the model's own messages may contain control tokens."""
         shown = []
         for original, message in zip(request.messages, self._named(request.messages), strict=True):
             raw = self._said.get(_key(original))
@@ -156,7 +157,7 @@ class Chat:
         return self._codec.encode_hidden(text)
 
     def _named(self, messages: Sequence[Message]) -> list[Message]:
-        """Messages as templates want them: answers of tools with the tool's name, and arguments of calls as objects."""
+        """Messages in the form that templates expect: tool messages with the tool's name, arguments of calls as objects."""
         names: dict[str, str] = {}
         named = []
         for message in messages:
@@ -185,8 +186,8 @@ class Chat:
 
 
 def cut_at(text: str, stop: Sequence[str], *, keeps: bool) -> str:
-    """The text up to where the model was stopped, as vLLM cuts it: at the stop string that ends first, without it or with it.
-    Letters behind it, which its last token may hold, are left out."""
+    """The text up to the stop string that ends first, as vLLM cuts it. `keeps` says whether the stop string itself stays.
+    Characters after the stop string, which the last token may contain, are left out."""
     found = [(begin + len(one), begin) for one in stop if (begin := text.find(one)) >= 0]
     if not found:
         return text
@@ -195,7 +196,7 @@ def cut_at(text: str, stop: Sequence[str], *, keeps: bool) -> str:
 
 
 def _key(message: Message) -> str:
-    """The same for messages that say the same. Clients write the arguments of calls with other spaces than they were given."""
+    """A key that is equal for messages that mean the same. Clients may change the spaces in the arguments of calls."""
     calls = [[call["id"], call["function"]["name"], _arguments(call)] for call in message.get("tool_calls") or ()]
     further = {name: message.get(name) for name in ("name", "tool_call_id") if message["role"] != "assistant"}
     return json.dumps([message["role"], message["content"], calls, further], sort_keys=True)

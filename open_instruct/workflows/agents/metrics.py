@@ -1,4 +1,4 @@
-"""What the agent programs of a step cost and came to."""
+"""Metrics of the agent programs of a training step: their costs and results."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -8,7 +8,7 @@ from open_instruct.data_types import GenerationResult
 
 
 def agent_metrics(results: Sequence[GenerationResult]) -> dict[str, float]:
-    """Means over all rollouts, but for counts."""
+    """Means over all rollouts, except for counts."""
     accounts: list[Mapping[str, Any]] = [account for result in results for account in result.notes or ()]
     if not accounts:
         return {}
@@ -35,7 +35,7 @@ def agent_metrics(results: Sequence[GenerationResult]) -> dict[str, float]:
 
 
 def _of_programs(accounts: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Numbers that programs printed beside their rewards, over the rollouts that have them."""
+    """Numbers that programs printed together with their rewards, over the rollouts that have them."""
     values: defaultdict[str, list[float]] = defaultdict(list)
     for account in accounts:
         for name, value in account["metrics"].items():

@@ -1,4 +1,4 @@
-"""Runs one program and ends it with everything that it has started. A script of its own, with the standard library alone.
+"""Runs one program and ends it with everything that it has started. A standalone script that needs only the standard library.
 
     python -I -S program_supervisor.py DESCRIPTOR COMMAND …
 
@@ -18,7 +18,7 @@ from contextlib import suppress
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 NOT_STARTED = 127
 KILL_S = 10.0
-"""Longest wait for processes that were killed. The kernel may hold one that waits for a device."""
+"""Longest wait for killed processes to end. The kernel may delay the end of a process that waits for a device."""
 
 
 def main() -> int:
@@ -56,7 +56,7 @@ def _become(libc: ctypes.CDLL, supervisor: int, control: int, words: list[str]) 
 
 
 def _end(program: int) -> int:
-    """Kill all that is left. Returns the program's exit code."""
+    """Kill all remaining processes. Returns the program's exit code."""
     code, deadline = 128 + signal.SIGKILL, time.monotonic() + KILL_S
     ended, status = os.waitpid(program, os.WNOHANG)
     if ended:
@@ -80,7 +80,7 @@ def _code(status: int) -> int:
 
 
 def _children() -> list[int]:
-    """Processes whose parent is this one; those of a process that was killed become children of this one."""
+    """Processes whose parent is this process. If a process is killed, its children become children of this process."""
     mine, found = str(os.getpid()), []
     for name in os.listdir("/proc"):
         if name.isdigit():

@@ -1,4 +1,4 @@
-"""The engine's side of one program of the user's: starts it, reads what it says, ends it with all that it has started."""
+"""The engine's side of one user program: starts it, reads its output, and ends it with all that it has started."""
 
 import asyncio
 import logging
@@ -16,10 +16,10 @@ logger = logging.getLogger(__name__)
 
 SUPERVISOR = str(Path(__file__).with_name("program_supervisor.py"))
 KEPT_OUTPUT = 2**16
-"""Bytes at the end of a program's output that are kept; the last line must be within them."""
+"""Bytes that are kept of the end of a program's output. The last line must fit into them."""
 KEPT_ERRORS = 2**11
 END_S = 15.0
-"""Longest wait for the end of a program that was killed."""
+"""Longest wait for a killed program to end."""
 
 
 @dataclass(frozen=True)
@@ -28,11 +28,11 @@ class ProgramEnd:
 
     code: int
     is_late: bool
-    """Whether it was killed because its time was over."""
+    """Whether the program was killed at its deadline."""
     last_line: str
-    """The last line of its output that is not empty."""
+    """The last nonempty line of the program's output."""
     errors: str
-    """The end of its standard error."""
+    """The end of the program's standard error."""
 
 
 class Program:
@@ -42,7 +42,7 @@ class Program:
         self._process = process
         self._input = asyncio.create_task(self._write(text.encode()))
         self._control = control
-        """Our end of the supervisor's pipe; -1 once it is closed."""
+        """File descriptor of our end of the supervisor's pipe; -1 once it is closed."""
         self._deadline = time.monotonic() + timeout_s
         self._is_late = False
         self._output, self._errors = bytearray(), bytearray()
@@ -54,7 +54,7 @@ class Program:
         """Start a program with `text` on its standard input.
 
         Raises:
-            OSError: no process can be started, or the directory is not there.
+            OSError: no process can be started, or the directory does not exist.
         """
         theirs, ours = os.pipe()
         try:
@@ -76,7 +76,7 @@ class Program:
         return cls(process, ours, text, timeout_s)
 
     async def wait(self) -> ProgramEnd:
-        """Wait for the program's end. At its deadline it is killed."""
+        """Wait until the program ends. The program is killed at its deadline."""
         reading = [
             asyncio.create_task(_keep_end(self._process.stdout, self._output, KEPT_OUTPUT)),
             asyncio.create_task(_keep_end(self._process.stderr, self._errors, KEPT_ERRORS)),
@@ -107,7 +107,7 @@ class Program:
             return -1
 
     def hurry(self, seconds: float) -> None:
-        """From now on the program has at most so much time."""
+        """Kill the program in this many seconds, unless it has ended by then."""
         asyncio.get_running_loop().call_later(seconds, self.kill)
 
     def kill(self) -> None:
@@ -117,7 +117,7 @@ class Program:
             os.close(control)
 
     async def gone(self) -> None:
-        """Wait, not for ever, until a program that was killed is gone."""
+        """Wait, for a limited time, until a killed program has ended."""
         with suppress(TimeoutError):
             async with asyncio.timeout(END_S):
                 await self._process.wait()
@@ -125,14 +125,14 @@ class Program:
     async def _write(self, content: bytes) -> None:
         stdin = self._process.stdin
         assert stdin is not None
-        with suppress(ConnectionError):  # a program need not read
+        with suppress(ConnectionError):  # a program need not read its standard input
             stdin.write(content)
             await stdin.drain()
             stdin.close()
 
 
 async def _keep_end(stream: asyncio.StreamReader | None, kept: bytearray, size: int) -> None:
-    """Read to the end; only the last `size` bytes stay."""
+    """Read the stream to its end, and keep only the last `size` bytes."""
     assert stream is not None
     while part := await stream.read(2**16):
         kept += part

@@ -1,11 +1,11 @@
-"""What programs may ask of the endpoint, and what they are answered. Pure.
+"""The endpoint's requests and replies: what a program may ask, and how replies are written. Pure.
 
     POST /inference/v1/generate     token ids in, token ids and log-probs out, in vLLM's format
     POST /v1/chat/completions       messages in, a message out, in OpenAI's format
     GET  /v1/models
 
-Every sampled token may be trained on, so it has to be sampled as the run says. A field that would change that is refused in words
-and never ignored.
+Every sampled token may be trained on, so it must be sampled with the run's own settings. A field that would change the sampling
+is refused with a message and never ignored.
 """
 
 import math
@@ -16,9 +16,9 @@ from typing import Any
 from open_instruct.data_types import Completion, SamplingConfig
 
 LIMIT_REACHED = "limit_reached"
-"""Code of an error that says that the rollout may not have more tokens or samples."""
+"""Error code for a rollout that has used up its tokens or samples."""
 DEEPEST = 64
-"""Most levels of lists and objects within each other. Templates and parsers walk through them, and Python's stack has an end."""
+"""Most nested levels of lists and objects, because templates and parsers walk through them and Python's stack is limited."""
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "n": (1,),
     "best_of": (1,),
@@ -44,18 +44,18 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "features": ({},),
     "content_parts": ([],),
 }
-"""Fields that are taken with these values alone, or as null."""
+"""Fields that are accepted only with these values, or as null."""
 _NO_EFFECT = {
     *("skip_special_tokens", "spaces_between_special_tokens", "detokenize"),
     *("routed_experts_prompt_start", "output_kind", "flat_logprobs"),
     *("cache_salt", "priority", "request_id", "user", "metadata", "store", "safety_identifier", "prompt_cache_key"),
     *("stream_options", "service_tier", "session_id"),
 }
-"""Fields that change nothing about tokens or the form of the reply here."""
+"""Fields that change neither the tokens nor the form of the reply, so any value is accepted."""
 
 
 class Refused(Exception):
-    """A request is answered with an error. `str` is the message."""
+    """A request that is answered with an error. `str` gives the message."""
 
     def __init__(self, message: str, *, status: int = 400, code: str = "invalid_request") -> None:
         super().__init__(message)
@@ -64,7 +64,7 @@ class Refused(Exception):
 
 
 class OutOfRoom(Refused):
-    """The rollout has reached a limit. That is no fault of the program, but the rollout ends with what it has."""
+    """The rollout has reached a limit. This is not the program's fault: the rollout ends with the samples that it has."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, code=LIMIT_REACHED)
@@ -72,15 +72,15 @@ class OutOfRoom(Refused):
 
 @dataclass(frozen=True)
 class Asked:
-    """How a completion is asked for."""
+    """The sampling fields of a request."""
 
     max_tokens: int | None = None
-    """None: as many as there may be."""
+    """None: as many as the limits allow."""
     stop: tuple[str, ...] = ()
     stop_token_ids: frozenset[int] = frozenset()
     seed: int | None = None
     keeps_stop: bool = False
-    """Whether a message holds what the model was stopped at (`include_stop_str_in_output`)."""
+    """Whether the reply includes the stop string that ended it (`include_stop_str_in_output`)."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ def generate_request(body: Any, sampling: SamplingConfig, *, model: str, vocab_s
     """Read a request for token ids.
 
     Raises:
-        Refused: it asks for something that cannot be; the text says what.
+        Refused: the request asks for something that is not possible here; the message says what.
     """
     values = _object(cleaned(body), "the body")
     _check_model(values, model)
@@ -129,7 +129,7 @@ def generate_request(body: Any, sampling: SamplingConfig, *, model: str, vocab_s
 
 
 def chat_request(body: Any, sampling: SamplingConfig, *, model: str) -> ChatRequest:
-    """Read a request for a message. Messages come out with those of their fields that say something.
+    """Read a request for a message. Empty fields of messages are removed.
 
     Raises:
         Refused: as for `generate_request`.
@@ -197,7 +197,7 @@ def _refuse_unknown(values: Mapping[str, Any], own: set[str], where: str = "") -
 
 
 def _message(message: Any) -> dict[str, Any]:
-    """A message with those of its fields that are not empty; parts of text become one text."""
+    """A message without its empty fields; several text parts become one text."""
     values = _object(message, "a message")
     if not isinstance(values.get("role"), str) or not values["role"]:
         raise Refused("a message needs a role")
@@ -228,10 +228,10 @@ def _text(content: Any) -> str:
 
 
 def cleaned(value: Any, levels: int = DEEPEST) -> Any:
-    """A JSON value whose texts are all valid.
+    """The JSON value, with every text made valid Unicode.
 
     Raises:
-        Refused: lists and objects are within each other on more than so many levels.
+        Refused: lists and objects are nested more than `levels` deep.
     """
     if isinstance(value, str):
         return _valid(value)
@@ -241,13 +241,13 @@ def cleaned(value: Any, levels: int = DEEPEST) -> Any:
         raise Refused(f"lists and objects are nested on more than {DEEPEST} levels")
     if isinstance(value, dict):
         return {_valid(name): cleaned(inner, levels - 1) for name, inner in value.items()}
-    if set(map(type, value)) == {int}:  # token ids, of which there are many
+    if set(map(type, value)) == {int}:  # a long list of token ids
         return value
     return [cleaned(inner, levels - 1) for inner in value]
 
 
 def _valid(text: str) -> str:
-    """Without halves of surrogate pairs, which JSON may spell and no tokenizer takes."""
+    """The text with halves of surrogate pairs replaced, because JSON can contain them and no tokenizer accepts them."""
     return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
@@ -266,7 +266,7 @@ def _call(call: Any) -> dict[str, Any]:
 
 
 def _tool(tool: Any) -> dict[str, Any]:
-    """A tool with those of its fields that are not null."""
+    """A tool without its null fields."""
     function = tool.get("function") if isinstance(tool, dict) and tool.get("type") == "function" else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not function["name"]:
         raise Refused(_WRONG_TOOLS)
@@ -279,7 +279,7 @@ def _tool(tool: Any) -> dict[str, Any]:
 
 
 def _parameters(parameters: Any, tool: str) -> dict[str, Any]:
-    """The parameters of a tool, as far as parsers of calls look at them: a JSON schema of an object."""
+    """The parameters of a tool, a JSON schema of an object. Only the parts that parsers of calls read are checked."""
     where = f"tools: the parameters of {tool:.40}"
     if not isinstance(parameters, dict):
         raise Refused(f"{where} must be a JSON schema, got {parameters!r:.40}")
@@ -310,7 +310,7 @@ def _object(value: Any, what: str) -> dict[str, Any]:
 
 
 def finite(value: Any) -> float | None:
-    """A number as a float; None if it is no number, or one that no float holds."""
+    """The value as a finite float; None if it is not a number or does not fit."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
@@ -335,7 +335,7 @@ def models_body(model: str, max_model_len: int, created: int) -> dict[str, Any]:
 def generate_body(
     said: Completion, request: GenerateRequest, *, request_id: str, model: str, created: int
 ) -> dict[str, Any]:
-    """vLLM's reply. Each log-prob names its token as `token_id:N` and, as newer versions of vLLM do, as a number."""
+    """A reply in vLLM's format. Each log-prob names its token as `token_id:N` and, as newer versions of vLLM do, as a number."""
     pairs = zip(said.token_ids.tolist(), _logprobs(said), strict=True)
     content = [
         {"token": f"token_id:{one}", "token_id": one, "logprob": logprob, "bytes": None, "top_logprobs": []}
@@ -372,10 +372,10 @@ def chat_body(
     model: str,
     created: int,
 ) -> dict[str, Any]:
-    """OpenAI's reply, with vLLM's `token_ids` and `prompt_token_ids` if they were asked for.
+    """A reply in OpenAI's format, with vLLM's `token_ids` and `prompt_token_ids` if the request asked for them.
 
     Args:
-        spellings: of each token, for its log-prob.
+        spellings: the text of each token, for its log-prob.
     """
     reason = "tool_calls" if message.get("tool_calls") and said.finish_reason == "stop" else said.finish_reason
     choice: dict[str, Any] = {"index": 0, "message": dict(message), "finish_reason": reason, "logprobs": None}

@@ -1,7 +1,7 @@
-"""One rollout of an agent program: a coroutine that answers what the program asks, and keeps its tokens.
+"""One rollout of an agent program: a coroutine that answers the program's requests, and keeps the tokens.
 
 Everything goes through the context: `generate`, and calls of the tool `agent` (`server.py`), whose arguments and answers are
-plain values. Requests of one program may be under way at once; each has a number, which is in the names of its effects.
+plain values. A program may have several requests open at once. Each request has a number, which is in the names of its effects.
 """
 
 import asyncio
@@ -34,13 +34,13 @@ from open_instruct.workflows.conversations.bridge import Bridge
 from open_instruct.workflows.conversations.ledger import merged
 
 AGENT = "agent"
-"""The tool of the context through which programs are reached."""
+"""Name of the context's tool through which a rollout controls its program."""
 SLACK_S = 60.0
-"""Beside a program's own deadline: the time in which the engine's side notices and kills it."""
+"""Time, in addition to a program's own deadline, in which the engine's side notices that the deadline has passed and kills it."""
 START_ROUNDS = 100
-"""A place is waited for at most so many times as long as a program may run."""
+"""A rollout waits for a place at most this many times as long as a program may run."""
 AFTER_LIMIT_S = 60.0
-"""Time that a program has to end once it has reached a limit of tokens."""
+"""Time that a program has to end once it has reached a token limit."""
 LONGEST_CAUSE = 300
 
 
@@ -54,9 +54,9 @@ class Setting:
 
     prompt_id: str
     row: Mapping[str, Any]
-    """What the program finds on its standard input."""
+    """The row that the program reads from its standard input."""
     sampling: SamplingConfig
-    """`max_tokens` bounds all that follows the prompts of a rollout's samples."""
+    """`max_tokens` bounds the response tokens of all samples of a rollout together."""
     options: AgentOptions
     bridge: Bridge
     model: str
@@ -65,26 +65,26 @@ class Setting:
 
 @dataclass
 class Account:
-    """What a rollout cost, for metrics. Plain values."""
+    """The costs of a rollout, for metrics. Plain values."""
 
     num_requests: int = 0
     num_refused: int = 0
     num_lost: int = 0
-    """Completions that the program was not there to hear."""
+    """Completions that the program did not receive, because it had hung up or ended."""
     num_samples: int = 0
     num_restarts: int = 0
     num_policy_tokens: int = 0
     num_inserted_tokens: int = 0
     num_prompt_tokens: int = 0
-    """Tokens that the engine was given, over all requests."""
+    """Prompt tokens that were sent to the engine, over all requests."""
     wait_s: float = 0.0
     """Seconds in which the rollout waited for a place."""
     program_s: float = 0.0
-    """Seconds in which the program ran without a request under way."""
+    """Seconds in which the program ran without an open request."""
     has_reward: bool = False
     at_limit: bool = False
     metrics: dict[str, float] = field(default_factory=dict)
-    """Numbers that the program printed beside its reward."""
+    """Numbers that the program printed together with its reward."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class Ended:
     """A rollout that is over."""
 
     samples: list[Sample]
-    """The last is the one that is judged."""
+    """Only the last sample is judged."""
     account: Account
 
 
@@ -108,7 +108,7 @@ class AgentRollout:
     """One of the rollouts of a prompt.
 
     Args:
-        number: among them, from 0.
+        number: number of this rollout among the rollouts of its prompt, from 0.
     """
 
     def __init__(self, setting: Setting, ctx: Context, number: int) -> None:
@@ -125,20 +125,20 @@ class AgentRollout:
         parser_type = setting.options.agent_tool_parser_type
         self._chat = Chat(ctx.codec, setting.bridge, parser_type, ctx.vllm_parser)
         self._reserved = 0
-        """Tokens that requests under way may still add."""
+        """Tokens that open requests may still add."""
         self._computing: dict[int, asyncio.Task[None]] = {}
         """Requests that have no reply yet, by number."""
         self._num_begun = 0
-        """Samples that requests under way are about to begin."""
+        """Samples that open requests are about to begin."""
         self._room = asyncio.Condition()
         self._created = int(ctx.now(name=f"{self._number}-begin"))
 
     async def run(self) -> Ended:
-        """Run the program. If it fails it is run again, with the same seeds.
+        """Run the program. A program that fails is run again with the same seeds.
 
         Raises:
-            ProgramFailed: it has failed `--agent_attempts` times.
-            GenerationFailed: the engine broke a request off.
+            ProgramFailed: the program has failed `--agent_attempts` times.
+            GenerationFailed: the engine aborted a request.
         """
         while True:
             try:
@@ -152,7 +152,7 @@ class AgentRollout:
     # --- the program --------------------------------------------------------------------------------------------------
 
     async def _run_program(self) -> dict[str, Any]:
-        """Start the program, answer its requests until it ends. Returns how it ended."""
+        """Start the program and answer its requests until it ends. Returns how it ended."""
         timeout_s = self._setting.options.agent_timeout_s
         row = {**self._setting.row, "rollout": self._number}
         try:
@@ -163,7 +163,7 @@ class AgentRollout:
             async with asyncio.TaskGroup() as group:
                 while (event := await self._ask({"do": "next"}, timeout_s + SLACK_S))["kind"] == "request":
                     self._computing[event["number"]] = group.create_task(self._answer(event))
-                for answer in list(self._computing.values()):  # nobody waits for these any more
+                for answer in list(self._computing.values()):  # the program has ended, so these replies are not needed
                     answer.cancel()
         except BaseExceptionGroup as errors:
             raise first_of(errors) from errors
@@ -178,7 +178,7 @@ class AgentRollout:
         return answer
 
     async def _answer(self, event: Mapping[str, Any]) -> None:
-        """Answer one request. What the program was not there to hear is taken back."""
+        """Answer one request. A completion that the program did not receive is removed from its sample."""
         number, grown, hurry_s = event["number"], None, None
         self._account.num_requests += event["path"] != "models"
         try:
@@ -235,8 +235,8 @@ class AgentRollout:
         return _Reservation(self, branch, token_ids, asked)
 
     async def reserve(self, branch: Branch | None, token_ids: list[int], asked: Asked) -> tuple[int, int]:
-        """Room for a request: the tokens that it adds at most, and those of them that the policy may sample. Where requests that
-        are under way may take what this one needs, it waits for them.
+        """Reserve room for a request: the most tokens that it adds in all, and the most that the policy may sample. Waits while
+        open requests may use the room that this request needs.
 
         Raises:
             OutOfRoom: there is no room for a single token, or for a further sample.
@@ -266,7 +266,7 @@ class AgentRollout:
             raise
 
     def _most_tokens(self, num_prompt_tokens: int, num_inserted: int, asked: Asked) -> int:
-        """Tokens that may be sampled if no other request is under way."""
+        """Tokens that may be sampled if no other request is open."""
         limit, longest = self._setting.sampling.max_tokens, self._ctx.max_model_len
         known = self._branches.num_response_tokens
         left = limit - known - num_inserted
@@ -283,7 +283,7 @@ class AgentRollout:
         return min(asked.max_tokens or left, left, longest - num_prompt_tokens)
 
     async def release(self, branch: Branch | None, num_tokens: int) -> None:
-        """Give back what was reserved. Its tokens count from now on as those of the samples."""
+        """Give a reservation back. From now on the tokens that the request added count as tokens of the samples."""
         self._reserved -= num_tokens
         self._free(branch)
         async with self._room:
@@ -308,7 +308,8 @@ class AgentRollout:
         return cut_behind(said, asked.stop_token_ids)
 
     def _seed(self, number: int, asked: Asked) -> int:
-        """With a seed of the program's: the same for the same seed, but another one in every rollout."""
+        """The seed of a request. If the program asks for the same seed twice, both requests get the same seed, which differs from
+        rollout to rollout."""
         what = number if asked.seed is None else f"asked {asked.seed}"
         return random.Random(f"{self._ctx.seed} {self._number} {what}").getrandbits(62)
 
@@ -323,7 +324,7 @@ class AgentRollout:
         """The samples of a program that has ended.
 
         Raises:
-            ProgramFailed: it did not end as it should.
+            ProgramFailed: the program did not end as it should.
         """
         account, options = self._account, self._setting.options
         if event["kind"] == "lost":
@@ -380,7 +381,7 @@ class _Reservation:
 
 
 def cut_behind(said: Completion, stop_token_ids: frozenset[int]) -> Completion:
-    """The completion up to the first of the tokens, with it."""
+    """The completion up to and including the first of the stop tokens."""
     ends = np.flatnonzero(np.isin(said.token_ids, list(stop_token_ids))) if stop_token_ids else []
     if not len(ends) or ends[0] + 1 == len(said.token_ids):
         return replace(said, finish_reason="stop") if len(ends) else said
@@ -400,7 +401,7 @@ def cut_behind(said: Completion, stop_token_ids: frozenset[int]) -> Completion:
 
 
 def verdict_of(line: str) -> Verdict | None:
-    """What the last line says, if it is an object with a reward: `{"reward": 0.5, "metrics": {"turns": 3}}`."""
+    """The verdict in a program's last line, such as `{"reward": 0.5, "metrics": {"turns": 3}}`; None for any other line."""
     try:
         said = json.loads(line)
     except (ValueError, RecursionError):

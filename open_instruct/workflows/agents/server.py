@@ -3,8 +3,8 @@
     program ── HTTP ──► session: a queue of requests ── {"do": "next"} ──► the rollout's coroutine
             ◄─────────── the reply, as a future      ◄─ {"do": "reply"} ──          │ ctx.generate
 
-The server decides nothing but whose request it is: what a request means and what it is answered is the rollout's, which sees
-plain values alone. All of this runs in the event loop of the engine's rollouts.
+The server only decides to which program a request belongs. What the request means, and how it is answered, is decided by the
+rollout, which sees only plain values. All of this runs in the event loop of the engine's rollouts.
 """
 
 import asyncio
@@ -47,7 +47,7 @@ class Session:
         self._waiting: asyncio.Task[None] | None = None
 
     def watch(self, program: Program) -> None:
-        """The program has been started: its end becomes an event."""
+        """Called when the program has started. The program's end becomes an event."""
         self.program = program
         self._began = time.monotonic()
         self._waiting = asyncio.create_task(self._wait(program))
@@ -93,14 +93,14 @@ class Session:
             future.set_result(is_delivered)
 
     async def reply(self, number: int, status: int, content: Any) -> bool:
-        """Answer a request. Returns whether the program was still there to hear it."""
+        """Answer a request. Returns whether the program received the reply."""
         reply = self._replies.get(number)
         if reply is not None and not reply.done():
             reply.set_result((status, content))
         return await self._delivered[number]
 
     async def end(self) -> None:
-        """Kill the program, and refuse what it still asks. Waits until it is gone."""
+        """Kill the program, refuse its open requests, and wait until it has ended."""
         self._is_over = True
         for reply in self._replies.values():
             if not reply.done():
@@ -116,12 +116,12 @@ class Session:
 
 
 class AgentHost:
-    """The server and the programs of an engine: what the tool `agent` of a rollout's context does."""
+    """The HTTP server and the programs of an engine, behind the tool `agent` of a rollout's context."""
 
     def __init__(self, options: AgentOptions) -> None:
         self._options = options
         self._sessions: dict[str, Session] = {}
-        """By the rollout's key."""
+        """Sessions by the rollout's key."""
         self._of_secrets: dict[str, Session] = {}
         self._runner: web.AppRunner | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -130,7 +130,7 @@ class AgentHost:
         self._places = asyncio.Semaphore(options.agent_max_concurrent or 2**30)
 
     async def serve(self, request: dict[str, Any]) -> dict[str, Any]:
-        """What a rollout asks. Plain values in and out."""
+        """Serve one request of a rollout. Plain values in and out."""
         if request["do"] == "start":
             return await self._start(request)
         if request["do"] == "end":
@@ -177,7 +177,7 @@ class AgentHost:
         return {}
 
     def _variables(self, secret: str, model: str) -> dict[str, str]:
-        """The program's environment: that of the engine, and where the model is."""
+        """The program's environment variables: those of the engine, and the address and name of the model."""
         base = f"http://{HOST}:{self._port}/s/{secret}"
         no_proxy = ",".join(filter(None, [os.environ.get("NO_PROXY") or os.environ.get("no_proxy"), HOST]))
         return {
@@ -235,13 +235,13 @@ class AgentHost:
         self._sessions.clear()
         runner, loop, self._runner = self._runner, self._loop, None
         if runner is not None and loop is not None and not loop.is_running() and not loop.is_closed():
-            with suppress(Exception):  # the process ends, and the kernel closes what is left
+            with suppress(Exception):  # the process is about to end, and the kernel closes what remains open
                 loop.run_until_complete(asyncio.wait_for(runner.cleanup(), 2 * CLOSE_S))
 
 
 def _session_of(request: web.Request) -> tuple[str, str]:
-    """The secret that a request names, and its path without it. The URL goes before the header, because an agent may use the
-    header for sessions of its own."""
+    """The secret that a request contains, and the path without the secret. The URL takes precedence over the header, because an
+    agent may use the header for sessions of its own."""
     path = request.path
     if path.startswith("/s/"):
         secret, _, rest = path.removeprefix("/s/").partition("/")

@@ -1,5 +1,5 @@
-"""The workflow `agent_program`: every prompt starts a program of the user's G times, and what the programs have the model say
-becomes the samples."""
+"""The workflow `agent_program`: for every prompt a user program is started G times. The programs call the model, and what the
+model answers becomes the samples."""
 
 import asyncio
 import json
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @WORKFLOWS.register(AGENT_PROGRAM, options=AgentOptions)
 class AgentPrograms(Workflow):
-    """G programs about each prompt, side by side."""
+    """Runs G programs for each prompt in parallel."""
 
     prompts_are_of_the_data = False
     identity_options = (
@@ -62,7 +62,7 @@ class AgentPrograms(Workflow):
     # --- in the controller --------------------------------------------------------------------------------------------
 
     def row_facts(self, columns: Mapping[str, Any]) -> dict[str, Any]:
-        """The columns `env_config` and `tools`, which mean what the program makes of them."""
+        """The columns `env_config` and `tools`, whose meaning is up to the program."""
         facts = {name: columns[name] for name in ("env_config", "tools") if columns.get(name) not in (None, "", [], {})}
         try:
             json.dumps(facts, allow_nan=False)
@@ -116,7 +116,7 @@ class AgentPrograms(Workflow):
         )
 
     def engine_tools(self) -> Mapping[str, Tool]:
-        from open_instruct.workflows.agents.server import AgentHost  # with aiohttp, which the driver does not need
+        from open_instruct.workflows.agents.server import AgentHost  # imports aiohttp, which the driver does not need
 
         self._host = self._host or AgentHost(self.options)
         return {AGENT: self._host.serve}

@@ -1,1 +1,1 @@
-"""Conversations: the model speaks, tools and environments answer, exact to the token."""
+"""Conversations: the model speaks, tools and environments answer, and every token is kept exactly as it was sampled."""

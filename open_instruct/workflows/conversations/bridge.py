@@ -1,12 +1,12 @@
-"""From the end of a sampled turn to the beginning of the next, by the chat template and without tokenizing again what was said.
+"""From the end of a sampled turn to the beginning of the next turn, by the chat template, without tokenizing the turn again.
 
     … <assistant> sampled tokens ‖ <end>\\n<tool>42<end>\\n<assistant>        ‖ marks where the policy stopped
                                    └──── the suffix ────────────────┘
 
-A template gives a whole text, and the suffix is the part of it behind the model's turn. It is found by rendering a conversation
-whose only turn of the model is a mark. So the suffix never depends on how a sampled turn would be written again. Where a template
-does something else to earlier turns once others follow (it drops thoughts), a suffix cannot say that: the conversation branches,
-and goes on from a prompt that is rendered anew (`Bridge.changes_earlier_turns`).
+A template renders a whole text, and the suffix is the part of it after the model's turn. To find the suffix, a conversation is
+rendered whose only model turn is a mark, so the suffix never depends on how a sampled turn would be rendered. Some templates
+change earlier turns once other messages follow, for example by dropping thoughts. A suffix cannot express that, so the
+conversation branches: it continues from a prompt that is rendered again as a whole (`Bridge.changes_earlier_turns`).
 """
 
 import json
@@ -37,8 +37,8 @@ class Bridge:
         """Token ids of `messages` and of the beginning of the model's next turn.
 
         Args:
-            last_id: the last token of the model's turn, if it is a control token such as the end of a turn: the template's own
-                end of the turn is then not written a second time.
+            last_id: the last token of the model's turn if it is a control token, such as the end of a turn. Then the template's
+                own end of the turn is not written a second time.
 
         Raises:
             CannotBridge: the template has no place for the messages.
@@ -52,8 +52,8 @@ class Bridge:
         return self._codec.encode_continued(closing + rest)
 
     def _behind_turn(self, messages: Sequence[Message]) -> tuple[str, str, set[str]]:
-        """The text that ends the model's turn, the text from there to its next turn, and control tokens that end a turn in place
-        of the first. Special tokens in `messages` are hidden."""
+        """The text that ends the model's turn, the text from there to the model's next turn, and control tokens that may end a
+        turn instead of the first text. Special tokens in `messages` are hidden."""
         hidden = [self._codec.hidden(message) for message in messages]
         problem = "it leaves out what they say"
         for parts in (self._behind_plain_turn, self._behind_calls):
@@ -71,7 +71,8 @@ class Bridge:
         return self._tail([QUESTION, _plain_turn(), *messages]), "", set()
 
     def _behind_calls(self, messages: Sequence[Message]) -> tuple[str, str, set[str]]:
-        """Some templates want to see the calls that are answered, and some end a turn with calls in a way of its own."""
+        """The parts if the model's turn made the calls that `messages` answer. Some templates need these calls, and some end a
+        turn with calls differently."""
         turn = _calling_turn(messages)
         calls = self._tail([QUESTION, turn], begins_turn=False)
         rest = _behind(calls, self._tail([QUESTION, turn, *messages]))
@@ -86,12 +87,12 @@ class Bridge:
         while end < min(len(alone), len(followed)) and alone[end] == followed[end]:
             end += 1
         begins = [token for token in self._codec.control_tokens if followed.lstrip().startswith(token)]
-        if begins and not alone.lstrip().startswith(begins[0]):  # the last turn of all ends in another way
+        if begins and not alone.lstrip().startswith(begins[0]):  # the very last turn ends in another way
             return begins[0]
         return alone[:end]
 
     def _tail(self, messages: Sequence[Message], *, begins_turn: bool = True) -> str:
-        """What the template writes behind the mark."""
+        """The text that the template writes after the mark."""
         try:
             text = self._codec.render(messages, begins_turn=begins_turn)
         except Exception as error:  # a template is a program and may raise anything
@@ -118,7 +119,7 @@ def _plain_turn() -> Message:
 
 
 def _calling_turn(messages: Sequence[Message]) -> Message:
-    """A turn that has called the tools that now answer, which some templates want to see."""
+    """A model turn with calls of the tools that answer in `messages`, because some templates need it."""
     names = [str(message.get("name", "tool")) for message in messages if message["role"] == "tool"] or ["tool"]
     calls = [
         {"id": f"{CALL_ID}", "type": "function", "function": {"name": name, "arguments": {}}}
@@ -128,7 +129,7 @@ def _calling_turn(messages: Sequence[Message]) -> Message:
 
 
 def _behind(before: str, text: str) -> str:
-    """What of `text` follows `before`."""
+    """The part of `text` that follows `before`."""
     for begin in (before, before.rstrip()):
         if text.startswith(begin):
             return text[len(begin) :].lstrip("\n") if begin != before else text[len(begin) :]
@@ -136,7 +137,7 @@ def _behind(before: str, text: str) -> str:
 
 
 def is_shown(content: str, text: str) -> bool:
-    """Whether the text has the content, but for space around it and for the way in which JSON writes it."""
+    """Whether the text contains the content, apart from surrounding space. The content may also be written as JSON writes it."""
     stripped = content.strip()
     as_json = (json.dumps(stripped, ensure_ascii=ascii_alone)[1:-1] for ascii_alone in (False, True))
     return any(written in text for written in (stripped, *as_json))

@@ -1,7 +1,7 @@
-"""One conversation: a coroutine that lets the model speak, has its calls answered, and keeps the ledger.
+"""One conversation: a coroutine that lets the model speak, has its calls answered, and keeps the ledger of tokens.
 
-A conversation holds nothing of the engine between two of its turns. Everything that it does goes through the context: `generate`,
-and calls of the tool `environment`, whose arguments and answers are plain values.
+A conversation occupies nothing in the engine between two of its turns. Every effect goes through the context: `generate`, and
+calls of the tool `environment`, whose arguments and answers are plain values.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ class Setting:
     prompt_id: str
     prompt_ids: np.ndarray  # (Q,) int32
     messages: Sequence[Message]
-    """Those of the row, for prompts that have to be rendered anew."""
+    """The row's messages, for prompts that must be rendered again."""
     participants: Sequence[Participant]
     sampling: SamplingConfig
     options: ConversationOptions
@@ -54,27 +54,27 @@ class Setting:
 
 @dataclass
 class Account:
-    """What a conversation cost, for metrics. Plain values."""
+    """The costs of a conversation, for metrics. Plain values."""
 
     num_turns: int = 0
     num_steps: int = 0
     num_branches: int = 0
     num_restarts: int = 0
     num_restores: int = 0
-    """Environments that failed and went on from their last state in a fresh process."""
+    """Times that an environment failed and continued from its last state in a fresh process."""
     num_truncated: int = 0
     """Answers of tools whose middle was left out."""
     num_policy_tokens: int = 0
     num_tool_tokens: int = 0
     num_template_tokens: int = 0
     num_prompt_tokens: int = 0
-    """Tokens that the engine was given, over all turns."""
+    """Prompt tokens that were sent to the engine, over all turns."""
     wait_s: float = 0.0
     """Seconds in which the conversation waited for a place in the pool."""
     calls: dict[str, list[float]] = field(default_factory=dict)
-    """By tool or environment: calls, calls with an error, seconds."""
+    """For each tool or environment: calls, calls with an error, seconds."""
     metrics: dict[str, dict[str, float]] = field(default_factory=dict)
-    """What environments said at the end, by name."""
+    """Metrics that environments reported at the end, by environment name."""
     turn_rewards: list[float] = field(default_factory=list)
     ended_by: str = ""
     """`answer`, `environment`, `steps` or `length`."""
@@ -94,7 +94,7 @@ class Ended:
     """A conversation that is over."""
 
     samples: list[Sample]
-    """One, or one for each branch; the last is the one that is judged."""
+    """One sample, or one for each branch. Only the last sample is judged."""
     account: Account
 
 
@@ -102,7 +102,7 @@ class Conversation:
     """One of the conversations about a prompt.
 
     Args:
-        number: among them, from 0.
+        number: number of this conversation among the conversations about its prompt, from 0.
     """
 
     def __init__(self, setting: Setting, ctx: Context, number: int) -> None:
@@ -111,9 +111,9 @@ class Conversation:
         self._number = number
         self._attempt = 0
         self._longest = min(ctx.max_model_len, ctx.max_prompt_tokens + setting.sampling.max_tokens)
-        """Tokens of a sample, prompt and response together."""
+        """Most tokens of a sample, prompt and response together."""
         self._last_id: int | None = None
-        """The control token that ended the model's last turn; None if none did."""
+        """The control token that ended the model's last turn; None if no control token ended it."""
         self._begin()
 
     def _begin(self) -> None:
@@ -154,7 +154,7 @@ class Conversation:
     # --- environments -------------------------------------------------------------------------------------------------
 
     async def _open(self) -> None:
-        """Reset the environments. What they say first is added to the prompt."""
+        """Reset the environments. Their opening messages are added to the prompt."""
         opening, wait_s = await self._asking.lease(self._setting.messages, self._left_s())
         self._account.wait_s += wait_s
         if opening:
@@ -177,7 +177,7 @@ class Conversation:
     # --- turns --------------------------------------------------------------------------------------------------------
 
     async def _talk(self) -> str:
-        """Turn after turn. Returns why the conversation ended, as a finish reason."""
+        """Take turns until the conversation ends. Returns why it ended, as a finish reason."""
         account, limit = self._account, self._setting.max_steps
         while True:
             spoken = await self._speak()
@@ -231,15 +231,15 @@ class Conversation:
         return raw, codec.decode(token_ids), said.finish_reason
 
     def _seed(self, turn: int) -> int:
-        """Depends on nothing but the prompt's seed, the conversation and the turn, so that a conversation that is begun again
-        says the same."""
+        """The seed of a turn. It depends only on the prompt's seed, the conversation and the turn, so that a conversation that
+        begins again says the same."""
         return random.Random(f"{self._ctx.seed} {self._number} {turn}").getrandbits(62)
 
     def _num_response_tokens(self) -> int:
         return sum(len(sample.response_ids) for sample in self._samples) + self._ledger.num_response_tokens
 
     async def _answer(self, turn: Turn, texts: Sequence[Participant], num_left: int) -> Observation:
-        """What tools and environments say to a turn. Of more calls than there may be, the first are answered."""
+        """The answers of tools and environments to a turn. Only the first `num_left` calls are answered."""
         answers: list[Observation] = []
         for call in turn.calls[:num_left]:
             answers.append(await self._answer_call(call, turn))
@@ -283,7 +283,7 @@ class Conversation:
     # --- tokens -------------------------------------------------------------------------------------------------------
 
     def _insert(self, messages: Sequence[Message]) -> bool:
-        """Add what was answered, and the beginning of the model's next turn. Returns whether there is room for a next turn."""
+        """Add the answers and the beginning of the model's next turn. Returns whether there is room for the next turn."""
         setting, codec = self._setting, self._ctx.codec
         left = setting.sampling.max_tokens - self._num_response_tokens()
         left = min(left, self._longest - len(self._ledger.token_ids))
@@ -307,7 +307,7 @@ class Conversation:
         return len(token_ids) < left
 
     def _continue_own_turn(self, text: str) -> None:
-        """The answer stands in the model's own turn, also where the conversation is rendered anew."""
+        """Append an answer to the model's own turn, so that it stays part of this turn if the conversation is rendered again."""
         self._messages[-1] = {**self._messages[-1], "content": self._messages[-1]["content"] + text}
 
     def _shortened(self, messages: Sequence[Message], num_tokens: int) -> list[Message]:
@@ -320,8 +320,8 @@ class Conversation:
         return shorter
 
     def _branch(self, messages: Sequence[Message]) -> bool:
-        """Go on in a new sample, whose prompt is rendered anew because the template changes what was said. Without room for it
-        the conversation ends in the sample that it is in."""
+        """Continue in a new sample, whose prompt is rendered again as a whole because the template changes earlier turns. If
+        there is no room for it, the conversation ends in the current sample."""
         self._messages += messages
         prompt_ids = self._render()
         if len(prompt_ids) >= self._longest or self._num_response_tokens() >= self._setting.sampling.max_tokens:
@@ -333,7 +333,7 @@ class Conversation:
         return True
 
     def _render(self) -> list[int]:
-        """The prompt for all messages so far. What the policy said may hold control tokens, and nobody else's words."""
+        """The prompt for all messages so far. Only the policy's own messages may contain control tokens."""
         codec = self._ctx.codec
         shown = [message if message["role"] == "assistant" else codec.hidden(message) for message in self._messages]
         try:

@@ -1,7 +1,8 @@
-"""What a conversation asks of its environments. `environment_server.py` is the engine's side.
+"""A conversation's side of its environments. `environment_server.py` is the engine's side.
 
-A conversation gets all environments that it keeps at once, before anything is said, and has a tool without a state for each call
-alone, so it keeps nothing while its model speaks but what has a state. `environments/slots.py` says why.
+Before its first turn, a conversation gets all environments with a state at once, and keeps them to its end. It gets a tool
+without a state only for the duration of one call. While its model speaks, a conversation therefore keeps only environments with a
+state; `environments/slots.py` says why.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,11 +16,11 @@ from open_instruct.workflows.base import Context
 from open_instruct.workflows.conversations.options import ConversationOptions
 
 ENVIRONMENT = "environment"
-"""The tool of the context through which all environments are reached."""
+"""Name of the context's tool through which a conversation reaches all environments."""
 SLACK_S = 10.0
-"""Beside an environment's own deadline: the time in which the pool notices and kills it."""
+"""Time, in addition to an environment's own deadline, in which the pool notices that the deadline has passed and kills it."""
 FINISH_SLACK_S = CLOSE_S + SLACK_S
-"""The same where the environment may also be closed. One that closes slowly has its reward all the same."""
+"""As `SLACK_S`, for calls that may also close the environment. An environment that closes slowly keeps its reward."""
 
 
 @dataclass(frozen=True)
@@ -29,35 +30,35 @@ class Participant:
     spec: EnvironmentSpec
     schemas: Sequence[Schema]
     own_names: Mapping[str, str]
-    """By the name under which the model calls a function: the name that the tool itself has for it."""
+    """Maps the name under which the model calls a function to the name that the tool itself uses."""
     takes_text: bool = False
     task: Mapping[str, Any] | None = None
-    """What the row says of it; None for a tool without a state."""
+    """What the row says about the environment; None for a tool without a state."""
 
     @property
     def is_kept(self) -> bool:
-        """Whether the conversation keeps it from beginning to end. A tool without a state has a process for each call alone."""
+        """Whether the conversation keeps it to its end. A tool without a state has a process only during each call."""
         return self.task is not None
 
 
 @dataclass(frozen=True)
 class Said:
-    """What an environment has answered to a turn."""
+    """The answer of an environment to a turn."""
 
     observation: Observation
     seconds: float
     wait_s: float
-    """Seconds before that, until there was a place in the pool."""
+    """Seconds that the call waited for a place in the pool. They are not part of `seconds`."""
     was_restored: bool
-    """Whether its process had failed, and a fresh one went on from the last state."""
+    """Whether the environment's process had failed, and a fresh process continued from the last state."""
 
 
 class EnvironmentClient:
     """The environments of one attempt at a conversation.
 
     Args:
-        number: of the conversation among those about its prompt.
-        key: tells the attempt from all others on the engine.
+        number: number of the conversation among the conversations about its prompt.
+        key: unique name of the attempt on this engine.
     """
 
     def __init__(
@@ -70,12 +71,12 @@ class EnvironmentClient:
         self.leased: list[Participant] = []
 
     async def lease(self, messages: Sequence[Message], left_s: float) -> tuple[list[Message], float]:
-        """Make and reset all environments that are kept. Returns what they say first, and the seconds until they had places.
+        """Make and reset all kept environments. Returns their opening messages, and the seconds that they waited for places.
 
         Args:
-            messages: of the row.
-            left_s: seconds that the conversation may still take. A place may come late; the environments' own deadlines are the
-                engine's business.
+            messages: messages of the row.
+            left_s: seconds that the conversation may still take, and so may wait for places. The engine enforces the
+                environments' own deadlines.
         """
         if not self._kept:
             return [], 0.0
@@ -100,7 +101,7 @@ class EnvironmentClient:
         request = {"turn": turn_to_json(turn), "limit_s": limit_s}
         if participant.is_kept:
             request |= {"do": "step", "key": self._key_of(participant)}
-            timeout_s = 2 * (limit_s + reset_s) + SLACK_S  # to restore one, it is made, loaded and asked again
+            timeout_s = 2 * (limit_s + reset_s) + SLACK_S  # to restore it, it is made, loaded and asked again
         else:
             request |= {"do": "call", "spec": asdict(participant.spec), "keeps_others": bool(self.leased)}
             timeout_s = left_s + reset_s + limit_s + FINISH_SLACK_S
@@ -109,7 +110,7 @@ class EnvironmentClient:
         return Said(observation, answer["seconds"], answer["wait_s"], answer["was_restored"])
 
     async def finish(self, participant: Participant) -> Ending:
-        """The end of one that is leased."""
+        """End a leased environment, and return its last reward and metrics."""
         self.leased.remove(participant)
         request = {"do": "finish", "key": self._key_of(participant)}
         timeout_s = self._options.environment_step_timeout_s + FINISH_SLACK_S
@@ -117,7 +118,7 @@ class EnvironmentClient:
         return ending_from_json(answer["ending"])
 
     async def release(self) -> None:
-        """Give those up that are still leased."""
+        """Give up all environments that are still leased."""
         while self.leased:
             participant = self.leased.pop(0)
             request = {"do": "release", "key": self._key_of(participant)}

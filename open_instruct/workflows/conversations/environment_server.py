@@ -1,10 +1,10 @@
-"""What conversations ask of environments, on the engine's side: requests and answers are plain values.
+"""The engine's side of the environments of conversations. Requests and answers are plain values.
 
 lease     all environments of a conversation at once, made and reset     the conversation keeps them
-step      one environment answers a turn                                 after a failure it may go on in a fresh process
+step      one environment answers a turn                                 after a failure a fresh process may continue
 finish    one environment's last reward; its process ends
 release   the conversation is given up, and the process is killed
-call      a tool without a state answers                                 it has a process for this call alone
+call      a tool without a state answers                                 it has a process only for this call
 """
 
 import logging
@@ -31,7 +31,7 @@ class EnvironmentServer:
     """The environments of all conversations on one engine.
 
     Args:
-        tools: of the run; their code is loaded first.
+        tools: the tools of the run, whose code is loaded first.
     """
 
     def __init__(self, options: ConversationOptions, tools: Sequence[OfferedTool]) -> None:
@@ -45,7 +45,7 @@ class EnvironmentServer:
         self._reset_s = options.environment_reset_timeout_s
         self._step_s = options.environment_step_timeout_s
         self._leases: dict[str, Lease] = {}
-        """Environments of conversations, by their keys."""
+        """Leased environments of conversations, by key."""
         self._num_failures = 0
 
     async def serve(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -83,7 +83,7 @@ class EnvironmentServer:
     async def _reset(self, lease: Lease, task: Mapping[str, Any], seed: int) -> Any:
         try:
             return await lease.reset(task, seed, self._reset_s)
-        except ToolError as error:  # no model has asked for anything yet
+        except ToolError as error:  # cannot be the model's fault, because the model has not spoken yet
             raise EnvironmentFailed(f"{lease.spec.name}: reset: {error}") from error
 
     async def _step(self, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -98,7 +98,7 @@ class EnvironmentServer:
     async def _step_after_restoring(
         self, request: Mapping[str, Any], turn: Turn, error: EnvironmentFailed
     ) -> Observation:
-        """The answer to a turn from a fresh process that goes on from the state before it; raises `error` if there is none."""
+        """Answer a turn in a fresh process that continues from the state before the turn. Raises `error` if there is no state."""
         failed = self._leases[request["key"]]
         if failed.state is None:
             raise error
@@ -114,7 +114,7 @@ class EnvironmentServer:
             await self._pool.give_back(lease)
 
     async def _release(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """The conversation is given up, and nobody knows what state the environment is in."""
+        """Give an environment up. Its process is killed, because the environment may be in any state."""
         lease = self._leases.pop(request["key"], None)
         if lease is not None:
             self._pool.forget(lease)
@@ -136,7 +136,7 @@ class EnvironmentServer:
 
 
 async def _answer(lease: Lease, turn: Turn, limit_s: float) -> Observation:
-    """What the environment answers. Where the model is at fault, it is told so."""
+    """The environment's answer. If the model is at fault, the answer says so."""
     try:
         return await lease.step(turn, limit_s)
     except ToolError as error:

@@ -1,4 +1,4 @@
-"""The tokens of a conversation, with who wrote them. What was sampled is never changed.
+"""The tokens of a conversation, and who wrote each of them. Sampled tokens never change.
 
 prompt   | policy        | template and tool | policy            ids are only ever added at the end
          | log-probs     |                   | log-probs
@@ -25,9 +25,9 @@ class Span:
     token_ids: np.ndarray  # (S,) int32
     logprobs: np.ndarray  # (S,) float32, as sampled; 0 where the policy did not sample
     version_spans: list[tuple[int, int]]
-    """As in `Completion`. Tokens that the policy did not sample have the version of the policy's token before them."""
+    """As in `Completion`. Tokens that the policy did not sample get the version of the policy's last token before them."""
     kv_age: int | None = None
-    """As in `Completion`; None where the policy did not sample."""
+    """As in `Completion`; None if the policy did not sample the span."""
 
     @property
     def is_sampled(self) -> bool:
@@ -35,14 +35,14 @@ class Span:
 
 
 class Ledger:
-    """The tokens of one sample, from its prompt on."""
+    """The tokens of one sample: its prompt, and all spans after the prompt."""
 
     def __init__(self, prompt_ids: "np.ndarray | Sequence[int]") -> None:
         self.prompt_ids = np.asarray(prompt_ids, np.int32)  # (Q,)
         self.spans: list[Span] = []
 
     def sampled(self, completion: Completion) -> None:
-        """The policy has spoken."""
+        """Add what the policy has sampled."""
         if len(completion.token_ids):
             spans = list(completion.version_spans)
             self.spans.append(
@@ -50,7 +50,7 @@ class Ledger:
             )
 
     def inserted(self, token_ids: Sequence[int]) -> None:
-        """Somebody else has spoken. Inserted tokens are never trained on, and follow a token of the policy."""
+        """Add tokens that the policy did not sample. They are never trained on, and always follow a token of the policy."""
         assert self.spans, "the policy speaks first"
         if len(token_ids):
             ids = np.asarray(token_ids, np.int32)
@@ -59,7 +59,7 @@ class Ledger:
 
     @property
     def token_ids(self) -> np.ndarray:
-        """(Q + R,) int32: prompt and response, as the engine gets them for the next turn."""
+        """(Q + R,) int32: prompt and response, as they are sent to the engine for the next turn."""
         return np.concatenate([self.prompt_ids, *(span.token_ids for span in self.spans)])
 
     @property
@@ -71,7 +71,7 @@ class Ledger:
         return sum(len(span.token_ids) for span in self.spans if span.is_sampled)
 
     def sample(self, *, finish_reason: str, goes_on: bool = False, environment_reward: float | None = None) -> Sample:
-        """The conversation as a sample: the response is all that follows the prompt, and the policy's tokens are trained on."""
+        """The conversation as a sample. All tokens after the prompt are the response; only the policy's tokens are trained on."""
         begins, answer_start = 0, 0
         for span in self.spans:
             if span.is_sampled:

@@ -1,4 +1,4 @@
-"""What the conversations of a step cost and came to."""
+"""Metrics of the conversations of a training step: their costs and results."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -8,7 +8,7 @@ from open_instruct.data_types import GenerationResult
 
 
 def conversation_metrics(results: Sequence[GenerationResult]) -> dict[str, Any]:
-    """Means over all conversations. `tools/…` and `env/…` are under open-instruct's names."""
+    """Means over all conversations. `tools/…` and `env/…` have open-instruct's names."""
     accounts: list[Mapping[str, Any]] = [account for result in results for account in result.notes or ()]
     if not accounts:
         return {}

@@ -1,7 +1,7 @@
-"""Calls of tools in what a model has said (`--tool_parser_type`).
+"""Finds tool calls in what a model has said (`--tool_parser_type`).
 
 `legacy` and `dr_tulu` are open-instruct's own forms: a call is a tag, and the answer is written into the model's own turn.
-`vllm_<name>` is any parser of vLLM, and the answer is a message of its own, as the chat template has it.
+`vllm_<name>` is any parser of vLLM: the answer is a message of its own, in the form of the chat template.
 """
 
 import json
@@ -15,13 +15,13 @@ from open_instruct.workflows.base import CallParser
 
 VLLM = "vllm_"
 OWN_TURN = ("legacy", "dr_tulu")
-"""The forms whose answers stand in the model's own turn."""
+"""The forms whose answers are written into the model's own turn."""
 DEEPEST = 64
-"""Most levels of lists and objects in the arguments of a call. Others walk through them, and Python's stack has an end."""
+"""Most nested levels of lists and objects in a call's arguments, because later code walks them and Python's stack is limited."""
 NO_PARAMETER = "text"
-"""What an argument is called where the tool names no parameter, or is not known."""
+"""Name of the argument if the tool names no parameter, or is not known."""
 VllmParsers = Callable[[str, Sequence[Schema]], CallParser]
-"""Makes a parser of vLLM from its name and the tools."""
+"""Makes one of vLLM's parsers from the parser's name and the tools."""
 
 
 class ToolParser(ABC):
@@ -30,20 +30,20 @@ class ToolParser(ABC):
     in_own_turn: ClassVar[bool] = False
     """Whether answers are written into the model's own turn, which then goes on."""
     stop: Sequence[str] = ()
-    """Strings behind which the model waits for an answer."""
+    """Strings after which the model stops and waits for an answer."""
 
     @abstractmethod
     def calls(self, text: str) -> list[ToolCall]:
-        """The calls in a turn, in order. `text` holds special tokens, but for the one that ended the turn."""
+        """The calls in a turn, in order. `text` includes special tokens, except the one that ended the turn."""
 
     def answer_text(self, messages: Sequence[Message]) -> str:
-        """What is written into the model's own turn."""
+        """The text of the answers, which is written into the model's own turn."""
         raise NotImplementedError
 
 
 class LegacyParser(ToolParser):
-    """`<search>query</search>`: the text between the tags of a tool is the first parameter that the tool needs, as a number or
-    whatever else its schema says it is. A tool without parameters gets none."""
+    """`<search>query</search>`: the text between a tool's tags is the first parameter that the tool needs, converted to the type
+    in the tool's schema, such as a number. A tool without parameters gets no argument."""
 
     in_own_turn = True
     output = "output"
@@ -82,8 +82,8 @@ class DrTuluParser(LegacyParser):
 
 
 class VllmToolParser(ToolParser):
-    """One of vLLM's parsers. Arguments that are no JSON object, or have too many levels, are given as the tool's first parameter,
-    and the tool says what it thinks of them."""
+    """One of vLLM's parsers. Arguments that are not a JSON object, or are nested too deep, become the value of the tool's first
+    parameter, so that the tool itself can complain about them."""
 
     def __init__(self, schemas: Sequence[Schema], parse: CallParser) -> None:
         self._parse = parse
@@ -109,7 +109,7 @@ def first_parameter(described: Schema, default: str = NO_PARAMETER) -> str:
     parameters = described["function"].get("parameters") or {}
     required, properties = (
         parameters.get(name) or () for name in ("required", "properties")
-    )  # null in dumps of pydantic
+    )  # pydantic writes null for an absent list
     return str(next(iter([*required, *properties]), default))
 
 
@@ -120,11 +120,11 @@ _KINDS: dict[str, type | tuple[type, ...]] = {
     "array": list,
     "object": dict,
 }
-"""JSON schema's names for what is not written as text."""
+"""JSON schema's names for types that are not written as text."""
 
 
 def _kind_of_first(described: Schema) -> str | None:
-    """What the first parameter that a tool needs is, as JSON schema names it; None where it may be several things."""
+    """JSON schema type of the first parameter that a tool needs; None if the parameter may have several types."""
     properties = (described["function"].get("parameters") or {}).get("properties") or {}
     schema = properties.get(first_parameter(described)) or {}
     kinds = {str(choice.get("type")) for choice in schema.get("anyOf") or [schema]} - {"null"}
@@ -132,8 +132,8 @@ def _kind_of_first(described: Schema) -> str | None:
 
 
 def _as_kind(text: str, kind: str | None) -> Any:
-    """The text of a call as the tool wants it: 12 for `12` where it wants an integer. What cannot be read so stays text, and the
-    tool says what it thinks of it."""
+    """The text of a call in the type that the tool expects: the integer 12 for the text `12`. A text that cannot be converted
+    stays text, so that the tool itself can complain about it."""
     if kind not in _KINDS:
         return text
     try:
@@ -145,7 +145,7 @@ def _as_kind(text: str, kind: str | None) -> Any:
 
 
 def _is_deep(value: Any, levels: int) -> bool:
-    """Whether lists and objects are within each other on more than so many levels."""
+    """Whether lists and objects are nested more than `levels` deep."""
     if not isinstance(value, dict | list):
         return False
     inside = value.values() if isinstance(value, dict) else value

@@ -1,4 +1,4 @@
-"""The workflow `conversation`: every prompt is answered in G conversations, with tools and environments that the row or the run
+"""The workflow `conversation`: every prompt leads to G conversations, with the tools and environments that the row or the run
 names."""
 
 import asyncio
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 @WORKFLOWS.register(CONVERSATION, options=ConversationOptions)
 class Conversations(Workflow):
-    """G conversations about each prompt, side by side."""
+    """Holds G conversations about each prompt in parallel."""
 
     prompts_are_of_the_data = False
     length_options = ("per_turn_max_tokens",)
@@ -62,7 +62,7 @@ class Conversations(Workflow):
 
     @classmethod
     def lengths(cls, args: "GRPOConfig") -> Lengths:
-        """Where the template changes earlier turns, a later sample's prompt holds most of the conversation."""
+        """If the template changes earlier turns, the prompt of a later sample holds most of the conversation."""
         lengths = super().lengths(args)
         num_samples = args.num_samples_per_prompt_rollout * (args.max_steps + 1)
         return replace(lengths, prompt=lengths.trained, samples=num_samples)
@@ -136,7 +136,7 @@ class Conversations(Workflow):
         of_row = {entry["env_name"]: _own_settings(entry) for entry in facts.get("environments") or ()}
         tools = tools_of_row(self._tools, facts.get("tools"))
         known = {name for tool in self._tools for name in (tool.spec.name, tool.spec.target)}
-        chosen = {tool.spec.name for tool in tools}  # perhaps with some of its functions alone
+        chosen = {tool.spec.name for tool in tools}  # a tool may be offered with only some of its functions
         tools += [tool for tool in self._tools if _row_names(of_row, tool.spec) and tool.spec.name not in chosen]
         for name in of_row:
             if name not in known:
@@ -164,7 +164,7 @@ class Conversations(Workflow):
 
 
 def _own_settings(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """What a row says of an environment, without what is meant for the conversation."""
+    """A row's settings for an environment, without the settings that are meant for the conversation."""
     return {key: value for key, value in entry.items() if key not in ("env_name", "is_text_env")}
 
 
@@ -173,13 +173,13 @@ def _row_names(of_row: Mapping[str, Any], spec: EnvironmentSpec) -> bool:
 
 
 def facts_of_row(columns: Mapping[str, Any], tools: Sequence[OfferedTool]) -> dict[str, Any]:
-    """What the columns `tools` and `env_config` of a row say, checked.
+    """The checked content of the columns `tools` and `env_config` of a row.
 
     `env_config` is an object with `env_name` and arguments of its reset; a list of such objects; or `{"env_configs": […],
-    "max_steps"}`. `tools` lists names of tools; without it, the row may use all.
+    "max_steps"}`. `tools` lists names of tools; a row without this column may use all tools.
 
     Raises:
-        ValueError: for the first thing that is wrong.
+        ValueError: something is wrong; the message names the first mistake.
     """
     facts: dict[str, Any] = {}
     active = columns.get("tools")
@@ -204,8 +204,8 @@ def facts_of_row(columns: Mapping[str, Any], tools: Sequence[OfferedTool]) -> di
 
 
 def check_places(participants: Sequence[Participant], options: ConversationOptions) -> None:
-    """Raises `ValueError` if a conversation could never begin, because it keeps more environments than there may be processes.
-    Beside them its tools need one more: with `--tools calculator` and an `env_config` of two games, three."""
+    """Raises `ValueError` if a conversation could never begin because it needs more processes than there may be: one for each
+    environment that it keeps, and one for all its tools. `--tools calculator` with an `env_config` of two games needs three."""
     kept = [one.spec.name for one in participants if one.is_kept]
     has_tools = len(participants) > len(kept)
     num_needed = len(kept) + has_tools
@@ -231,7 +231,7 @@ def _entries(config: Any) -> tuple[list[Any], Any]:
 
 
 def _needed_settings(cls: type[Environment]) -> list[str]:
-    """Arguments without which an environment cannot be made. Those of a row come later, with its reset."""
+    """Constructor arguments that an environment needs. A row cannot supply them, because its arguments come with the reset."""
     taken = inspect.signature(cls).parameters.values()
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     return [one.name for one in taken if one.default is one.empty and one.kind in kinds]

@@ -1,8 +1,8 @@
 """What a training run asks of the reasoning cache, prompt by prompt: which states to sample at, and where to begin. Pure.
 
-A rollout need not begin at the beginning, because states that earlier rollouts reached wait in a buffer. A rollout that begins at
-such a state is spared the turns up to it. Example: for the drawn states 2 and 3, a buffered state 1 spares the first cycle. The
-buffer is bounded, holds no state older than allowed, and gives each state once.
+A rollout need not begin at the beginning, because a buffer keeps states that earlier rollouts reached. A rollout that begins at
+such a state skips the turns before it. Example: if states 2 and 3 are drawn, a buffered state 1 saves the first cycle. The buffer
+is bounded, holds no state older than allowed, and returns each state once.
 """
 
 from collections import Counter, OrderedDict, defaultdict
@@ -17,11 +17,11 @@ from open_instruct.workflows.rc.types import RCPlan, ReachedState
 
 @dataclass(frozen=True)
 class PlanOptions:
-    """The options of a run that decide what its prompts ask for."""
+    """The options of a run from which the plans of its prompts are made."""
 
     num_cycles: int
     states_per_problem: int
-    """0: the turns themselves are trained on."""
+    """States to sample at for each problem; 0: the trajectory's own turns are trained on."""
     num_summaries: int
     """As in `RCPlan`."""
     eval_num_cycles: int
@@ -33,7 +33,7 @@ class PlanOptions:
 
 
 class StateBuffer:
-    """Reached states by row of the dataset, oldest first."""
+    """Reached states by dataset row, oldest first."""
 
     def __init__(self, size: int, per_problem: int, max_age: int | None) -> None:
         self._size = size
@@ -52,7 +52,7 @@ class StateBuffer:
         return len(self._rows)
 
     def add(self, row: int, state: ReachedState) -> None:
-        """Add a state. The oldest states are dropped where there is no room, for this problem or in all."""
+        """Add a state. If the room for this problem or the whole buffer is full, the oldest states are dropped."""
         if self._size == 0:
             return
         if len(self._states[row]) == self._per_problem:
@@ -64,7 +64,7 @@ class StateBuffer:
             self._drop(next(iter(self._rows)))
 
     def take(self, row: int, *, at_most: int, version: int) -> ReachedState | None:
-        """The state with the highest number up to `at_most`, and of several the newest. It leaves the buffer."""
+        """Remove and return the state with the highest number up to `at_most`; if several have this number, the newest."""
         self._drop_aged(row, version)
         fitting = [(state.number, arrival) for arrival, state in self._of(row).items() if state.number <= at_most]
         if not fitting:
@@ -103,13 +103,13 @@ class StateBuffer:
 
 
 class RCPlanner:
-    """Makes the plans of a run. It remembers the plans that are out, so that a prompt that is issued again gets the same plan."""
+    """Makes the plans of a run. It remembers the plans of open prompts, so a prompt that is issued again gets the same plan."""
 
     def __init__(self, options: PlanOptions) -> None:
         self._options = options
         self._buffer = StateBuffer(options.buffer_size, options.buffer_states_per_problem, options.max_state_age)
         self._out: dict[str, tuple[int, RCPlan]] = {}
-        """By prompt id: row and plan."""
+        """Row and plan of each open prompt, by prompt id."""
         self._ages: list[int] = []
         """Ages of the buffered states that rollouts began at since the last call of `metrics`."""
 
@@ -126,7 +126,7 @@ class RCPlanner:
         drawn = np.random.default_rng(seed).permutation(options.num_cycles)[: options.states_per_problem]
         states = tuple(sorted(drawn.tolist()))
         later = [state for state in states if state > 0]
-        # With trained summaries a rollout samples the summaries that lead to each drawn state, so it begins before the first.
+        # If summaries are trained, a rollout samples the summaries that lead to each drawn state, so it begins before the first.
         at_most = later[0] - (1 if options.num_summaries else 0) if later else 0
         start = self._buffer.take(row, at_most=at_most, version=version)
         if start is not None:
@@ -138,8 +138,8 @@ class RCPlanner:
         return RCPlan(problem, num_cycles=self._options.eval_num_cycles)
 
     def arrived(self, prompt_id: str, states: tuple[ReachedState, ...]) -> None:
-        """A training prompt is back. Later rollouts can begin at the states that it reached, except at the last, where
-        nothing is trained."""
+        """Called when the result of a training prompt has arrived. Later rollouts can begin at the states that it reached, except
+        at the last state, where nothing is trained."""
         row, _ = self._out.pop(prompt_id, (None, None))
         if row is None or not self._options.states_per_problem:
             return
@@ -148,7 +148,7 @@ class RCPlanner:
                 self._buffer.add(row, state)
 
     def dropped(self, prompt_id: str) -> None:
-        """The engines failed on a training prompt for the last time. The state that its rollout began at is lost too."""
+        """Called when a training prompt has failed for the last time. The state at which its rollout began is lost as well."""
         self._out.pop(prompt_id, None)
 
     def metrics(self) -> dict[str, float]:
@@ -167,7 +167,7 @@ class RCPlanner:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """The buffer and the plans that are out, as plain values."""
+        """The buffer and the plans of open prompts, as plain values."""
         out = {prompt_id: {"row": row, "plan": asdict(plan)} for prompt_id, (row, plan) in self._out.items()}
         return {"buffer": self._buffer.state_dict(), "out": out}
 

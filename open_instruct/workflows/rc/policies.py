@@ -1,7 +1,7 @@
 """Rollout policies of reasoning-cache rollouts: how a finished turn becomes a training sample.
 
-`actor.solution_rollout_policy` and `actor.summarization_rollout_policy` each name a policy by dotted path. A policy of the user's
-has the signature of `turns.RolloutPolicy`.
+`actor.solution_rollout_policy` and `actor.summarization_rollout_policy` each name a policy by dotted path. A user's own policy
+must have the signature of `turns.RolloutPolicy`.
 """
 
 import numpy as np
@@ -11,7 +11,7 @@ from open_instruct.workflows.rc.types import REASONING, TrainingText
 
 
 async def generate_math_rollout(turn: FinishedTurn, score: Score) -> TrainingText:
-    """The problem's verifier rewards a reasoning turn for its answer. A summary has no reward, whatever it says."""
+    """A reasoning turn gets the verifier's score of its answer as reward. A summary gets no reward."""
     reward: float | None = None
     metadata: dict[str, object] = {}
     if turn.turn_type == REASONING:
@@ -23,7 +23,7 @@ async def generate_math_rollout(turn: FinishedTurn, score: Score) -> TrainingTex
 
 
 def to_training_text(turn: FinishedTurn, reward: float | None, metadata: dict[str, object]) -> TrainingText:
-    """The turn as a sample with this reward. `InferenceProblemState` adds to `metadata` what it knows."""
+    """The turn as a sample with this reward. `InferenceProblemState` completes its `metadata`."""
     return TrainingText(
         text=turn.text,
         prompt_ids=np.asarray(turn.request.prompt_ids, np.int32),

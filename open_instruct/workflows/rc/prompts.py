@@ -39,9 +39,9 @@ _BRACES = re.compile(r"\{\{(?P<literal>\w*)\}\}|(?P<command>\\[A-Za-z]+)?\{(?P<n
 
 
 def fill_template(template: str, values: Mapping[str, str]) -> str:
-    """`template` with each `{name}` of `values` replaced, in one pass, so braces in a value mean nothing.
+    """`template` with each `{name}` of `values` replaced in one pass, so braces inside a value have no special meaning.
 
-    `{{name}}` stands for `{name}`; all other braces, and braces right after a LaTeX command, stand for themselves.
+    `{{name}}` gives `{name}`. All other braces, and braces right after a LaTeX command, stay as they are.
     """
 
     def replace(match: re.Match[str]) -> str:
@@ -61,7 +61,7 @@ def read_template(template: str) -> str:
 
 
 def required_of_summaries(style: str) -> tuple[str, ...]:
-    """Fields that a summarization template needs. A summary that replaces the summary before has to see that summary."""
+    """Fields that a summarization template needs. If a summary replaces the previous one, its prompt must contain that one."""
     return ("reasoning",) if style == "append" else ("existing_summary", "reasoning")
 
 
@@ -82,12 +82,12 @@ def template_mistakes(template: str, *, known: Collection[str], required: Collec
 
 
 def thoughts_of(raw: str) -> str:
-    """What was thought: the text up to the first closing tag, or the whole text if there is no closing tag."""
+    """The thoughts: the text up to the first closing tag, or the whole text if there is no closing tag."""
     return _without_tags(raw.partition(END_THINK)[0])
 
 
 def answer_of(raw: str) -> str:
-    """What is said after the last thought; empty inside a thought that was never closed."""
+    """The text after the last thought; empty if a thought was never closed."""
     if THINK not in raw and END_THINK not in raw:
         return raw
     spoken = raw.rpartition(END_THINK)[2]
@@ -106,12 +106,12 @@ def reasoning_for_summary(raw: str, part: ReasoningPart) -> str:
 
 
 def with_opening_tag(raw: str) -> str:
-    """A raw output whose prompt opened the thought, with the opening tag put before it if it is missing."""
+    """A raw output that begins with the opening think tag. If the tag stood in the prompt instead, it is added here."""
     return raw if raw.lstrip().startswith(THINK) else THINK + raw
 
 
 def summary_of(raw: str) -> str:
-    """A summary without the thoughts that led to it."""
+    """The summary in a raw output, without the thoughts before it."""
     return answer_of(raw).strip()
 
 

@@ -1,7 +1,7 @@
-"""Rewards of reasoning-cache rollouts, and the numbers that describe them. Pure.
+"""Rewards and metrics of reasoning-cache rollouts. Pure.
 
-A rollout holds the samples of one prompt: reasoning turns, which verifiers score by their answers, and with `--rc_summary_reward`
-summaries. Each turn is compared with its own group alone (`Sample.group`).
+A rollout holds the samples of one prompt: reasoning turns, which verifiers score by their answers, and, with
+`--rc_summary_reward`, summaries. Each turn is compared only with its own group (`Sample.group`).
 """
 
 from collections import defaultdict
@@ -17,14 +17,14 @@ from open_instruct.workflows.rc.types import SUMMARIZATION, SummaryReward
 
 
 def answer_to_judge(text: str, *, opens_think: bool) -> str:
-    """What was said after the thoughts; empty if a thought was never closed."""
+    """The text after the thoughts; empty if a thought was never closed."""
     return answer_of(with_opening_tag(text) if opens_think else text)
 
 
 def rewards_of_turns(
     samples: Sequence[Sample], scores: Sequence[float | None], summary_reward: SummaryReward
 ) -> list[float | None]:
-    """The reward of each turn: for a reasoning turn its verifier's score, for a summary by `summary_reward`. None: not scored.
+    """The reward of each turn: the verifier's score for a reasoning turn, `summary_reward` for a summary. None: not scored.
 
     Args:
         scores: the score of each sample; None for a summary.
@@ -44,8 +44,8 @@ def rollout_metrics(rollouts: Sequence[ScoredGroup], parts: Sequence[ScoredGroup
     """`rc/…` metrics of a training step: score and length by turn, and the tokens that were spent on the way to the samples.
 
     Args:
-        rollouts: whole results.
-        parts: the same results, divided by `split`.
+        rollouts: complete results, one for each prompt.
+        parts: the same results, divided into groups by `split`.
     """
     metrics: dict[str, float] = {
         "rc/states_reached": fmean([len(rollout.result.notes) for rollout in rollouts]),
@@ -68,8 +68,8 @@ def rollout_metrics(rollouts: Sequence[ScoredGroup], parts: Sequence[ScoredGroup
 
 
 def last_turns(rollouts: Sequence[ScoredGroup]) -> list[ScoredGroup]:
-    """The last reasoning turn of each evaluated trajectory, which an evaluation reports as its answers. A trajectory that was
-    given up has no turns and is returned as it is."""
+    """The last reasoning turn of each evaluated trajectory, which an evaluation reports as the answer. A trajectory that was
+    given up has no turns and is returned unchanged."""
     return [
         max(split(rollout), key=lambda part: part.first.number) if rollout.samples else rollout for rollout in rollouts
     ]
@@ -80,9 +80,9 @@ def evaluation_metrics(rollouts: Sequence[ScoredGroup]) -> dict[str, float]:
     share of trajectories that are right in any cycle, the share of turns that reached the token limit, and the tokens that a
     trajectory spends on its problem, those of summaries included.
 
-    A problem has `--eval_pass_at_k` trajectories, and each counts on its own: of two, one of which is right in some cycle, 0.5
-    are. Trajectories that were given up are right in no cycle, and their tokens are not known. Problems of which a turn was not
-    scored are left out of the share that is right in any cycle.
+    A problem has `--eval_pass_at_k` trajectories, and each counts on its own: if one of two trajectories is right in some cycle,
+    the share is 0.5. A trajectory that was given up is right in no cycle, and its tokens are not known. A problem with a turn
+    that was not scored is left out of the share that is right in any cycle.
     """
     finished = [rollout for rollout in rollouts if rollout.samples]
     if not finished:
@@ -117,9 +117,9 @@ def evaluation_metrics(rollouts: Sequence[ScoredGroup]) -> dict[str, float]:
 
 
 def _scores_by_trajectory(rollout: ScoredGroup) -> np.ndarray | None:
-    """(cycles, trajectories): the scores of an evaluated rollout, in each of whose cycles the trajectories have one order.
+    """(cycles, trajectories): the scores of an evaluated rollout. The trajectories have the same order in every cycle.
 
-    None if a turn was not scored, because then it is not there and the others may be anybody's.
+    None if a turn was not scored: that turn is missing, so it is not known to which trajectory each other turn belongs.
     """
     by_cycle = [part.scores for part in split(rollout)]
     return np.stack(by_cycle) if len({len(scores) for scores in by_cycle}) == 1 else None

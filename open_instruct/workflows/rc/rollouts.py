@@ -1,4 +1,4 @@
-"""From a plan to samples: what the reasoning cache generates for one prompt of a training run. Pure: the engine is a function.
+"""From a plan to samples: what the reasoning cache generates for one prompt of a training run. Pure; the engine is a function.
 
     states (fresh samples at chosen states, the default)         turns (the trajectory's own)
 
@@ -8,7 +8,7 @@
     n samples      n samples                   n samples          each group: the same turn of all trajectories
     at state 0     at state 1                  at state 2         (their prompts differ, so its baseline is approximate)
 
-Every sample is a turn that `RCTurns` took, with exactly the prompt that the engine had. Sampling at chosen states follows
+Every sample is a turn that `RCTurns` took, with exactly the prompt that the engine received. Sampling at chosen states follows
 arXiv:2602.03773: one trajectory, and at each state a group whose samples share their prompt.
 """
 
@@ -26,7 +26,7 @@ from open_instruct.workflows.rc.types import REASONING, Problem, RCPlan, Reached
 from open_instruct.workflows.rc.weights import TurnWeights, turn_weight
 
 VERSION_SPANS = "version_spans"
-"""Key of a turn's metadata under which the weight versions of its tokens stand."""
+"""Key in a turn's metadata for the weight versions of its tokens."""
 
 
 @dataclass
@@ -36,7 +36,7 @@ class RCRollout:
     samples: list[Sample] = field(default_factory=list)
     states: list[ReachedState] = field(default_factory=list)
     num_tokens: int = 0
-    """Tokens of all turns that were taken, including turns on the way to the samples."""
+    """Tokens of all turns that were taken, including the turns on the way to the samples."""
 
 
 async def keep_versions(turn: FinishedTurn, score: Score) -> TrainingText:
@@ -53,16 +53,16 @@ async def roll_out(
     key: str,
     weights: TurnWeights = MappingProxyType({}),
 ) -> RCRollout:
-    """Take all turns that the plan asks for, side by side where they do not build on each other.
+    """Take all turns that the plan asks for. Turns that do not build on each other run in parallel.
 
     Args:
-        settings: how turns are made, but for the number of cycles, which is that of the plan.
-        num_samples: n, the samples per state, or the trajectories.
-        key: names the rollout; with the seed in `settings` it decides the seed of every turn.
+        settings: how turns are made. The number of cycles comes from the plan instead.
+        num_samples: n, the number of samples per state, or of trajectories.
+        key: name of the rollout. Together with the seed in `settings` it determines the seed of every turn.
         weights: weights of the samples in the loss.
 
     Raises:
-        EngineError, PromptTooLong: a turn could not be taken; the turns under way are cancelled.
+        EngineError, PromptTooLong: a turn could not be taken; the running turns are cancelled.
     """
     problem = Problem(key, plan.problem, ground_truth=None, verifier="", dataset="")
     last_cycle = max((*plan.states, plan.num_cycles - 1)) + 1
@@ -99,7 +99,7 @@ class _RolloutBuilder:
         self._tasks = tasks
         self._rollout = RCRollout()
         self._groups: dict[int, list[tuple[TrainingText, TrainingText | None]]] = {}
-        """Samples by group, each with the summary in its prompt if that summary is a sample too."""
+        """Samples by group. Each comes with the summary in its prompt, if that summary is a sample too."""
 
     def collected(self) -> RCRollout:
         """The samples in the order of their groups, once all turns are taken."""
@@ -123,7 +123,7 @@ class _RolloutBuilder:
             kind=kind,
             number=number,
             weight=turn_weight(self._weights, kind, number),
-            is_judged=kind == REASONING,  # an answer in a summary proves nothing of the summary
+            is_judged=kind == REASONING,  # a right answer in a summary does not make it a good summary
             parent=parent,
         )
 
@@ -144,8 +144,8 @@ class _RolloutBuilder:
             state = await self._summarize(state)
 
     async def _summarize(self, state: InferenceProblemState) -> InferenceProblemState:
-        """Take a summary turn and return the next state. At a chosen state samples are taken. If several summaries lead to it
-        (because summaries are trained), the trajectory goes on with the first."""
+        """Take a summary turn and return the next state. At a chosen state, samples are taken. If several summaries lead to the
+        state (because summaries are trained), the trajectory continues with the first summary."""
         is_chosen = state.reasoning_turn_number in self._plan.states
         is_trained = is_chosen and self._plan.num_summaries > 0
         ways = [state.branch(number) for number in range(self._plan.num_summaries)] if is_trained else [state]
@@ -164,7 +164,7 @@ class _RolloutBuilder:
         return len(self._groups)
 
     def _sample_at(self, state: InferenceProblemState, summary: TrainingText | None) -> None:
-        first = 1 + state.sample_id * self._num_samples  # sample 0 of each step is that of the trajectory itself
+        first = 1 + state.sample_id * self._num_samples  # sample 0 of each step is the trajectory's own
         branches = [state.branch(first + number) for number in range(self._num_samples)]
         group = self._groups.setdefault(self._next_group, [])
 
@@ -203,7 +203,7 @@ class _RolloutBuilder:
     # --- both ---------------------------------------------------------------------------------------------------------
 
     async def _take_turns(self, states: Sequence[InferenceProblemState]) -> list[TrainingText]:
-        """The next turn of each state, side by side."""
+        """Take the next turn of each state in parallel."""
         turns = [self._tasks.create_task(self._workflow.take_turn(state)) for state in states]
         return [await turn for turn in turns]
 

@@ -1,4 +1,4 @@
-"""The state of one trajectory of the reasoning cache: its turns, counters and summary. Pure; changes on success alone."""
+"""The state of one trajectory of the reasoning cache: turns, counters and summary. Pure; only a successful turn changes it."""
 
 import hashlib
 from dataclasses import dataclass, field, replace
@@ -21,7 +21,7 @@ ATTEMPT = "/attempt-"
 
 @dataclass(frozen=True)
 class RCSettings:
-    """How the turns of a trajectory are made. All token counts are those of the model's tokenizer."""
+    """How the turns of a trajectory are made. All token counts refer to the model's tokenizer."""
 
     num_reasoning_steps: int
     reasoning_prompt_template: str
@@ -38,8 +38,8 @@ class RCSettings:
     seed: int = 42
 
     def token_budget(self, cycle: int) -> int:
-        """Most tokens that are sampled up to the answer of a cycle. Cycles count from 1, and a cycle's own summary comes after
-        its answer: with 1000 reasoning and 100 summary tokens, cycle 2 has 2100."""
+        """Most tokens that are sampled up to and including the answer of a cycle, counted from 1. A cycle's own summary comes
+        after its answer: with 1000 reasoning and 100 summary tokens, the budget of cycle 2 is 2100."""
         return cycle * self.max_reasoning_tokens + (cycle - 1) * self.max_summary_tokens
 
     @property
@@ -53,7 +53,7 @@ class RCSettings:
 
 @dataclass
 class InferenceProblemState:
-    """One trajectory: a problem and what has been thought about it so far.
+    """One trajectory: a problem and all turns about it so far.
 
     After k whole cycles `overall_cycle_step` is 2k, the other counters are k, and each store holds k entries.
     """
@@ -65,7 +65,7 @@ class InferenceProblemState:
     sample_id: int = 0
     """Number of the sample among the samples of the problem in this attempt, from 0."""
     is_one_long_turn: bool = False
-    """Whether this is a control, which ends after its single reasoning turn. The turn is marked."""
+    """Whether this trajectory is a control, which ends after its single reasoning turn. The turn's metadata says so."""
 
     curr_summary: str = ""
     curr_reasoning: str = ""
@@ -93,7 +93,7 @@ class InferenceProblemState:
     def beginning_at(
         cls, state: ReachedState, problem: Problem, settings: RCSettings, *, sample_id: int = 0
     ) -> "InferenceProblemState":
-        """A trajectory that goes on from a reached state. Its stores hold its own turns alone."""
+        """A trajectory that continues from a reached state. Its stores hold only its own turns."""
         return cls(
             problem,
             settings,
@@ -105,13 +105,13 @@ class InferenceProblemState:
         )
 
     def branch(self, sample_id: int) -> "InferenceProblemState":
-        """Another trajectory that goes on from where this trajectory stands. Its stores hold its own turns alone."""
+        """Another trajectory that continues from the current state of this one. Its stores hold only its own turns."""
         stores: dict[str, Any] = {name: [] for name in self.__dataclass_fields__ if name.endswith("_store")}
         return replace(self, sample_id=sample_id, num_retries=0, num_requeues=0, **stores)
 
     @property
     def group_id(self) -> str:
-        """The same for all samples of a problem in one attempt; controls are a group of their own."""
+        """Identifies all samples of a problem in one attempt. Controls form a group of their own."""
         group = f"{self.problem.problem_id}{ATTEMPT}{self.rollout_index}"
         return f"{group}/{ONE_LONG_TURN}" if self.is_one_long_turn else group
 
@@ -135,7 +135,7 @@ class InferenceProblemState:
 
     @property
     def turn_seed(self) -> int:
-        """Seed of the next turn. It differs between turns and trajectories, and is the same whenever the run is repeated."""
+        """Seed of the next turn. It differs between turns and trajectories, and is the same if the run is repeated."""
         key = f"{self.settings.seed} {self.trajectory_id} {self.overall_cycle_step}"
         return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=4).digest()) >> 1
 
@@ -148,8 +148,8 @@ class InferenceProblemState:
     # --- prompts ------------------------------------------------------------------------------------------------------
 
     def get_filled_reasoning_prompt(self, *, curr_summary: str | None = None) -> str:
-        """The prompt of a reasoning turn: problem and summary, nothing of earlier reasoning. `curr_summary` replaces the state's
-        summary where that is too long."""
+        """The prompt of a reasoning turn: the problem and the summary, but no earlier reasoning. `curr_summary` replaces the
+        state's summary if that is too long."""
         summary = self.curr_summary if curr_summary is None else curr_summary
         return fill_template(
             self.settings.reasoning_prompt_template, {"problem": self.problem.text, "curr_summary": summary}
@@ -169,7 +169,7 @@ class InferenceProblemState:
     # --- turns that succeeded -----------------------------------------------------------------------------------------
 
     def update_reasoning(self, rollout: TrainingText, generation: Generation, reasoning: str) -> None:
-        """Take up a reasoning turn, whose metadata is complete on return. `reasoning` is its processed text."""
+        """Add a reasoning turn and complete its metadata. `reasoning` is the turn's processed text."""
         self._take_up(rollout, generation, REASONING, self.reasoning_turn_number + 1)
         self.curr_reasoning = reasoning
         self.reasoning_turn_number += 1
@@ -178,7 +178,7 @@ class InferenceProblemState:
         self.reasoning_string_complete_store.append(rollout.text)
 
     def update_summarization(self, rollout: TrainingText, generation: Generation, summary: str) -> None:
-        """Take up a summary, whose metadata is complete on return. `summary` is its processed text, "" if none is usable."""
+        """Add a summary turn and complete its metadata. `summary` is the turn's processed text, "" if it is not usable."""
         self._take_up(rollout, generation, SUMMARIZATION, self.summarization_turn_number + 1)
         is_cut = not generation.finished and self.settings.truncated_summary == "keep_previous"
         if not summary:

@@ -4,9 +4,9 @@
                              sees the problem and the   sees the problem, the summary
                              latest summary alone       so far and this reasoning
 
-So thinking can go on far beyond one context window. `RCTurns` asks for one turn at a time through `generate` and occupies nothing
-in an engine between two turns. An `InferenceProblemState` holds everything about a trajectory and changes only when a turn has
-succeeded, so `run` on a state that stopped half-way goes on with the turn that failed.
+Thinking can therefore go on far beyond one context window. `RCTurns` asks for one turn at a time through `generate` and occupies
+nothing in an engine between two turns. An `InferenceProblemState` holds everything about a trajectory and changes only when a
+turn has succeeded, so `run` on a state that stopped half-way continues with the turn that failed.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -30,7 +30,7 @@ Generate = Callable[[TurnRequest], Awaitable[Generation]]
 Score = Callable[[Problem, list[int], str], Awaitable[float]]
 """Reward in [0, 1] of a response, given as token ids and as the text to judge."""
 SHORTEST_ANSWER = 4
-"""A prompt is shortened until 1/4 of the context is left for the answer, or as much as the answer may need if that is less."""
+"""A prompt is shortened until 1/4 of the context is left for the answer, or less if the answer's token limit is lower."""
 
 
 @dataclass(frozen=True)
@@ -44,11 +44,11 @@ class FinishedTurn:
     text: str
     """The raw output."""
     answer: str
-    """What was said after the thoughts; empty if a thought was never closed."""
+    """The text after the thoughts; empty if a thought was never closed."""
 
 
 class RolloutPolicy(Protocol):
-    """Makes a training sample from a finished turn. A configuration may name it by its dotted path."""
+    """Makes a training sample from a finished turn. A configuration may name a policy by its dotted path."""
 
     async def __call__(self, turn: FinishedTurn, score: Score) -> TrainingText: ...
 
@@ -63,13 +63,13 @@ class RCTurns:
     """Rollout policies by turn type."""
     score: Score
     max_model_len: int
-    """Tokens of prompt and answer together that an engine takes."""
+    """Most tokens, prompt and answer together, that an engine accepts."""
 
     async def run(self, state: InferenceProblemState) -> list[TrainingText]:
         """Take turns until the state is done. Returns its turns in order.
 
         Raises:
-            EngineError: the engine gave no answer. The state is as it was before that turn: run it again to go on.
+            EngineError: the engine gave no answer. The state is as it was before that turn; call `run` again to continue.
             PromptTooLong: the problem alone fills the context.
         """
         while not state.is_done:
@@ -77,7 +77,7 @@ class RCTurns:
         return state.rollouts
 
     async def take_turn(self, state: InferenceProblemState) -> TrainingText:
-        """Take the next turn alone and add it to the state. Raises as `run` does."""
+        """Take only the next turn and add it to the state. Raises the same errors as `run`."""
         request, was_shortened = self._request(state)
         generation = await self.generate(request)
         state.num_retries += generation.num_retries
@@ -154,7 +154,7 @@ def _fit(build: Callable[..., list[int]], parts: list[str], room: int, codec: Ch
         return prompt_ids, False
     lengths = [len(codec.encode(part)) for part in parts]
     while len(prompt_ids) > room and any(lengths):
-        # Text that is cut in two and joined anew may have more tokens than its parts, hence the loop and the 1.
+        # Text that is cut in two and joined again may have more tokens than its parts, hence the loop and the 1.
         lengths = _leveled(lengths, sum(lengths) - max(1, len(prompt_ids) - room))
         kept = (codec.shortened(part, length) if length else "" for part, length in zip(parts, lengths, strict=True))
         prompt_ids = build(*kept)

@@ -1,6 +1,6 @@
-"""Messages of reasoning-cache (RC) rollouts: a problem, a turn's request to an engine, its answer, and what is kept.
+"""Messages of reasoning-cache (RC) rollouts: a problem, a turn's request to an engine, the answer, and what is kept of it.
 
-They travel between processes and, as lines of JSON, through the stream of results. `turns.py` makes them.
+They are sent between processes and, as lines of JSON, through the stream of results. `turns.py` makes them.
 """
 
 import json
@@ -17,7 +17,7 @@ SUMMARIZATION = "summarization"
 SummaryReward = Literal["none", "zero", "downstream_mean"]
 """How a summary is rewarded in training (`--rc_summary_reward`)."""
 CONTROL = "control"
-"""Metadata key of turns of a control, with which the cycles are compared."""
+"""Metadata key of the turns of a control. The cycles are compared with the control."""
 ONE_LONG_TURN = "one_long_turn"
 """A control: a single reasoning turn that may sample as many tokens as a whole trajectory."""
 
@@ -30,7 +30,7 @@ class Problem:
     """Unique over all data sets of a run."""
     text: str
     ground_truth: object
-    """What the verifier compares with: any JSON value."""
+    """The value with which the verifier compares an answer: any JSON value."""
     verifier: str
     """As in the `dataset` column of training data: `gsm8k`, `reasoning_gym/chain_sum`, …"""
     dataset: str
@@ -47,7 +47,7 @@ class TurnRequest:
     top_p: float
     seed: int
     turn_type: str
-    """Summaries may go to engines of their own."""
+    """`reasoning` or `summarization`; summaries may be sent to engines of their own."""
     name: str = ""
     """Name of the turn, unique within its rollout."""
 
@@ -66,13 +66,13 @@ class Generation:
     version_spans: list[tuple[int, int]] = field(default_factory=list)
     """`(weight version, number of tokens)` in order; the counts add up to the length of `token_ids`."""
     num_retries: int = 0
-    """Attempts that failed before this one."""
+    """Failed attempts before this answer."""
     exact_tokens: bool = True
-    """Whether `token_ids` are the ids that were sampled. If not, the text was tokenized again."""
+    """Whether `token_ids` are exactly the sampled ids. If not, they were made by tokenizing the text."""
 
     @property
     def finished(self) -> bool:
-        """Whether the model ended its response itself."""
+        """Whether the model itself ended its response."""
         return self.finish_reason != "length"
 
     @property
@@ -86,7 +86,7 @@ class Generation:
 
 @dataclass
 class TrainingText:
-    """One turn as a training sample. `metadata` is filled in by `InferenceProblemState` the moment the turn is taken up."""
+    """One turn as a training sample. `InferenceProblemState` fills in `metadata` when the turn is added to it."""
 
     text: str
     """The raw output, think tags included."""
@@ -98,7 +98,7 @@ class TrainingText:
     finished: bool
     """False if the turn was cut at its token limit."""
     group_id: str = ""
-    """The same for all samples of one problem in one attempt."""
+    """Identifies all samples of one problem in one attempt."""
     trajectory_id: str = ""
     problem_id: str = ""
     metadata: dict[str, Any] = field(default_factory=dict)
@@ -123,22 +123,22 @@ class TrainingText:
 
 @dataclass(frozen=True)
 class ReachedState:
-    """The state of a rollout between two cycles: all that the next reasoning turn knows besides the problem."""
+    """The state of a rollout between two cycles: everything that the next reasoning turn sees in addition to the problem."""
 
     number: int = 0
-    """Number of summaries that led to the state; 0 is the beginning."""
+    """Number of summaries that led to the state; 0 is the beginning of the rollout."""
     summary: str = ""
-    """As text, because it is put into a template."""
+    """The summary as text, because it is put into a template."""
     version: int = 0
     """Oldest version that sampled a token of the summary."""
 
 
 @dataclass(frozen=True)
 class RCPlan:
-    """What a training or evaluation prompt asks of an engine besides its sampling (`data_types.PromptRequest.task`).
+    """What a training or evaluation prompt asks of an engine in addition to its sampling (`data_types.PromptRequest.task`).
 
     With `states` the samples are fresh reasoning turns, n (`SamplingConfig`) at each state. Without `states` the samples are the
-    turns of n trajectories of `num_cycles` cycles, without the last summary, because nothing follows from it.
+    turns of n trajectories of `num_cycles` cycles, without the last summary, because no turn follows it.
     """
 
     problem: str
@@ -148,18 +148,18 @@ class RCPlan:
     """Numbers of the states to sample at."""
     num_cycles: int = 1
     num_summaries: int = 0
-    """Summaries that are samples too: this many are sampled on the way to each of `states`. Without `states`, any number above 0
-    makes the trajectories' summaries samples."""
+    """How many summaries are sampled on the way to each of `states`, as samples too. Without `states`, any number above 0 makes
+    the trajectories' summaries samples."""
 
 
 @dataclass(frozen=True)
 class RolloutResult:
-    """One trajectory on its way back: all its turns, or why it was dropped."""
+    """The result of one trajectory: all its turns, or why the trajectory was dropped."""
 
     trajectory_id: str
     rollouts: list[TrainingText]
     dropped: str = ""
-    """Reason in a word; empty if the trajectory is complete."""
+    """The reason, as one word; empty if the trajectory is complete."""
     cause: str = ""
     """The error behind the reason."""
     num_retries: int = 0
@@ -173,11 +173,11 @@ class RetryOptions:
     max_retries: int = 3
     """Most tries of one turn."""
     retry_base_delay: float = 1.0
-    """Seconds before the second try; doubles with each."""
+    """Seconds before the second try; the delay doubles with each further try."""
     request_timeout_s: float = 1800.0
     """Time limit of one try."""
     max_server_downtime_s: float = 600.0
-    """How long all servers may be gone before the run ends."""
+    """Seconds for which no server may be reachable before the run ends."""
 
 
 class EngineError(RuntimeError):
@@ -189,23 +189,23 @@ class EngineError(RuntimeError):
 
 
 class RetriesExhausted(EngineError):
-    """The turn failed too often for reasons that may pass: connections, timeouts, overload."""
+    """The turn failed too often, each time for a reason that may be temporary: connection, timeout, overload."""
 
 
 class TurnRejected(EngineError):
-    """The engine will not take this request, however often it is asked."""
+    """The engine refuses this request, and a retry would not help."""
 
 
 class NotScored(Exception):
-    """No verifier could say what an answer is worth. Its trajectory is left out; other trajectories are not affected."""
+    """No verifier could score an answer. The answer's trajectory is left out; other trajectories are not affected."""
 
 
 class EnginesDown(EngineError):
-    """No engine was there for longer than a run waits. Ends the run."""
+    """No engine was reachable for longer than the run waits. Ends the run."""
 
 
 class PromptTooLong(ValueError):
-    """A prompt leaves no room for an answer, even after all that can be shortened was shortened."""
+    """A prompt leaves no room for an answer, even after everything that can be shortened has been shortened."""
 
 
 def json_bytes(value: object) -> bytes:

@@ -1,4 +1,4 @@
-"""Weights of reasoning-cache turns in the loss, as they are written on the command line. Pure."""
+"""Weights of reasoning-cache turns in the loss, as written on the command line. Pure."""
 
 from collections.abc import Mapping, Sequence
 
@@ -12,7 +12,7 @@ def parse_turn_weights(written: Sequence[str]) -> dict[tuple[str, int | None], f
     """The entries as a mapping: `reasoning:3=2.0 summarization=0.5` gives the third reasoning turn weight 2 and summaries 0.5.
 
     Raises:
-        ValueError: an entry is wrong; the text says what is wrong with the first.
+        ValueError: an entry is wrong; the message says what is wrong with the first such entry.
     """
     weights: dict[tuple[str, int | None], float] = {}
     for entry in written:

@@ -1,6 +1,6 @@
 """The reasoning cache as a workflow (`--rollout_workflow rc`): cycles of a reasoning turn and its summary.
 
-`plans` says what a prompt asks for, `rollouts` takes the turns of a plan, and `rewards` says what the turns are worth.
+`plans` decides what a prompt asks for, `rollouts` takes the turns of a plan, and `rewards` scores the turns.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 @WORKFLOWS.register("rc", options=ReasoningCacheOptions)
 class ReasoningCache(Workflow):
-    """Samples are reasoning turns and, with `--rc_summary_reward`, summaries. Notes are the states that were reached."""
+    """The samples are reasoning turns and, with `--rc_summary_reward`, summaries. The notes are the states that were reached."""
 
     prompts_are_of_the_data = False
     length_options = ("rc_max_summary_tokens",)
@@ -87,7 +87,7 @@ class ReasoningCache(Workflow):
 
     @classmethod
     def lengths(cls, args: "GRPOConfig") -> Lengths:
-        """A summary is written from reasoning and the summary before, so its prompt holds both."""
+        """A summary is made from the reasoning and the previous summary, so its prompt contains both."""
         summary, samples = args.rc_max_summary_tokens, args.num_samples_per_prompt_rollout
         longest = max(args.response_length, args.eval_sampling.max_tokens)
         ways = args.rc_num_trained_summaries
@@ -106,8 +106,8 @@ class ReasoningCache(Workflow):
         )
 
     def own_prompt(self, messages: Sequence[Mapping[str, str]], codec: ChatCodec) -> OwnPrompt:
-        """The problem, in the template of the first reasoning turn. `num_tokens` is the length of the longer of the two prompts,
-        because the problem has to fit into both templates."""
+        """The problem in the template of the first reasoning turn. The problem must fit into the reasoning and the summarization
+        template, so `num_tokens` is the length of the longer of the two prompts."""
         if [message["role"] for message in messages] != ["user"]:
             raise ValueError("the reasoning cache takes one user message, the problem")
         problem = messages[0]["content"]
@@ -189,7 +189,7 @@ class ReasoningCache(Workflow):
             codec=codec,
             policies={REASONING: keep_versions, SUMMARIZATION: keep_versions},
             score=_nobody_scores,
-            # in training not the engine's room for a longer evaluation: `lengths` promises shorter samples
+            # training must not use the engine's room for longer evaluations, because `lengths` promises shorter samples
             max_model_len=min(
                 ctx.max_model_len, ctx.max_prompt_tokens + config.max_tokens + 2 * settings.max_summary_tokens
             ),
@@ -202,8 +202,8 @@ class ReasoningCache(Workflow):
 
 
 def _key_of_seeds(request: PromptRequest) -> str:
-    """What seeds of turns depend on besides the seed of the prompt. In an evaluation it is the same at every version, as that
-    seed is, so that two evaluations differ by their weights alone."""
+    """The key on which the seeds of turns depend in addition to the prompt's seed. In an evaluation both are the same at every
+    version, so that two evaluations differ only by their weights."""
     return f"eval-0-{request.index}" if request.is_eval else request.prompt_id
 
 
