@@ -1,10 +1,10 @@
-"""Functions and classes that were written for others, as environments: they run as they are.
+"""Runs functions and classes that were written for other libraries as environments, without changes.
 
     def search(query: str) -> str                          a plain function: type hints and docstring become the schema
     class with public methods and reset                     TRL's `environment_factory`; `get_reward` gives the reward
     class with init(prompt) and step(text)                  skyrl-gym
     class with async reset(**kwargs) and step(call)         open-instruct's `RLEnvironment` and `TextRLEnvironment`
-    class with reset(seed) and step(action), five values    Gymnasium; `gymnasium_like.py` says how text becomes an action
+    class with reset(seed) and step(action), five values    Gymnasium; `gymnasium_like.py` turns text into an action
 
 `environment_class` finds the class for a target: a registered name, or `file.py:name` or `module:name`.
 """
@@ -42,15 +42,15 @@ from open_instruct.user_modules import UserModuleError, import_user_module
 
 
 class UnknownEnvironment(ValueError):
-    """A target names nothing that can be used; the text says what there is."""
+    """A target names nothing that can be used; the message lists what can be."""
 
 
 @functools.cache
 def environment_class(target: str) -> type[Environment]:
-    """The class of a target.
+    """The environment class of a target.
 
     Raises:
-        UnknownEnvironment: there is none.
+        UnknownEnvironment: the target names no environment.
     """
     module_name, colon, name = target.rpartition(":")
     if not colon:
@@ -69,7 +69,7 @@ def environment_class(target: str) -> type[Environment]:
 
 
 def adapted(value: Any, name: str) -> type[Environment]:
-    """A function or class of any known kind as a class of environments."""
+    """An environment class made from a function or class of any known kind."""
     if inspect.isclass(value) and issubclass(value, Environment):
         return value
     if inspect.isclass(value):
@@ -91,7 +91,7 @@ def adapted(value: Any, name: str) -> type[Environment]:
 def _bound(adapter: type[Any], value: Any, name: str) -> type[Environment]:
     facts = {"adapts": staticmethod(value) if inspect.isfunction(value) else value}
     if inspect.isclass(value) and adapter is not SkyRLEnvironment:  # `--tool_configs` are its own arguments
-        with contextlib.suppress(ValueError, TypeError):  # a class without a signature in Python
+        with contextlib.suppress(ValueError, TypeError):  # a class whose signature Python does not know
             facts["__signature__"] = inspect.signature(value)
     return type(name, (adapter,), facts)
 
@@ -106,15 +106,15 @@ def function_schema(function: Callable[..., Any]) -> Schema:
 
     try:
         described = get_json_schema(function)
-    except Exception as error:  # Transformers' own errors for docstrings and hints
+    except Exception as error:  # Transformers has error types of its own for docstrings and type hints
         raise ValueError(f"{function.__name__}: {error}") from error
     described["function"].pop("return", None)
     return described
 
 
 async def called(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
-    """The result of a function or coroutine function. Arguments that do not fit are the model's fault, and so is what is
-    raised."""
+    """The result of a function or coroutine function. Arguments that do not fit count as the model's fault, and so does any error
+    that the function raises."""
     try:
         inspect.signature(function).bind(**arguments)
     except TypeError as error:
@@ -129,7 +129,7 @@ async def called(function: Callable[..., Any], arguments: Mapping[str, Any]) -> 
 
 
 class FunctionTool(ToolEnvironment):
-    """A plain function. An error that it raises goes to the model, as TRL does it."""
+    """A plain function. As in TRL, an error that the function raises is shown to the model."""
 
     is_stateless = True
     adapts: typing.ClassVar[Any]
@@ -143,8 +143,8 @@ class FunctionTool(ToolEnvironment):
 
 
 def methods_of(value: type[Any]) -> dict[str, Callable[..., Any]]:
-    """The public methods of a class that are tools, as TRL sees them: of an instance or of the class, and none that is static.
-    Without the parameter `self`."""
+    """The public methods of a class that are tools by TRL's rule: instance and class methods, but no static methods. The
+    parameter `self` is left out."""
     reserved = {"reset", "get_reward", "close"}
     public = inspect.getmembers(value, lambda member: inspect.isfunction(member) or inspect.ismethod(member))
     return {
@@ -179,7 +179,7 @@ class MethodsEnvironment(ToolEnvironment):
         return as_text(await called(getattr(self._own, name), arguments))
 
     async def finish(self) -> Ending:
-        """The reward is what `get_reward` says, or without it the attribute `reward`, which reward functions for TRL read."""
+        """The reward is the result of `get_reward`, or else the attribute `reward`, which reward functions for TRL read."""
         reward = self._own.get_reward() if hasattr(self._own, "get_reward") else getattr(self._own, "reward", None)
         return Ending(await reward if inspect.isawaitable(reward) else reward)
 
@@ -188,7 +188,7 @@ class MethodsEnvironment(ToolEnvironment):
 
 
 async def _call_those_there(own: Any, *names: str) -> None:
-    """Call the methods of these names that an object has, and wait for those that are coroutines."""
+    """Call those of the named methods that the object has, and await the coroutines among them."""
     for name in names:
         if hasattr(own, name):
             done = getattr(own, name)()
@@ -197,7 +197,7 @@ async def _call_those_there(own: Any, *names: str) -> None:
 
 
 def _fitting(function: Callable[..., Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the values that the function takes."""
+    """The values that the function has parameters for."""
     parameters = inspect.signature(function).parameters
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         return dict(values)
@@ -217,7 +217,7 @@ class SkyRLEnvironment(Environment):
     async def reset(self, task: Mapping[str, Any], seed: int) -> Opening:
         messages = list(task.get("messages") or [])
         truth = {"method": "rule", "ground_truth": task.get("ground_truth")}
-        extras = {"reward_spec": truth, "reward_model": truth, **task}  # their environments read the one or the other
+        extras = {"reward_spec": truth, "reward_model": truth, **task}  # skyrl-gym's environments read one of the two
         self._own = self.adapts(**_fitting(self.adapts, {"env_config": _Settings(self._config), "extras": extras}))
         prompt, _ = await asyncio.to_thread(
             self._own.init, copy.deepcopy(messages)
@@ -261,7 +261,7 @@ class OpenInstructEnvironment(ToolEnvironment):
     def schemas(cls, config: Mapping[str, Any]) -> list[Schema]:
         try:
             return list(cls.adapts.get_tool_definitions())
-        except TypeError:  # a method of the instance
+        except TypeError:  # an instance method
             return list(cls.adapts(**config).get_tool_definitions())
 
     async def reset(self, task: Mapping[str, Any], seed: int) -> Opening:
@@ -304,7 +304,7 @@ class OpenInstructTextEnvironment(OpenInstructEnvironment):
 
 
 class _Call:
-    """A call as open-instruct's environments take it."""
+    """A call in the form that open-instruct's environments expect."""
 
     def __init__(self, name: str, args: dict[str, Any]) -> None:
         self.id, self.name, self.args = "", name, args

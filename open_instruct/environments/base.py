@@ -1,15 +1,16 @@
-"""What an environment is. An environment sees text and calls of tools, never token ids.
+"""The interface of an environment. An environment sees text and tool calls, never token ids.
 
     opening = await environment.reset(task, seed)        messages that follow the row's prompt
     observation = await environment.step(turn)           messages that answer the model's turn, a reward, whether it is over
     ending = await environment.finish()                  the last reward, and numbers for metrics
     await environment.close()
 
-A tool is an environment that only answers calls. Write `Environment` for anything with a state, `ToolEnvironment` for calls
-alone; or bring a plain function, or a class of another library (`adapters.py`).
+A tool is an environment that only answers calls. Derive from `Environment` for anything with a state, and from `ToolEnvironment`
+for a tool; or bring a plain function, or a class of another library (`adapters.py`).
 
-Whose fault is it? `ToolError` says that the model asked for something that cannot be: its text goes to the model. Any other error
-of an environment, its death and a missed deadline are the environment's: the conversation begins again in a fresh one.
+Whose fault is an error? `ToolError` means that the model asked for something impossible, so its text is shown to the model. Any
+other error, the end of the process or a missed deadline is the environment's fault: the conversation begins again in a fresh
+environment.
 """
 
 import inspect
@@ -21,13 +22,13 @@ from typing import Any, ClassVar
 from open_instruct.registry import Registry
 
 Message = dict[str, Any]
-"""A chat message: `role`, `content`, and for the answer of a tool its `name`."""
+"""A chat message: `role`, `content`, and in a tool's answer the tool's `name`."""
 Schema = dict[str, Any]
 """Description of a tool in OpenAI's format: `{"type": "function", "function": {"name", "description", "parameters"}}`."""
 
 
 class ToolError(Exception):
-    """The model asked for something that cannot be. The text is the tool's answer."""
+    """The model asked for something impossible. The text of the error is the tool's answer."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class ToolCall:
     name: str
     arguments: dict[str, Any] = field(default_factory=dict)
     id: str = ""
-    """As the model or its parser named the call; may be empty."""
+    """The call's id as the model or its parser gave it; may be empty."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class Opening:
 
 @dataclass(frozen=True)
 class Observation:
-    """The answer to a turn."""
+    """The environment's answer to a turn."""
 
     messages: Sequence[Message] = ()
     reward: float | None = None
@@ -70,30 +71,30 @@ class Observation:
     done: bool = False
     """Whether the episode is over."""
     num_errors: int = 0
-    """Calls that ended with an error for the model."""
+    """Calls that were answered with an error."""
 
 
 @dataclass(frozen=True)
 class Ending:
-    """What is left to say when an episode is over."""
+    """The last reward and the metrics of an episode that is over."""
 
     reward: float | None = None
     """A further reward, for the episode as a whole; None: there is none."""
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """Numbers of the episode, such as the guesses that it took; metric `env/<name>/<key>` is their mean."""
+    """Numbers of the episode, such as the guesses that it took. The metric `env/<name>/<key>` is their mean over episodes."""
 
 
 class Environment(ABC):
     """One episode at a time, in a process of its own. Constructor arguments come from `--tool_configs`, or from the row."""
 
     takes_text: ClassVar[bool] = False
-    """Whether the environment answers every turn, with or without calls, as a game does that reads moves from the text."""
+    """Whether the environment answers every turn, with or without calls. Example: a game that reads moves from the text."""
     is_stateless: ClassVar[bool] = False
-    """Whether it only answers calls and keeps nothing between two of them. Then it is never reset, and a conversation has a
-    process of it for each call alone, which may serve other conversations between two calls."""
+    """Whether the environment only answers calls and keeps nothing between two calls. Then it is never reset. A conversation has
+    a process of it only during each call, and the process may serve other conversations between two calls."""
 
     runs_programs: ClassVar[bool] = False
-    """Whether it runs what a model wrote as a program. Its process then inherits no variable that might hold a key."""
+    """Whether the environment runs model output as a program. Its process then inherits no variable that might hold a key."""
 
     @classmethod  # noqa: B027
     def prepare(cls) -> None:
@@ -101,12 +102,12 @@ class Environment(ABC):
 
     @classmethod  # noqa: B027
     def prepare_for(cls, config: Mapping[str, Any]) -> None:
-        """Load what is slow to load and the same for all environments with these constructor arguments, such as an index. Called
-        once for each, in the process from which environments are forked."""
+        """Load what is slow to load and shared by all environments with these constructor arguments, such as an index. Called
+        once for each set of arguments, in the process from which environments are forked."""
 
     @classmethod
     def problem(cls, config: Mapping[str, Any]) -> str:
-        """Why this machine cannot run it, with what to do; empty if it can. Asked before a run begins."""
+        """Why this machine cannot run the environment, and what to do; empty if it can. Called before a run begins."""
         del config
         return ""
 
@@ -121,11 +122,11 @@ class Environment(ABC):
         """Begin an episode.
 
         Args:
-            task: what the row says of this environment, and `messages` and `ground_truth` of the row.
+            task: the row's settings for this environment, and the row's `messages` and `ground_truth`.
             seed: the same for all conversations about one prompt, so that they have the same task.
 
         Raises:
-            ValueError: the task is wrong; the text says how.
+            ValueError: the task is wrong; the message says why.
         """
 
     @abstractmethod
@@ -137,12 +138,12 @@ class Environment(ABC):
         return Ending()
 
     def dump(self) -> Any:
-        """The state of the episode as JSON values, from which `load` goes on in a fresh process. Asked for after the reset and
-        after every step. None: the episode cannot be restored, and if the environment fails, the conversation begins again."""
+        """The state of the episode as JSON values, from which `load` continues in a fresh process. Called after the reset and
+        after every step. None: the episode cannot be restored, so the conversation begins again if the environment fails."""
         return None
 
     def load(self, state: Any) -> None:
-        """Go on from a `dump`, in place of a reset. Must be overridden if `dump` is."""
+        """Continue from a `dump` instead of a reset. Must be overridden if `dump` is."""
         raise NotImplementedError
 
     async def close(self) -> None:  # noqa: B027
@@ -150,7 +151,7 @@ class Environment(ABC):
 
 
 class ToolEnvironment(Environment):
-    """Answers calls of tools. Override `call`, and `schemas`."""
+    """An environment that answers tool calls. Override `call` and `schemas`."""
 
     async def reset(self, task: Mapping[str, Any], seed: int) -> Opening:
         return Opening()
@@ -160,11 +161,11 @@ class ToolEnvironment(Environment):
         """The tool's answer as text, or an observation for a step with a reward.
 
         Raises:
-            ToolError: its text is the answer.
+            ToolError: the model asked for something impossible; the text is the answer.
         """
 
     async def step(self, turn: Turn) -> Observation:
-        """Answers all calls of the turn, one after the other."""
+        """Answer all calls of the turn, one after another."""
         messages: list[Message] = []
         reward, num_errors, done = None, 0, False
         for call in turn.calls:
@@ -195,7 +196,7 @@ def user_message(content: str) -> Message:
 
 
 def schema(name: str, description: str, parameters: Mapping[str, Mapping[str, Any]] | None = None) -> Schema:
-    """Description of a tool all of whose parameters are needed. `parameters`: JSON schema of each, by name."""
+    """Description of a tool that needs all its parameters. `parameters` maps each name to a JSON schema."""
     properties = {key: dict(value) for key, value in (parameters or {}).items()}
     kinds = {"type": "object", "properties": properties, "required": list(properties)}
     return {"type": "function", "function": {"name": name, "description": description, "parameters": kinds}}
@@ -207,12 +208,12 @@ def schema_name(described: Schema) -> str:
 
 @dataclass(frozen=True)
 class EnvironmentSpec:
-    """One tool or environment of a run, from which any process can make it."""
+    """Description of one tool or environment of a run. Any process can make the environment from it."""
 
     target: str
     """A registered name (`calculator`), or a function or class in a file or module (`my_tools.py:search`)."""
     name: str
-    """The name under which rows, calls and metrics know it."""
+    """The environment's name in rows, calls and metrics."""
     config: dict[str, Any] = field(default_factory=dict)
     """Arguments of the constructor."""
 
@@ -221,12 +222,12 @@ ENVIRONMENTS: Registry[type[Environment]] = Registry("tool or environment", flag
 
 
 def mistake_in_config(cls: type[Any], config: Mapping[str, Any]) -> str:
-    """Why the constructor cannot take these arguments; empty if it can."""
+    """Why the constructor does not accept these arguments; empty if it does."""
     try:
         inspect.signature(cls).bind(**config)
     except TypeError as error:
         takes = inspect.signature(cls).replace(return_annotation=inspect.Signature.empty)
         return f"{error}; {cls.__name__} takes {takes}"
-    except ValueError:  # a class without a signature in Python
+    except ValueError:  # a class whose signature Python does not know
         return ""
     return ""

@@ -1,12 +1,13 @@
-"""The process from which environments are forked, and what such a process does.
+"""The fork server of environments, and the process of one environment.
 
 The fork server loads the code of environments once. It never sees what a model wrote. For every environment it forks a process,
-which makes the environment and does what comes over its socket:
+which makes the environment and serves these requests over its socket:
 
     {"do": "make", "spec": …} {"do": "reset", "task": …, "seed": …} {"do": "step", "turn": …} {"do": "finish"} {"do": "close"}
     {"do": "load", "state": …} in place of a reset
 
-For each of them the fork server gets a socket, with the length of `{"target": …, "config": …}` and that itself behind it.
+To order a process, the engine sends the fork server a socket, and with it the length and the text of
+`{"target": …, "config": …}`.
 
 `processes.py` is the engine's side of both.
 """
@@ -50,7 +51,7 @@ READY, FAILED = b"r", b"f"
 
 
 def keep(descriptor: int, modules: Sequence[str], targets: Sequence[str]) -> None:
-    """The fork server. Forks an environment's process for every socket that it is sent, until its own socket closes."""
+    """Run the fork server. It forks an environment's process for every socket that it receives, until its own socket closes."""
     signal.signal(
         signal.SIGINT, signal.SIG_IGN
     )  # Ctrl-C reaches the whole group; the engine decides when this process ends
@@ -67,7 +68,7 @@ def keep(descriptor: int, modules: Sequence[str], targets: Sequence[str]) -> Non
 
 
 def _load(listening: socket.socket, modules: Sequence[str], targets: Sequence[str]) -> bool:
-    """Whether all code could be loaded. If not, the engine is told."""
+    """Load all code. Returns whether that succeeded; if not, the reason is sent to the engine."""
     try:
         for module in modules:
             import_user_module(module)
@@ -81,7 +82,7 @@ def _load(listening: socket.socket, modules: Sequence[str], targets: Sequence[st
 
 
 def _fork_for_ever(listening: socket.socket, reaper: OrphanReaper, loaded: set[str]) -> None:
-    """Until the engine closes its end, or ends."""
+    """Fork processes until the engine closes its end of the socket, or ends."""
     fork_server, prepared = os.getpid(), set[bytes]()
     waking, telling = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     while True:
@@ -112,26 +113,26 @@ def _fork_for_ever(listening: socket.socket, reaper: OrphanReaper, loaded: set[s
 
 
 def _tell_of_children(descriptor: int) -> None:
-    """Have a byte written to the descriptor whenever a child ends. Done before every wait, because code that was loaded in
-    between may have wanted signals for itself."""
+    """Have a byte written to the descriptor whenever a child ends. Called before every wait, because code that was loaded since
+    the last wait may have installed signal handlers of its own."""
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(descriptor, warn_on_full_buffer=False)
 
 
 def _prepare(target: str, config: Mapping[str, Any] | None = None) -> None:
-    """Load what all environments of this kind, or with these arguments, share. Done once, so that the processes that are forked
-    later have it."""
+    """Load what all environments of this kind, or with these arguments, share. Done once, so that processes that are forked later
+    inherit it."""
     with suppress(Exception):  # the environment's own process meets the same error, and reports it
         if config is None:
             environment_class(target).prepare()
         else:
             environment_class(target).prepare_for(config)
     gc.collect()
-    gc.freeze()  # collecting would copy the pages that the processes share
+    gc.freeze()  # a garbage collection would copy the pages that the processes share
 
 
 def _live(fork_server: int, descriptor: int) -> None:
-    """The process of one environment. The fork server kills what descends from it and outlives it."""
+    """Run the process of one environment. The fork server kills descendants that outlive this process."""
     try:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -149,7 +150,7 @@ def _live(fork_server: int, descriptor: int) -> None:
 
 
 def _arrange_descriptors(descriptor: int) -> None:
-    """Keep the socket alone, as 3. Input is empty, and what an environment prints goes nowhere."""
+    """Keep only the socket, as descriptor 3. Standard input is empty, and what an environment prints is discarded."""
     silent = os.open(os.devnull, os.O_RDWR)
     kept = os.dup(descriptor) if descriptor < 4 else descriptor
     for number in range(3):
@@ -159,7 +160,7 @@ def _arrange_descriptors(descriptor: int) -> None:
 
 
 class _Service:
-    """Does what the engine asks of one environment."""
+    """Serves the engine's requests to one environment."""
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)
@@ -192,7 +193,7 @@ class _Service:
             return {"answer": await self._do(message), **self._state_after(message["do"])}
         except ToolError as error:
             return {"error": as_text(str(error)), "fault": MODEL}
-        except BaseException as error:  # whatever an environment raises, `sys.exit` included
+        except BaseException as error:  # an environment may raise anything, including the `SystemExit` of `sys.exit`
             first = first_error(error)
             where = traceback.extract_tb(first.__traceback__)[-1:]
             place = f" ({os.path.basename(where[0].filename)}:{where[0].lineno})" if where else ""

@@ -3,14 +3,14 @@
     observation, info = environment.reset(seed=…, options=…)
     observation, reward, terminated, truncated, info = environment.step(action)
 
-What the model says becomes an action by the environment's `action_space`:
+The environment's `action_space` decides how the model's turn becomes an action:
 
     none, or Text            the whole turn, as text
     Discrete                 a whole number: the last in square brackets, [2], or without brackets the last in the turn
     Box, MultiDiscrete, …    a JSON list: the last in the turn, [0.5, -1]
 
-An environment without `action_space` whose `step` asks for an `int` gets a whole number too. A turn without an action that the
-space contains is answered with what is expected, and is no step of the environment.
+An environment without `action_space` also gets a whole number if its `step` asks for an `int`. If a turn holds no action that the
+space contains, the answer says what is expected, and the environment takes no step.
 """
 
 import importlib
@@ -39,7 +39,7 @@ _ESCAPES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
 class UnreadableAction(ValueError):
-    """No action can be read from a turn; the text says what is expected."""
+    """No action can be read from a turn; the message says what is expected."""
 
 
 def is_gymnasium_like(value: type[Any]) -> bool:
@@ -65,7 +65,7 @@ class GymnasiumEnvironment(Environment):
         self._was_truncated = False
 
     async def reset(self, task: Mapping[str, Any], seed: int) -> Opening:
-        """What the row says besides the name goes to the environment as `options`."""
+        """Begin an episode. The row's settings, except the name, are passed to the environment as `options`."""
         options = {key: value for key, value in task.items() if key not in ("messages", "ground_truth")}
         arguments: dict[str, Any] = {"seed": seed % 2**31}
         if options:
@@ -94,7 +94,7 @@ class GymnasiumEnvironment(Environment):
         return Observation([user_message(self._shown(observation))], float(reward), done)
 
     def _shown(self, observation: Any) -> str:
-        """The observation as text, with the picture in letters where the environment was made with `render_mode` "ansi"."""
+        """The observation as text, with the text picture if the environment was made with `render_mode` "ansi"."""
         parts = [observation_text(observation)]
         if getattr(self._own, "render_mode", None) == "ansi":
             parts.append(without_escapes(as_text(self._own.render())).strip("\n"))
@@ -117,7 +117,7 @@ class GymnasiumEnvironment(Environment):
 
 @ENVIRONMENTS.register("gymnasium")
 class RegisteredGymnasium(GymnasiumEnvironment):
-    """An environment that Gymnasium knows by its id, such as `FrozenLake-v1`. Further arguments go to `gymnasium.make`."""
+    """An environment that is registered with Gymnasium, such as `FrozenLake-v1`. Further arguments go to `gymnasium.make`."""
 
     def __init__(self, id: str, **options: Any) -> None:
         super().__init__(id=id, **options)
@@ -139,10 +139,10 @@ RegisteredGymnasium.adapts = staticmethod(_made)
 
 
 def read_action(text: str, environment: Any) -> Any:
-    """The action that a turn asks for.
+    """The action in a turn.
 
     Raises:
-        UnreadableAction: there is none that the environment takes.
+        UnreadableAction: the turn holds no action that the environment accepts.
     """
     space = getattr(environment, "action_space", None)
     if space is None:
@@ -214,5 +214,5 @@ def _plain(value: Any) -> Any:
 
 
 def without_escapes(picture: str) -> str:
-    """A picture in letters without the codes of a terminal. What was coloured, such as the player's place, stands in brackets."""
+    """A text picture without terminal codes. Coloured text, such as the player's place, is put in brackets."""
     return _ESCAPES.sub("", _COLOURED.sub(r"[\1]", picture))

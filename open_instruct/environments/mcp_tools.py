@@ -1,4 +1,4 @@
-"""Tools of servers that speak the Model Context Protocol, over HTTP or as a program on this machine."""
+"""Tools of Model Context Protocol (MCP) servers, which run behind HTTP or as a program on this machine."""
 
 import asyncio
 import contextlib
@@ -12,26 +12,26 @@ from open_instruct.environments.base import ENVIRONMENTS, Schema, ToolEnvironmen
 from open_instruct.environments.wire import as_text, first_error
 
 DISCOVERY_S = 60.0
-"""Longest time that a server may take to name its tools, when a run begins."""
+"""Longest time that a server may take to list its tools when a run begins."""
 RUN_MARK = "OPEN_INSTRUCT_RUN"
-"""Variable that marks all processes of a run (`cluster/process_watch.py`), so that those that outlive it are found. mcp 2.3 hands
-its servers only a few harmless variables, and this one has to be added."""
+"""Environment variable that marks all processes of a run (`cluster/process_watch.py`), so that processes that outlive the run are
+found. mcp 2.3 passes only a few harmless variables to its servers, so this variable must be added."""
 INVALID_PARAMS = -32602
-"""JSON-RPC's code with which many servers refuse the arguments of a call; others answer with an error as text."""
+"""JSON-RPC's error code with which many servers refuse the arguments of a call. Other servers answer with an error as text."""
 
 
 @ENVIRONMENTS.register("generic_mcp")
 class MCPTools(ToolEnvironment):
-    """All tools of one server, or one of them. The connection is kept for further calls.
+    """All tools of one server, or only one of them. The connection is kept for further calls.
 
     Args:
-        server_url: of a server over HTTP.
+        server_url: address of a server over HTTP.
         transport: `http`, `sse` or `stdio`.
         command, args, env: program of a server with the transport `stdio`.
-        tool_name: the only tool that is offered; by default all.
+        tool_name: the only tool that is offered; by default all are.
         timeout: seconds that a call may take.
-        max_retries, retry_backoff, tool_info: of open-instruct, without effect: a call that fails is the server's fault, and the
-            conversation begins again.
+        max_retries, retry_backoff, tool_info: open-instruct's options, without effect here. A call that fails is the server's
+            fault, so the conversation begins again.
     """
 
     is_stateless = True
@@ -64,7 +64,7 @@ class MCPTools(ToolEnvironment):
 
     @classmethod
     def schemas(cls, config: Mapping[str, Any]) -> list[Schema]:
-        """Asks the server. Raises `OSError` or `ValueError` if it does not answer."""
+        """The tools that the server lists. Raises `OSError` or `ValueError` if the server does not answer."""
         only = config.get("tool_name")
         server = {key: value for key, value in config.items() if key != "tool_name"}
         found: list[Schema] = json.loads(_discover(json.dumps(server, sort_keys=True)))
@@ -124,8 +124,8 @@ class MCPTools(ToolEnvironment):
 
 
 def _text_of(part: Any) -> str:
-    """A part of an answer as text: of a resource what is in it, of a link where it leads, of pictures and sounds that there is
-    one."""
+    """A part of an answer as text: the content of a resource, the target of a link, or a note that there is a picture or a
+    sound."""
     for holder in (part, getattr(part, "resource", None)):
         if isinstance(text := getattr(holder, "text", None), str):
             return as_text(text)
@@ -135,7 +135,7 @@ def _text_of(part: Any) -> str:
 
 @functools.cache
 def _discover(config: str) -> str:
-    """The tools of a server, as JSON. Asked once in a process."""
+    """The tools of a server, as JSON. Each process asks a server only once."""
 
     async def ask() -> list[Schema]:
         from mcp.types import PaginatedRequestParams

@@ -1,13 +1,14 @@
-"""Environments on OpenEnv servers, through their WebSocket: no package of theirs is needed here.
+"""Environments on OpenEnv servers, through their WebSocket. No package of OpenEnv is needed.
 
 The protocol is that of OpenEnv 0.10: `{"type": "reset" | "step" | "state" | "close", "data": …}` is answered by
 `{"type": "observation", "data": {"observation", "reward", "done"}}` or `{"type": "error", "data": {"message", "code"}}`.
 
-A server has room for a number of sessions, by default for one. While it is full, `reset` asks again: its deadline is the pool's.
+A server has room for a limited number of sessions, by default for one. While it is full, `reset` asks again until the pool's
+deadline.
 
-Servers ask now and then whether the client is still there (uvicorn every 20 s), and hang up without an answer. aiohttp answers
-only while somebody receives, and a model may speak for minutes. So a task of its own always receives, and what it receives waits
-in a queue until it is asked for.
+Servers ping their clients regularly (uvicorn every 20 s), and hang up if they get no answer. aiohttp answers a ping only while
+somebody receives, and a model may speak for minutes. A task of its own therefore receives all the time, and puts what it receives
+into a queue.
 """
 
 import asyncio
@@ -28,10 +29,10 @@ from open_instruct.environments.base import (
 from open_instruct.environments.wire import MOST_BYTES, as_text
 
 TEXT_FIELDS = ("message", "text", "prompt", "content", "result", "output", "echoed_message", "observation")
-"""Where servers say their text, the first that is not empty; of an observation without any of these, all of it is shown as
-JSON. What its `messages` say goes before, as games of TextArena have it, whose `prompt` says nothing after the first turn."""
+"""Fields in which servers put their text; the first nonempty field counts. An observation without any of these fields is shown
+as JSON. `messages` take precedence, because in games of TextArena `prompt` says nothing after the first turn."""
 FULL, NOT_VALID = "CAPACITY_REACHED", "VALIDATION_ERROR"
-"""Codes of a server's errors."""
+"""Error codes of a server."""
 ASK_AGAIN_S = 0.25
 
 
@@ -44,7 +45,7 @@ class OpenEnv(Environment):
     """One session on an OpenEnv server, which gets the model's text.
 
     Args:
-        url: of the server, such as `http://host:8000` or `ws://host:8000/ws`.
+        url: address of the server, such as `http://host:8000` or `ws://host:8000/ws`.
         action: field of the server's action that takes the text.
         timeout: seconds that the server may take to answer.
     """
@@ -89,7 +90,7 @@ class OpenEnv(Environment):
         return Observation([user_message(self._news(observation))], reward, done)
 
     def _news(self, observation: Any) -> str:
-        """The text of an observation. Games of TextArena repeat all that was said before, which is left out."""
+        """The new text of an observation. Games of TextArena repeat everything that was said before, which is left out."""
         text, before = text_of(observation), self._shown
         self._shown = text
         is_longer = before and len(text) > len(before) and text.startswith(before)
@@ -98,7 +99,7 @@ class OpenEnv(Environment):
     async def _ask(self, kind: str, data: Mapping[str, Any]) -> tuple[Any, float | None, bool]:
         import aiohttp
 
-        with contextlib.suppress(ConnectionError):  # a server that is full says so, hangs up, and can still be read
+        with contextlib.suppress(ConnectionError):  # a full server hangs up, but its message can still be read
             await self._socket.send_str(json.dumps({"type": kind, "data": data}))
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -127,13 +128,13 @@ class OpenEnv(Environment):
                     await self._socket.send_str(json.dumps({"type": "close"}))
             await self._socket.close()
         if self._receiving is not None:
-            await self._receiving  # closing the socket has ended it
+            await self._receiving  # the task ends because the socket is closed
         if self._session is not None:
             await self._session.close()
 
 
 async def _receive_all(connection: Any, received: "asyncio.Queue[Any]") -> None:
-    """Until the session ends; the last message says why."""
+    """Receive messages until the session ends. The last message says why it ended."""
     import aiohttp
 
     is_open = True
@@ -155,7 +156,7 @@ def socket_url(url: str) -> str:
 
 
 def _fields_of(errors: Any) -> str:
-    """What is wrong with which field of an action, as the server says it."""
+    """What is wrong with each field of an action, in the server's words."""
     if not isinstance(errors, list):
         return ""
     told = [error for error in errors if isinstance(error, dict) and "msg" in error]
@@ -163,7 +164,7 @@ def _fields_of(errors: Any) -> str:
 
 
 def text_of(observation: Any) -> str:
-    """The text of an observation, whatever the server's type for it is."""
+    """The text of an observation, whatever type the server uses for observations."""
     if isinstance(observation, dict):
         for text in (_text_of_messages(observation), *(observation.get(field) for field in TEXT_FIELDS)):
             if isinstance(text, str) and text:

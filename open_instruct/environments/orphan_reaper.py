@@ -1,4 +1,4 @@
-"""The processes that a fork server has forked, and whatever those leave behind.
+"""The processes that a fork server has forked, and the processes that these leave behind.
 
     fork server ── forks ──► an environment's process ── starts ──► programs and servers, in sessions of their own too
 
@@ -19,7 +19,7 @@ from open_instruct.system.processes import process_table
 
 PR_SET_CHILD_SUBREAPER = 36
 KILL_S = 3.0
-"""Longest wait for processes that were killed. The kernel may hold one that waits for a device."""
+"""Longest wait for killed processes to end. The kernel may delay the end of a process that waits for a device."""
 
 
 def become_subreaper() -> None:
@@ -34,21 +34,21 @@ class OrphanReaper:
         self._known: set[int] = set()
 
     def forked(self, environment: int) -> None:
-        """An environment's process is one of the children."""
+        """Note the process of an environment as a known child."""
         self._known.add(environment)
 
     def have_loaded(self) -> None:
-        """Code was loaded, and may have started processes that all environments share. They are none that an environment left."""
+        """Note all current children as known. Loaded code may have started processes that all environments share."""
         self._known |= _children()
 
     def clear_up(self) -> None:
-        """Reap the children that have ended, and kill what ended environments have left. What is killed here is reaped the next
-        time, when its own children are here to be killed; the kernel tells of each child that ends (SIGCHLD)."""
+        """Reap the children that have ended, and kill the processes that ended environments have left behind. A process that is
+        killed here is reaped by the next call (SIGCHLD triggers it), which then also kills that process's children."""
         if self._reap():
             _kill(_children() - self._known)
 
     def end(self) -> None:
-        """Kill all children and all that they have started."""
+        """Kill all children, and all processes that they have started."""
         deadline = time.monotonic() + KILL_S
         while (left := _children()) and time.monotonic() < deadline:
             _kill(left)
@@ -56,7 +56,7 @@ class OrphanReaper:
                 time.sleep(0.005)
 
     def _reap(self) -> bool:
-        """Whether a child had ended."""
+        """Reap all children that have ended. Returns whether there were any."""
         has_ended = False
         with suppress(ChildProcessError):
             while ended := os.waitpid(-1, os.WNOHANG)[0]:
@@ -72,7 +72,7 @@ def _kill(children: set[int]) -> None:
 
 
 def _children() -> set[int]:
-    """Of this process. Some kernels list them; with others the whole process table is read."""
+    """The children of this process. Some kernels list them; on others the whole process table is read."""
     try:
         found: set[int] = set()
         for thread in os.listdir("/proc/self/task"):

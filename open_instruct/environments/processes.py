@@ -3,9 +3,9 @@
     conversation ── lease ──► pool ── asks ──► fork server: has loaded the code, forks ──► the environment's process
          └──────── reset, step, finish, close: JSON over a socket of its own ─────────────────┘
 
-A process that is late, ends, or answers nonsense is killed with all that it has started (`orphan_reaper.py`), and what it was
-asked raises `EnvironmentFailed`. A process is used again only if its environment has no state. All of this runs in the event loop
-of the engine's rollouts.
+A process that is late, ends, or answers nonsense is killed with everything that it has started (`orphan_reaper.py`), and the
+request to it raises `EnvironmentFailed`. A process is used again only if its environment has no state. All of this runs in the
+event loop of the engine's rollouts.
 """
 
 import asyncio
@@ -45,11 +45,11 @@ START_S = 120.0
 CLOSE_S = 5.0
 """Longest time that an environment may take to close before it is killed."""
 MOST_USES = 256
-"""Calls that a reusable process serves before a fresh one takes its place."""
+"""Calls that a reusable process serves before a fresh process replaces it."""
 
 
 class EnvironmentFailed(RuntimeError):
-    """An environment failed through no fault of the model. The text begins with the environment's name."""
+    """An environment failed through no fault of the model. The message begins with the environment's name."""
 
 
 class Lease:
@@ -68,7 +68,7 @@ class Lease:
         self._pid = pid
 
     def has_ended(self) -> bool:
-        """Whether the process has ended while nobody asked it anything, or has said something all the same."""
+        """Whether the process has ended, or has sent something without a request."""
         try:
             self._connection.recv(1, socket.MSG_PEEK)
         except BlockingIOError:
@@ -85,11 +85,11 @@ class Lease:
         return opening_from_json(await self._ask({"do": "reset", "task": task, "seed": seed}, deadline_s))
 
     async def step(self, turn: Turn, deadline_s: float) -> Observation:
-        """Raises `ToolError` where the model is at fault."""
+        """Answer a turn. Raises `ToolError` if the model is at fault."""
         return observation_from_json(await self._ask({"do": "step", "turn": turn_to_json(turn)}, deadline_s))
 
     async def load(self, state: Any, deadline_s: float) -> None:
-        """Go on from another process's `state`."""
+        """Continue from another process's `state`."""
         await self._ask({"do": "load", "state": state}, deadline_s)
         self.state = state
 
@@ -97,15 +97,15 @@ class Lease:
         return ending_from_json(await self._ask({"do": "finish"}, deadline_s))
 
     async def close(self) -> None:
-        """End environment and process."""
+        """End the environment and its process."""
         if self.is_alive:
             with suppress(EnvironmentFailed, ToolError):
                 await self._ask({"do": "close"}, CLOSE_S)
         self.kill()
 
     def kill(self) -> None:
-        """Kill the process and its group. May be called twice. What has left the group, or has outlived a process that ended by
-        itself, is killed by the fork server."""
+        """Kill the process and its group. May be called twice. The fork server kills processes that have left the group, or have
+        outlived a process that ended by itself."""
         if not self.is_alive:
             return
         self.is_alive = False
@@ -116,7 +116,7 @@ class Lease:
         self._connection.close()
 
     async def _ask(self, message: Mapping[str, Any], deadline_s: float) -> dict[str, Any]:
-        """The environment's answer. Any failure ends the process, because nobody knows what state it is in."""
+        """The environment's answer. Any failure ends the process, because its state is then unknown."""
         phase = message["do"]
         if not self.is_alive:
             raise EnvironmentFailed(f"{self.spec.name}: its process has ended")
@@ -130,9 +130,7 @@ class Lease:
         except (OSError, BadAnswer, EOFError) as error:
             self.kill()
             raise EnvironmentFailed(f"{self.spec.name}: {phase}: {error or 'its process ended'}") from error
-        except (
-            BaseException
-        ):  # a conversation that is broken off leaves an answer behind, which nobody may take for another
+        except BaseException:  # a cancelled conversation leaves an answer, which the next request must not read
             self.kill()
             raise
         if "error" not in reply:
@@ -146,7 +144,7 @@ class Lease:
 
 
 async def receive(connection: socket.socket) -> dict[str, Any]:
-    """One message. Raises `EOFError`, `OSError` or `BadAnswer`."""
+    """Receive one message. Raises `EOFError`, `OSError` or `BadAnswer`."""
     (size,) = HEAD.unpack(await _read(connection, HEAD.size))
     if size > MOST_BYTES:
         raise BadAnswer(f"an answer of {size} bytes")
@@ -164,14 +162,15 @@ async def _read(connection: socket.socket, size: int) -> bytes:
 
 
 class EnvironmentPool:
-    """At most `limit` processes of environments, on one engine. `slots.py` says who gets them, and why nobody waits for ever.
+    """At most `limit` processes of environments on one engine. `slots.py` says in which order requests get them, and why no
+    request waits for ever.
 
-    A process that waits for its next call has no slot. It ends where its room is needed.
+    A process that waits for its next call has no slot. It is ended when its room is needed.
 
     Args:
         modules: files and modules to import first (`--environment_modules`).
-        targets: what the run uses, to be loaded at the start.
-        run_programs: those of the targets that run a model's programs. Their processes inherit no keys.
+        targets: the environments of the run, which are loaded at the start.
+        run_programs: the targets that run a model's programs. Their processes inherit no keys.
     """
 
     def __init__(
@@ -187,17 +186,17 @@ class EnvironmentPool:
         self._slots = Slots(limit)
         self._asking = asyncio.Lock()
         self._fork_servers: dict[bool, _ForkServer] = {}
-        """One whose processes inherit all variables, and one for programs."""
+        """By whether the environments run programs: if they do, their processes do not inherit all environment variables."""
         self._leased: set[Lease] = set()
         self._idle: defaultdict[str, list[Lease]] = defaultdict(list)
         self.is_closed = False
 
     async def lease(self, spec: EnvironmentSpec, deadline_s: float, *, keeps_others: bool = False) -> Lease:
-        """A process with this environment, made and not yet reset. Waits until there is a slot; the waiting does not count
-        against the deadline.
+        """A process with this environment, made and not yet reset. Waits until a slot is free; the wait does not count against
+        the deadline.
 
         Args:
-            keeps_others: whoever asks keeps what `lease_all` gave, with `and_one_more`, until it has had its answer from this.
+            keeps_others: the caller holds leases from `lease_all(…, and_one_more=True)`, and keeps them during this one.
         """
         await self._slots.take(keeps_others=keeps_others)
         return await self._in_a_slot(spec, deadline_s)
@@ -208,7 +207,7 @@ class EnvironmentPool:
         """A process for each of these environments, once there is a slot for all of them.
 
         Args:
-            and_one_more: whoever asks will lease one more now and then while it keeps these.
+            and_one_more: the caller will sometimes lease one more process while it keeps these.
         """
         await self._slots.take(len(specs), leaves=int(and_one_more))
         leases: list[Lease] = []
@@ -216,7 +215,7 @@ class EnvironmentPool:
             for spec in specs:
                 leases.append(await self._in_a_slot(spec, deadline_s))
         except BaseException:
-            num_untried = len(specs) - len(leases) - 1  # the slot of the process that failed is free again already
+            num_untried = len(specs) - len(leases) - 1  # the slot of the failed process has already been given back
             self._slots.give_back(num_untried)
             for lease in leases:
                 self.forget(lease)
@@ -224,14 +223,14 @@ class EnvironmentPool:
         return leases
 
     async def replace(self, lease: Lease, deadline_s: float) -> Lease:
-        """A fresh process in the place of one that has failed. There is no waiting for a slot, because whoever asks may keep
-        others."""
+        """A fresh process in place of a failed one. It takes over the slot of the failed process, because a caller that keeps
+        other slots must not wait for a new one."""
         lease.kill()
         self._leased.discard(lease)
         return await self._in_a_slot(lease.spec, deadline_s)
 
     async def give_back(self, lease: Lease) -> None:
-        """The call or the conversation is over. The process of a tool without a state waits for the next; any other ends."""
+        """End a lease. The process of a tool without a state waits for the next call; any other process ends."""
         lease.num_uses += 1
         if lease.is_alive and lease.is_stateless and lease.num_uses < MOST_USES and not self.is_closed:
             self._leased.remove(lease)
@@ -244,14 +243,14 @@ class EnvironmentPool:
             self.forget(lease)
 
     def forget(self, lease: Lease) -> None:
-        """Kill the process, and give its slot to another."""
+        """Kill the process and free its slot."""
         lease.kill()
         if lease in self._leased:
             self._leased.remove(lease)
             self._slots.give_back()
 
     def close(self) -> None:
-        """Kill all processes. May be called from any thread, when no conversation is under way any more."""
+        """Kill all processes. May be called from any thread once no conversation is running."""
         self.is_closed = True
         for lease in [*self._leased, *(lease for leases in self._idle.values() for lease in leases)]:
             lease.kill()
@@ -269,7 +268,7 @@ class EnvironmentPool:
         return sum(map(len, self._idle.values()))
 
     async def _in_a_slot(self, spec: EnvironmentSpec, deadline_s: float) -> Lease:
-        """A process in a slot that was taken for it. If there is none in the end, the slot is free again."""
+        """A process in a slot that was taken for it. If no process can be made, the slot is given back."""
         lease = self._take_idle(repr(spec))
         if lease is not None:
             self._leased.add(lease)
@@ -292,8 +291,8 @@ class EnvironmentPool:
         return lease
 
     def _take_idle(self, key: str) -> Lease | None:
-        """A process that waits for its next call. One that has ended meanwhile (memory ran out, or a server has closed its
-        connection) is no call's failure."""
+        """An idle process of this kind, or None. An idle process that has ended meanwhile (out of memory, or its server closed
+        the connection) is dropped, and does not count as a failure of the call."""
         while self._idle[key]:
             lease = self._idle[key].pop()
             if lease.is_alive and not lease.has_ended():
@@ -302,7 +301,7 @@ class EnvironmentPool:
         return None
 
     def _make_room(self) -> None:
-        """End idle processes of other tools, the oldest first, as far as they are in the way of the slot that was taken."""
+        """End idle processes of other tools, the oldest first, until there is room for the slot that was taken."""
         while self._num_idle > self._slots.num_free:
             next(leases for leases in self._idle.values() if leases).pop(0).kill()
 
@@ -329,7 +328,7 @@ class EnvironmentPool:
 
 
 class _ForkServer:
-    """The process that forks the others, as the engine sees it."""
+    """The engine's handle on the process that forks the environments' processes."""
 
     def __init__(self, modules: Sequence[str], targets: Sequence[str], variables: Mapping[str, str]) -> None:
         self._socket, theirs = socket.socketpair()
@@ -342,7 +341,7 @@ class _ForkServer:
                 [sys.executable, "-P", "-m", "open_instruct.environments.fork_server", *arguments],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,  # libraries greet on import
+                stdout=subprocess.DEVNULL,  # some libraries print on import
                 env={**variables, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
             )
 
@@ -356,12 +355,12 @@ class _ForkServer:
             with theirs:
                 if socket.send_fds(self._socket, [wanted], [theirs.fileno()]) < len(wanted):
                     raise OSError("its arguments are too long")
-            async with asyncio.timeout(START_S):  # the code of the first environment of a kind is loaded now
+            async with asyncio.timeout(START_S):  # the first environment of a kind also waits for its code to load
                 pid = (await receive(ours)).get("pid")
             if type(pid) is not int:
                 raise BadAnswer("no process id")
             process = os.pidfd_open(pid)
-        except ProcessLookupError:  # no fault of the fork server, which has reaped it
+        except ProcessLookupError:  # the process ended and was reaped; the fork server works
             ours.close()
             raise EnvironmentFailed(f"{spec.name}: its process ended at once") from None
         except BaseException:
@@ -379,8 +378,8 @@ class _ForkServer:
         self._is_ready = True
 
     def end(self) -> None:
-        """Have it kill what it has forked, with all that was started there, and end."""
-        if not self._is_ready:  # it may be loading for a long time yet, and has forked nothing
+        """Have the fork server kill the processes that it has forked, and all that these have started, and end."""
+        if not self._is_ready:  # it has forked nothing yet, and may go on loading for a long time
             self._process.kill()
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)

@@ -1,13 +1,14 @@
-"""Who may have a process of an environment, and when. Nobody waits for ever, because of three rules:
+"""Which request gets a process of an environment, and when. No request waits for ever, because of three rules:
 
-    what somebody keeps for long is taken at once, all or nothing      two conversations with two environments each can never
-                                                                       stand there with one each and wait for the other's
-    whoever keeps slots and will want one more for a while leaves      so that one is there for it: free, or in use by somebody
-    one free                                                           who wants no further one and ends
-    whoever keeps slots goes first, all others in their order          so that it comes to its end, and its slots come back
+    slots that a conversation keeps are taken all at once, or none     two conversations that need two environments each never
+                                                                       hold one each and wait for the other's
+    a conversation that keeps slots and sometimes needs one more       so this slot is either free, or in use by a call that
+    leaves one slot free                                               needs no further slot and will end
+    conversations that keep slots go first, the others in order        so they come to their ends and give their slots back
 
-With 4 slots, a conversation with two games and a calculator begins once 3 are free, keeps 2, and calls the calculator in another
-one, which it gives back after the call. A conversation with tools alone keeps nothing while its model speaks.
+With 4 slots, a conversation with two games and a calculator begins once 3 slots are free. It keeps 2 slots, and takes a third one
+for each call of the calculator, which it gives back after the call. A conversation that uses only tools keeps no slot while its
+model speaks.
 """
 
 import asyncio
@@ -32,11 +33,11 @@ class Slots:
         self._of_others: deque[_Waiter] = deque()
 
     async def take(self, number: int = 1, *, leaves: int = 0, keeps_others: bool = False) -> None:
-        """Wait for so many slots at once.
+        """Wait until `number` slots are free, and take them all at once.
 
         Args:
-            leaves: slots that must stay free, because whoever takes these will want so many more before it gives these back.
-            keeps_others: whoever asks has taken slots that it will not give back before it has this one, and has left one free.
+            leaves: slots that must stay free, because the caller will need this many more before it gives `number` back.
+            keeps_others: the caller already keeps slots, which it gives back only after it got this one, and left one free.
         """
         wanted = number + leaves
         assert 0 < number <= wanted <= self.limit, f"{wanted} slots, and there are {self.limit}"
@@ -48,7 +49,7 @@ class Slots:
             await waiter.granted
         except asyncio.CancelledError:
             if waiter.granted.cancelled():
-                self._grant()  # it may have been the one that the others waited behind
+                self._grant()  # this request may have been the first in the queue, and have blocked the others
             else:
                 self.give_back(number)
             raise

@@ -1,7 +1,7 @@
-"""What travels between an engine and the process of an environment: JSON with its length in front, never pickle.
+"""Messages between an engine and the process of an environment: JSON after its length in bytes, never pickle.
 
-The process of an environment has run a user's code on a model's text, so nothing that it says is believed: every part of an
-answer is checked, and a long text is cut on both sides.
+The process of an environment has run a user's code on a model's text, so its messages are not trusted: every part of an answer is
+checked, and both sides cut long texts.
 """
 
 import json
@@ -14,9 +14,9 @@ from typing import Any
 from open_instruct.environments.base import Ending, Message, Observation, Opening, ToolCall, Turn
 
 MOST_BYTES = 2**22
-"""Of one answer. A longer one is the environment's fault."""
+"""Most bytes of one answer. A longer answer is the environment's fault."""
 MOST_TEXT = 2**18
-"""Characters of one message. What a longer text has in its middle is left out."""
+"""Most characters of one message. A longer text loses its middle."""
 CUT = "\n[… {} characters left out …]\n"
 MOST_MESSAGES = 256
 MODEL, ENVIRONMENT = "model", "environment"
@@ -25,12 +25,12 @@ HEAD = struct.Struct("!Q")
 
 
 class BadAnswer(ValueError):
-    """An environment's answer is not what an answer has to be."""
+    """An environment's answer does not have the form of an answer."""
 
 
 def packed(message: Mapping[str, Any]) -> bytes:
-    """A message as bytes, with its length. Halves of surrogate pairs, which a model may write in the JSON of a call and no server
-    takes, become question marks."""
+    """A message as bytes, with its length in front. Halves of surrogate pairs become question marks, because a model may write
+    them in the JSON of a call and no server accepts them."""
     content = json.dumps(message, ensure_ascii=False).encode(errors="replace")
     return HEAD.pack(len(content)) + content
 
@@ -46,10 +46,10 @@ def unpacked(content: bytes) -> dict[str, Any]:
 
 
 def as_text(content: Any) -> str:
-    """What a tool has answered as valid text of bounded length.
+    """A tool's answer as valid text of bounded length.
 
-    Bytes are read as UTF-8, and what is no UTF-8 becomes U+FFFD; so do halves of surrogate pairs, which no tokenizer takes. NUL
-    is left out for the same reason.
+    Bytes are read as UTF-8. Invalid bytes become U+FFFD; so do halves of surrogate pairs, which no tokenizer accepts. NUL is left
+    out for the same reason.
     """
     if isinstance(content, bytes | bytearray):
         content = bytes(content[: 2 * MOST_TEXT]).decode(errors="replace")
@@ -67,7 +67,7 @@ def as_text(content: Any) -> str:
 
 
 def first_error(error: BaseException) -> BaseException:
-    """The first error within groups of errors, which say nothing themselves ("unhandled errors in a TaskGroup")."""
+    """The first error within nested exception groups, whose own text says nothing ("unhandled errors in a TaskGroup")."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
