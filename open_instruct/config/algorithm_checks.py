@@ -1,4 +1,4 @@
-"""What may be wrong with losses and advantages of a user's file: they are tried before a run starts."""
+"""Checks of losses and advantages from a user's file: they are computed once, on small inputs, before a run starts."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -37,7 +37,7 @@ def own_advantage_can_be_computed(args: GRPOConfig) -> Iterator[str]:
 
 
 def _own(args: GRPOConfig, registry: Registry[Any]) -> Entry[Any] | None:
-    """The entry that is chosen, if it is one of the user's."""
+    """The chosen entry, if it comes from a user's file; else None."""
     name = getattr(args, registry.flag)
     entry = registry[name] if name in registry.names else None
     return None if entry is None or entry.value.__module__.startswith(OURS) else entry

@@ -1,12 +1,12 @@
-"""What the layers of a model ask of their attention, found out by running the model without numbers (on torch's meta device)."""
+"""Finds out how a model's layers call their attention, by running the model on torch's meta device, which computes nothing."""
 
 from dataclasses import dataclass
 from typing import Any
 
 PROBE = "probe_of_attention"
-"""Name under which Transformers knows the attention that only looks at what it is given."""
+"""Name under which the recording attention, which only looks at its arguments, is registered with Transformers."""
 WIDEST_HEAD = 256
-"""Most numbers of a head that FlashAttention's kernels take."""
+"""Largest head dimension that FlashAttention's kernels accept."""
 
 
 @dataclass(frozen=True)
@@ -14,28 +14,28 @@ class AttentionCall:
     """One layer's call of its attention."""
 
     head_size: int
-    """Numbers of a query and of a key."""
+    """Dimension of a query and of a key."""
     value_size: int
-    """Numbers of a value."""
+    """Dimension of a value."""
     window: int | None
-    """Tokens that a token sees at most; None if the layer names no window."""
+    """Most tokens that a token attends to; None if the layer passes no window."""
     takes_parts: bool
-    """Whether the arguments of the model's `forward` that the model does not know reach the attention."""
+    """Whether unknown arguments of the model's `forward` are passed on to the attention."""
     caps_or_sinks: bool
-    """Whether scores are capped, or some of the attention goes to no token."""
+    """Whether scores are capped, or part of the attention goes to a sink instead of a token."""
 
 
 _found: dict[tuple[str, bool, bool], tuple[AttentionCall, ...]] = {}
 
 
 def attention_calls(config: Any, *, trusted: bool = False, flat: bool = False) -> tuple[AttentionCall, ...]:
-    """The calls of all layers, in their order; none if the model cannot be run in this way, or has attention of its own.
+    """The attention calls of all layers, in order. Empty if the model cannot be run in this way, or has its own attention code.
 
     Args:
-        config: of a causal language model.
+        config: config of a causal language model.
         trusted: as `trust_remote_code`.
-        flat: run the model with an attention that returns (B, T, heads * value size), as that of sequence parallelism does, in
-            place of (B, T, heads, value size).
+        flat: run the model with an attention that returns (B, T, heads * value size), as sequence parallelism's attention does,
+            instead of (B, T, heads, value size).
     """
     key = config.to_json_string(use_diff=False), trusted, flat
     if key not in _found:
@@ -76,7 +76,7 @@ def _run(config: Any, *, trusted: bool, flat: bool) -> tuple[AttentionCall, ...]
 
 
 def take_parts(config: Any, *, trusted: bool = False) -> bool:
-    """Whether every layer's attention is told which tokens of a row look at which (`learners/attention.py`)."""
+    """Whether every layer tells its attention which tokens of a row attend to which (`learners/attention.py`)."""
     calls = attention_calls(config, trusted=trusted)
     return bool(calls) and all(call.takes_parts for call in calls)
 
@@ -97,7 +97,7 @@ def why_no_flash_attention(config: Any, *, trusted: bool = False) -> str:
 
 
 def _num_windows(config: Any, num_layers: int) -> int:
-    """Layers that look at some of the earlier tokens alone."""
+    """Number of layers that attend to only some of the earlier tokens."""
     if kinds := getattr(config, "layer_types", None):
         return sum(kind != "full_attention" for kind in kinds)
     has_window = getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True)

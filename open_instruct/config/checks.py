@@ -1,7 +1,7 @@
 """Which values of options are mistakes: one short function per rule; all mistakes are reported together.
 
-A mistake reads `--flag value: what is wrong. What to do.` Before the colon stands every option that the rule has looked at.
-`cli.py` relies on this: it leaves out a mistake about an option whose value it could not read.
+A mistake has the form `--flag value: what is wrong. What to do.` The part before the colon names every option that the rule has
+looked at. `cli.py` relies on this: it leaves out a mistake about an option whose value it could not read.
 """
 
 import os
@@ -57,7 +57,7 @@ def collect_mistakes(args: GRPOConfig) -> list[str]:
 
 
 MOST_OF_SHARED_GPU = 0.5
-"""Largest share of a GPU's memory that an engine may take if a learner stays in that memory too."""
+"""Largest share of a GPU's memory that an engine may take if a learner stays in the same memory."""
 
 
 def every_node_has_learners(args: GRPOConfig) -> Iterator[str]:
@@ -106,7 +106,7 @@ def one_option_says_how_far_ahead(args: GRPOConfig) -> Iterator[str]:
 
 
 def over_issuing_has_room(args: GRPOConfig) -> Iterator[str]:
-    """A prompt that a step leaves to the next step becomes older than pacing aims at."""
+    """A prompt that one step leaves to the next step becomes older than the threshold that pacing aims at."""
     if args.over_issued_prompts <= 0:
         return
     if args.staleness_target < 1 or args.staleness_bound <= args.staleness_target:
@@ -180,11 +180,11 @@ NEEDS: dict[str, tuple[str, Callable[[GRPOConfig], bool]]] = {
     "non_stop_penalty_value": ("non_stop_penalty", lambda args: args.non_stop_penalty),
     "overlong_penalty_factor": ("overlong_buffer_len", lambda args: args.overlong_buffer_len > 0),
 }
-"""Options that say how something is done, with the option (and value) that has it done, and whether it is."""
+"""Options that need another option: the name (and value) of that option, and whether it is set."""
 
 
 def options_have_an_effect(args: GRPOConfig) -> Iterator[str]:
-    """A researcher who gives an option believes that it was used."""
+    """An option without effect is a mistake, because a researcher who gives an option believes that it was used."""
     default = type(args)(model_name_or_path=args.model_name_or_path)
     for name, (other, is_on) in NEEDS.items():
         if getattr(args, name) != getattr(default, name) and not is_on(args):
@@ -335,7 +335,7 @@ def turns_have_an_order(args: GRPOConfig) -> Iterator[str]:
 
 
 def weight_transport_fits(args: GRPOConfig) -> Iterator[str]:
-    """NCCL refuses two processes on one GPU; with `ipc` both processes must be on the same GPU, whose memory they share."""
+    """NCCL refuses two processes on one GPU. `ipc` needs both processes on one GPU, because they share its memory."""
     chosen, has_gpu = args.weight_transport, args.device.kind == "cuda"
     cure = "Leave out weight_transport, or set it to ray_object, which works everywhere."
     if chosen in NEEDS_GPU and not has_gpu:
@@ -391,7 +391,7 @@ def attention_can_run(args: GRPOConfig) -> Iterator[str]:
 
 
 def machine_has_room(args: GRPOConfig) -> Iterator[str]:
-    """The room of a cluster is not checked here but after connecting to the cluster."""
+    """Checks only a single machine. A cluster's room is checked after connecting to the cluster."""
     if os.environ.get("RAY_ADDRESS") or len(args.num_learners_per_node) > 1:
         return
     of_teacher = ("teacher_num_engines", "teacher_tensor_parallel_size") if args.has_teacher else ()

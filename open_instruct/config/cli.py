@@ -39,11 +39,11 @@ if TYPE_CHECKING:
 Config = TypeVar("Config", bound="DataclassInstance")
 
 NUMBER = re.compile(r"^-(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?$")
-"""A negative number, which is not an option although it begins with a dash."""
+"""A negative number, which begins with a dash but is not an option."""
 
 
 class UsageError(Exception):
-    """The user's options cannot be used; `mistakes` says why, in one or two sentences per mistake."""
+    """The user's options cannot be used. `mistakes` says why, in one or two sentences per mistake."""
 
     def __init__(self, mistakes: Sequence[str]) -> None:
         super().__init__("\n".join(mistakes))
@@ -51,7 +51,7 @@ class UsageError(Exception):
 
 
 def fail_with(mistakes: Sequence[str], *, program: str = "grpo_fast.py") -> NoReturn:
-    """Print all mistakes to stderr and exit with code 2. Whatever looks like a secret is masked."""
+    """Print all mistakes to stderr and exit with code 2. Everything that looks like a secret is masked."""
     count = "1 mistake" if len(mistakes) == 1 else f"{len(mistakes)} mistakes"
     lines = [f"  {number}. {without_secrets(mistake)}" for number, mistake in enumerate(mistakes, start=1)]
     print("\n".join([f"{program}: {count}:", *lines]), file=sys.stderr)
@@ -74,10 +74,10 @@ def parse_args(
         validators: functions that take the options and return the mistakes in them, as `checks.collect_mistakes` does. If the
             value of an option cannot be read, validators see its default, and their mistakes about that option are left out.
         program: name of the program, for `--help`.
-        foreign: options of other programs that are understood too; afterwards it says what became of them.
+        foreign: options of other programs that are also understood. After the call it says what became of them.
 
     Raises:
-        UsageError: with all mistakes: values that cannot be read, and values that the validators refuse.
+        UsageError: some values cannot be read, or the validators refuse them. The error holds all mistakes.
         SystemExit: with code 0, after `--help`.
     """
     kinds = option_kinds(config_cls)
@@ -97,7 +97,7 @@ def read_lists(argv: Sequence[str], names: Sequence[str], known: Mapping[str, An
     """The values of the options `names`, which hold lists of strings, read before all options are known. Ignores mistakes.
 
     Args:
-        known: the kinds of the options that are known already, so that a name may be shortened as far as it is clear among them.
+        known: the kinds of the options that are already known. A name may be shortened if it is unambiguous among them.
     """
     parser = _Parser(add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
     for name in (*names, "config"):
@@ -118,14 +118,14 @@ def make_config(
     """Options from values as the user wrote them (strings, or what YAML made of them), checked by `validators`.
 
     Raises:
-        UsageError: with `mistakes`, which were found before, and all mistakes that are found here.
+        UsageError: there are mistakes. The error holds `mistakes`, which were found before, and all that are found here.
     """
     kinds = option_kinds(config_cls)
     values, unreadable = _convert_all(written, kinds)
     mistakes = [*mistakes, *unreadable.values()]
     for name in _required(config_cls):
         if name not in values:
-            values[name] = ""  # so that the validators can look at the other options
+            values[name] = ""  # a placeholder, so that the validators can check the other options
             mistakes += [] if name in unreadable else [f"--{name}: missing. It must be given."]
             unreadable.setdefault(name, "")
     config = config_cls(**values)
@@ -137,7 +137,7 @@ def make_config(
 
 
 def field_help(config_cls: type) -> dict[str, tuple[str, str]]:
-    """For every field, the title of its group (the docstring of its class) and its help text (the string under the field)."""
+    """The title of the group (its class's docstring) and the help text (the string under the field) of every field."""
     found = {}
     names = {field.name for field in option_fields(config_cls)}
     for cls in config_cls.__mro__[:-1]:
@@ -182,7 +182,7 @@ class _HelpFormatter(argparse.HelpFormatter):
         super().__init__(prog, max_help_position=32, width=100)
 
     def _split_lines(self, text: str, width: int) -> list[str]:
-        return textwrap.wrap(text, width, break_on_hyphens=False)  # so that names of datasets are not broken
+        return textwrap.wrap(text, width, break_on_hyphens=False)  # do not break names of datasets
 
     def _format_args(self, action: argparse.Action, default_metavar: str) -> str:
         return str(action.metavar or default_metavar)
@@ -213,7 +213,7 @@ def _make_parser(config_cls: "type[DataclassInstance]", kinds: Mapping[str, Any]
 
 
 MAX_CHOICES_LENGTH = 60
-"""Longest list of choices, in characters, that stands beside an option in the help. A longer list opens the option's text."""
+"""Longest list of choices, in characters, that the help shows next to an option. A longer list begins the option's text."""
 LONG_CHOICE = "NAME"
 
 
@@ -247,7 +247,7 @@ def _read_command_line(
 ) -> tuple[dict[str, Any], list[str]]:
     """Values by option, as the user wrote them (a string, a list of strings, or True for a bare switch), and the mistakes.
 
-    The parser knows `others` too, by their whole names.
+    The parser also knows `others`, but only by their full names.
     """
     negations = {f"--no_{name}": f"--{name}=False" for name, kind in kinds.items() if kind is bool}
     names = [*kinds, "config", "help", *(word[2:] for word in negations)]
@@ -266,11 +266,11 @@ def _read_command_line(
 
 
 A_SECRET = "token"
-"""Short for tokenizer_name_or_path, but what follows it is a token of the hub, and no message shows that."""
+"""`--token` would be short for tokenizer_name_or_path, but its value is probably a hub token, which no message may show."""
 
 
 def _in_full(word: str, names: Sequence[str], others: Sequence[str]) -> str:
-    """An option as it is named, if it was written with dashes, or so short that it can be no other option."""
+    """The full name of an option that was written with dashes, or shortened without ambiguity."""
     written, equals, value = word.removeprefix("--").partition("=")
     name = written.replace("-", "_")
     if name in others:
@@ -282,7 +282,7 @@ def _in_full(word: str, names: Sequence[str], others: Sequence[str]) -> str:
 
 
 def _shielded(word: str) -> str:
-    """A negative number with a space before it, because argparse takes -1e-5 for an option, although not -1."""
+    """A negative number with a space before it, because argparse takes -1e-5 for an option (but not -1)."""
     return f" {word}" if NUMBER.match(word) else word
 
 
@@ -291,7 +291,7 @@ def _unshielded(words: Sequence[str]) -> list[str]:
 
 
 def _unknown_words(words: Sequence[str], names: Sequence[str]) -> Iterator[str]:
-    """A mistake for each word that the parser could not place. Values of an unknown option are not shown, as they may be keys."""
+    """A mistake for each word that the parser could not place. Values of an unknown option are not shown: they may be keys."""
     after_option = False
     for word in words:
         if word.startswith("-") and not NUMBER.match(word):
@@ -302,7 +302,7 @@ def _unknown_words(words: Sequence[str], names: Sequence[str]) -> Iterator[str]:
 
 
 MOST_MEANT = 8
-"""Most options that an abbreviation is told to stand for."""
+"""Most options that the message about an ambiguous abbreviation lists."""
 
 
 def no_such_option(written: str, names: Sequence[str], *, prefix: str, listed: str = "--help lists them all.") -> str:
@@ -316,8 +316,8 @@ def no_such_option(written: str, names: Sequence[str], *, prefix: str, listed: s
 
 
 def _read_yaml(path: Any, kinds: Mapping[str, Any], others: Sequence[str] = ()) -> tuple[dict[str, Any], list[str]]:
-    """Values by option, and the mistakes, from the file that `--config` names; both are empty for None. Options are those of
-    `kinds`, and `others`."""
+    """Values by option, and the mistakes, from the file that `--config` names; both are empty if `path` is None. The known
+    options are those of `kinds`, and `others`."""
     if path is None:
         return {}, []
     if not isinstance(path, str):
@@ -359,10 +359,10 @@ def _convert_all(written: Mapping[str, Any], kinds: Mapping[str, Any]) -> tuple[
 
 
 def convert(value: Any, kind: Any) -> Any:
-    """`value`, a string or what YAML made of it, as a value of the type `kind`.
+    """`value`, a string or a value that YAML has read, converted to the type `kind`.
 
     Raises:
-        ValueError: `value` is not of that type; the text says what was expected.
+        ValueError: `value` does not fit the type; the message says what was expected.
     """
     if get_origin(kind) is list:
         (item_kind,) = get_args(kind)
@@ -415,7 +415,7 @@ def _read_int(value: Any) -> int:
 def _read_float(value: Any) -> float:
     if isinstance(value, bool):
         raise TypeError
-    return float(value)  # may be a string from YAML too, because YAML does not read 2e-5 as a number
+    return float(value)  # also from a YAML string, because YAML does not read 2e-5 as a number
 
 
 def _is_number(value: Any) -> bool:
@@ -423,7 +423,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _read_str(value: Any) -> str:
-    if not isinstance(value, str):  # numbers neither: YAML reads 0123 as 83, and how it was written is gone
+    if not isinstance(value, str):  # no numbers either: YAML reads 0123 as 83, and the original text is lost
         raise TypeError
     return value
 

@@ -1,4 +1,4 @@
-"""What may be wrong with the options of the correction for tokens of another policy (rho)."""
+"""Checks of the options of the off-policy correction (rho), for tokens that another policy sampled."""
 
 from collections.abc import Iterator
 

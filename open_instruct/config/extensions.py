@@ -1,4 +1,4 @@
-"""Losses, advantages, workflows and environments that a user's own file adds to a run, and the options that they bring along.
+"""Losses, advantages, workflows and environments that a user's file adds to a run, with their own options.
 
 --algorithm_modules my_loss.py ──► imported before the command line is read, so that the options of its entries are flags too
                                └─► imported again by the controller and by every learner or engine, which look the entry up
@@ -23,13 +23,13 @@ REGISTRIES: Mapping[str, tuple[Registry[Any], ...]] = {
     "workflow_modules": (WORKFLOWS,),
     "environment_modules": (ENVIRONMENTS,),
 }
-"""By option: where such a file registers what it adds. `verifier_modules` is not here, because verifiers are not registered."""
+"""The registries that files named by each option may add to. `verifier_modules` is missing: verifiers need no registration."""
 MODULE_OPTIONS = tuple(REGISTRIES)
 """The options that name such files."""
 CHECKED_LATER = ("environment_modules",)
-"""Whether their modules can be imported at all is checked with the other options of conversations."""
+"""Options whose modules are checked for import errors later, together with the other options of conversations."""
 _registered: dict[str, set[str]] = {}
-"""By module: the nouns (`Registry.what`) of what it has registered in this process."""
+"""For each module: the kinds (`Registry.what`) of the entries that it has registered in this process."""
 
 
 def import_extensions(names: Iterable[str]) -> None:
@@ -73,7 +73,7 @@ def config_class_with(modules: Mapping[str, Iterable[str]]) -> tuple[type[GRPOCo
 
 
 def _mistakes_of_module(option: str, name: str) -> list[str]:
-    """Imports a module. Raises `UserModuleError` if that fails."""
+    """Import a module. Returns a mistake if it registers nothing. Raises `UserModuleError` if the import fails."""
     wanted = [registry.what for registry in REGISTRIES[option]]
     if not _registered_by(name).isdisjoint(wanted):
         return []
@@ -85,8 +85,8 @@ def _mistakes_of_module(option: str, name: str) -> list[str]:
 
 
 def _registered_by(name: str) -> set[str]:
-    """The nouns of what a module has registered: when it was imported here first, or, where it had been imported before that, of
-    what is defined in it."""
+    """The kinds of the entries that a module has registered: entries that appear when it is imported here, and, if it had been
+    imported before, entries that are defined in it."""
     registries = [registry for several in REGISTRIES.values() for registry in several]
     before = {id(entry): entry for registry in registries for entry in registry}
     module = import_user_module(name).__name__
@@ -99,7 +99,7 @@ def _registered_by(name: str) -> set[str]:
 
 
 def unused_modules(args: GRPOConfig) -> Iterator[str]:
-    """Notes on files of losses, advantages or workflows of which the run uses nothing: an option was probably forgotten."""
+    """Notes on files whose losses, advantages or workflows the run does not use, because an option was probably forgotten."""
     for option, registries in REGISTRIES.items():
         for name in getattr(args, option) if option not in CHECKED_LATER else []:
             module = import_user_module(name).__name__
@@ -115,7 +115,7 @@ def unused_modules(args: GRPOConfig) -> Iterator[str]:
 
 
 def plain_config(args: GRPOConfig) -> GRPOConfig:
-    """The options as a `GRPOConfig`, which every process can read; the values of the user's options are in `own_options`."""
+    """The options as a plain `GRPOConfig`, which every process can read. `own_options` holds the values of the user's options."""
     if type(args) is GRPOConfig:
         return args
     ours = {field.name for field in dataclasses.fields(GRPOConfig)}

@@ -1,7 +1,7 @@
-"""Options of open-instruct's launch lines that this project does not have: what becomes of each.
+"""What becomes of each option of open-instruct's launch lines that this project does not have.
 
-None is passed over in silence, and none stops a run but those that ask for something which is not here. A line that was
-written for open-instruct therefore starts, and one warning says which of its options had no effect, and why.
+No such option is ignored silently. An option stops a run only if it asks for something that this project cannot do. So a launch
+line that was written for open-instruct starts, and one warning says which of its options have no effect, and why.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -97,7 +97,7 @@ WITHOUT_EFFECT: dict[str, str] = {
     "num_evals": f"{OLD}; local_eval_every is the number of steps from one evaluation to the next",
     "use_fp8_kv_cache": f"{OLD}; the key-value cache has the model's type",
 }
-"""By name: why the option does nothing here."""
+"""Why each option has no effect in this project, by name."""
 
 RENAMED: dict[str, str] = {
     "number_samples_per_prompt": "num_samples_per_prompt_rollout",
@@ -108,20 +108,20 @@ RENAMED: dict[str, str] = {
     "eval_freq": "local_eval_every",
     "local_eval_freq": "local_eval_every",
 }
-"""Earlier names and abbreviations, with the name that they have here."""
+"""Earlier names and abbreviations, with their names in this project."""
 
 
 def _correction(cap: Any) -> dict[str, Any]:
-    """A cap above 0 switched the correction on, and 0 switched it off."""
+    """In open-instruct a cap above 0 switched the correction on, and 0 switched it off."""
     try:
         is_on = float(cap) > 0
     except (TypeError, ValueError):
-        is_on = True  # a variable of a script; or no number, which is told when rho_clamp_upper_bound is read
+        is_on = True  # a script's variable; or not a number, which reading rho_clamp_upper_bound will report
     return {"rho_clamp_upper_bound": cap, "use_rho_correction": "True"} if is_on else {"use_rho_correction": "False"}
 
 
 def _limit_of_calls(limits: Any) -> dict[str, Any]:
-    """Each tool could have a limit of its own."""
+    """In open-instruct each tool could have its own limit."""
     different = list(dict.fromkeys(map(str, limits))) if isinstance(limits, list) else [limits]
     if len(different) > 1:
         raise ValueError("one limit holds for the calls of all tools together. Write it as --max_steps")
@@ -132,7 +132,7 @@ BY_VALUE: dict[str, Callable[[Any], dict[str, Any]]] = {
     "truncated_importance_sampling_ratio_cap": _correction,
     "max_tool_calls": _limit_of_calls,
 }
-"""Earlier options whose value says what they are here: options and values. ValueError for a value that cannot be had here."""
+"""Earlier options whose value decides which options and values replace them. ValueError: this project cannot do that."""
 
 REFUSED: dict[str, str] = {
     "mask_tool_use": "answers of tools are never trained on as if the model had said them. Their cross-entropy may be: --ce_coef",
@@ -142,11 +142,11 @@ REFUSED: dict[str, str] = {
     '"num_results": 3}\'',
     "code_tool_api_endpoint": 'the tool itself is told, as in --tools python --tool_configs \'{"api_endpoint": "URL"}\'',
 }
-"""By name: why a run with it is refused, unless its value asks for nothing."""
+"""Why a run with each of these options is refused, by name. A value that changes nothing is accepted."""
 
 OTHER_VALUES: dict[str, dict[str, str]] = {
     "kl_estimator": {"kl1": "0", "kl2": "1", "kl3": "2", "kl4": "3"},
-    "chat_template_name": {"olmo123": "None"},  # it never was there: the tokenizer's own template is used
+    "chat_template_name": {"olmo123": "None"},  # never existed there: the tokenizer's own template is used
 }
 """Earlier spellings of values, by option."""
 _ASKS_FOR_NOTHING = {
@@ -158,20 +158,20 @@ _ASKS_FOR_NOTHING = {
         "1",
         "[]",
         "",
-    ),  # a bare switch is the last or, translated, the one before
+    ),  # a bare switch is "[]", and in `translate` it is ""
 }
-"""Values that change nothing, where these are not False and none."""
+"""Values that change nothing, for options where these values are not just false and none."""
 
 
 @dataclass
 class ForeignOptions:
-    """Takes foreign options out of what was written, and keeps what became of them."""
+    """Removes foreign options from the written options, and notes what became of each."""
 
     knows_any: bool = True
     notes: dict[str, str] = field(default_factory=dict)
-    """By name as it was written: what became of the option."""
+    """What became of each option, by the name as it was written."""
     taken: set[str] = field(default_factory=set)
-    """Those of `notes` whose value the run uses, under another name or in another spelling."""
+    """The options in `notes` whose value the run uses, under another name or in another spelling."""
     refused: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -181,14 +181,14 @@ class ForeignOptions:
     def of_file_and_command_line(
         self, in_file: Mapping[str, Any], on_command_line: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """The options of this project. Those of the command line win, whatever the names under which the two give them."""
+        """The options of this project. The command line wins over the file, even if the two use different names for an option."""
         ours = self.without_foreign(on_command_line)
         in_file = {name: value for name, value in in_file.items() if name not in on_command_line}
         return self.without_foreign(in_file, given=ours) | ours
 
     def without_foreign(self, written: Mapping[str, Any], *, given: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """The options of this project. A value under an earlier name is taken, unless the present name is there too, or among
-        what is `given` elsewhere and wins."""
+        """The options of this project. A value under an earlier name is used unless `written` also contains the present name, or
+        `given` does, whose options win."""
         ours = {name: value for name, value in written.items() if name not in self.names}
         for name, value in written.items() if self.knows_any else ():
             if name in RENAMED:
@@ -220,7 +220,7 @@ class ForeignOptions:
     def _taken(
         self, name: str, became: Mapping[str, Any], already: Collection[str], *, shown: str = ""
     ) -> dict[str, Any]:
-        """What is new of that which an option became, and a note on the option."""
+        """The replacements of an option that are not set `already`. Also makes the note on the option."""
         new = {option: value for option, value in became.items() if option not in already}
         if new:
             self.notes[name] = f"taken as {shown or ' '.join(f'{option} {new[option]}' for option in new)}"
@@ -232,14 +232,14 @@ class ForeignOptions:
 
     @property
     def mistakes(self) -> list[str]:
-        """One for each reason, with all options that it holds for."""
+        """One mistake for each reason, with all options that it applies to."""
         return [
             f"{' '.join(f'--{name}' for name, why in self.refused.items() if why == reason)}: {reason}"
             for reason in dict.fromkeys(self.refused.values())
         ]
 
     def warning(self) -> str:
-        """What became of the options, a line for each reason; "" if there were none."""
+        """What became of the options, one line for each reason; "" if there were no foreign options."""
         groups = {
             "These options are not this project's, and the run goes on without their effect:": self.notes.keys()
             - self.taken,
@@ -255,5 +255,5 @@ class ForeignOptions:
 
 
 def asks_for_nothing(name: str, value: Any) -> bool:
-    """Whether a value leaves everything as it is."""
+    """Whether a value changes nothing."""
     return str(value).lower() in _ASKS_FOR_NOTHING.get(name, ("false", "none", "[]", ""))

@@ -1,4 +1,4 @@
-"""Whether model and tokenizer of a run can be read, from a directory or the Hugging Face hub, and can be trained here."""
+"""Checks that a run's model and tokenizer can be read, from a directory or the Hugging Face hub, and can be trained here."""
 
 import copy
 import dataclasses
@@ -26,11 +26,11 @@ from open_instruct.option_text import shown
 from open_instruct.workflows.base import WORKFLOWS
 
 HUB_TIMEOUT_S = 5.0
-"""Seconds that the Hugging Face hub has to say whether it knows a name."""
+"""Longest wait for the Hugging Face hub to say whether it knows a name."""
 
 
 COMPILERS = "g++", "clang++"
-"""One of them compiles for a CPU what torch writes."""
+"""C++ compilers. torch needs one of them to compile its generated code for a CPU."""
 
 
 def model_can_be_read(args: GRPOConfig) -> Iterator[str]:
@@ -54,8 +54,8 @@ def model_family_can_be_trained(args: GRPOConfig) -> Iterator[str]:
 
 
 def with_attention_that_fits(args: GRPOConfig) -> tuple[GRPOConfig, str]:
-    """The options with the attention that `--attn_implementation auto` is for the model. If that is another than for most models
-    on the device, also a sentence that says why; else ""."""
+    """The options, with `--attn_implementation auto` replaced by the attention that fits the model. If that is not the device's
+    usual choice, also a sentence that says why; else ""."""
     name, reason = _attention(args, _config(args))
     if not reason:
         return args, ""
@@ -64,7 +64,7 @@ def with_attention_that_fits(args: GRPOConfig) -> tuple[GRPOConfig, str]:
 
 
 def _attention(args: GRPOConfig, config: Any) -> tuple[str, str]:
-    """What the learners attend with, and why it is not the device's own choice; "" if it is, or the user has chosen."""
+    """The learners' attention, and why it is not the device's usual choice; "" if it is, or if the user has chosen."""
     if args.attn_implementation != "auto":
         return args.attn_implementation, ""
     return attention_that_fits(config, args.device.attn_implementation, trusted=args.trust_remote_code)
@@ -79,7 +79,7 @@ def model_has_enough_positions(args: GRPOConfig) -> Iterator[str]:
 
 
 def _length_options(args: GRPOConfig) -> tuple[str, ...]:
-    """What `max_sequence_length` depends on."""
+    """The options that `max_sequence_length` depends on."""
     own = WORKFLOWS[args.rollout_workflow].value.length_options
     return "max_prompt_token_length", "response_length", "eval_response_length", *own
 
@@ -101,7 +101,7 @@ def rows_can_be_divided(args: GRPOConfig) -> Iterator[str]:
 
 
 def layers_can_compute_again(args: GRPOConfig) -> Iterator[str]:
-    """Gradient checkpointing is the model's own."""
+    """Gradient checkpointing is implemented by the model's class, and some classes lack it."""
     config, _ = _load("AutoConfig", args.model_name_or_path, args.model_revision, trusted=args.trust_remote_code)
     if config is None or not args.gradient_checkpointing:
         return
@@ -111,7 +111,8 @@ def layers_can_compute_again(args: GRPOConfig) -> Iterator[str]:
 
 
 def layers_can_be_compiled(args: GRPOConfig) -> Iterator[str]:
-    """Of what Transformers knows as layers. ZeRO 3 and sequence parallelism act inside layers, where torch cannot look."""
+    """Only what Transformers knows as layers is compiled. ZeRO 3 and sequence parallelism act inside layers, where torch cannot
+    look."""
     if not args.compile_model:
         return
     if args.deepspeed_stage == 3 or args.sequence_parallel_size > 1:
@@ -142,8 +143,8 @@ def engines_can_divide_heads(args: GRPOConfig) -> Iterator[str]:
 
 
 def _problem_with_heads(text_config: Any, size: int, who: str) -> str:
-    """Why the heads of each attention cannot be divided among `size` of `who`; empty if they can. Where there are fewer heads of
-    keys and values than `size`, each is held several times."""
+    """Why the heads of each attention cannot be divided among `size` of `who`; empty if they can. If there are fewer key-value
+    heads than `size`, each of these heads is held several times."""
     num_heads = getattr(text_config, "num_attention_heads", 0)
     num_key_value_heads = getattr(text_config, "num_key_value_heads", None) or num_heads
     if not num_heads or not (num_heads % size or (num_key_value_heads % size and size % num_key_value_heads)):
@@ -155,7 +156,7 @@ def _problem_with_heads(text_config: Any, size: int, who: str) -> str:
 
 
 def adapters_have_layers(args: GRPOConfig) -> Iterator[str]:
-    """Every name in `lora_target_modules` must end the name of a layer."""
+    """The name of some layer must end in each name in `lora_target_modules`."""
     targets = args.lora_target_modules
     config, _ = _load("AutoConfig", args.model_name_or_path, args.model_revision, trusted=args.trust_remote_code)
     if not args.use_peft or targets == ["all-linear"] or config is None:
@@ -166,7 +167,7 @@ def adapters_have_layers(args: GRPOConfig) -> Iterator[str]:
 
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, trust_remote_code=args.trust_remote_code)
-    head, kinds = model.get_output_embeddings(), (torch.nn.Linear, Conv1D)  # GPT-2's layers are the latter
+    head, kinds = model.get_output_embeddings(), (torch.nn.Linear, Conv1D)  # GPT-2 has Conv1D layers
     layers = [name for name, module in model.named_modules() if isinstance(module, kinds) and module is not head]
     missing = [target for target in targets if not any(f".{name}".endswith(f".{target}") for name in layers)]
     if missing or not targets:
@@ -179,7 +180,7 @@ def adapters_have_layers(args: GRPOConfig) -> Iterator[str]:
 
 
 def teacher_fits_the_model(args: GRPOConfig) -> Iterator[str]:
-    """The teacher must be readable, know every token of the model by the same number, and read sequences as long."""
+    """The teacher must be readable, have the same id for every token of the model, and accept sequences of the same length."""
     if args.teacher_model_name_or_path is None:
         return
     names = ("teacher_model_name_or_path",) + (("teacher_model_revision",) if args.teacher_model_revision else ())
@@ -189,7 +190,7 @@ def teacher_fits_the_model(args: GRPOConfig) -> Iterator[str]:
         yield f"{shown(args, *names)}: {problem}"
         return
     num_positions = getattr(config, "max_position_embeddings", None)
-    needed = args.max_sequence_length + 1  # vLLM leaves room for a token that it samples
+    needed = args.max_sequence_length + 1  # vLLM needs room for one sampled token
     if num_positions is not None and not _has_scaled_positions(config) and needed > num_positions:
         options = shown(args, *names, *_length_options(args))
         yield f"{options}: the teacher reads {num_positions} tokens at most, and {needed} are needed. Set shorter lengths."
@@ -211,16 +212,16 @@ def teacher_fits_the_model(args: GRPOConfig) -> Iterator[str]:
 
 
 def vocabulary_size(args: GRPOConfig) -> int:
-    """Tokens that the model knows. Raises `ValueError` if the model cannot be read."""
+    """Number of tokens that the model knows. Raises `ValueError` if the model cannot be read."""
     return _text_config(args).vocab_size
 
 
 def pairs_per_token(args: GRPOConfig) -> float | None:
-    """What a token costs in the model apart from attention, in pairs of tokens that attention looks at (`share_prompts`).
+    """Cost of one token apart from attention, counted in token pairs of attention (`share_prompts`).
 
-    None if the learners share no prompts: plain attention does not take the parts of a row (`learners/attention.py`), some models
-    do not pass them on, and they tell who looks at whom only where every layer looks at all earlier tokens. Raises `ValueError`
-    if the model cannot be read.
+    None if the learners cannot share prompts. Sharing needs an attention that accepts the parts of a row
+    (`learners/attention.py`), which eager attention does not; a model that passes the parts on to it; and layers that all attend
+    to every earlier token. Raises `ValueError` if the model cannot be read.
     """
     config = _config(args)
     text = config.get_text_config()
@@ -241,7 +242,7 @@ def _config(args: GRPOConfig) -> Any:
 
 
 def load_tokenizer(args: GRPOConfig) -> tuple[Any | None, list[str]]:
-    """The tokenizer, or None and what is wrong with it.
+    """The tokenizer and no mistakes, or None and what is wrong with the tokenizer.
 
     A model that cannot be read is not reported here, because `collect_mistakes` reports it.
     """
@@ -253,7 +254,7 @@ def load_tokenizer(args: GRPOConfig) -> tuple[Any | None, list[str]]:
     tokenizer, problem = _load(
         "AutoTokenizer", args.tokenizer_name, args.revision_of_tokenizer, trusted=args.trust_remote_code
     )
-    # From a directory without tokenizer files, Transformers makes a tokenizer that knows no words.
+    # From a directory without tokenizer files, Transformers makes a tokenizer without any words.
     if tokenizer is not None and len(tokenizer) <= len(tokenizer.all_special_ids):
         problem = "it holds no tokenizer. Name a tokenizer with --tokenizer_name_or_path."
     if tokenizer is not None and not problem:
@@ -272,12 +273,12 @@ def load_tokenizer(args: GRPOConfig) -> tuple[Any | None, list[str]]:
 
 
 def _has_scaled_positions(config: Any) -> bool:
-    """Scaled rotary embeddings allow more positions than the config's number; how many depends on the kind of scaling."""
+    """Whether rotary embeddings are scaled. Then there are more positions than the config says; the kind of scaling decides."""
     return (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default") != "default"
 
 
 def _problem_with_vocabulary(tokenizer: Any, config: Any) -> str:
-    """What is wrong if the model lacks a token that ordinary text becomes, or one that begins, ends or pads a sequence; else "".
+    """What is wrong if the model lacks a token of ordinary text, or a token that begins, ends or pads a sequence; else "".
 
     Other added tokens may lie outside the model's vocabulary, as the image token of Gemma 3 does for its text-only models.
     """
@@ -317,7 +318,7 @@ def _from_pretrained(
     import transformers
 
     def load(*, local_files_only: bool) -> Any:
-        # Code that comes with a model runs only if the user said so, and Transformers does not ask.
+        # A model's own code runs only if the user has allowed it, so Transformers need not ask.
         return getattr(transformers, kind).from_pretrained(
             name, revision=revision or "main", local_files_only=local_files_only, trust_remote_code=trusted
         )
@@ -336,7 +337,7 @@ def _from_pretrained(
 
 
 def _problem_with_hub_name(name: str, revision: str | None) -> str:
-    """Why the hub cannot give `name`, or "". A thread asks, because the look-up of a host name has no timeout."""
+    """Why the hub cannot provide `name`, or "". A thread asks the hub, because the lookup of a host name has no timeout."""
     import huggingface_hub
 
     answers: list[str] = []

@@ -26,7 +26,7 @@ REFUSED_ON_CPU = {
     "deepseek_v3": "vLLM 0.32 computes its latent attention on CPU in bfloat16 alone",
 }
 _ROTARY_BY_LENGTH = {"dynamic", "longrope"}
-"""Kinds of rotary embeddings that turn with the longest position that a learner is given."""
+"""Kinds of rotary embeddings that depend on the longest position that a learner receives."""
 _WIDER_WINDOW = {"cohere2", "cohere2_moe", "cohere2_vision"}
 """Families whose sliding window is one token wider in vLLM 0.32 than in Transformers 5.19."""
 
@@ -64,7 +64,7 @@ def why_refused(
 
 
 def attention_that_fits(config: Any, attn_implementation: str, *, trusted: bool = False) -> tuple[str, str]:
-    """An attention that computes a model of this config exactly, and why it is another than `attn_implementation`; else ""."""
+    """An attention that computes a model of this config exactly. If it is not `attn_implementation`, also why; else ""."""
     cap = getattr(config.get_text_config(), "attn_logit_softcapping", None)
     if cap is not None and attn_implementation != "eager":
         capped = f"it caps attention scores (attn_logit_softcapping={cap:g}), and the engine caps them"
@@ -77,14 +77,14 @@ def attention_that_fits(config: Any, attn_implementation: str, *, trusted: bool 
 
 
 def model_class(config: Any) -> type | None:
-    """Transformers' class of a causal language model of this config; None where it has none, or the model brings its own."""
+    """Transformers' causal language model class for this config; None if there is none, or the model brings its own code."""
     from transformers import AutoModelForCausalLM
 
     return AutoModelForCausalLM._model_mapping.get(type(config), None)
 
 
 def attends_fully(config: Any) -> bool:
-    """Whether every layer of a model looks at all earlier tokens, so that a mask alone says who sees whom."""
+    """Whether every layer of a model attends to all earlier tokens, so that one mask describes which tokens attend to which."""
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     uses_window = getattr(config, "sliding_window", None) is not None and getattr(config, "use_sliding_window", True)
     return kinds == {"full_attention"} and not uses_window and not has_recurrent_layers(config)
@@ -103,16 +103,16 @@ def why_not_divided(config: Any, *, trusted: bool = False) -> str:
 
 
 def _rotary_kinds(config: Any) -> set[str]:
-    """Kinds of rotary embeddings, of all layers or by type of layer."""
+    """Kinds of rotary embeddings: one kind for all layers, or one for each type of layer."""
     parameters = getattr(config, "rope_parameters", None) or {}
     by_layer = [one for one in parameters.values() if isinstance(one, dict) and "rope_type" in one]
     return {one.get("rope_type", "default") for one in by_layer or [parameters]}
 
 
 def linear_cost(config: Any) -> float:
-    """Operations of a layer on one token apart from attention, divided by those of attention on one pair of tokens.
+    """Operations of a layer for one token, without attention, divided by the operations of attention for one pair of tokens.
 
-    A product with a matrix of n weights is 2 n operations a token; attention with h query dimensions is 4 h a pair.
+    A product with a matrix of n weights takes 2 n operations per token; attention with h query dimensions takes 4 h per pair.
     """
     hidden, heads = config.hidden_size, config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or hidden // heads
@@ -134,11 +134,11 @@ _SAVE_AGAIN = "Save or download it again."
 
 
 class BadWeights(ValueError):
-    """Weight files that nobody can load; the text says why."""
+    """Weight files that cannot be loaded; the message says why."""
 
 
 def problem_with_weights(directory: Path) -> str:
-    """What is wrong with the weights in a model's directory; "" if they fit into the model that its config describes."""
+    """What is wrong with the weights in a model's directory; "" if they fit the model that the config describes."""
     shapes: Shapes = {}
     try:
         for path in _weight_files(directory):
@@ -149,7 +149,8 @@ def problem_with_weights(directory: Path) -> str:
 
 
 def _weight_files(directory: Path) -> list[Path]:
-    """The files that Transformers or vLLM reads: of a single file and an index they prefer different ones, so both count."""
+    """The files that Transformers or vLLM reads. If a single file and an index both exist, the two libraries prefer different
+    ones, so both count."""
     for name in ("model.safetensors", "pytorch_model.bin"):
         single, index = directory / name, directory / f"{name}.index.json"
         try:
@@ -213,7 +214,7 @@ def _problem_with_shapes(directory: Path, shapes: Shapes) -> str:
     except Exception:  # `model_can_be_read` reports it
         return ""
     num_layers = getattr(config.get_text_config(), "num_hidden_layers", 0)
-    if shapes and isinstance(num_layers, int) and num_layers > len(shapes):  # making so many may take for ever
+    if shapes and isinstance(num_layers, int) and num_layers > len(shapes):  # making so many could take for ever
         return f"its config.json says {num_layers} layers, and its weights are {len(shapes)} tensors. {_SAVE_AGAIN}"
     try:
         missing, mismatched = _compare(config, shapes)
@@ -262,7 +263,7 @@ def _compare(config: Any, shapes: Shapes) -> tuple[list[str], list[tuple[str, An
 
 @contextmanager
 def _silent_transformers() -> Iterator[None]:
-    """Transformers shows no progress bar and logs nothing in the block."""
+    """Inside the block Transformers shows no progress bar and logs nothing."""
     from transformers.utils import logging
 
     verbosity, had_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
@@ -282,7 +283,7 @@ def has_recurrent_layers(config: Any) -> bool:
 
 
 def logits_scale_and_cap(config: Any) -> tuple[float, float | None]:
-    """What a family of models does to its logits after the head: the factor by which it multiplies them, and their cap or None.
+    """What a model family does to its logits after the head: the factor that multiplies them, and their cap or None.
 
     Granite divides (`logits_scaling`), Cohere multiplies (`logit_scale`), Gemma 2 caps (`final_logit_softcapping`: with 30,
     a logit of 60 becomes 30 * tanh(2) = 28.9).

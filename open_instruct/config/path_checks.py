@@ -1,4 +1,4 @@
-"""Whether the files and directories that a run names can be read and written."""
+"""Checks that the files and directories that a run names can be read and written."""
 
 import os
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ def system_prompt_file_can_be_read(args: GRPOConfig) -> Iterator[str]:
 
 
 def checkpoints_and_models_have_their_own_names(args: GRPOConfig) -> Iterator[str]:
-    """Both are called after their step, and a model would take the place of the checkpoint."""
+    """Checkpoints and models are both named after their step, so in one directory a model would replace the checkpoint."""
     state_dir = args.checkpoint_state_dir
     if state_dir is None or args.save_freq <= 0 or os.path.realpath(state_dir) != os.path.realpath(args.output_dir):
         return

@@ -1,4 +1,4 @@
-"""What may be wrong with the options of rewards."""
+"""Checks of the options of rewards."""
 
 import os
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ def remapped_verifiers_are_pairs(args: GRPOConfig) -> Iterator[str]:
 
 
 WITHOUT_REWARDS = ("single_turn", "rc")
-"""Workflows of whose responses verifiers alone know what they are worth."""
+"""Workflows whose responses are rewarded only by verifiers."""
 
 
 def something_is_rewarded(args: GRPOConfig) -> Iterator[str]:
@@ -36,7 +36,7 @@ def something_is_rewarded(args: GRPOConfig) -> Iterator[str]:
 
 
 def _workflow_rewards(args: GRPOConfig) -> bool:
-    """Whether rollouts may bring rewards of their own. Which environments a conversation has, its row says."""
+    """Whether rollouts may bring rewards of their own. For conversations that depends on the environments in the rows."""
     if args.rollout_workflow == AGENT_PROGRAM:
         return options_of(args, AgentOptions).agent_prints_reward
     return args.rollout_workflow not in WITHOUT_REWARDS
@@ -75,7 +75,7 @@ def rewards_fit_the_advantage(args: GRPOConfig) -> Iterator[str]:
 
 
 def _makes_rewards_negative(args: GRPOConfig) -> list[str]:
-    """Options by which a reward may fall below 0. What environments give is not known before the run."""
+    """Options that can make a reward negative. The rewards of environments are not known before the run."""
     shaping = args.reward_shaping
     may_be_negative = {
         "overlong_buffer_len": shaping.overlong_buffer > 0 and shaping.overlong_penalty > 0,

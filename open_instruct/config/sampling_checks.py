@@ -1,4 +1,4 @@
-"""What may be wrong with how engines are told to sample."""
+"""Checks of the options of sampling."""
 
 from collections.abc import Iterator
 
@@ -17,11 +17,11 @@ def evaluated_responses_differ(args: GRPOConfig) -> Iterator[str]:
 
 
 LOWEST_TEMPERATURE = 0.01
-"""vLLM samples with this temperature where a lower one is asked for, but for 0."""
+"""The lowest temperature of vLLM. A lower temperature, except 0, is raised to it."""
 
 
 def engines_sample_at_the_temperature(args: GRPOConfig) -> Iterator[str]:
-    """The learner would divide by the temperature that was asked for, and compute other log-probs than the engine."""
+    """Otherwise the learner would divide by the requested temperature, and compute other log-probs than the engine."""
     for name, cure in (("temperature", ""), ("eval_temperature", ", or 0 for greedy responses")):
         value = getattr(args, name)
         if value is not None and 0 < value < LOWEST_TEMPERATURE:

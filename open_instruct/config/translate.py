@@ -64,12 +64,12 @@ DIFFERENT: dict[str, str] = {
     "wandb_project": "by default open_instruct, there open_instruct_internal",
     "weight_decay": "holds for all weights; there biases and norms are spared",
 }
-"""Options of both projects that do not mean the same in both, and how they differ."""
+"""Options that both projects have, with a different meaning or default, and how they differ."""
 DEFAULTS = ("async_steps", "gradient_checkpointing", "use_rho_correction")
-"""Those whose default differs: they are told even where a script does not name them."""
+"""The options in `DIFFERENT` whose default is reported even if a script does not name the option."""
 OURS = option_kinds(GRPOConfig)
 OUR_WORDS = {*OURS, *(f"no_{name}" for name, kind in OURS.items() if kind is bool)}
-"""The options of this project as they may be written."""
+"""All spellings of this project's options."""
 EARLIER = {*RENAMED, *BY_VALUE}
 _PIECE = re.compile(
     r"(?P<space>\s+)|(?P<comment>(?<!\S)#[^\n]*)|'(?P<single>[^']*)'|\"(?P<double>(?:\\.|[^\"\\])*)\""
@@ -78,17 +78,17 @@ _PIECE = re.compile(
     r"|\\(?P<escaped>.)|(?P<plain>[^\s'\"\\$`;&|()<>]+|[$`])|(?P<unpaired>['\"\\])",
     re.DOTALL,
 )
-"""A part of a shell's command."""
+"""A part of a shell command."""
 _ESCAPED_END = re.compile(r"(?:\d?\\[;&|<>])+[\\&\d]*")
-"""An end of the command that the launcher's shell shall not see: `\\&\\&`."""
+"""An end of the command that is hidden from the launcher's shell: `\\&\\&`."""
 _ARRAY = re.compile(r"^[ \t]*(?:(?:declare|local|export|readonly)[ \t]+(?:-\w+[ \t]+)*)?(\w+)(\+?=)\(", re.MULTILINE)
-"""The beginning of an array's definition."""
+"""The beginning of an array definition."""
 _ALL_OF_ARRAY = re.compile(r"\"?\$\{(\w+)\[[@*]\]\}\"?")
 _VARIABLE = re.compile(r"\$\{?([A-Za-z_][A-Za-z0-9_]*)")
 
 
 class Word(str):
-    """A word of a script: its value, and in `written` how it stands there."""
+    """A word of a script: its value, and in `written` its text in the script."""
 
     written: str
 
@@ -103,10 +103,10 @@ class Call:
     """A call of `grpo_fast.py` in a script."""
 
     before: str
-    """What stands before it in its line."""
+    """The text before the call in its line."""
     words: list[Word]
     is_cut_off: bool = False
-    """Whether a quotation in it has no end, so that words may be missing."""
+    """Whether a quotation in the call has no end, so that words may be missing."""
 
     @property
     def has_options(self) -> bool:
@@ -114,14 +114,13 @@ class Call:
 
 
 def shell_words(text: str, *, whole_line: bool = False) -> list[Word]:
-    """The words of a command, up to where the shell ends it, without comments and redirections.
+    """The words of a command, up to where the shell ends the command, without comments and redirections.
 
-    A quotation mark without a partner, whose other half stands before the text, is left out. With `whole_line` the words of all
-    commands of a line.
+    A quotation mark whose partner stands before the text is left out. With `whole_line`, the words of all commands in a line.
     """
     words: list[Word] = []
     value = written = ""
-    is_target = False  # of a redirection
+    is_target = False  # whether the word is the target of a redirection
     for piece in _PIECE.finditer(text + " "):
         if piece["space"] or piece["redirection"] or piece["end"]:
             words += [Word(value, written)] if written and not is_target else []
@@ -137,7 +136,7 @@ def shell_words(text: str, *, whole_line: bool = False) -> list[Word]:
 
 
 def calls_of(script: str) -> list[Call]:
-    """The calls of `grpo_fast.py` that have options; if none has, the first one; empty if there is no call."""
+    """The calls of `grpo_fast.py` that have options. If no call has options, the first call; empty if there is no call."""
     lines = _joined(script).splitlines()
     calls = []
     for line_number, line in enumerate(lines):
@@ -157,7 +156,7 @@ def _is_open(text: str) -> bool:
 
 
 def _with_its_quotations(command: str, further: Sequence[str]) -> str:
-    """A line with those behind it over which its quotations go on; the line alone where they never end."""
+    """A line, joined with the lines after it that its quotations span; only the line if a quotation never ends."""
     whole = command
     for line in further:
         if not _is_open(whole):
@@ -167,13 +166,13 @@ def _with_its_quotations(command: str, further: Sequence[str]) -> str:
 
 
 def _joined(script: str) -> str:
-    """A script without lines that are comments, and with the lines of a command as one."""
+    """A script without comment lines, and with the continued lines of a command joined."""
     lines = [line for line in script.splitlines() if not line.lstrip().startswith("#")]
     return re.sub(r"\\[ \t]*\n", " ", "\n".join(lines))
 
 
 def _words_of_call(behind: str) -> list[Word]:
-    """The words of one command, but for those that stand for what the script was given."""
+    """The words of one command, without `$@`, the script's own arguments."""
     kept: list[Word] = []
     for word in shell_words(behind):
         if word in ("&&", "||") or _ESCAPED_END.fullmatch(word.written):
@@ -194,7 +193,7 @@ def _arrays(script: str) -> dict[str, list[Word]]:
 
 
 def _with_arrays(words: Sequence[Word], arrays: Mapping[str, list[Word]]) -> Iterator[Word]:
-    """The words, and in place of an array its own."""
+    """The words, with each array replaced by its words."""
     for word in words:
         array = _ALL_OF_ARRAY.fullmatch(word.written)
         if array and array[1] in arrays:
@@ -205,13 +204,13 @@ def _with_arrays(words: Sequence[Word], arrays: Mapping[str, list[Word]]) -> Ite
 
 
 def arguments_of(script: str) -> list[Word] | None:
-    """The words after `grpo_fast.py` in a shell script; None if it calls no such program."""
+    """The words after `grpo_fast.py` in a shell script; None if the script does not call it."""
     calls = calls_of(script)
     return list(_with_arrays(calls[0].words, _arrays(script))) if calls else None
 
 
 def _not_looked_at(script: str, words: Sequence[Word]) -> list[str]:
-    """Variables that hold options, as far as can be told: arrays, what stands before the first option, and texts with dashes."""
+    """Variables that seem to hold options: arrays, variables before the first option, and those whose text begins with `--`."""
     with_options = re.findall(r"^[ \t]*(?:\w+[ \t]+)?(\w+)\+?=[\"']?--", _joined(script), re.MULTILINE)
     first = next((number for number, word in enumerate(words) if word.startswith("--")), len(words))
     names: list[str] = []
@@ -222,7 +221,7 @@ def _not_looked_at(script: str, words: Sequence[Word]) -> list[str]:
 
 
 def surroundings(script: str) -> list[str]:
-    """What the launcher was told beside the command: environment and nodes; and the script's variables that the command needs."""
+    """Notes on the launcher's own settings (environment, nodes), and on the script's variables that the command needs."""
     calls, words = calls_of(script), arguments_of(script) or []
     if not calls:
         return []
@@ -247,7 +246,7 @@ def surroundings(script: str) -> list[str]:
 
 
 def options_in(words: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
-    """Each option with its values. Dashes in names become underscores."""
+    """Each option with its values. Dashes in option names become underscores."""
     name = ""
     values: list[str] = []
     for word in words:
@@ -266,13 +265,13 @@ def options_in(words: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
 
 
 def _behind_equals(written: str) -> str:
-    """`"$OUT"` of `"--output_dir=$OUT"`: the value with the quotation mark that was opened before it."""
+    """`"$OUT"` for `"--output_dir=$OUT"`: the value, with the quotation mark that was opened before the option."""
     before, _, value = written.partition("=")
     return next((mark for mark in "\"'" if before.count(mark) % 2), "") + value
 
 
 def translated(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """The words for this project, and by option as it was written what became of it or how it differs.
+    """The words for this project, and a note for each option, by its name as written: what became of it, or how it differs.
 
     Words before the first option stay as they are.
     """
@@ -306,7 +305,7 @@ def translated(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
 
 
 def _in_full(written: str) -> str:
-    """The name of an option. Where open-instruct has an option of this very name, it is no abbreviation."""
+    """The full name of an option. A name that is itself an option of open-instruct is not an abbreviation."""
     if written in {*EARLIER, *WITHOUT_EFFECT, *REFUSED, *OUR_WORDS}:
         return written
     longer = [one for one in OUR_WORDS if one.startswith(written)]
@@ -314,8 +313,8 @@ def _in_full(written: str) -> str:
 
 
 def _earlier(name: str, values: list[str], said: set[str]) -> tuple[list[str], str]:
-    """The words that say here what an option said there, and what is told of it. What is `said` already stays as it is said, as
-    `grpo_fast.py` has it, and what is new is added to it."""
+    """The words that replace an option in this project, and the note on it. As in `grpo_fast.py`, options that are in `said`
+    already keep their values; new options are added to `said`."""
     try:
         became = (
             {RENAMED[name]: values} if name in RENAMED else BY_VALUE[name](values[0] if len(values) == 1 else values)
@@ -334,12 +333,12 @@ def _earlier(name: str, values: list[str], said: set[str]) -> tuple[list[str], s
 
 
 def _quoted(word: str) -> str:
-    """For a shell, with variables left alive: `${DATA}` may be several words."""
+    """The word quoted for a shell. A word with a variable stays as it is written, because `${DATA}` may be several words."""
     return word.written if isinstance(word, Word) and "$" in word.written else shlex.quote(word)
 
 
 def as_text(words: Sequence[str], notes: dict[str, str], around: Sequence[str] = ()) -> str:
-    """The command, an option on each line, and the notes as comments of the shell."""
+    """The command, one option per line, and the notes as shell comments."""
     lines = ["python open_instruct/grpo_fast.py"]
     for word in words:
         if word.startswith("--"):

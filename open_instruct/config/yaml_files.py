@@ -1,4 +1,5 @@
-"""Programs that read a YAML file: hydra composes it, the command line overrides it with `key=value`, a mistake is one line."""
+"""Programs that read a YAML file. Hydra composes the file, the command line overrides keys with `key=value`, and each mistake is
+reported in one line."""
 
 import argparse
 import os
@@ -17,7 +18,7 @@ CONFIG_DIRECTORY = Path(__file__).resolve().parents[2] / "conf"
 
 @dataclass(frozen=True)
 class YamlProgram:
-    """A program that reads a YAML file, and what is special about its file."""
+    """A program that reads a YAML file, and the properties of its file."""
 
     name: str
     description: str | None
@@ -28,13 +29,14 @@ class YamlProgram:
     keys: Callable[[], list[str]]
     """All known keys; the message about an unknown key names the nearest of them."""
     listed: str
-    """Where all keys stand, for the message about a key that is like none of them."""
+    """Where to find all keys, for the message about a key that resembles no known key."""
     may_be_new: Callable[[str], bool] = lambda key: False
-    """Whether an override may give this key although the file lacks it."""
+    """Whether an override may set this key although the file does not contain it."""
 
 
 def let_user_modules_be_found() -> None:
-    """Add the current directory to the end of Python's path, so that a file may name classes there and none shadows a package."""
+    """Add the current directory to the end of Python's path. A file may then name classes in this directory, and none of its
+    modules hides a package."""
     here = os.getcwd()
     if here not in sys.path:
         sys.path.append(here)
@@ -44,7 +46,7 @@ def compose(program: YamlProgram, argv: Sequence[str]) -> dict[str, Any]:
     """The YAML file that `argv` names, with the overrides applied.
 
     Raises:
-        UsageError: the file cannot be read or an override does not fit it.
+        UsageError: the file cannot be read, or an override does not fit the file.
     """
     directory, name, overrides = _read_command_line(program, argv)
 
@@ -119,7 +121,7 @@ def _read_command_line(program: YamlProgram, argv: Sequence[str]) -> tuple[Path,
     parser.add_argument("--config-path", "-cp", default=str(CONFIG_DIRECTORY), help="directory of the YAML file")
     parser.add_argument("--config-name", "-cn", default=program.config_name, help="name of the YAML file")
     parser.add_argument("overrides", nargs="*", metavar=program.override, help="values that win over those in the file")
-    given, unknown = parser.parse_known_intermixed_args(argv)  # overrides may stand behind flags too
+    given, unknown = parser.parse_known_intermixed_args(argv)  # overrides may also follow flags
     if unknown:
         raise UsageError(
             [f"{word}: no such option. Options of a run are written {program.override}." for word in unknown]
@@ -134,7 +136,7 @@ def _read_command_line(program: YamlProgram, argv: Sequence[str]) -> tuple[Path,
 
 
 def _as_mistake(program: YamlProgram, error: Exception, overrides: Sequence[str], path: Path) -> str:
-    """Hydra's complaint in one line; for an unknown key, the nearest known key."""
+    """Hydra's error in one line; for an unknown key, with the nearest known key."""
     for override in overrides:
         key = override.partition("=")[0].lstrip("+~")
         name = key.rpartition(".")[2]
@@ -160,18 +162,18 @@ def _first_line(error: BaseException) -> str:
 
 
 def unknown_key(key: str, keys: Sequence[str], listed: str) -> str:
-    """The mistake about an unknown key, without the key itself. `listed` says where all keys stand."""
+    """The mistake about an unknown key, without the key itself. `listed` says where to find all keys."""
     return no_such_option(key, keys, prefix="", listed=listed).partition(": ")[2]
 
 
 NO_SECTION = "(section)."
-"""Where an option stands that is in no section of the file."""
+"""The place of an option that is in no section of the file."""
 
 
 def in_terms_of_the_file(mistake: str, place: Callable[[str], str]) -> str:
     """A mistake with every `--option` replaced by the key of the file that sets this option.
 
-    An option in no section (`place` says `NO_SECTION`) is called by its name alone, and a sentence says where it may stand.
+    An option in no section (`place` returns `NO_SECTION`) is called by its bare name, and a sentence says where to put it.
     """
     absent: dict[str, None] = {}
 

@@ -1,4 +1,4 @@
-"""The text of a YAML file of options: what no such file may hold, and how its values are written."""
+"""The text of a YAML file of options: what such a file must not contain, and how its values are written."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,10 +13,10 @@ class BadYaml(ValueError):
 
 
 def check_yaml(text: str) -> None:
-    """Refuse YAML that PyYAML would accept silently although it is a mistake, or would take very long to read.
+    """Refuse YAML that is a mistake but that PyYAML would accept silently, or that PyYAML would take very long to read.
 
     Raises:
-        BadYaml: there are too many brackets, an alias (a few lines of aliases can expand to gigabytes), or a mapping that has the
+        BadYaml: the text has too many brackets, an alias (a few lines of aliases can expand to gigabytes), or a mapping with the
             same key twice.
         yaml.YAMLError, RecursionError: the text is not YAML, or is nested too deep.
     """
@@ -44,7 +44,7 @@ def check_yaml(text: str) -> None:
 
 
 def unreadable_value(error: Exception) -> str:
-    """The mistake about a value that is correct YAML but impossible: a number of over 4,300 digits, a 13th month."""
+    """The mistake about a value that is correct YAML but impossible, such as a number of over 4,300 digits or a 13th month."""
     return f"a value cannot be read ({str(error).partition(';')[0]:.120}). Correct it."
 
 
@@ -53,7 +53,7 @@ def _line_of(event: yaml.Event) -> str:
 
 
 def texts_as_written(text: str, kinds: Mapping[str, Any]) -> dict[str, str]:
-    """The options of a file that hold text and whose value is a number to YAML, as they are written: 0123 would become 83."""
+    """The original text of options that hold text but whose value YAML reads as a number: 0123 would become 83."""
     numbers = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
     root = yaml.compose(text, Loader=yaml.SafeLoader)
     return {
