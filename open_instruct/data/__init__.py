@@ -1,1 +1,1 @@
-"""From data sets to prompts, checked row by row."""
+"""Turns data sets into prompts, and checks every row."""

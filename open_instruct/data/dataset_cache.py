@@ -1,8 +1,8 @@
 """Keeps checked and tokenized datasets on disk, under a hash of everything that they are made from.
 
 A dataset is found again only if nothing has changed: the rows of its sources, tokenizer and chat template, the libraries that
-tokenize, options, verifiers, workflow and files of the user's, and the code that reads rows. So a cache is never out of date,
-and removing it is always safe. Whether this machine can score the rows is checked by whoever finds them (`run_inputs.py`).
+tokenize, options, verifiers, workflow, user files, and the code that reads rows. So a cache is never out of date, and removing it
+is always safe. The cache does not know whether this machine can score the rows; `run_inputs.py` checks that.
 """
 
 import functools
@@ -30,21 +30,21 @@ logger = logging.getLogger(__name__)
 WORTH_KEEPING_S = 5.0
 """Datasets that take less time to make are not kept."""
 CODE = "data", "verifiers", "workflows", "environments", "chat_codec.py", "chat_templates.py"
-"""What decides how rows become prompts."""
+"""The parts of the package that decide how rows become prompts."""
 
 
 class DatasetCache:
     """Datasets in a directory, each in a file `<hash>.npz`.
 
     Args:
-        directory: None: nothing is kept and nothing found.
+        directory: None: no dataset is kept, and none is found.
     """
 
     def __init__(self, directory: Path | None) -> None:
         self._directory = directory
 
     def find(self, key: str) -> tuple[PromptDataset, LoadReport] | None:
-        """The dataset with its report. A file that cannot be read counts as none."""
+        """The dataset and its report, or None. A file that cannot be read counts as absent."""
         path = self._path(key)
         if path is None or not path.is_file():
             return None
@@ -58,7 +58,7 @@ class DatasetCache:
             return None
 
     def keep(self, key: str, dataset: PromptDataset, report: LoadReport) -> None:
-        """Write the file whole or not at all. Where there is no room, nothing is kept."""
+        """Write the file completely or not at all. If the disk has no room, nothing is kept."""
         path = self._path(key)
         if path is None:
             return
@@ -86,12 +86,12 @@ def default_directory() -> Path:
 
 
 def cache_key(sources: Sequence[tuple[str, Any, str]], facts: Mapping[str, Any], modules: Sequence[str]) -> str | None:
-    """A hash of everything that decides about a dataset; None where a source cannot be read.
+    """A hash of everything that a dataset depends on; None if a source cannot be read.
 
     Args:
-        sources: name, amount and split of each. Datasets of the hub are loaded for their content.
+        sources: name, amount and split of each source. Hub datasets are loaded to identify their content.
         facts: tokenizer and options, as JSON values.
-        modules: files of the user's that take part.
+        modules: user files that take part.
     """
     contents = [_content(name, split) for name, _, split in sources]
     code = [_hash_of_file(Path(module)) if os.path.isfile(module) else None for module in modules]
@@ -103,7 +103,7 @@ def cache_key(sources: Sequence[tuple[str, Any, str]], facts: Mapping[str, Any],
 
 
 def _content(name: str, split: str) -> str | None:
-    """What stands for the rows of a source. None if it cannot be read, which whoever reads its rows reports."""
+    """A text that identifies the rows of a source. None if the source cannot be read; reading its rows reports the error."""
     if name.startswith(PREFIX):
         task = name.removeprefix(PREFIX).partition("?")[0]
         hash_seed = os.environ.get("PYTHONHASHSEED") if task in HASH_ORDERED_TASKS else None

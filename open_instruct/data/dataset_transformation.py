@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 ROLES = ("system", "user", "assistant", "tool")
-"""Roles of which a chat template may leave messages out on purpose."""
+"""Roles whose messages a chat template may leave out on purpose."""
 TOLD = ("system", "tool")
-"""Those of them of which it is told. Of the assistant's messages many templates leave out the thoughts."""
+"""Roles whose omitted messages are reported. Assistant messages are not, because many templates leave out their thoughts."""
 CHARACTERS_OF_A_TOKEN = 100
-"""More characters than one token of any tokenizer has. With a limit of 256 tokens, a prompt of over 25,600 characters is too
-long; it is not tokenized, because that may take minutes."""
+"""More characters than one token of any tokenizer has. Example: with a limit of 256 tokens, a prompt of over 25,600 characters is
+too long. Such a prompt is not even tokenized, because that may take minutes."""
 
 
 Prompt = tuple[CheckedRow, str, list[int], int]
@@ -60,18 +60,18 @@ def load_prompts(
     cache_dir: str | None = None,
     flag: str = "--dataset_mixer_list",
 ) -> tuple[PromptDataset, LoadReport]:
-    """Reads, checks and tokenizes the sources that a mixer list names. `check_row` says what a row holds.
+    """Reads, checks and tokenizes the sources that a mixer list names. `check_row` describes the columns of a row.
 
     Args:
         known_verifiers: names that the `dataset` column may have.
-        exclude: prompts that are left out, such as those of an evaluation set.
-        check_label: raises `ValueError` for a verifier and a ground truth that it cannot use; None: nothing is checked.
+        exclude: prompts that are left out, such as the prompts of an evaluation set.
+        check_label: raises `ValueError` if a verifier cannot use a ground truth; None: ground truths are not checked.
         reader, remap, default_verifier: as in `RowRules`.
         cache_dir: where `datasets` keeps its copies of hub data sets.
         flag: name of the mixer list in messages.
 
     Raises:
-        DatasetError: with all mistakes, by source and row.
+        DatasetError: there are mistakes. The message lists all of them, by source and row.
     """
     _check_chat_template(tokenizer)
     rules = RowRules(
@@ -130,17 +130,17 @@ class _Source:
     cache_dir: str | None
     report: SourceReport = field(init=False)
     longest: tuple[int, str, str] = (0, "", "")
-    """The longest of the prompts that are too long: its tokens, its place, and " or more" if the number is a lower bound."""
+    """The longest overlong prompt: its number of tokens, its place, and " or more" if the number is a lower bound."""
 
     def __post_init__(self) -> None:
         self.report = SourceReport(self.name)
-        self._kept = array("q")  # the numbers of the rows that are in the dataset, one behind the other from `_first`
+        self._kept = array("q")  # numbers of the kept rows, in the dataset's order from `_first` on
         self._first = 0
 
     def load_into(self, builder: PromptDatasetBuilder, tokenizer: "PreTrainedTokenizerBase") -> None:
         self._first = len(builder)
         make_prompts = self._templated if self.rules.reader.own_prompt is None else self._own
-        waiting: Iterator[Prompt] = iter(())  # prompts of the batch before, which may still be tokenized
+        waiting: Iterator[Prompt] = iter(())  # prompts of the previous batch, which may still be in tokenization
         try:
             rows = iter(self._checked(self._rows()))
             with ThreadPoolExecutor(1, thread_name_prefix="tokenizer") as thread:
@@ -176,7 +176,7 @@ class _Source:
         return (row for row, is_drawn in zip(read(), np.isin(np.arange(num_rows), drawn), strict=False) if is_drawn)
 
     def _repeat(self, builder: PromptDatasetBuilder) -> None:
-        """Use rows again, where `amount` asks for more than there are. Rows that were left out count, and are left out again."""
+        """Repeat rows if `amount` asks for more than there are. Rows that were left out count too, and are left out again."""
         num_rows = self.report.num_rows
         wanted = self.amount if isinstance(self.amount, int) else int(self.amount * num_rows)
         if wanted <= num_rows or not num_rows:
@@ -216,7 +216,7 @@ class _Source:
 
     def _hide_special_tokens(self, row: CheckedRow) -> CheckedRow:
         """The row, with special tokens in its messages hidden from the tokenizer, so that they stay text. Only the template may
-        add special tokens; in the messages themselves they are a mistake or an attack, and they are counted."""
+        add special tokens. In the messages themselves they are a mistake or an attack, so rows with such messages are counted."""
         text = "\n".join(part for message in row.messages for part in _texts_of(message))
         if LITERAL in text:
             row = self._hidden(row)
@@ -224,7 +224,7 @@ class _Source:
             if token in text:
                 self.report.num_with_special_tokens += 1
                 self.report.first_with_special_tokens = self.report.first_with_special_tokens or row.place
-                if self.rules.reader.own_prompt is not None:  # a workflow that makes its own prompts takes them out
+                if self.rules.reader.own_prompt is not None:  # a workflow with prompts of its own removes them
                     return row
                 return self._hidden(row)
         return row
@@ -271,7 +271,7 @@ class _Source:
         return prompts()
 
     def _with_all_roles(self, rows: list[CheckedRow], texts: list[str]) -> tuple[list[CheckedRow], list[str]]:
-        """Without rows of which the template leaves a message out because it does not know the message's role."""
+        """The rows and texts, without rows with a message that the template leaves out because it does not know the role."""
         kept_rows, kept_texts = [], []
         for row, text in zip(rows, texts, strict=True):
             if (role := _left_out(row, text, lambda role: role not in ROLES)) is None:
@@ -288,7 +288,7 @@ class _Source:
         return kept_rows, kept_texts
 
     def _own(self, rows: list[CheckedRow], tokenizer: "PreTrainedTokenizerBase", _thread: Executor) -> Iterator[Prompt]:
-        """Each row with the prompt that the workflow makes of it."""
+        """Each row with the prompt that the workflow makes from it."""
         make = self.rules.reader.own_prompt
         assert make is not None
         codec = ChatCodec(tokenizer)
@@ -307,7 +307,7 @@ class _Source:
     ) -> tuple[list[CheckedRow], list[str]]:
         """The rows that the chat template accepts, and their prompts as text."""
         if not any(row.rendered or row.schemas for row in rows):
-            with suppress(Exception):  # one of the rows is refused; the loop below finds out which
+            with suppress(Exception):  # the template refuses one of the rows; the loop below finds out which
                 texts_at_once = tokenizer.apply_chat_template(
                     [row.messages for row in rows], tokenize=False, add_generation_prompt=True
                 )
@@ -329,13 +329,13 @@ class _Source:
 
 
 def _texts_of(message: Mapping[str, Any]) -> tuple[str, ...]:
-    """Role, content, and what else is in a message, as one text."""
-    if len(message) == len(MESSAGE_KEYS):  # as nearly always
+    """All texts in a message: role, content, and, if there are more fields, the whole message as JSON."""
+    if len(message) == len(MESSAGE_KEYS):  # nearly always true
         return message["role"], message["content"]
     return message["role"], message["content"], json.dumps(message, ensure_ascii=False, default=str)
 
 
 def _left_out(row: CheckedRow, text: str, concerns: Callable[[str], bool]) -> str | None:
-    """A role that `concerns` is true of and whose message is missing in `text`, the prompt as the template wrote it."""
+    """The first role for which `concerns` is true and whose message is missing in `text`, the prompt that the template wrote."""
     messages = (message for message in row.messages if concerns(message["role"]))
     return next((message["role"] for message in messages if message["content"].strip() not in text), None)

@@ -1,4 +1,4 @@
-"""What became of the rows of each source."""
+"""Counts of what became of the rows of each source."""
 
 from dataclasses import dataclass
 
@@ -13,16 +13,16 @@ class SourceReport:
     num_excluded: int = 0
     num_kept: int = 0
     num_repeated: int = 0
-    """Prompts that are there once more, because more rows are asked for than there are."""
+    """Copies of prompts, which are made if more rows are asked for than there are."""
     num_with_special_tokens: int = 0
-    """Rows, kept or not, whose messages spell out a special token. It stays text."""
+    """Rows, kept or not, whose messages spell out a special token. The token stays text."""
     first_with_special_tokens: str = ""
     """Place of the first such row."""
     num_with_left_out: int = 0
-    """Rows with a system message, or an answer of a tool, that the chat template leaves out."""
+    """Rows with a system message or a tool's answer that the chat template leaves out."""
     first_with_left_out: str = ""
     num_with_unused_tools: int = 0
-    """Rows whose column `tools` names tools, in a run without conversations."""
+    """Rows whose column `tools` names tools although the run has no conversations."""
     first_with_unused_tools: str = ""
 
 
@@ -49,7 +49,7 @@ class LoadReport:
 
     @property
     def why_nothing_is_left(self) -> str:
-        """For a message, where no row was kept."""
+        """The reason, for a message, why no row was kept."""
         if not self.sources:
             return "it names no data: give names and amounts, such as allenai/rlvr 1.0"
         cure = "name more data, or raise --max_prompt_token_length"

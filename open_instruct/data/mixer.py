@@ -7,10 +7,10 @@ import numpy as np
 MOST_MISTAKES_SHOWN = 20
 MOST_ROWS = 10**12
 Amount = int | float
-"""How many rows of a source are used: an int is their number, a float their fraction."""
+"""How many rows of a source are used: an int is their number, a float their share."""
 MOST_REPEATS = 10_000
 SEED_OF_SUBSETS = 42
-"""As in open-instruct, so that the same fraction of a dataset is the same rows."""
+"""The seed of open-instruct, so that the same share of a dataset gives the same rows."""
 
 
 class DatasetError(ValueError):
@@ -24,7 +24,7 @@ class Mistakes:
         self.count = 0
         self._shown: list[str] = []
         self._alike: dict[tuple[str, str], tuple[int, int]] = {}
-        """By source and problem of a row: which of `_shown` tells it, and how many other rows of the source have it."""
+        """For each source and row problem: index in `_shown`, and number of further rows of the source with the same problem."""
 
     def add(self, mistake: str) -> None:
         self.count += 1
@@ -32,7 +32,7 @@ class Mistakes:
             self._shown.append(mistake)
 
     def add_row(self, source: str, place: str, problem: str) -> None:
-        """A row with a problem. Further rows of the source with the same problem are counted where the first is told."""
+        """Add a row's problem. Further rows of the source with the same problem are only counted, in the first row's message."""
         if (source, problem) in self._alike:
             number, others = self._alike[source, problem]
             self._alike[source, problem] = number, others + 1
@@ -53,11 +53,11 @@ class Mistakes:
 
 
 def parse_mixer_list(mixer_list: Sequence[str], flag: str = "--dataset_mixer_list") -> list[tuple[str, Amount]]:
-    """`[name, amount, name, amount, …]` as pairs. The amount `0.5` is half of a source's rows, drawn at random; `1.0` all of
-    them, `2.0` all of them twice; `500` (without a point) the first 500, and more than there are if there are fewer.
+    """`[name, amount, name, amount, …]` as pairs. The amount `0.5` means half of a source's rows, drawn at random; `1.0` all
+    rows; `2.0` all rows twice; `500` (without a point) the first 500 rows, with repetitions if the source has fewer.
 
     Raises:
-        ValueError: lists all bad pairs, and says what to write instead.
+        ValueError: there are bad pairs. The message lists all of them, and says what to write instead.
     """
     if len(mixer_list) % 2:
         raise ValueError(
@@ -84,9 +84,9 @@ def _parse_amount(text: str) -> Amount:
 
 
 def rows_of_amount(num_rows: int, num_wanted: int) -> tuple[int, np.ndarray]:
-    """How often each of `num_rows` rows is used, and the rows (numbered from 0) that are used once more, drawn with a fixed seed.
+    """How often each of `num_rows` rows is used, and which rows (numbered from 0) are used once more, drawn with a fixed seed.
 
-    Example: 10 rows of 4 are 2 times all, and 2 more.
+    Example: to get 10 rows from 4, all rows are used 2 times, and 2 rows once more.
     """
     repeats, extra = divmod(num_wanted, num_rows)
     drawn = np.random.RandomState(SEED_OF_SUBSETS).choice(num_rows, size=extra, replace=False)
@@ -94,7 +94,7 @@ def rows_of_amount(num_rows: int, num_wanted: int) -> tuple[int, np.ndarray]:
 
 
 def splits_of_names(splits: Sequence[str], num_names: int, flag: str = "--dataset_mixer_list_splits") -> list[str]:
-    """One split per name. A single split holds for all names.
+    """One split per name. A single split is used for all names.
 
     Raises:
         ValueError: the number of splits is neither 1 nor the number of names.

@@ -18,11 +18,11 @@ class PromptRow:
     ground_truth: object
     """The value with which the verifier compares a response: any JSON value."""
     dataset: str
-    """Value of the `dataset` column, which names the verifier; several are joined by ` + `, and `ground_truth` is their list."""
+    """Value of the `dataset` column, which names the verifier. Several are joined by ` + `, and `ground_truth` is a list."""
     raw_query: str
-    """The prompt's text with the chat template applied; with the reasoning cache, the problem alone."""
+    """The prompt's text with the chat template applied; with the reasoning cache, only the problem."""
     facts: dict[str, Any] | None = None
-    """What the workflow has read from the row (`Workflow.row_facts`), with the row's `messages`; None: it reads nothing."""
+    """What the workflow has read from the row (`Workflow.row_facts`), and the row's `messages`. None: it reads nothing."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class PromptDataset:
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> "PromptDataset":
-        """Raises `KeyError` or `ValueError` for arrays that are not those of a dataset."""
+        """The dataset from its arrays. Raises `KeyError` or `ValueError` if the arrays are not a dataset's."""
 
         def ragged(name: str) -> _Ragged:
             return _Ragged(arrays[f"{name}.values"], arrays[f"{name}.offsets"])
@@ -121,7 +121,7 @@ class PromptDataset:
         return self._dataset_names
 
     def first_rows(self) -> Iterator[PromptRow]:
-        """For each value of the `dataset` column the first row that has it."""
+        """The first row with each value of the `dataset` column."""
         _, rows = np.unique(self._dataset_of_row, return_index=True)
         return (self[int(row)] for row in rows)
 
@@ -131,9 +131,9 @@ class PromptDataset:
         return int(np.diff(self._prompts.offsets).max(initial=0))
 
     def fingerprint(self) -> dict[str, int | str]:
-        """The number of rows, and one hash each of all prompts, all ground truths and all verifiers, in order; as JSON values.
+        """The number of rows, and three hashes: of all prompts, all ground truths and all verifiers, in order. As JSON values.
 
-        The time is about that of reading the arrays once: a tenth of a second for 50,000 rows of 100 tokens.
+        Takes about as long as reading the arrays once: a tenth of a second for 50,000 rows of 100 tokens.
         """
         names = json.dumps(self._dataset_names).encode()
         return {
@@ -196,7 +196,7 @@ class PromptDatasetBuilder:
         self._dataset_of_row.append(self._dataset_ids.setdefault(dataset, len(self._dataset_ids)))
 
     def add_again(self, row: int) -> None:
-        """Add a copy of a row that is there."""
+        """Add a copy of an existing row."""
         for values, ends in (
             (self._tokens, self._token_ends),
             (self._truths, self._truth_ends),

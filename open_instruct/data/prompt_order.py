@@ -1,12 +1,12 @@
-"""The order in which prompts are issued: every epoch is a shuffle of its own, drawn from the seed."""
+"""The order in which prompts are issued: every epoch is shuffled separately, from the seed."""
 
 import numpy as np
 
 
 class PromptOrder:
-    """Which row the n-th issued prompt is. Every epoch goes through all rows, in a shuffled order of its own.
+    """Says which row the n-th issued prompt is. Every epoch goes through all rows in its own shuffled order.
 
-    The order depends on `seed` and the number of rows alone, so a resumed run needs only the number of prompts issued so far.
+    The order depends only on `seed` and the number of rows, so a resumed run needs only the number of prompts issued so far.
     """
 
     def __init__(self, num_rows: int, seed: int) -> None:
@@ -25,7 +25,7 @@ class PromptOrder:
 
     def _permutation(self, epoch: int) -> np.ndarray:
         if epoch not in self._permutations:
-            # Two permutations are enough: right after an epoch has begun, prompts of the epoch before may be issued again.
+            # Two permutations are kept, because right after an epoch has begun, prompts of the last epoch may be issued again.
             for old in sorted(self._permutations)[:-1]:
                 del self._permutations[old]
             self._permutations[epoch] = np.random.default_rng([self.seed, epoch]).permutation(self.num_rows)
@@ -33,5 +33,5 @@ class PromptOrder:
 
 
 def prompt_index(issue_number: int, num_rows: int, seed: int) -> int:
-    """The row of one issued prompt. It shuffles a whole epoch in every call; `PromptOrder` keeps the shuffled epoch."""
+    """The row of one issued prompt. Each call shuffles a whole epoch, whereas `PromptOrder` keeps the shuffled epoch."""
     return PromptOrder(num_rows, seed)[issue_number][1]

@@ -19,22 +19,22 @@ from open_instruct.workflows.base import OwnPrompt, Workflow
 DATASET_KEY = "dataset"
 """The column that names the verifier."""
 PROMPT_KEY = "prompt"
-"""The column that holds messages, or a text without a chat template, in TRL's datasets."""
+"""TRL's name for the column that holds messages, or a text to which no chat template is applied."""
 OwnPromptMaker = Callable[[Sequence[dict[str, str]], ChatCodec], OwnPrompt]
 """The signature of `Workflow.own_prompt`."""
 ENVIRONMENT_KEY = "environment"
 """TRL's name for the column that names a row's environment."""
 CONFIG_KEY, TOOLS_KEY = "env_config", "tools"
 FACTS_KEYS = (CONFIG_KEY, ENVIRONMENT_KEY, TOOLS_KEY)
-"""Columns that a workflow may read beside prompt and ground truth."""
+"""Columns that a workflow may read in addition to prompt and ground truth."""
 MESSAGE_KEYS = ("role", "content")
 EMPTY = (None, "", [], {})
-"""Values of a column that say nothing."""
+"""Values of a column that count as absent."""
 
 
 @dataclass(frozen=True)
 class RowReader:
-    """How the workflow of a run reads rows, where it does not leave that to the chat template."""
+    """The parts of row reading that a run's workflow does itself."""
 
     own_prompt: OwnPromptMaker | None = None
     """`Workflow.own_prompt`, if the workflow makes its own prompts. None: the chat template makes them."""
@@ -51,7 +51,7 @@ class RowReader:
 
 @dataclass(frozen=True)
 class RowRules:
-    """The rules for a row, and how the row becomes a prompt."""
+    """The rules that a row must follow, and how the row becomes a prompt."""
 
     messages_key: str
     ground_truths_key: str
@@ -62,18 +62,18 @@ class RowRules:
     overlong_prompts: Literal["drop", "error"]
     held_out: frozenset[bytes]
     special_tokens: tuple[str, ...] = ()
-    """Spellings that the tokenizer would turn into control tokens."""
+    """Texts that the tokenizer would turn into control tokens."""
     remap: Mapping[str, str] = field(default_factory=dict)
-    """Verifiers under other names, in lower case (`--remap_verifier`)."""
+    """Other names of verifiers, in lower case, and the names that replace them (`--remap_verifier`)."""
     reader: RowReader = RowReader()
     default_verifier: str | None = None
-    """Of rows without a column `dataset`."""
+    """Verifier of rows without a column `dataset`."""
     datasets: dict[str, str] = field(default_factory=dict)
-    """Values of the column `dataset` that have been checked, and what became of each."""
+    """Checked values of the column `dataset`, each with the verifier's name that it became."""
 
     @property
     def columns(self) -> Columns:
-        """Where messages, ground truth and verifier stand."""
+        """The columns of messages, ground truth and verifier."""
         verifier = (DATASET_KEY, "") if self.default_verifier else (DATASET_KEY,)
         truth = (self.ground_truths_key, "") if _needs_no_label(self.default_verifier) else (self.ground_truths_key,)
         facts = [(key, "") for key in (FACTS_KEYS if self.reader.facts else (CONFIG_KEY, TOOLS_KEY))]
@@ -82,38 +82,38 @@ class RowRules:
 
 @dataclass(slots=True)  # not frozen: that takes four times as long, and there may be millions
 class CheckedRow:
-    """A row that can be trained on, if its prompt is not too long."""
+    """A row that can be trained on unless its prompt is too long."""
 
     place: str
     messages: list[dict[str, Any]]
     ground_truth: object
     dataset: str
     number: int = 0
-    """Of the rows of its source, counted from 0."""
+    """Number of the row in its source, from 0."""
     rendered: str | None = None
-    """The prompt's finished text, with the chat template applied, if the row has it; then there are no messages."""
+    """The prompt's finished text, with the chat template applied. If the row has this text, it has no messages."""
     facts: dict[str, Any] | None = None
     """What the workflow has read from the row; None: it reads nothing."""
     schemas: tuple[dict[str, Any], ...] = ()
     """The tools that the chat template describes in the prompt."""
     names_unused_tools: bool = False
-    """Its column `tools` names some, and the workflow reads no such column."""
+    """Whether the column `tools` names tools although the workflow does not read this column."""
 
 
 class RowError(ValueError):
-    """Something is wrong with a row. The text does not name the place of the row."""
+    """Something is wrong with a row. The message does not name the row's place."""
 
 
 def check_row(row: RawRow, rules: RowRules) -> CheckedRow:
     """The messages, ground truth and verifier of a row.
 
     A row has the columns `messages_key` (a list of `{"role", "content"}`; a last message by the assistant is a demonstration and
-    is left out), `ground_truths_key` (any JSON value) and `dataset` (a verifier's name; or a list of names, and the ground truth
-    is one of as many). Or the row is in the document's sample format (`sample_record.py`), or in TRL's: `prompt` holds messages,
-    or a text to which no chat template is applied.
+    is left out), `ground_truths_key` (any JSON value) and `dataset` (a verifier's name; or a list of names, with a list of as
+    many ground truths). Or the row is in the document's sample format (`sample_record.py`), or in TRL's format: `prompt` holds
+    messages, or a text to which no chat template is applied.
 
     Raises:
-        RowError: for the first thing that is wrong; columns that are not there are one thing.
+        RowError: the row has a mistake. The message names the first mistake; all missing columns count as one.
     """
     if row.problem:
         raise RowError(row.problem)
@@ -144,7 +144,7 @@ def check_row(row: RawRow, rules: RowRules) -> CheckedRow:
 def _with_messages(
     row: RawRow, columns: Mapping[str, Any], messages: object, ground_truth: object, dataset: str, rules: RowRules
 ) -> CheckedRow:
-    """A row whose prompt is made of messages; the workflow may read its other `columns`."""
+    """A row whose prompt is made from messages. The workflow may read the row's other `columns`."""
     checked = _check_messages(messages)
     _check_ground_truths(dataset, ground_truth, rules)
     checked = _prompt_messages(checked, rules.system_prompt_override)
@@ -161,8 +161,8 @@ def _with_messages(
 
 
 def _names_environment(config: object) -> bool:
-    """Whether a row's `env_config`, in any of its forms, names one. In a file of columns all rows have the same keys, and some
-    rows nothing in them."""
+    """Whether a row's `env_config`, in any of its forms, names an environment. In a columnar file all rows have the same keys,
+    and the values of some rows are empty."""
     if isinstance(config, Mapping):
         entries = (config.get("env_configs") or []) if "env_configs" in config else [config]
         return not isinstance(entries, list) or any(
@@ -234,7 +234,7 @@ def _without_publisher(data_source: object, rules: RowRules) -> object:
 
 
 def _check_ground_truths(dataset: str, ground_truth: object, rules: RowRules) -> None:
-    """Check the ground truth of each verifier of a row. Several verifiers need a list of as many ground truths."""
+    """Check the ground truth of each verifier of a row. A row with several verifiers needs a list of as many ground truths."""
     names = names_of_verifiers(dataset)
     if len(names) > 1:
         if not isinstance(ground_truth, list) or len(ground_truth) != len(names):
@@ -251,7 +251,7 @@ def _check_ground_truths(dataset: str, ground_truth: object, rules: RowRules) ->
 def check_ground_truth(
     dataset: str, ground_truth: object, check_label: Callable[[str, object], None] | None = check_label_of_verifier
 ) -> None:
-    """Check that the verifier that the `dataset` column names exists and can use the ground truth.
+    """Check that the verifier named in the `dataset` column exists and can use the ground truth.
 
     Raises:
         RowError: the verifier does not exist or cannot use the ground truth.
@@ -270,7 +270,7 @@ def check_ground_truth(
 
 
 def _missing(columns: Sequence[str], row: RawRow, rules: RowRules) -> str:
-    """Says of all `columns` that the row lacks them, or that nothing stands in them, and what to do."""
+    """The mistake that the row lacks all `columns`, or that they are empty, and what to do."""
     cures = {
         rules.messages_key: f"--sft_messages_key names the column; a text is read from a column {PROMPT_KEY!r} too",
         rules.ground_truths_key: "--ground_truths_key names the column",
@@ -284,7 +284,7 @@ def _missing(columns: Sequence[str], row: RawRow, rules: RowRules) -> str:
 
 
 def _needs_no_label(verifier: object) -> bool:
-    """Whether rewards come from the workflow alone, so that a row may do without a ground truth."""
+    """Whether rewards come only from the workflow, so that a row needs no ground truth."""
     return isinstance(verifier, str) and verifier.lower() == PASSTHROUGH
 
 
@@ -318,7 +318,7 @@ def _check_verifier(value: str, rules: RowRules, column: str) -> str:
 
 
 def _check_messages(value: object) -> list[dict[str, Any]]:
-    """Messages with role and content, and what else a chat template may read, such as `tool_calls` or OLMo's `functions`."""
+    """Messages with role, content and other fields that a chat template may read, such as `tool_calls` or OLMo's `functions`."""
     if not isinstance(value, list):
         cure = f"; a text is read from a column {PROMPT_KEY!r}" if isinstance(value, str) else ""
         raise RowError(f"messages must be a list of {{role, content}}, got {type(value).__name__}{cure}")
@@ -329,7 +329,7 @@ def _check_messages(value: object) -> list[dict[str, Any]]:
         further = {key: given for key, given in message.items() if key not in MESSAGE_KEYS and given is not None}
         content = message.get("content")
         if content is None and further:
-            content = ""  # a message may consist of calls alone
+            content = ""  # a message may consist only of calls
         if not isinstance(content, str):
             raise RowError(f"a message's content must be text, got {type(content).__name__}")
         _check_text(content, "a message's content")
@@ -350,7 +350,7 @@ def _check_text(text: str, what: str) -> None:
 
 
 def _prompt_messages(messages: list[dict[str, Any]], system_prompt: str | None) -> list[dict[str, Any]]:
-    """The messages without a demonstration at the end, and with `system_prompt` as system message if it is given."""
+    """The messages without a demonstration at the end. If `system_prompt` is given, it is their system message."""
     if messages and messages[-1]["role"] == "assistant":
         messages = messages[:-1]
     if not any(message["role"] != "system" for message in messages):

@@ -1,9 +1,9 @@
 """What must be the same when a run resumes from a checkpoint: options, data row by row, tokenizer, system prompt.
 
-A checkpoint names rows by their numbers, and it holds samples that are not trained on yet. With one row more, every prompt would
-have another place in the order of the epoch, so some prompts would be issued twice and others never. Therefore each checkpoint
-contains the run's identity: everything that gives rows and samples their meaning. A run with another identity is refused before
-anything starts, with a message that names the differences.
+A checkpoint refers to rows by their numbers, and it holds samples that are not trained on yet. With one row more in the data,
+every prompt would have another place in the order of the epoch, so some prompts would be issued twice and others never. Therefore
+each checkpoint contains the run's identity: everything that gives rows and samples their meaning. A run with another identity is
+refused before anything starts, with a message that names the differences.
 
 Data are compared by their rows. The names of their sources do not count, because a project may move, and a job may be submitted
 from another directory.
@@ -74,7 +74,7 @@ def run_identity(args: GRPOConfig, inputs: "RunInputs | None" = None) -> dict[st
     own = options_of(args, workflow.options)
     identity: dict[str, Any] = {
         "options": {name: getattr(args, name) for name in OPTIONS}
-        # What auto is on this device: DeepSpeed reads no checkpoint of another.
+        # The type that auto means on this device, because DeepSpeed reads no checkpoint of another type.
         | {"model_dtype": args.device.dtype}
         | {name: getattr(own, name) for name in identity_options(args.rollout_workflow)}
     }
@@ -93,13 +93,13 @@ def run_identity(args: GRPOConfig, inputs: "RunInputs | None" = None) -> dict[st
 
 
 def tokenizer_identity(tokenizer: Any, name: str) -> dict[str, Any]:
-    """Everything that decides into which tokens a tokenizer turns a text, and back, as a few hashes. They are hashes of the
-    content, not of the path, because a directory may move. It takes half a second for 150,000 words.
+    """Hashes of everything that decides how a tokenizer turns text into tokens and back. The content is hashed and not the path,
+    because a directory may move. This takes half a second for 150,000 words.
 
-    Checkpoints of earlier versions have no `rules` and no `libraries`. Their runs go on: the other parts are compared, which they
-    have, and the prompts in tokens. `rules` are compared only under the same `libraries`, because a library may write the same
-    rules in another form after an upgrade. They are None (not known) if the tokenizer contains Python code for which the library
-    has no form.
+    Checkpoints of earlier versions have no `rules` and no `libraries`. Their runs can still be resumed: the parts that they have
+    are compared, and so are the prompts in tokens. `rules` are compared only if `libraries` are the same, because a library may
+    write the same rules in another form after an upgrade. `rules` is None (not known) if the tokenizer contains Python code that
+    the library cannot write.
     """
     template = json.dumps(tokenizer.chat_template, sort_keys=True)
     special = [
@@ -116,25 +116,25 @@ def tokenizer_identity(tokenizer: Any, name: str) -> dict[str, Any]:
         "libraries": ", ".join(f"{library} {version(library)}" for library in ("tokenizers", "transformers")),
         "chat_template": short_hash(template.encode()),
         "special": short_hash(json.dumps(special).encode()),
-        # The templates of some models write the date into each prompt, so tomorrow the same rows have other tokens.
+        # Some models' templates write the date into each prompt, so tomorrow the same rows will have other tokens.
         "date": date.today().isoformat() if "strftime_now" in template else None,
     }
 
 
 def _rules_of_backend(backend: Any) -> str | None:
-    """A hash of all parts of a fast tokenizer but its truncation and padding, which change with each call."""
+    """A hash of all parts of a fast tokenizer except truncation and padding, which change with each call."""
     parts = (backend.model, backend.normalizer, backend.pre_tokenizer, backend.post_processor, backend.decoder)
     try:
         states = [b"" if part is None else part.__getstate__() for part in parts]
-    except Exception:  # tokenizers (0.23) raises nothing more special for a part that is written in Python
+    except Exception:  # tokenizers (0.23) raises a plain Exception for a part that is written in Python
         return None
     added = [(number, token.__getstate__()) for number, token in sorted(backend.get_added_tokens_decoder().items())]
     return short_hash(b"".join(hashlib.sha256(state).digest() for state in states) + json.dumps(added).encode())
 
 
 def _rules_of_files(tokenizer: Any) -> str:
-    """A hash of the files as which a tokenizer without a backend is saved: settings, vocabulary, merges, and the code that came
-    with it. The chat template is a part of its own."""
+    """A hash of the saved files of a tokenizer without a backend: settings, vocabulary, merges, and the code that came with it.
+    The chat template is compared separately."""
     with tempfile.TemporaryDirectory() as directory:
         tokenizer.save_pretrained(directory)
         files = sorted(path for path in Path(directory).rglob("*") if path.is_file())
@@ -156,11 +156,11 @@ def says_which_data(saved: dict[str, Any]) -> bool:
 
 
 def differences(saved: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Differences from the run of a checkpoint, in words. Parts that only one of the two identities contains are not compared."""
+    """Differences from a checkpoint's run, in words. Parts that only one of the two identities contains are not compared."""
     before = saved.get("options", saved)
     options = _different_options(before, now["options"])
     if not (says_which_data(saved) and says_which_data(now)):
-        # The checkpoint may say no more of the data than their names. Data that cannot be read now are told elsewhere.
+        # The checkpoint may contain only the names of the data. Data that cannot be read now are reported elsewhere.
         same = _any_names if says_which_data(saved) else operator.eq
         sources = (_different_sources(flag, before, now["options"], same=same) for flag in _MIXER_LISTS.values())
         return [*options.values(), *(told for of_list in sources for told in of_list)]
@@ -174,7 +174,7 @@ def differences(saved: dict[str, Any], now: dict[str, Any]) -> list[str]:
 
 
 def _different_options(saved: dict[str, Any], now: dict[str, Any]) -> dict[str, str]:
-    """Without the options that name data: see `_different_sources`."""
+    """Options that differ, without the options that name data: see `_different_sources`."""
     return {
         name: f"--{name} was {saved[name]!r}, now {now[name]!r}"
         for name in now
@@ -186,7 +186,7 @@ def _different_options(saved: dict[str, Any], now: dict[str, Any]) -> dict[str, 
 
 
 def _is_same_model(saved: dict[str, Any], now: dict[str, Any]) -> bool:
-    """Whether both name the same directory of a model, one of them by a relative path perhaps."""
+    """Whether both options name the same model directory, even if one is a relative path."""
     paths = saved["model_name_or_path"], now["model_name_or_path"]
     return all(map(os.path.isdir, paths)) and os.path.samefile(*paths)
 
@@ -214,8 +214,8 @@ def _different_tokenizer(saved: dict[str, Any], now: dict[str, Any]) -> list[str
 
 
 def _different_data(key: str, saved: dict[str, Any], now: dict[str, Any], *, passes_over_prompts: bool) -> list[str]:
-    """How the rows differ, and the lists that name them. Names count if the rows differ, so that the user sees why; where prompts
-    are passed over, a file must still have its own name, in whichever directory it is."""
+    """How the rows and the mixer lists differ. If the rows differ, other names are reported too, so that the user sees why. If
+    prompts are passed over, files must at least have the same name, in any directory."""
     rows = _different_rows(key, saved[key], now[key], passes_over_prompts=passes_over_prompts)
     same = operator.eq if rows else _same_last_part if passes_over_prompts else _any_names
     sources = _different_sources(_MIXER_LISTS[key], saved.get("options", saved), now["options"], same=same)
@@ -235,7 +235,7 @@ def _different_sources(
     if not all(same(one[0], other[0]) for one, other in zip(then, here, strict=True)):
         told.append(f"--{flag} was {saved[flag]!r}, now {now[flag]!r}")
     for (_, amount_then, split_then), (name, amount, split) in zip(then, here, strict=True):
-        if repr(amount_then) != repr(amount):  # 1 is one row, and 1.0 are all
+        if repr(amount_then) != repr(amount):  # 1 is one row, and 1.0 is all rows
             told.append(f"--{flag}: the amount of {name} was {amount_then!r}, now {amount!r}")
         if split_then != split:
             told.append(f"--{flag}_splits: the split of {name} was {split_then!r}, now {split!r}")
@@ -243,11 +243,11 @@ def _different_sources(
 
 
 def _sources(options: dict[str, Any], flag: str) -> list[tuple[str, Amount, str]] | None:
-    """Name, amount and split of each source; None if the lists cannot be read, which is told elsewhere."""
+    """Name, amount and split of each source; None if the lists cannot be read, which is reported elsewhere."""
     try:
         pairs = parse_mixer_list(options[flag])
         splits = splits_of_names(options[f"{flag}_splits"], len(pairs))
-    except (ValueError, TypeError):  # anybody may have written to the checkpoint
+    except (ValueError, TypeError):  # the file may have been edited by hand
         return None
     return [(name, amount, split) for (name, amount), split in zip(pairs, splits, strict=True)]
 
@@ -261,8 +261,8 @@ def _same_last_part(saved: str, now: str) -> bool:
 
 
 def _different_rows(key: str, saved: Any, now: Any, *, passes_over_prompts: bool) -> str:
-    """`passes_over_prompts`: prompts are not compared, because their tokens differ for a reason that is reported already, or
-    because of the date in them."""
+    """How the rows differ, or "". With `passes_over_prompts`, prompts are not compared, because their tokens differ for a reason
+    that is already reported, or because they contain the date."""
     if saved is None or now is None:
         return "" if saved is now else f"the {_DATA[key]} data: {_rows(saved)} then, {_rows(now)} now"
     if saved["rows"] != now["rows"]:

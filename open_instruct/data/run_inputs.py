@@ -28,7 +28,7 @@ from open_instruct.workflows.base import Workflow
 
 @dataclass(frozen=True)
 class RunInputs:
-    """Tokenizer facts and datasets of a run, checked."""
+    """The checked datasets of a run, and facts about its tokenizer."""
 
     train_dataset: PromptDataset
     eval_dataset: PromptDataset | None
@@ -38,7 +38,7 @@ class RunInputs:
     """Identity of the tokenizer; see `run_identity.tokenizer_identity`."""
     template: TemplateAudit
     warnings: tuple[str, ...] = ()
-    """On the chat template, and on files of verifiers of which nothing is used."""
+    """Warnings about the chat template, and about verifier files that the run does not use."""
 
     @property
     def longest_prompt(self) -> int:
@@ -47,7 +47,7 @@ class RunInputs:
 
 
 def load_inputs(args: GRPOConfig) -> tuple[RunInputs | None, list[str]]:
-    """Tokenizer and datasets, or None and the mistakes in them. Prompts of the evaluation are left out of the training data."""
+    """Tokenizer and datasets, or None and the mistakes in them. Evaluation prompts are left out of the training data."""
     try:
         import_verifiers(args.verifier_modules, args.verifier_config)
     except UserModuleError as error:
@@ -61,7 +61,7 @@ def load_inputs(args: GRPOConfig) -> tuple[RunInputs | None, list[str]]:
         return None, mistakes  # this mistake has been reported already
     except (
         ValueError
-    ) as error:  # reported already, too, unless it is in options that the workflow does not check itself
+    ) as error:  # already reported too, unless it comes from options that the workflow does not check itself
         is_reported = bool(collect_mistakes(args))
         return None, mistakes + ([] if is_reported else [f"{shown(args, 'rollout_workflow')}: {error}."])
     if tokenizer.chat_template:
@@ -89,7 +89,7 @@ def load_inputs(args: GRPOConfig) -> tuple[RunInputs | None, list[str]]:
 
 
 def _notes_on_verifiers(args: GRPOConfig, datasets: Sequence[PromptDataset]) -> tuple[str, ...]:
-    """Of files whose verifiers score nothing: the rows, or `--remap_verifier`, were probably forgotten."""
+    """Notes on files whose verifiers score no row, because rows or `--remap_verifier` were probably forgotten."""
     names = {name for dataset in datasets for one in dataset.dataset_names for name in names_of_verifiers(one)}
     cure = "the column 'dataset' of a row, --default_verifier or --remap_verifier would name one"
     unused = unused_modules(args.verifier_modules, names)
@@ -97,7 +97,7 @@ def _notes_on_verifiers(args: GRPOConfig, datasets: Sequence[PromptDataset]) -> 
 
 
 def remapped_verifiers(args: GRPOConfig) -> dict[str, str]:
-    """`--remap_verifier math_dapo=math` as a mapping from names in lower case; `checks.py` has reported other forms."""
+    """`--remap_verifier math_dapo=math` as a mapping, with names in lower case. `checks.py` has reported other forms."""
     pairs = (pair.partition("=") for pair in args.remap_verifier)
     return {old.strip().lower(): new.strip() for old, equals, new in pairs if equals}
 
@@ -149,7 +149,8 @@ def _load(
 
 
 def _refused_here(dataset: PromptDataset) -> list[str]:
-    """Why this machine cannot score rows of a dataset that was kept, perhaps by one with a newer kernel or with a judge's key."""
+    """Why this machine cannot score rows of a cached dataset. Another machine, with a newer kernel or a judge's key, may have
+    written the cache."""
     reasons = []
     for row in dataset.first_rows():
         for name, truth in checks_of_row(row.dataset, row.ground_truth):
@@ -169,7 +170,7 @@ def _cache(args: GRPOConfig) -> DatasetCache:
 def _cache_key(
     args: GRPOConfig, tokenizer: Any, flag: str, system_prompt: str | None, exclude: PromptDataset | None
 ) -> str | None:
-    """None if a source cannot be read, or not everything is known of the tokenizer."""
+    """The key of a dataset in the cache; None if a source cannot be read, or the tokenizer is not fully known."""
     workflow, of_tokenizer = args.workflow, tokenizer_identity(tokenizer, args.tokenizer_name)
     if of_tokenizer["rules"] is None:
         return None
@@ -192,7 +193,7 @@ def _cache_key(
 
 
 def _files_in(options: Mapping[str, Any]) -> list[str]:
-    """The files that options of a workflow name: `my_tools.py:lookup`, a template, a list of words; and modules."""
+    """The files and modules that a workflow's options name: `my_tools.py:lookup`, a template, a list of words."""
     modules = [module for name, value in options.items() if name.endswith("_modules") for module in value]
     texts = [text for value in options.values() for text in (value if isinstance(value, list) else [value])]
     names = [text.partition(":")[0] for text in texts if isinstance(text, str)]

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def read_tokenizer(name: str, revision: str | None, setup: TokenizerSetup = AS_IT_IS) -> Any:
-    """Tokenizer from a local directory, the cache of the Hugging Face hub, or the hub; `revision` None is the default branch."""
+    """The tokenizer from a local directory, the Hugging Face cache, or the hub. `revision` None is the default branch."""
     return setup.apply(_read(name, revision, trust_remote_code=setup.trust_remote_code))
 
 
@@ -33,7 +33,7 @@ def tokenizer_of_run(args: "GRPOConfig") -> Any:
 
 
 def _is_plain(directory: Path) -> bool:
-    """Whether a local directory has a tokenizer that needs no code of its model: its `tokenizer_config.json` says so."""
+    """Whether a local directory has a tokenizer that needs no code of its model, by its `tokenizer_config.json`."""
     try:
         settings = json.loads((directory / "tokenizer_config.json").read_bytes())
     except (OSError, ValueError):

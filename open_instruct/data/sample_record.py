@@ -1,4 +1,4 @@
-"""Samples in the format of the fully async policy's document (verl's `DataProtoItem`): the record of a run, and data to read.
+"""Samples in the format of the fully async policy's document (verl's `DataProtoItem`): written as a run's record, read as data.
 
     batch             six int64 arrays: the prompt padded on the left, the response padded on the right, both joined
     non_tensor_batch  data_source, ability, reward_model {ground_truth, style}, extra_info {question, …}, uid, …
@@ -19,7 +19,7 @@ NON_TENSOR_BATCH = "non_tensor_batch"
 COLUMNS = (NON_TENSOR_BATCH, "data_source", "reward_model", "extra_info", "prompt", "raw_prompt", "full_prompts")
 """Columns that are read; a file has some of them."""
 RULE = "rule"
-"""Style of a reward that a verifier gives. Some data name the rule behind it, as in `rule-lighteval/MATH_v2`."""
+"""Style of a reward that a verifier gives. In some data the rule's name follows, as in `rule-lighteval/MATH_v2`."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def non_tensor_fields(
     Args:
         rendered_prompt: the prompt's text with the chat template applied; verl calls it `full_prompts`.
         uid: the same for all responses of one group.
-        index: row of the data set.
+        index: number of the row in the data set.
     """
     return {
         "data_source": data_source,
@@ -140,7 +140,7 @@ def prompt_fields(row: Mapping[str, Any]) -> PromptFields:
     """The prompt of a row: its messages (`prompt` or `raw_prompt`), else its question as a user message, else its finished text.
 
     Raises:
-        ValueError: something is missing or cannot be used.
+        ValueError: a field is missing or cannot be used.
     """
     fields = row.get(NON_TENSOR_BATCH, row)
     if not isinstance(fields, Mapping):

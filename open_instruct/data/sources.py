@@ -1,9 +1,9 @@
 """Rows of the source that a mixer entry names, read as a stream: reasoning-gym, local files, directories, hub names.
 
-Rows are not checked here. A source must have the requested columns or those of the document's sample format
-(`sample_record.py`). Local files are read in place. Only a directory or a hub name is loaded with `datasets`, which keeps its
-copy under `cache_dir` (None: in its own default directory). If such a data set has several configurations, the name says which
-one, and which revision is wanted: `openai/gsm8k?config=main&revision=v1`.
+Rows are not checked here. A source must have the requested columns, or the columns of the document's sample format
+(`sample_record.py`). Local files are read in place. Only a directory or a hub name is loaded with `datasets`, which keeps a copy
+under `cache_dir` (None: in its own default directory). The name of such a data set may also choose a configuration and a
+revision: `openai/gsm8k?config=main&revision=v1`.
 """
 
 import contextlib
@@ -28,12 +28,12 @@ LONGEST_NAME = 200
 """Longest name of a data set on the hub, in characters."""
 BATCH_ROWS = 1000
 QUERY_MARK = "?"
-"""Separates the name of a directory or a hub data set from configuration and revision."""
+"""Separates the name of a directory or hub data set from its configuration and revision."""
 CONFIG_MARK = f"{QUERY_MARK}config="
 
 
 class RawRow(NamedTuple):
-    """A row as it stands in the source, or the problem with it."""
+    """A row as the source has it, or the problem with the row."""
 
     place: str
     """`row 7`, or `line 7` in a file of JSON lines."""
@@ -42,7 +42,7 @@ class RawRow(NamedTuple):
 
 
 Columns = Sequence[tuple[str, ...]]
-"""The columns to read: of each tuple the first that is there. A tuple that ends with an empty name may have none."""
+"""The columns to read: from each tuple, the first column that exists. If a tuple ends with an empty name, none need exist."""
 
 
 class SourceError(ValueError):
@@ -50,7 +50,7 @@ class SourceError(ValueError):
 
 
 def iter_rows(name: str, split: str, columns: Columns | None, cache_dir: str | None) -> Iterator[RawRow]:
-    """The rows of one mixer entry, in order. `split` is used only for directories and hub names, because a file is one split.
+    """The rows of one mixer entry, in order. `split` is used only for directories and hub names, because a file has one split.
     `columns` None means all columns.
 
     Raises:
@@ -147,13 +147,13 @@ def _hub(name: str, settings: str, split: str, columns: Columns | None, cache_di
 
 
 def content_of_hub(entry: str, split: str, cache_dir: str | None = None) -> str:
-    """What stands for the rows of a dataset of the hub, or of a directory: other rows have another text."""
+    """A text that identifies the rows of a hub data set or of a directory: other rows have another text."""
     name, _, settings = entry.partition(QUERY_MARK)
     return _load_hub(name, settings, split, cache_dir)._fingerprint
 
 
 def hub_settings(settings: str) -> tuple[str | None, str | None]:
-    """Configuration and revision: `config=main&revision=v1`. Raises `SourceError` for anything else."""
+    """Configuration and revision from `config=main&revision=v1`. Raises `SourceError` for any other form."""
     given = {name: value for name, _, value in (part.partition("=") for part in settings.split("&") if part)}
     config, revision = given.pop("config", None), given.pop("revision", None)
     if given:
@@ -171,7 +171,7 @@ def _load_hub(name: str, settings: str, split: str, cache_dir: str | None) -> "d
         with _offline_if(is_offline), _without_progress_bars():
             revised = {} if revision is None else {"revision": revision}
             dataset = datasets.load_dataset(name, config, split=split, cache_dir=cache_dir, **revised)  # type: ignore[call-overload]
-    except Exception as err:  # errors of network, hub and format have no common base class; the user reads all of them
+    except Exception as err:  # network, hub and format errors have no common base class; the user sees all of them
         what = "this directory" if os.path.isdir(name) else "no file or directory here, and as a hub name it"
         which = f"split {split!r}" + (f", configuration {config!r}" if config else "")
         said = " ".join(str(err).split())
@@ -183,7 +183,7 @@ def _load_hub(name: str, settings: str, split: str, cache_dir: str | None) -> "d
 
 
 def _cause(error: Exception) -> str:
-    """The cause of an error whose own text says only that the rows could not be read."""
+    """The cause of an error whose own message says only that the rows could not be read."""
     import datasets
 
     cause = error.__cause__
@@ -193,7 +193,7 @@ def _cause(error: Exception) -> str:
 
 
 def _broken_row(directory: Path) -> str:
-    """The first broken JSON row in a directory, in brackets, because `datasets` does not name the file; empty if none is."""
+    """The first broken JSON row in a directory, in brackets, because `datasets` does not name the file; "" if there is none."""
     for path in sorted(path for path in directory.rglob("*") if path.suffix in (".jsonl", ".json") and path.is_file()):
         try:
             if path.suffix == ".json" and _is_json(path):
@@ -232,7 +232,7 @@ def _hub_answers() -> bool:
 
 @contextlib.contextmanager
 def _offline_if(offline: bool) -> Iterator[None]:
-    """If `offline`, `datasets` (5.2.0) uses only its cache in the block, because it tries for half a minute to reach the hub."""
+    """If `offline`, `datasets` (5.2.0) uses only its cache in the block. It would try to reach the hub for half a minute."""
     import datasets
 
     before = datasets.config.HF_HUB_OFFLINE
@@ -245,7 +245,7 @@ def _offline_if(offline: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _without_progress_bars() -> Iterator[None]:
-    """`datasets` draws no bars in the block, because they would stand in the middle of a message."""
+    """Inside the block `datasets` draws no progress bars, because they would break up messages."""
     import datasets
 
     are_off = datasets.are_progress_bars_disabled()

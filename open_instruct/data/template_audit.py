@@ -1,4 +1,4 @@
-"""What a chat template does to a conversation, found out by trying: said once at the start of a run."""
+"""Finds out by trial what a chat template does to a conversation. The result is logged once at the start of a run."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,22 +14,22 @@ THOUGHT = "Two and two."
 
 @dataclass(frozen=True)
 class TemplateAudit:
-    """None where the template refuses the conversation that would tell."""
+    """What a chat template does. A value is None if the template refuses the conversation that would show it."""
 
     opens_think: bool | None
     """The model's turn begins inside `<think>`."""
     has_system: bool | None
-    """A system prompt is added where the conversation has none."""
+    """A system prompt is added if the conversation has none."""
     doubles_bos: bool
-    """A prompt begins with two tokens for the beginning of a text, if the tokenizer adds its own."""
+    """A prompt begins with two BOS tokens, if the tokenizer adds its own."""
     drops_thoughts: bool | None
     """Thoughts of earlier turns are left out."""
     keeps_prefix: bool | None
-    """What was in the prompt stays as it was when turns are added, so that a conversation is one growing text."""
+    """Earlier turns stay unchanged when turns are added, so that a conversation is one growing text."""
 
     @property
     def text(self) -> str:
-        """One line."""
+        """The audit in one line."""
         facts = [
             ("the model's turn begins inside <think>", self.opens_think),
             ("a system prompt is added", self.has_system),
@@ -40,11 +40,11 @@ class TemplateAudit:
         return "chat template: " + "; ".join(f"{what}: {said[value]}" for what, value in facts)
 
     def warnings(self, *, wants_form: bool, prompt: str) -> Iterator[str]:
-        """What does not go together.
+        """Warnings about options that do not fit the template.
 
         Args:
             wants_form: whether rewards look for `…</think> <answer>…</answer>`.
-            prompt: a prompt of the run as text.
+            prompt: the text of one of the run's prompts.
         """
         if self.doubles_bos:
             yield "the chat template begins each prompt with two tokens for the beginning of a text: leave out --add_bos"
@@ -80,14 +80,14 @@ def _rendered(tokenizer: Any, messages: list[dict[str, str]], *, begins_turn: bo
 
 
 def _has_system(tokenizer: Any, first: str) -> bool:
-    """A text of the template's own stands before the first message, and a system message takes its place."""
+    """Whether the template puts its own text before the first message, which a system message replaces."""
     own = first.partition(USER["content"])[0]
     system = _rendered(tokenizer, [{"role": "system", "content": "S"}, USER], begins_turn=True)
     return system is not None and not system.partition(USER["content"])[0].startswith(own) and len(own) > len("S") + 20
 
 
 def _is_prefix(before: str, after: str, eos: str | None) -> bool:
-    """Whether `after` goes on where `before` ends, but for the end that some templates write behind the last turn alone."""
+    """Whether `after` continues `before`, apart from an end that some templates write only after the last turn."""
     ends = [before, before.rstrip("\n")]
     if eos and ends[-1].endswith(eos):
         ends.append(ends[-1].removesuffix(eos))
