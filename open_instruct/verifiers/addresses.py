@@ -1,4 +1,4 @@
-"""Addresses of the servers that verifiers ask: checked before a run, and named in messages without a login."""
+"""Addresses of the servers that verifiers ask. They are checked before a run, and messages show them without the login."""
 
 import urllib.parse
 
@@ -7,7 +7,7 @@ def check_address(source: str, address: str) -> None:
     """Raises `ValueError` unless `address` names a server that speaks HTTP.
 
     Args:
-        source: the option, or environment variable, that holds the address.
+        source: the option or environment variable that holds the address.
     """
     if _is_complete(address):
         return
@@ -24,12 +24,12 @@ def _is_complete(address: str) -> bool:
     try:
         parts = urllib.parse.urlsplit(address)
         return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # a port that is no number, or half a bracket
+    except ValueError:  # a port that is not a number, or an unpaired bracket
         return False
 
 
 def host_of(address: str) -> str:
-    """The server's name, in lower case, of an address that `check_address` accepts."""
+    """The server's name, in lower case, in an address that `check_address` accepts."""
     return urllib.parse.urlsplit(address).hostname or ""
 
 

@@ -1,7 +1,7 @@
 """Finds the answer in its tags or its box, and reads an answer as a number, as LaTeX, or as words.
 
-Text that could mean two answers, or that Python reads differently from a person, is not read as a number (`1,42`), and does not
-equal the answer that it resembles (`A, B` is not B). Every reader takes time that is linear in the length of the text.
+Text that could mean two answers, or that Python reads differently from a person, is not read as a number (`1,42`) and does not
+equal the answer that it resembles (`A, B` is not B). Every reader takes time linear in the length of the text.
 """
 
 import re
@@ -14,8 +14,8 @@ def extract_answer(text: str) -> str | None:
     """Content of the last complete `<answer>...</answer>`, stripped; None if there is none.
 
     In `<answer>1<answer>2</answer>` the content is 2, because the last opening tag before a closing tag counts. (The pattern of
-    `reasoning_gym.utils.extract_answer` starts at the first opening tag and gives `1<answer>2`.) The time is linear in the
-    length of the text.
+    `reasoning_gym.utils.extract_answer` starts at the first opening tag and gives `1<answer>2`.) Takes time linear in the length
+    of the text.
     """
     last_close = text.rfind("</answer>")
     start = text.rfind("<answer>", 0, max(last_close, 0))
@@ -30,8 +30,8 @@ _BARE_BOX = re.compile(r"\\boxed(?![A-Za-z])(?![ \t]*\{)[ \t]*([^\n$]{1,100})")
 
 
 def boxed_answer(text: str) -> str | None:
-    """Content of the last complete `\\boxed{…}`, including braces inside it; without one, what stands behind a `\\boxed` that has
-    no braces (`$\\boxed 3$`), up to the end of its formula or line; else None."""
+    """Content of the last complete `\\boxed{…}`, including braces inside it. Without such a box, the text after a `\\boxed`
+    without braces (`$\\boxed 3$`), up to the end of its formula or line; else None."""
     best = (-1, 0)
     open_braces: list[tuple[int, bool]] = []  # where the content begins, and whether the brace belongs to a box
     for match in _BOX_OR_BRACE.finditer(text):
@@ -44,7 +44,7 @@ def boxed_answer(text: str) -> str | None:
 
 
 def _bare_box(text: str) -> str | None:
-    """`3` in `\\boxed 3`; None if a word stands there, because then the sentence is about boxes."""
+    """`3` in `\\boxed 3`; None if a word follows, because then the sentence is about boxes."""
     last = next(iter(deque(_BARE_BOX.finditer(text), maxlen=1)), None)
     content = re.split(r"\\[)\]]", last[1], maxsplit=1)[0].strip().rstrip(".") if last else ""
     is_word = len(content) > 1 and content[:2].isalpha()
@@ -56,17 +56,17 @@ def _bare_box(text: str) -> str | None:
 MAX_NUMBER = 1000
 """Longest text, in characters, that is read as a number, because Python takes quadratic time to read a number."""
 _SPACING = re.compile(r"(\\\\)|\\(?:left|right|displaystyle|quad|qquad)(?![A-Za-z])|\\[!,;: ]|~")
-"""What says nothing but how things are set. The end of a row in a matrix, `\\\\ `, is found first, because it is no `\\ `."""
+"""Commands that only set spacing. The end of a row in a matrix, `\\\\ `, is matched first, because it is not the space `\\ `."""
 _DOLLAR = re.compile(r"\\?\$")
 _FONT = re.compile(
     r"(?:\\(?:text|textbf|textit|textrm|textsf|texttt|mbox|mathbf|mathit|mathrm|mathsf|boldsymbol|bold|bm|underline))? ?\{(.*)\}",
     re.DOTALL,
 )
 _SPACES = re.compile(r"(?<![0-9]) (?!(?<=[0-9], )[0-9]{3}(?![0-9]))| (?![0-9])")
-"""Single spaces that may be removed. Spaces between two digits stay, because `4 2` is not 42, and so does that of `3, 125`, which
-is not 3,125."""
+"""Single spaces that may be removed. A space between two digits stays, because `4 2` is not 42. The space in `3, 125` stays too,
+because this is not 3,125."""
 _THOUSANDS = re.compile(r"(?<=[0-9])(?:\{,\}|\\,|,)(?:\\! *)?(?=[0-9]{3}(?![0-9]))")
-"""A separator of thousands. The data set MATH writes `58,\\!500`, where `\\!` takes the space behind the comma away."""
+"""A separator of thousands. The data set MATH writes `58,\\!500`, where `\\!` removes the space after the comma."""
 _UNIT = re.compile(r"(.+?) ?(?:\\(?:text|mathrm|mbox)\{([^{}]*)\}(?:\^(?:([23])|\{([23])\}))?|\\?(%))")
 _UNIT_WORD = re.compile(r"°?([^\W\d_]+(?:\.[^\W\d_]+)*)\.?(?:\^?[23]|[²³])?|°")
 _UNIT_LETTERS = frozenset("ACFJLNVWghlms")
@@ -77,13 +77,13 @@ _is_no_unit = re.compile(
     "(?:third|fourth|fifth|sixth|seventh|eighth|ninth|tenth|hundredth|thousandth)s?|"
     "(?:hundred|thousand|million|billion|trillion|dozen)s?|mil|mn|bn|tn"
 ).fullmatch
-"""Matches a word that may stand behind a number but is no unit: it changes the number (`million`) or offers a second (`or`)."""
+"""Matches a word that may follow a number but is no unit: it changes the number (`million`) or offers a second number (`or`)."""
 _PLAIN_NUMBER = re.compile(r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)")
 _FRACTION = re.compile(r"([-+]?)(?:\\frac\{([-+]?[0-9]+)\}\{([-+]?[0-9]+)\}|([0-9]+)/([0-9]+))")
 
 
 def math_value(latex: str) -> tuple[Fraction | str, str]:
-    """The exact number that LaTeX stands for, or else the LaTeX without spacing; and the unit behind the number, or ""."""
+    """The exact number that LaTeX stands for, or else the LaTeX without spacing; and the unit after the number, or ""."""
     text = latex.strip().rstrip(".").replace("\N{MINUS SIGN}", "-").replace("{,}", ",")
     text = " ".join(_DOLLAR.sub(" ", without_spacing(_THOUSANDS.sub(",", text))).split())
     if len(text) > MAX_NUMBER:
@@ -100,12 +100,12 @@ def math_value(latex: str) -> tuple[Fraction | str, str]:
 
 
 def without_spacing(latex: str) -> str:
-    """LaTeX with a space in place of every command that only says how things are set: `\\left`, `\\,`, `~`."""
+    """LaTeX with a space in place of every command that only affects the layout: `\\left`, `\\,`, `~`."""
     return _SPACING.sub(r"\1 ", latex)
 
 
 def without_font(latex: str) -> str:
-    """What is set in a font: 3 of `\\mathbf{3}`, `even` of `\\text{even}`, and the letter alone of `\\textbf{(C)}`."""
+    """The content of font commands: 3 for `\\mathbf{3}`, `even` for `\\text{even}`, and only the letter for `\\textbf{(C)}`."""
     text = _without_groups(latex)
     if text.startswith("(") and text.endswith(")"):
         inner = _without_groups(text[1:-1].strip())
@@ -120,7 +120,7 @@ def _without_groups(text: str) -> str:
 
 
 def _is_balanced(latex: str) -> bool:
-    """Whether every brace that opens here also closes here: `a}{b` is the inside of two groups, not of one."""
+    """Whether every brace that opens in the text also closes in it: `a}{b` is the inside of two groups, not of one."""
     depth = 0
     for match in re.finditer(r"\\.|[{}]", latex):
         depth += {"{": 1, "}": -1}.get(match[0], 0)
@@ -130,7 +130,7 @@ def _is_balanced(latex: str) -> bool:
 
 
 def _compact(latex: str) -> str:
-    """LaTeX without spaces, and with the braces around a single digit that LaTeX allows to leave out: `\\frac12`."""
+    """LaTeX without spaces, and with the braces around single digits that LaTeX allows one to omit, as in `\\frac12`."""
     text = re.sub(r"\\[dt]frac", r"\\frac", _SPACES.sub("", latex))
     text = re.sub(r"\\(sqrt|frac)([0-9])", r"\\\1{\2}", text)
     return re.sub(r"(\\frac\{[^{}]*\})([0-9])", r"\1{\2}", text)
@@ -139,8 +139,8 @@ def _compact(latex: str) -> str:
 def _unit(match: re.Match[str]) -> str | None:
     """The unit that `_UNIT` found: `square feet`, `m^2`, `%`, or "" if there is none; None if the text there is no unit.
 
-    A unit consists of words that `_is_no_unit` does not match. A word of one letter must be the symbol of a unit: `m` is one, `i`
-    is not.
+    A unit consists of words that `_is_no_unit` does not match. A word of one letter must be the symbol of a unit, such as `m`,
+    but not `i`.
     """
     _, text, bare_power, braced_power, percent = match.groups()
     words = re.split(r"[ /·-]+", (percent or text).strip().replace(" ^", "^").replace("\\%", "%"))
@@ -184,10 +184,10 @@ _DIGITS = (
 )
 _NUMBER = re.compile(rf"([{_MINUS}]?){_CURRENCY}([{_MINUS}]?)({_DIGITS})([eE][-+]?[0-9]+)?(?: ?/ ?([0-9]+)(?![0-9/]))?")
 _BEGINS_INSIDE = re.compile(r"(?:[0-9](?:[:_,'’]|\\,|\{,\}|(?:,|\{,\})\\! ?|\s*/\s*)|\^\s?\{?|[0-9)\]}]\*\*)\Z")
-"""Text before a number which shows that the number is only the end of something: a time, a power, a fraction, `1_42`, `1,42`,
+"""Text before a number which shows that the number is only a part of something: of a time, a power, a fraction, `1_42`, `1,42`,
 `1.000,42`."""
 _DATE = re.compile(rf"[0-9][{_MINUS}][0-9]+\Z")
-"""Text before the hyphen and the last part of a date."""
+"""The text of a date up to the hyphen before its last part."""
 _SPACED_MINUS = re.compile(rf"(?:^\s*|[=(:≈][ \t]*)[{_MINUS}][{_GAP}]+\Z")
 _GOES_ON = re.compile(r"[:/_][0-9]|[\u207a\u207b]")
 
@@ -196,9 +196,10 @@ def last_number(text: str) -> Fraction | None:
     """The exact value of the last number in a text; None if there is none, or if the last digits belong to something else.
 
     Separators of thousands (`1,000`, `1 000`), a currency, a power of ten (`1e3`) and a denominator (`1/2`) belong to the number;
-    a full stop does not. A minus counts, with two exceptions: right behind a digit, letter or bracket (`9-4` ends in 4), and with
-    a space on both sides behind a word or at the beginning of a line (`- 42` in a list is 42; `= - 42`, or a text that is only
-    `- 42`, is -42). Times, dates, powers and mixed numbers are no numbers: `12:42`, `2024-05-42`, `10^42`, `42²`, `42½`.
+    a full stop does not. A minus belongs to it, with two exceptions: a minus right after a digit, letter or bracket (`9-4` ends
+    in 4), and a minus with a space on both sides after a word or at the beginning of a line (`- 42` in a list is 42; `= - 42`, or
+    a text that is only `- 42`, is -42). Times, dates, powers and mixed numbers do not count: `12:42`, `2024-05-42`, `10^42`,
+    `42²`, `42½`.
     """
     last = next(iter(deque(_NUMBER.finditer(text), maxlen=1)), None)
     if last is None or len(last[0]) > MAX_NUMBER or _GOES_ON.match(text, last.end()):
@@ -215,7 +216,7 @@ def last_number(text: str) -> Fraction | None:
 
 
 def count_numbers(text: str) -> int:
-    """How many numbers `last_number` sees in a text."""
+    """How many numbers `last_number` would find in a text."""
     return sum(1 for _ in _NUMBER.finditer(text))
 
 
@@ -248,9 +249,9 @@ _INSIDE_WORD = re.compile(rf"(?<=[^\W\d_])[.{_QUOTES}](?=[^\W\d_])")
 def normalize_answer(text: str) -> str:
     """Lower case, without outer punctuation, English articles and superfluous spaces (after SQuAD, Rajpurkar et al. 2016).
 
-    Punctuation is removed at the ends of words, and full stops and apostrophes between letters too (`D.C.`, `it's`). Punctuation
-    stays between digits and as an operator: `3.14`, `4'2`, `4(2)`, `5!`. `1,000` is 1000. An article is removed before a word:
-    `the B` is B, but `A, B` and `A B` are `a b`, because `a` is no article before a single letter.
+    Punctuation is removed at the ends of words, and so are full stops and apostrophes between letters (`D.C.`, `it's`).
+    Punctuation between digits, or as an operator, stays: `3.14`, `4'2`, `4(2)`, `5!`. `1,000` is 1000. An article before a word
+    is removed: `the B` is B, but `A, B` and `A B` are `a b`, because `a` is no article before a single letter.
     """
     text = _GROUPED.sub(lambda match: match[0].replace(",", ""), text.lower().translate(_MINUS_SIGNS))
     raw = _SEPARATOR.sub(r"\g<0> ", text).split()

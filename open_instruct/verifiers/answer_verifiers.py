@@ -18,7 +18,7 @@ PLAIN_DIGITS = 18
 
 
 def _is_plain(text: str) -> bool:
-    """Whether a label is a whole number in digits, as most are."""
+    """Whether a label is a whole number in digits, as most labels are."""
     return text.isascii() and text.isdecimal() and len(text) <= PLAIN_DIGITS
 
 
@@ -38,7 +38,7 @@ class GSM8KVerifier(VerifierFunction):
     def _wanted(self, label: object) -> Fraction:
         text = single_label(label)
         if _is_plain(text):
-            return Fraction(int(text))  # as `last_number` reads it, in a tenth of the time
+            return Fraction(int(text))  # the same result as `last_number`, in a tenth of the time
         text = answer_of_label(text) or text
         wanted = last_number(text)
         if wanted is None or count_numbers(text) > 1:
@@ -66,11 +66,11 @@ class StringMatcherVerifier(VerifierFunction):
         return VerificationResult(float(normalize_answer(answer) == wanted))
 
 
-@functools.lru_cache(maxsize=1024)  # a label may be a long solution, and all responses of a group have the same one
+@functools.lru_cache(maxsize=1024)  # a label may be a long solution, and all responses of a group share it
 def _wanted(label: str) -> tuple[str, Fraction | str, str]:
     """The answer that a label of `math` asks for: as text, as a value, and the unit of the value."""
     if _is_plain(label):
-        return label, Fraction(int(label)), ""  # as `math_value` reads it, in a tenth of the time
+        return label, Fraction(int(label)), ""  # the same result as `math_value`, in a tenth of the time
     text = answer_of_label(label)
     value, unit = math_value(text) if text is not None else ("", "")
     if text is None or value == "":
@@ -84,9 +84,9 @@ def _wanted(label: str) -> tuple[str, Fraction | str, str]:
 class MathVerifier(VerifierFunction):
     """1 if the answer equals the label: as a number, as LaTeX without its spacing, or as mathematics (`math_equivalence.py`).
 
-    The answer is the last `\\boxed{…}`, or what `math_answers.py` finds without one. A label is an answer, or a whole solution
-    that says it (`answer_of_label`). `3` and `3\\text{ cm}` are equal, `3\\text{ m}` and `3\\text{ cm}` are not; nor are `42`
-    and `42\\%`, or `42\\text{ or 43}`.
+    The answer is the last `\\boxed{…}`, or, without a box, the answer that `math_answers.py` finds. A label is an answer, or a
+    whole solution that states an answer (`answer_of_label`). `3` and `3\\text{ cm}` are equal, but `3\\text{ m}` and
+    `3\\text{ cm}` are not, and 42 equals neither `42\\%` nor `42\\text{ or 43}`.
     """
 
     name = "math"
@@ -115,7 +115,7 @@ class MathVerifier(VerifierFunction):
 
 
 class StrictMathVerifier(MathVerifier):
-    """As `math`, but the answer must stand in `Final Answer: The final answer is $…$.`, or be the whole response."""
+    """As `math`, but the answer must be in `Final Answer: The final answer is $…$.`, or be the whole response."""
 
     name = "strict_math"
 

@@ -1,4 +1,4 @@
-"""What a verifier is, and what it says of a response."""
+"""The interface of a verifier, and its results."""
 
 import asyncio
 import inspect
@@ -10,10 +10,10 @@ from open_instruct.config.verifier_options import VerifierConfig
 
 
 class NotScored(Exception):
-    """A verifier cannot say anything of a response, through no fault of the response. The text says why.
+    """A verifier cannot score a response, for a reason that is not the response's fault. The message says why.
 
     Args:
-        cost: US dollars that were spent nevertheless.
+        cost: US dollars that were spent anyway.
     """
 
     def __init__(self, why: str = "", *, cost: float = 0.0) -> None:
@@ -23,7 +23,7 @@ class NotScored(Exception):
 
 @dataclass(frozen=True)
 class VerificationResult:
-    """What a verifier found."""
+    """A verifier's result for one response."""
 
     score: float
     """In [0, 1]; 1 is right."""
@@ -40,14 +40,14 @@ class VerificationResult:
 
 
 class VerifierFunction:
-    """Scores one response. A verifier has no state, so that any process may score with it.
+    """Scores one response. A verifier has no state, so any process may use it.
 
     A subclass sets `name` (and `weight`, if it is not 1) in its body or through `super().__init__("name", weight=0.5)`. It
-    overrides `__call__`, which runs in the jail and can do nothing but compute, or `async_call`, which runs outside.
+    overrides `__call__`, which runs in the jail and can only compute, or `async_call`, which runs outside the jail.
     """
 
     name: str = ""
-    """Value of the `dataset` column before any slash; upper and lower case are the same."""
+    """The part of the `dataset` column before any slash that names this verifier. Upper and lower case are the same."""
     weight: float = 1.0
     """The reward of a response is its score times this weight times `--verification_reward`."""
 
@@ -62,42 +62,42 @@ class VerifierFunction:
     ) -> VerificationResult:
         """Scores `prediction`, whose token ids are `tokenized_prediction`, against the row's ground truth `label`.
 
-        `query` is the text of the prompt, as the model has seen it; with the reasoning cache `query` is the problem.
+        `query` is the text of the prompt, as the model has seen it; with the reasoning cache it is the problem.
 
         Raises:
-            ValueError: this verifier does not understand the label. A bad prediction never raises, it scores 0.
+            ValueError: this verifier does not understand the label. A bad prediction never raises an error; it scores 0.
         """
         raise NotImplementedError(f"{type(self).__name__} scores outside the jail: use async_call")
 
     async def async_call(
         self, tokenized_prediction: list[int], prediction: str, label: object, query: str | None = None
     ) -> VerificationResult:
-        """What `__call__` does, for a verifier that asks a server or starts a process. It is awaited in the controller's process,
-        outside the jail, beside hundreds of others, and must not compute for long: nothing else is scored meanwhile.
+        """As `__call__`, for a verifier that asks a server or starts a process. It is awaited in the controller's process,
+        outside the jail, like hundreds of other calls. It must not compute for long: nothing else is scored meanwhile.
 
-        As with open-instruct, `super().async_call` is `__call__` in a thread.
+        As in open-instruct, `super().async_call` runs `__call__` in a thread.
 
         Raises:
-            NotScored: nothing is known of this response, for the reason that the text gives.
+            NotScored: this response cannot be scored; the message says why.
         """
         return await asyncio.to_thread(self, tokenized_prediction, prediction, label, query)
 
     async def close(self) -> None:
-        """Ends what `async_call` has opened, on the same event loop, when nothing is scored any more."""
+        """Closes what `async_call` has opened. Called on the same event loop, after the last response is scored."""
 
     @classmethod
     def get_config_class(cls) -> type[VerifierConfig]:
-        """The class of `verifier_config`: `VerifierConfig`, or a dataclass made from it; its further fields have defaults."""
+        """The class of `verifier_config`: `VerifierConfig`, or a dataclass derived from it whose further fields have defaults."""
         return VerifierConfig
 
     @classmethod
     def is_outside(cls) -> bool:
-        """Whether `async_call` scores: a subclass overrides it."""
+        """Whether responses are scored by `async_call`, because a subclass overrides it."""
         return cls.async_call is not VerifierFunction.async_call
 
     @classmethod
     def is_complete(cls) -> bool:
-        """Whether this class scores in either way. If not, it is a base of others."""
+        """Whether this class can score, in either way. If not, it is only a base class."""
         return not inspect.isabstract(cls) and (cls.is_outside() or cls.__call__ is not VerifierFunction.__call__)
 
     @property
@@ -108,28 +108,28 @@ class VerifierFunction:
     def check_label(self, label: object) -> None:
         """Raises the `ValueError` that scoring against this label would raise, so that bad data is refused before a run.
 
-        By default this scores an empty response to an empty prompt; outside the jail it looks at nothing. Override it if scoring
-        takes long or costs money.
+        By default this scores an empty response to an empty prompt. For a verifier outside the jail the default checks nothing.
+        Override it if scoring takes long or costs money.
         """
         if not self.is_outside():
             is_a_result(self([], "", label, ""))
 
     def prepare(self, dataset: str) -> None:
-        """Loads whatever is slow to load and needed to score rows with this value of the `dataset` column."""
+        """Loads everything slow that scoring rows with this value of the `dataset` column needs."""
 
     def prepare_label(self, label: object) -> None:
-        """Loads whatever is slow to load and needed to score against this label."""
+        """Loads everything slow that scoring against this label needs."""
 
 
 def is_a_result(said: object) -> VerificationResult:
-    """What a verifier has said. Raises `TypeError` if it is no result, such as a bare number."""
+    """The result of a verifier, checked. Raises `TypeError` if it is no result, such as a bare number."""
     if not isinstance(said, VerificationResult):
         raise TypeError(f"a verifier must give VerificationResult(score), got {said!r:.80}")
     return said
 
 
 def single_label(label: object) -> str:
-    """A label as text. Some of open-instruct's data wraps the label in a list of one."""
+    """A label as text. Some of open-instruct's data wraps the label in a list with one element."""
     if isinstance(label, list) and len(label) == 1:
         label = label[0]
     is_number = isinstance(label, int | float) and not isinstance(label, bool) and math.isfinite(label)

@@ -1,4 +1,4 @@
-"""A limit on how many calls run at the same time, whatever their event loops: asyncio's semaphore belongs to one loop."""
+"""A limit on how many calls run at the same time, across event loops. asyncio's semaphore belongs to a single loop."""
 
 import asyncio
 import threading
@@ -6,7 +6,7 @@ from collections import deque
 
 
 class CallLimit:
-    """At most `most` blocks `async with turns:` at the same time in this process; the others wait, first come, first served."""
+    """At most `most` blocks `async with limit:` run at the same time in this process. Others wait, first come, first served."""
 
     def __init__(self, most: int) -> None:
         self._free = most
@@ -35,18 +35,18 @@ class CallLimit:
         self._pass_on()
 
     def _pass_on(self) -> None:
-        """Give the turn to who has waited longest."""
+        """Give the turn to the call that has waited longest."""
         with self._lock:
             while self._waiting:
                 turn = self._waiting.popleft()
                 try:
                     turn.get_loop().call_soon_threadsafe(_give, turn)
-                except RuntimeError:  # its loop has been closed
+                except RuntimeError:  # the event loop of the waiting call has been closed
                     continue
                 return
             self._free += 1
 
 
 def _give(turn: asyncio.Future[None]) -> None:
-    if not turn.done():  # who waited may have been cancelled meanwhile, and then passes it on
+    if not turn.done():  # the waiting call may have been cancelled meanwhile, and then passes the turn on
         turn.set_result(None)

@@ -1,4 +1,4 @@
-"""Finds the program in a response: the last block of code behind the thoughts."""
+"""Finds the program in a response: the last code block after the thoughts."""
 
 import re
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from open_instruct.verifiers.text_verifiers import behind_thoughts
 
 LONGEST_PROGRAM = 200_000
-"""Characters."""
+"""In characters."""
 _PYTHON = re.compile(r"\{?\.?(?:i?python|pypy|py)[\d.]*(?![\w+#-])", re.IGNORECASE)
 _ON_A_LINE = ("python", "python3", "py")
 
@@ -26,19 +26,20 @@ class _Block:
 
     @property
     def code(self) -> str:
-        """A block in a list is indented as a whole. `olmo_thinker_code_rlzero` asks for the language on a line of its own."""
+        """The code without the block's indentation, which a block in a list has. A first line that only names the language is
+        also removed, because `olmo_thinker_code_rlzero` asks for such a line."""
         has_language = not self.language and self.lines and self.lines[0].strip().lower() in _ON_A_LINE
         lines = self.lines[1:] if has_language else self.lines
         return "".join(re.sub(rf"^[ \t]{{0,{self.indent}}}", "", line) + "\n" for line in lines)
 
     def is_fence(self, line: str) -> bool:
-        """Whether a line of the block closes it, or opens the next without having closed this one. A fence that is indented
-        further stands in a text of the program."""
+        """Whether a line closes the block, or opens the next block before this one is closed. A fence with more indentation
+        belongs to a text inside the program."""
         inner = line.lstrip(" \t")
         return inner.startswith(self.fence) and len(line) - len(inner) <= self.indent + 3
 
     def add(self, line: str) -> None:
-        """A line of code. A single fence behind it (print(1)```) closes the block."""
+        """Add a line of code. A single fence at its end (print(1)```) closes the block."""
         before, marks, after = line.rpartition(self.fence)
         if marks and before.strip() and not after.strip() and marks not in before and marks[0] == "`":
             self.is_closed, line = True, before
@@ -46,8 +47,8 @@ class _Block:
 
 
 def program_in(response: str) -> str:
-    """The last block that is in Python or says no language, else the last in any. A block without an end is taken if there is no
-    other, because the response may have been cut there. Without blocks, all that is there."""
+    """The last block that is in Python or names no language, else the last block in any language. A block without an end counts
+    only if there is no other, because the response may have been cut there. Without any block, the whole text."""
     text = response.rpartition("</think>")[2]
     blocks = list(_blocks(text.replace("\r\n", "\n")))
     closed = [block for block in blocks if block.is_closed] or blocks
@@ -74,7 +75,7 @@ def _blocks(text: str) -> Iterator[_Block]:
 
 
 def _opened(line: str) -> _Block | None:
-    """The block that a line opens. Behind other words a fence opens one if nothing but a language is behind it."""
+    """The block that a line opens, if any. A fence after other words opens a block only if nothing but a language follows it."""
     for mark in "`~":
         before, marks, info = line.rpartition(3 * mark)
         before, language = before.rstrip(mark), info.strip()

@@ -1,10 +1,10 @@
-"""What runs in the jailed processes of the code verifiers: a program of the model, or the tests of a row. Never both in one.
+"""The jailed processes of the code verifiers. Each runs either a program of the model or the tests of a row, never both.
 
     controller ──► program's process: runs the program, answers calls (`code_programs.py`)        knows no test
         └────────► test's process: runs one test after another, asks for calls (`code_tests.py`)
 
-A test's calls go to the controller, which passes them on to the program's process, and its answers back. Arguments and results
-travel as plain data (`code_data.py`). So a program can make a test pass by returning the right value and in no other way.
+A test's calls are sent to the controller, which passes them on to the program's process and sends the answers back. Arguments and
+results are sent as plain data (`code_data.py`). So the only way for a program to pass a test is to return the right value.
 """
 
 import fcntl
@@ -20,13 +20,13 @@ from open_instruct.verifiers.code_programs import ProgramProcess, usual_names
 from open_instruct.verifiers.code_tests import TestProcess
 
 GRACE_S = 1.0
-"""Beside the limit of a test: a busy machine takes a while to start a process."""
+"""Seconds in addition to the limit of a test, because a busy machine takes a while to start a process."""
 CHANNEL = 3
-"""File descriptor of a child to the controller."""
+"""File descriptor of a child's channel to the controller."""
 
 
 def serve(fork_server: int, descriptor: int, silent: int, jail: Jail) -> None:
-    """Become a child of the code verifiers: shut in, with a channel to the controller, and do what it says until it closes."""
+    """Run as a child of the code verifiers: enter the jail, and serve the controller's requests until it closes the channel."""
     try:
         die_with_parent(fork_server)
         _arrange_descriptors(descriptor, silent)
@@ -38,8 +38,9 @@ def serve(fork_server: int, descriptor: int, silent: int, jail: Jail) -> None:
 
 
 def _arrange_descriptors(descriptor: int, silent: int) -> None:
-    """Standard input and output are what the controller sends first. It makes them, because in the jail no file can grow, and
-    reads the output, because a pipe may hold as little as 4 KiB. Without any the input is empty, and the output goes nowhere."""
+    """Use the two descriptors that the controller sends first as standard input and output. The controller makes them, because no
+    file can grow in the jail, and reads the output meanwhile, because a pipe may hold only 4 KiB. If the controller sends none,
+    the input is empty and the output is discarded."""
     with socket.socket(fileno=os.dup(descriptor)) as channel:
         _, given, *_ = socket.recv_fds(channel, 1, 2)
     stdin, stdout = given or (os.open(os.devnull, os.O_RDONLY), silent)
@@ -65,7 +66,7 @@ def _do_what_is_asked(channel: Channel) -> None:
 
 
 def prepare() -> None:
-    """In the process from which children are forked: import what programs often need, before there is a jail around it."""
+    """Import what programs often need. Called in the process from which children are forked, before it enters a jail."""
     for name in OFTEN_IMPORTED.split():
         importlib.import_module(name)
     usual_names()

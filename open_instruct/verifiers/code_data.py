@@ -1,6 +1,7 @@
-"""How values cross between a program's process and a test's: as JSON, from which the reader rebuilds values of its own types.
+"""How values are sent between the program's process and the test's process: as JSON, from which the reader rebuilds plain values.
 
-A value of any other type stays where it is, and a number stands for it. So no method of a program's types runs beside a test.
+A value of any other type stays in its process, and a number stands for it. So methods of a program's types never run in the
+test's process.
 """
 
 import builtins
@@ -17,13 +18,13 @@ from types import ModuleType
 from typing import Any
 
 MOST_BYTES = 2**20
-"""Of a program's message, and of its output."""
+"""Most bytes of a program's message, and of its output."""
 LARGEST_CALL = 4 * MOST_BYTES
-"""Of a test's message, whose arguments are the row's own data."""
+"""Most bytes of a test's message, which contains the row's own data as arguments."""
 DEEPEST = 50
 OPERATORS_OF_ONE = "len str repr bool hash getitem setitem delitem neg pos abs invert"
 OPERATORS_OF_TWO = "add sub mul truediv floordiv mod pow matmul and_ or_ xor lshift rshift lt le gt ge"
-"""What a test may do with one object of the program, and with two. Names as in `operator` and `builtins`."""
+"""Operators that a test may apply to one object of the program, and to two. Names as in `operator` and `builtins`."""
 LARGEST_IN_JSON = 2**53
 ERRORS: dict[str, type[Exception]] = {
     name: kind
@@ -31,22 +32,22 @@ ERRORS: dict[str, type[Exception]] = {
     if isinstance(kind, type) and issubclass(kind, Exception) and kind not in (StopIteration, StopAsyncIteration)
     if not issubclass(kind, BaseExceptionGroup)
 }
-"""Python's own, which cross by name."""
+"""Python's own exceptions, which are sent by name."""
 
 
 class TooMuch(ValueError):
-    """A message, or what is in it, is too large or nested too deep."""
+    """A message, or a value in it, is too large or nested too deep."""
 
 
 _ATOMS: dict[str, tuple[type, Callable[[Any], str], Callable[[str], Any]]] = {
-    # Hexadecimal, because decimal digits have a limit, and take long.
+    # Hexadecimal, because Python limits the number of decimal digits, and converting them is slow.
     "int": (int, lambda value: hex(int.__int__(value)), lambda text: int(text, 16)),
     "float": (float, float.__repr__, float),
     "bytes": (bytes, bytes.hex, bytes.fromhex),
     "bytearray": (bytearray, bytearray.hex, bytearray.fromhex),
     "decimal": (Decimal, Decimal.__str__, Decimal),
     "datetime": (datetime.datetime, datetime.datetime.isoformat, datetime.datetime.fromisoformat),
-    "date": (datetime.date, datetime.date.isoformat, datetime.date.fromisoformat),  # behind `datetime`, which is one
+    "date": (datetime.date, datetime.date.isoformat, datetime.date.fromisoformat),  # after its subclass `datetime`
     "time": (datetime.time, datetime.time.isoformat, datetime.time.fromisoformat),
 }
 """Types with a text that holds the whole value: type, to text, from text."""
@@ -74,9 +75,9 @@ _COMPOUNDS: dict[str, tuple[type, Callable[[Any], Any], Callable[[list[Any]], An
 
 
 def encode(value: Any, keep: Callable[[Any], Any], depth: int = 0) -> Any:
-    """A value as JSON. What is no plain data is kept by `keep`, and the number or the list that it returns stands for it.
+    """A value as JSON. `keep` is called for a value that is not plain data, and the number or list that it returns stands for it.
 
-    Values of types derived from plain ones (`defaultdict`, a named tuple) become plain; so do numpy's numbers and arrays.
+    Values of types derived from plain types (`defaultdict`, a named tuple) become plain; so do numpy's numbers and arrays.
     """
     if depth > DEEPEST:
         raise TooMuch("nested too deep")
@@ -100,8 +101,8 @@ def encode(value: Any, keep: Callable[[Any], Any], depth: int = 0) -> Any:
 
 
 def decode(data: Any, remote: Callable[[Any], Any], depth: int = 0) -> Any:
-    """What `encode` made JSON of; `remote` makes the stand-in of an object. Raises `ValueError` for anything else, and what the
-    types of the parts raise for values that do not fit."""
+    """The value that `encode` has turned into JSON; `remote` makes the stand-in of an object. Raises `ValueError` for any other
+    JSON, and whatever the types of the parts raise for values that do not fit."""
     if depth > DEEPEST:
         raise TooMuch("nested too deep")
     if data is None or type(data) in (bool, str, int):
@@ -121,8 +122,8 @@ def decode(data: Any, remote: Callable[[Any], Any], depth: int = 0) -> Any:
 
 
 def as_json(data: Any) -> Any:
-    """What `encode` made of a value that JSON knows too; tuples are lists. For the controller, which rebuilds no other types,
-    because some take long with the right parts. Raises `ValueError` for other values."""
+    """The value that `encode` has turned into JSON, if JSON itself has such values; tuples become lists. The controller uses this
+    function and rebuilds no other types, because some can be made to take long. Raises `ValueError` for other values."""
     if data is None or type(data) in (bool, str, int):
         return data
     if not isinstance(data, dict) or len(data) != 1:
@@ -149,7 +150,7 @@ class Channel:
         self._descriptor = descriptor
 
     def receive(self) -> dict[str, Any]:
-        """Raises `EOFError` when the controller has closed the channel."""
+        """The next message. Raises `EOFError` when the controller has closed the channel."""
         head = self._read(8)
         return json.loads(self._read(struct.unpack("!Q", head)[0]))
 
@@ -158,7 +159,7 @@ class Channel:
         if len(content) > most:
             content = json.dumps({"error": "too much"}).encode()
         content = struct.pack("!Q", len(content)) + content
-        while content:  # the jail allows `read` and `write` alone
+        while content:  # the jail allows only `read` and `write`
             content = content[os.write(self._descriptor, content) :]
 
     def _read(self, size: int) -> bytes:
@@ -172,8 +173,8 @@ class Channel:
 
 
 def failure_in(call: Callable[[], object]) -> dict[str, Any]:
-    """What `call` raised, as a message: the name of its type, those of all its base types, and its arguments where they are small
-    plain data. Empty if `call` came to its end; `sys.exit(0)` is an end."""
+    """What `call` raised, as a message: the names of its type and of all base types, and its arguments if they are small plain
+    data. Empty if `call` raised nothing, or only `sys.exit(0)`."""
     try:
         call()
     except SystemExit as error:
@@ -185,10 +186,11 @@ def failure_in(call: Callable[[], object]) -> dict[str, Any]:
 
 
 def error_in(message: dict[str, Any], known: Mapping[str, type[Exception]] | None = None) -> Exception:
-    """The exception that `failure_in` tells of, as the nearest of those that are known and of Python's own; `RuntimeError` if
-    there is none.
+    """The exception in a message of `failure_in`, with the nearest type among `known` and Python's own exceptions; `RuntimeError`
+    if there is none.
 
-    Never `StopIteration` or `SystemExit`, with which a program could end a loop of the test (`all(map(f, …))`), or the test.
+    Never `StopIteration` or `SystemExit`, with which a program could end a loop of the test (`all(map(f, …))`), or the test
+    itself.
     """
     kinds, name = message.get("kinds"), message.get("error")
     types = ERRORS | dict(known or {})
@@ -196,7 +198,7 @@ def error_in(message: dict[str, Any], known: Mapping[str, type[Exception]] | Non
     if own:
         try:
             return own[0](*decode(message.get("arguments"), lambda _: None))
-        except Exception:  # the other side's type may take other arguments, or its message be nonsense
+        except Exception:  # the type may need other arguments, or the message may be nonsense
             return own[0]()
     return RuntimeError(f"the program failed: {name}")
 
@@ -207,12 +209,12 @@ def _small(arguments: Any) -> Any:
 
     try:
         data = encode(list(arguments), refuse)
-    except Exception:  # arguments of a program's exception may be anything
+    except Exception:  # the arguments of a program's exception may be anything
         return {"list": []}
     return data if len(json.dumps(data)) <= 4096 else {"list": []}
 
 
 def new_module(name: str) -> dict[str, Any]:
-    """The names of a new module that `sys.modules` knows, because dataclasses look up their own."""
+    """The namespace of a new module. It is added to `sys.modules`, because dataclasses look up their own module there."""
     module = sys.modules[name] = ModuleType(name)
     return vars(module)

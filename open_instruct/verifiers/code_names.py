@@ -1,7 +1,7 @@
 """Which names a test takes from the program, and which from Python.
 
-A program may call its functions as it likes, so it could define `abs` or a class `math`, and then `assert abs(f(2) - 1.4) < 1e-4`
-would ask the program whether it is right. The test alone decides, not what the program defines:
+A program may give its functions any name, so it could define `abs` or a class `math`, and then `assert abs(f(2) - 1.4) < 1e-4`
+would ask the program whether it is right. So only the test decides, and not what the program defines:
 
     ordinary names            `f`            from the program
     builtins and tools        `abs`, `math`  Python's own, in a test that uses an ordinary name
@@ -22,9 +22,9 @@ OFTEN_IMPORTED = (
     "bisect collections copy datetime decimal fractions functools heapq itertools json math operator random re statistics "
     "string typing numpy"
 )
-"""Modules that programs need often, with spaces between them."""
+"""Modules that programs often need, separated by spaces."""
 _MODULES = {name: name for name in f"{OFTEN_IMPORTED} io os sys time unittest".split()} | {"np": "numpy"}
-"""What `math.isclose` and the like mean, even without an import."""
+"""Modules that a test may use without an import, as in `math.isclose`."""
 _TOOLS = {
     name: module
     for module, names in {
@@ -39,23 +39,23 @@ _TOOLS = {
     }.items()
     for name in names.split()
 }
-"""Names that tests use on what is expected, with their modules. They need no import either."""
+"""Names that tests apply to expected values, with their modules. These names need no import either."""
 
 
 @dataclass(frozen=True)
 class Names:
-    """What a test is given."""
+    """The names that a test gets."""
 
     own: dict[str, Any]
-    """Of Python's modules."""
+    """Names and values from Python's modules."""
     of_program: frozenset[str]
 
 
 def names_given(test: str, offered: Collection[str], program: str) -> Names:
-    """The names for a test, of those that a program offers.
+    """The names that a test gets from Python, and from those that a program offers.
 
     Raises:
-        NameError: the test names no function of the program, or it cannot be told which one it tests.
+        NameError: the test names no function of the program, or it is not clear which function it tests.
     """
     tree, imported = ast.parse(test), _imported(program)
     used = _used(test)
@@ -91,12 +91,12 @@ def _is_protected(name: str, tree: ast.AST) -> bool:
         return True
     return name in _MODULES and _occurrences(tree, name) == sum(
         isinstance(node, ast.Attribute) and _is_name(node.value, name) for node in ast.walk(tree)
-    )  # nowhere but in `math.…`, because `copy` may also be a function of the program
+    )  # used only as in `math.…`, because `copy` may also be a function of the program
 
 
 def _tested(tree: ast.AST, used: set[str]) -> str:
-    """The function that a test without ordinary names tests: the only name, or the only one that is called with nothing but
-    literals, so that neither another's result nor what is expected reaches it."""
+    """The function that a test without ordinary names tests. It is the only name, or the only name that is called with nothing
+    but literals, so that neither another function's result nor the expected value reaches it."""
     candidates = [name for name in used if len(used) == 1 or _takes_literals(tree, name)]
     if len(candidates) != 1:
         raise NameError(f"the test may mean the program's or Python's {', '.join(sorted(used))}")
@@ -132,8 +132,8 @@ def _own(names: Iterable[str], imported: Mapping[str, Any]) -> Iterator[tuple[st
 
 @functools.lru_cache(1)
 def _imported(program: str) -> dict[str, Any]:
-    """What the program's own imports name, as far as they are of well-known modules. Tests are often written for programs that
-    `import math`. A function keeps its name: `from operator import truth as close` gives nothing."""
+    """The names that the program itself imports from well-known modules, because tests are often written for programs that
+    `import math`. A function must keep its name: `from operator import truth as close` gives nothing."""
     try:
         tree, top = ast.parse(program), symtable.symtable(program, "program", "exec")
     except (SyntaxError, ValueError, RecursionError, MemoryError):

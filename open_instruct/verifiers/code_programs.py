@@ -1,4 +1,4 @@
-"""The jailed process that runs a program of the model. It is asked what functions answer, or for output, and knows no test."""
+"""The jailed process that runs a program of the model. It is asked for results of functions, or for output. It knows no test."""
 
 import atexit
 import builtins
@@ -29,22 +29,22 @@ USUAL_MODULES = (
     "string re datetime collections heapq bisect copy math random statistics itertools functools operator io json "
     "typing"
 )
-"""Modules whose names a program has without an import, as with LiveCodeBench and open-instruct."""
+"""Modules whose names a program can use without an import, as in LiveCodeBench and open-instruct."""
 MOST_NAMES = 5000
 DEEPEST_RECURSION = 50_000
-"""As LiveCodeBench's."""
+"""The limit of LiveCodeBench."""
 CHUNK_BYTES = 2**16
 
 OPERATORS: dict[str, Callable[..., Any]] = {
     name: getattr(operator, name, None) or getattr(builtins, name)
     for name in f"{OPERATORS_OF_ONE} {OPERATORS_OF_TWO} eq iter getattr setattr delattr isinstance".split()
 } | {"copy": copy.copy, "deepcopy": copy.deepcopy, "value": lambda value: value}
-"""What a test may do with objects of the program beside calling them."""
+"""What a test may do with objects of the program in addition to calling them."""
 
 
 @functools.cache
 def usual_names() -> dict[str, Any]:
-    """Names that are there before a program begins. They hide no builtin (`pow` is not `math.pow`)."""
+    """Names that a program finds defined at its beginning. They hide no builtin (`pow` is not `math.pow`)."""
     names: dict[str, Any] = {}
     for module in USUAL_MODULES.split():
         exec(f"from {module} import *", names)
@@ -53,19 +53,19 @@ def usual_names() -> dict[str, Any]:
 
 
 class ProgramProcess:
-    """Each public method does what a message asks for, and returns the answer."""
+    """Serves the controller's messages. Each public method does what one kind of message asks for, and returns the answer."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self._objects: list[Any] = []
         self._numbers: dict[int, int] = {}
-        """Of the objects, by `id`; they are kept, so no other object comes to have theirs."""
+        """Numbers of the objects by `id`. The objects are kept alive, so no other object can get the same `id`."""
         self._names: dict[str, Any] = {}
         self._offered: set[str] = set()
 
     def program(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Run a program, so that its functions can be called. Says which names it has made: what can be called, values,
-        and exceptions with their base types."""
+        """Run a program, so that its functions can be called. Returns the names that it has defined: callables, values, and
+        exceptions with their base types."""
         self._names, failure = _run("program", message["code"])
         usual, nothing = usual_names(), object()
         made = {
@@ -91,12 +91,12 @@ class ProgramProcess:
             result["value"] = encode(function(*arguments, **named), self._keep)
             left = encode(list(arguments), self._keep)
             if left["list"] != message["arguments"]["tuple"][0]["tuple"]:  # they may be large
-                result["arguments"] = left  # as the call has left them
+                result["arguments"] = left  # the arguments after the call
 
         return failure_in(call) or result
 
     def method(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Call a method of a new `Solution`, or without such a class a function of the program."""
+        """Call a method of a new `Solution`, or, if there is no such method, a function of the program."""
         result: dict[str, Any] = {}
 
         def call() -> None:
@@ -110,7 +110,7 @@ class ProgramProcess:
         return failure_in(call) or result
 
     def take(self, message: dict[str, Any]) -> dict[str, Any]:
-        """The next items of an iterator, at most as many as asked for; fewer if they are large."""
+        """The next items of an iterator: at most as many as the message asks for, and fewer if they are large."""
         iterator = self._objects[message["object"]]
         items: list[Any] = []
         is_over = False
@@ -134,14 +134,14 @@ class ProgramProcess:
         sys.stdin = sys.__stdin__ = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
         ours = sys.stdout = sys.__stdout__ = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
         sys.argv = ["program"]
-        atexit._clear()  # those of the process that this one was forked from
+        atexit._clear()  # handlers inherited from the process that this one was forked from
         _, failure = _run("__main__", message["code"])
         for thread in threading.enumerate():
             if thread is not threading.current_thread() and not thread.daemon:
                 thread.join()
-        failure_in(atexit._run_exitfuncs)  # Python does not fail for them either
+        failure_in(atexit._run_exitfuncs)  # their errors are ignored, as Python does
         for stream in (sys.stdout, ours):
-            with contextlib.suppress(Exception):  # a program may have closed it, or put anything in its place
+            with contextlib.suppress(Exception):  # a program may have closed or replaced it
                 stream.flush()
         return {"error": failure.get("error")}
 
@@ -152,7 +152,7 @@ class ProgramProcess:
         return number
 
     def _find(self, reference: Any) -> Any:
-        """What a test means: an object by its number, or a kind of thing and its name."""
+        """The object that a test refers to, by its number or by a kind and a name."""
         if isinstance(reference, int):
             return self._objects[reference]
         kind, which = reference
@@ -167,7 +167,7 @@ class ProgramProcess:
         return OPERATORS[which] if kind == "operator" else getattr(builtins, which)
 
     def _ask_test(self, function: int, arguments: Any, named: Any) -> Any:
-        """Call a function of the test, which waits for an answer; before it gives its own it may call the program in turn."""
+        """Call a function of the test, which is waiting for this process. Before it answers, it may call the program in turn."""
         self._channel.send({"function": function, "arguments": encode((arguments, named), self._keep)})
         while (message := self._channel.receive())["do"] != "return":
             self._channel.send({"call": self.call, "take": self.take}[message["do"]](message))
@@ -181,7 +181,7 @@ def _is_error(value: Any) -> bool:
 
 
 def _run(name: str, code: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Run code as a module of that name. Returns the module's names, and what `failure_in` says."""
+    """Run code as a module of this name. Returns the module's namespace, and the result of `failure_in`."""
     sys.setrecursionlimit(DEEPEST_RECURSION)
     names = new_module(name)
     names.update(usual_names())

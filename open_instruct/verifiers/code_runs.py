@@ -1,4 +1,4 @@
-"""Runs programs against tests, in jailed processes, a few at a time: the controller's side of `code_children.py`."""
+"""Runs programs against tests in jailed processes, a few at a time. This is the controller's side of `code_children.py`."""
 
 import asyncio
 import json
@@ -23,17 +23,17 @@ from open_instruct.verifiers.registry import score_response
 from open_instruct.verifiers.scoring_processes import ForkServer, Scorer, ScoringJob, UnavailableError
 
 FAILED = object()
-"""In place of a value: the program has failed, or its value is none of JSON. It equals nothing."""
+"""Stands for a missing value: the program failed, or its value cannot be written as JSON. It equals nothing."""
 NOT_LOADED = object()
-"""In place of a value: the program ended or hung before it was loaded. It equals nothing."""
+"""Stands for a missing value: the program ended or hung before it was loaded. It equals nothing."""
 NOTHING = ScoringJob("", None, [], [], None)
 MAX_CALLS = 100_000
-"""Of one test to its program."""
+"""Most calls from one test to its program."""
 
 
 @dataclass(frozen=True)
 class TestResult:
-    """What came of one test."""
+    """The result of one test."""
 
     passed: bool
     seconds: float
@@ -41,18 +41,18 @@ class TestResult:
 
 @dataclass(frozen=True)
 class Answer:
-    """What came of a step: a value, `FAILED` or `NOT_LOADED`."""
+    """The result of one step: a value, `FAILED` or `NOT_LOADED`."""
 
     value: Any
     seconds: float
 
 
 class ProgramEnded(Exception):
-    """A process has ended, or was ended for its time or its output."""
+    """A process has ended, or must be ended because of its time or its output."""
 
 
 class CodeRuns:
-    """Belongs to one event loop. `close` ends all processes.
+    """Runs programs on behalf of one event loop. `close` ends all processes.
 
     Args:
         at_once: programs that run at the same time; by default as many as there are cores.
@@ -64,8 +64,8 @@ class CodeRuns:
         self._fork_server: ForkServer | None = None
 
     async def run_tests(self, program: str, tests: Sequence[str], limit_s: float) -> list[TestResult]:
-        """Run Python tests, such as `assert f(2) == 4`, against a program. Each test is given the functions and classes that the
-        program defines, and `limit_s` seconds; after one that ended its process, the others go on with a new one.
+        """Run Python tests, such as `assert f(2) == 4`, against a program. Each test gets the functions and classes that the
+        program defines, and `limit_s` seconds. After a test that ended a process, the other tests go on with new processes.
 
         Raises:
             NotScored: no process can be started here.
@@ -82,8 +82,8 @@ class CodeRuns:
         return [TestResult(one.value is True, one.seconds) for one in answers]
 
     async def run_calls(self, program: str, function: str, calls: Sequence[list[Any]], limit_s: float) -> list[Answer]:
-        """What a function of a program returns for these arguments, or the method of that name of its class `Solution`, as values
-        of JSON. Raises `NotScored` as above."""
+        """The results of a function of a program, or of this method of its class `Solution`, for each list of arguments, as JSON
+        values. Raises `NotScored` if no process can be started here."""
         answers: list[Answer] = []
         is_loaded = True
         async with self._places:
@@ -96,8 +96,8 @@ class CodeRuns:
         return answers
 
     async def run_stdio(self, program: str, inputs: Sequence[str], limit_s: float) -> list[tuple[str | None, float]]:
-        """What the program writes for each input, in a process of its own each; None if it failed. And the seconds it took.
-        Raises `NotScored` as above."""
+        """The program's output for each input, or None if it failed, and the seconds that it took. Each input gets a process of
+        its own. Raises `NotScored` if no process can be started here."""
         async with self._places:
             return [await self._run_on(program, text, limit_s) for text in inputs]
 
@@ -121,7 +121,7 @@ class CodeRuns:
 
     @asynccontextmanager
     async def _child(self, *streams: int) -> AsyncIterator["_Channel"]:
-        """A new process, with the file descriptors of its standard input and output, if it shall have any."""
+        """A new process. `streams` are the file descriptors of its standard input and output, if it needs any."""
         loop = asyncio.get_running_loop()
         try:
             child = await loop.run_in_executor(self._forking, self._fork)
@@ -140,7 +140,7 @@ class CodeRuns:
             child.kill()
 
     def _fork(self) -> Scorer:
-        """In a thread, because it waits for the fork server. Raises `UnavailableError` if this machine has no jail."""
+        """Runs in a thread, because it waits for the fork server. Raises `UnavailableError` if this machine has no jail."""
         for attempt in range(2):
             if self._fork_server is None:
                 if reasons := missing():
@@ -167,9 +167,9 @@ async def _until_one_ends(
     *,
     is_second_try: bool,
 ) -> bool:
-    """Take steps, with what the loaded program offers, until all have been taken, or one has ended a process; that one has
-    failed. Returns whether the program was loaded: one that was not is to be tried once more, because the machine may have been
-    busy. At the second try all have failed then."""
+    """Load the program and take steps, until all are taken or a step ends a process; that step has failed. Returns whether the
+    program was loaded. If it was not, the caller tries once more, because the machine may have been busy. If the program is not
+    loaded at the second try, all steps have failed."""
     started = time.monotonic()
     try:
         async with asyncio.timeout(limit_s + GRACE_S):
@@ -195,13 +195,13 @@ async def _until_one_ends(
 async def _run_test(
     of_program: "_Channel", of_test: "_Channel", program: str, test: str, offered: dict[str, Any]
 ) -> bool:
-    """Pass the test's calls on to the program, and its answers back, until the test is over. `program` is its text, of which the
-    test's process reads the imports."""
+    """Pass the test's calls on to the program, and the answers back, until the test is over. The test's process reads the imports
+    in `program`, the program's text."""
     message = await of_test.ask({"do": "test", "code": test, "program": program, "offered": offered}, LARGEST_CALL)
     for _ in range(MAX_CALLS):
         call = message.get("call")
         if not isinstance(call, dict):
-            if "done" not in message:  # a call that was too large: the test still waits for an answer
+            if "done" not in message:  # the call was too large, and the test still waits for an answer
                 raise ProgramEnded
             return message.get("done") is True and message.get("error") is None
         message = await of_test.ask(await of_program.ask(call), LARGEST_CALL)
@@ -222,7 +222,7 @@ async def _run_call(child: "_Channel", function: str, arguments: list[Any], offe
 
 
 class _Streams:
-    """Standard input and output of a program. The output is read while the program runs, because a pipe may be small."""
+    """Standard input and output of a program. The output is read while the program runs, because a pipe holds little."""
 
     def __init__(self, given: int, ours: int, theirs: int) -> None:
         self.input, self.output, self._end = given, theirs, ours
@@ -233,7 +233,7 @@ class _Streams:
     @classmethod
     @contextmanager
     def of(cls, text: str) -> Iterator["_Streams"]:
-        """Raises `NotScored` if the machine has no memory or no files left."""
+        """Streams with `text` as input. Raises `NotScored` if the machine has no memory or no files left."""
         with ExitStack() as opened:
             try:
                 given = os.memfd_create("input")
@@ -251,13 +251,13 @@ class _Streams:
             yield streams
 
     def written(self) -> str | None:
-        """What has been written; None if it is too much."""
+        """The output so far; None if there is too much of it."""
         while self._read():
             pass
         return self._data.decode(errors="replace") if len(self._data) <= MOST_BYTES else None
 
     def _read(self) -> bool:
-        """Read a part, if there is one. After too much the pipe is closed, so that the program fails at once."""
+        """Read a part, if there is one. After too much output the pipe is closed, so that the program fails at once."""
         try:
             part = os.read(self._end, 2**16) if self._end >= 0 else b""
         except BlockingIOError:
@@ -282,7 +282,7 @@ class _Channel:
         self._socket = channel
 
     async def ask(self, message: dict[str, Any], most: int = MOST_BYTES) -> dict[str, Any]:
-        """Raises `ProgramEnded` if the process ends, or answers with nonsense or with more than `most` bytes."""
+        """The answer to a message. Raises `ProgramEnded` if the process ends, or answers nonsense or more than `most` bytes."""
         loop = asyncio.get_running_loop()
         content = json.dumps(message).encode()
         try:

@@ -4,8 +4,8 @@
 
 Its protocol is that of open-instruct's `code_utils/api.py`. POST to `/test_program` (tests in Python) or `/test_program_stdio`
 (tests `{input, output}`) takes `{"program": …, "tests": […], "max_execution_time": 1.0}`; the answer is
-`{"results": [1, 0], "runtimes": [0.01, 1.0]}`. GET `/health` answers `{"status": "healthy"}`. Who reaches the port may run
-programs in the jail, and nothing else.
+`{"results": [1, 0], "runtimes": [0.01, 1.0]}`. GET `/health` answers `{"status": "healthy"}`. Everybody who can reach the port
+may run programs in the jail, and nothing else.
 """
 
 import argparse
@@ -25,11 +25,11 @@ from open_instruct.verifiers.code_verifiers import CodeStdioVerifier, CodeVerifi
 
 LONGEST_LIMIT_S = 600.0
 LARGEST_REQUEST = 200 * 2**20
-"""Bytes."""
+"""In bytes."""
 
 
 class CodeServer:
-    """Answers the requests.
+    """Answers the requests to the server.
 
     Args:
         at_once: programs that run at the same time; by default as many as there are cores.
@@ -70,7 +70,7 @@ class CodeServer:
 
 
 def _read(text: str, verifier: CodeVerifier) -> tuple[str, list[Any], float]:
-    """The program, its tests and the limit of a request. Raises `ValueError` that says what is wrong."""
+    """The program, its tests and the time limit in a request. Raises `ValueError`, whose message says what is wrong."""
     body = json.loads(text)
     if not isinstance(body, dict) or not isinstance(body.get("program"), str):
         raise ValueError("the request must be {program, tests, max_execution_time}")

@@ -1,8 +1,8 @@
-"""The jailed process that runs the tests of a row. Functions and objects of the program are stand-ins, which ask the program's
-process.
+"""The jailed process that runs the tests of a row. Stand-ins, which ask the program's process, replace the program's functions
+and objects.
 
-What a test expects stays here. A stand-in equals no plain value and never sends one to be compared; where a test compares two
-objects of the program, the program says what it thinks of its own.
+Expected values stay in this process. A stand-in equals no plain value and never sends one to be compared. Only if a test compares
+two objects of the program is the program asked whether they are equal.
 """
 
 import builtins
@@ -26,36 +26,36 @@ from open_instruct.verifiers.code_data import (
 from open_instruct.verifiers.code_names import names_given
 
 MOST_ITEMS = 100_000
-"""Of an iterator that a test gives to a program."""
+"""Most items of an iterator that a test passes to a program."""
 LARGEST_CHUNK = 256
 _VERDICTS = {
     *(name for kind in (str, bytes, set, float, int) for name in dir(kind) if name.startswith("is")),
     *("startswith", "endswith", "all", "any", "equals"),
 }
-"""Methods that say yes or no to what is expected of a text or a set (`f(2).startswith("ab")`)."""
+"""Methods of texts and sets whose yes or no a test may check (`f(2).startswith("ab")`). A stand-in refuses them."""
 
 
 _READABLE = ("__name__", "__dict__")
-"""What begins with two underscores and is asked for. Where an `__array_interface__` says so, numpy would read memory."""
+"""The only attributes with two leading underscores that are asked for. By an `__array_interface__` numpy would read memory."""
 
 
 class TestProcess:
-    """Runs tests, one after another."""
+    """Runs tests one after another."""
 
     __test__ = False
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self._functions: list[Callable[..., Any]] = []
-        """Those of the test that the program may call."""
+        """Functions of the test that the program may call."""
         self._remotes: dict[int, Remote] = {}
         self._items: dict[int, Items] = {}
         self._errors: dict[str, type[Exception]] = {}
-        """Stand-ins of the exceptions that the program defines."""
+        """Stand-ins for the exceptions that the program defines."""
         self._made: set[int] = set()
-        """Objects that the test has made itself of a class of the program."""
+        """Numbers of the objects that the test itself has made, by calling a class of the program."""
         self._has_failed = False
-        """Whether an assertion failed in a function of the test, which the program could pass over."""
+        """Whether an assertion failed in a function of the test that the program called. The program could hide the failure."""
 
     def test(self, message: dict[str, Any]) -> dict[str, Any]:
         """Run a test."""
@@ -82,7 +82,7 @@ class TestProcess:
     # --- asking the program
 
     def call(self, function: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        """Have the program's process call something. Changes that the call makes to lists and the like are made here too."""
+        """Have the program's process call something. Changes that the call makes to its mutable arguments are repeated here."""
         given = [encode(one, self._give) for one in arguments]
         data = {"tuple": [{"tuple": given}, encode(named, self._give)]}
         answer = self._ask({"do": "call", "function": {"object": function}, "arguments": data})
@@ -98,21 +98,21 @@ class TestProcess:
         return value
 
     def is_made(self, reference: Any) -> bool:
-        """Whether the test has made this object by calling a class, so that it expects no text or set in its place."""
+        """Whether the test has made this object by calling a class, so that it does not expect a text or a set in its place."""
         return isinstance(reference, int) and reference in self._made
 
     def operator(self, name: str, *arguments: Any) -> Any:
         return self.call(["operator", name], arguments, {})
 
     def take(self, number: int, most: int) -> tuple[list[Any], bool, Exception | None]:
-        """The next items of an iterator of the program; whether there are no more; what it raised behind them."""
+        """The next items of an iterator of the program, whether there are no more, and what it raised after them."""
         answer = self._ask({"do": "take", "object": number, "most": most}, may_fail=True)
         items = self._rebuilt({"list": answer.get("items")})
         error = error_in(answer, self._errors) if answer.get("error") is not None else None
         return items, answer.get("is_over") is True or not items, error
 
     def items(self, number: int) -> "Items":
-        """The iterator of that number: there is one, so that nothing is lost between two loops."""
+        """The iterator with this number. There is only one, so that no item is lost between two loops."""
         return self._items.setdefault(number, Items(self, number))
 
     def _ask(self, own: dict[str, Any], *, may_fail: bool = False) -> dict[str, Any]:
@@ -124,7 +124,7 @@ class TestProcess:
         return answer
 
     def _call_of_program(self, message: dict[str, Any]) -> dict[str, Any]:
-        """The program calls a function that the test has given to it."""
+        """Serve a call by the program of a function that the test has passed to it."""
         result: dict[str, Any] = {}
 
         def call() -> None:
@@ -138,16 +138,16 @@ class TestProcess:
     def _rebuilt(self, data: Any) -> Any:
         try:
             return decode(data, self._remote)
-        except Exception as error:  # the answer of a program may be anything
+        except Exception as error:  # a program's answer may be anything
             raise RuntimeError("the program's answer makes no sense") from error
 
     def _remote(self, number: Any) -> "Remote":
         if not isinstance(number, int):
             raise ValueError("not the number of an object")
-        return self._remotes.setdefault(number, Remote(self, number))  # the same one, for `is`
+        return self._remotes.setdefault(number, Remote(self, number))  # the same stand-in each time, for `is`
 
     def _give(self, value: Any) -> Any:
-        """How a program knows what is no plain data."""
+        """The reference under which the program gets a value that is not plain data."""
         if isinstance(value, Remote):
             return reference_of(value)
         if callable(value):
@@ -206,7 +206,7 @@ class Remote:
         return next(self.__process.items(self.__reference))
 
     def __contains__(self, item: Any) -> bool:
-        """Looked for here, because a `__contains__` of the program would be told what is expected."""
+        """The search runs in this process, because a `__contains__` of the program would receive the expected value."""
         return any(one is item or one == item for one in self)
 
     def __instancecheck__(self, instance: Any) -> bool:
@@ -227,7 +227,8 @@ def _asked(name: str) -> Any:
 
 
 def _asked_of_two(name: str) -> Any:
-    """An operator whose other side is an object of the program too: `f(2) - 1.4` would send what is expected."""
+    """An operator that asks the program only if the other operand is also an object of the program. Otherwise `f(2) - 1.4` would
+    send the expected value."""
 
     def ask(self: Remote, other: Any) -> Any:
         return process_of(self).operator(name, self, other) if isinstance(other, Remote) else NotImplemented
@@ -242,7 +243,7 @@ for _name in OPERATORS_OF_TWO.split():
 
 
 def reference_of(remote: Remote) -> Any:
-    """How the program knows it: the number of an object, or `["name", <name>]`."""
+    """The program's reference for a stand-in: the number of an object, or `["name", <name>]`."""
     return object.__getattribute__(remote, "_Remote__reference")
 
 
@@ -251,7 +252,7 @@ def process_of(remote: Remote) -> TestProcess:
 
 
 class Items:
-    """An iterator of the program. Items come in chunks, of which the first is small, because there may be no end."""
+    """An iterator of the program. Items are fetched in growing chunks, because the iterator may never end."""
 
     def __init__(self, process: TestProcess, number: int) -> None:
         self._process, self._number = process, number
@@ -274,17 +275,17 @@ class Items:
 
 
 def _is_class_name(name: str) -> bool:
-    """`Trie` and `LRUCache`, but no `trie`, `Find_Max` or `F`."""
+    """Whether a name looks like a class: `Trie` and `LRUCache` do, `trie`, `Find_Max` and `F` do not."""
     return name[:1].isupper() and "_" not in name and not name.isupper()
 
 
 def _error_type(name: str, kinds: list[str]) -> type[Exception]:
-    """An exception of the program's, of the same builtin type."""
+    """A stand-in for an exception class of the program, derived from the same builtin type."""
     return type(name, (next((ERRORS[kind] for kind in kinds if kind in ERRORS), Exception),), {})
 
 
 def _make_same(given: Any, left: Any) -> None:
-    """Change a list or the like of the test as a call has changed the program's copy."""
+    """Change a mutable argument of the test in the way in which the call has changed the program's copy."""
     if type(given) is not type(left):
         return
     if isinstance(given, list | bytearray):

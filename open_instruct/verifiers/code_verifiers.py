@@ -1,7 +1,7 @@
 """Verifiers that run programs: `code` against tests in Python, `code_stdio` against inputs and outputs.
 
-The program is the last block of code in a response. It runs in the jail of `sandbox.py`, in a process that never holds what is
-expected of it (`code_children.py`), or on a server (`--code_api_url`).
+The program is the last block of code in a response. It runs in the jail of `sandbox.py`, in a process that never holds the
+expected results (`code_children.py`), or on a server (`--code_api_url`).
 """
 
 import ast
@@ -32,18 +32,18 @@ if TYPE_CHECKING:
 _NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,6})?", re.ASCII)
 MOST_TESTS = 1000
 LARGEST_TESTS = 100 * 2**20
-"""Bytes, unpacked."""
+"""In bytes, after unpacking."""
 ATTEMPTS = 3
 QUEUE_S = 1800.0
 """Seconds that a program may wait for its turn."""
 
 
 class CodeVerifier(VerifierFunction):
-    """The share of the tests that a program passes: Python, such as `assert f(2) == 4`."""
+    """The share of the tests that a program passes. Tests are written in Python, such as `assert f(2) == 4`."""
 
     name = "code"
     path = "test_program"
-    """Of a server; open-instruct's has the same."""
+    """Path on the server, the same as on open-instruct's server."""
 
     def __init__(self, verifier_config: VerifierConfig | None = None) -> None:
         super().__init__(verifier_config=verifier_config)
@@ -64,7 +64,7 @@ class CodeVerifier(VerifierFunction):
         return VerificationResult(self._score(results))
 
     def tests_in(self, label: object) -> list[Any]:
-        """Raises `ValueError` for a label that holds no tests."""
+        """The tests in a label. Raises `ValueError` if the label holds no tests."""
         tests = read_list(label)
         if not tests or len(tests) > MOST_TESTS or not all(isinstance(test, str) for test in tests):
             raise ValueError(
@@ -78,7 +78,7 @@ class CodeVerifier(VerifierFunction):
         return tests
 
     async def run(self, runs: "CodeRuns", program: str, tests: list[Any], limit_s: float) -> list[tuple[bool, float]]:
-        """Whether each test has passed, and the seconds it took."""
+        """For each test, whether it has passed, and the seconds that it took."""
         return [(result.passed, result.seconds) for result in await runs.run_tests(program, tests, limit_s)]
 
     def check_label(self, label: object) -> None:
@@ -96,8 +96,8 @@ class CodeVerifier(VerifierFunction):
             )
 
     def runs(self) -> "CodeRuns":
-        """Those of the running event loop."""
-        from open_instruct.verifiers.code_runs import CodeRuns  # which knows all verifiers
+        """The runs of the running event loop."""
+        from open_instruct.verifiers.code_runs import CodeRuns  # imported late, because it imports all verifiers
 
         loop = asyncio.get_running_loop()
         if loop not in self._runs:
@@ -119,7 +119,7 @@ class CodeVerifier(VerifierFunction):
         return sum(max(1 - seconds / limit, 0.0) for passed, seconds in results if passed) / len(results)
 
     async def _ask(self, program: str, tests: list[Any]) -> list[tuple[bool, float]]:
-        """Have a server run the tests. Raises `NotScored` if it cannot be reached or answers nonsense."""
+        """Have a server run the tests. Raises `NotScored` if the server cannot be reached or answers nonsense."""
         base = str(self.verifier_config.code_api_url).rstrip("/").removesuffix("_stdio").removesuffix("/test_program")
         limit = self.verifier_config.code_max_execution_time
         body = {"program": program, "tests": tests, "max_execution_time": limit}
@@ -143,8 +143,8 @@ class CodeVerifier(VerifierFunction):
 class CodeStdioVerifier(CodeVerifier):
     """The share of the inputs to which a program writes the right output.
 
-    Rows of LiveCodeBench that call a function (`testtype` `functional`) have its arguments as input, a line of JSON each, and as
-    output what it returns, in JSON.
+    In rows of LiveCodeBench that call a function (`testtype` `functional`), the input holds one line of JSON for each argument,
+    and the output is the function's result in JSON.
     """
 
     name = "code_stdio"
@@ -180,7 +180,7 @@ class CodeStdioVerifier(CodeVerifier):
 
 
 def _function_in(tests: Sequence[dict[str, Any]]) -> str:
-    """The function that a row's tests call. Raises `ValueError` if none of them names it."""
+    """The function that a row's tests call. Raises `ValueError` if no test names it."""
     for test in tests:
         metadata = read_json(test.get("metadata"))
         more = metadata if isinstance(metadata, dict) else {}
@@ -194,7 +194,7 @@ def _function_in(tests: Sequence[dict[str, Any]]) -> str:
 
 
 def _call_in(test: dict[str, Any]) -> tuple[list[Any], Any]:
-    """The arguments of a functional test, and what the function must return. Raises `ValueError` if they are no JSON."""
+    """The arguments of a functional test, and the result that is expected. Raises `ValueError` if they are not JSON."""
     try:
         lines = [line for line in str(test["input"]).split("\n") if line.strip()]
         return [json.loads(line) for line in lines], json.loads(str(test["output"]))
@@ -205,8 +205,8 @@ def _call_in(test: dict[str, Any]) -> tuple[list[Any], Any]:
 
 
 def same_output(written: str, wanted: str) -> bool:
-    """Equal line by line, without spaces around lines and empty lines around the text. Lines of numbers may write them in other
-    ways (3.0 for 3), as with LiveCodeBench and open-instruct."""
+    """Whether two outputs are equal line by line, without spaces around lines and empty lines around the text. As in
+    LiveCodeBench and open-instruct, a line of numbers may write them differently (3.0 for 3)."""
     lines, others = ([line.split() for line in text.strip().split("\n")] for text in (written, wanted))
     return len(lines) == len(others) and all(map(_same_line, lines, others))
 
@@ -219,7 +219,7 @@ def _same_line(words: list[str], others: list[str]) -> bool:
 
 
 def read_json(text: object) -> Any:
-    """What a JSON text holds; anything else as it is."""
+    """The value of a JSON text; any other value unchanged."""
     try:
         return json.loads(text) if isinstance(text, str) else text
     except (ValueError, RecursionError):
@@ -227,9 +227,9 @@ def read_json(text: object) -> Any:
 
 
 def read_list(label: object) -> list[Any]:
-    """A list, or the list that a JSON text holds; a list of one such text is that list. Else an empty one.
+    """A list as it is, or the list in a JSON text, or in a list with only such a text. Else an empty list.
 
-    A text may also be JSON that is packed as LiveCodeBench and open-instruct pack it: pickled, deflated, in base64.
+    The JSON may also be packed as LiveCodeBench and open-instruct pack it: pickled, deflated, in base64.
     """
     if isinstance(label, list) and len(label) == 1 and isinstance(label[0], str) and label[0].lstrip().startswith("["):
         label = label[0]
@@ -242,14 +242,14 @@ def read_list(label: object) -> list[Any]:
 
 
 class _PlainUnpickler(pickle.Unpickler):
-    """Knows no classes, so that unpickling runs nothing."""
+    """An unpickler without classes, so that unpickling runs no code."""
 
     def find_class(self, module: str, name: str) -> Any:
         raise pickle.UnpicklingError(f"{module}.{name}")
 
 
 def _unpacked(text: str) -> str:
-    """Raises `ValueError` if the text is not packed, or too large."""
+    """The JSON in a packed text. Raises `ValueError` if the text is not packed, or too large."""
     try:
         unpacker = zlib.decompressobj()
         content = unpacker.decompress(base64.b64decode(text, validate=True), LARGEST_TESTS)

@@ -2,8 +2,8 @@
 
     a step's groups with a rubric ─► a model compares the responses of each ─► new criteria, which count from then on
 
-Criteria of the data stay. Of those that were found, the newest `--max_active_rubrics` of a question count: +1 for what good
-responses do, -1 for what bad ones do. They are asked for beside training, so that a step does not wait for them.
+Criteria in the data stay. Of the criteria that were found for a question, only the newest `--max_active_rubrics` count: with
+weight +1 if good responses meet them, and -1 if bad ones do. The model is asked in parallel with training, so steps do not wait.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ from open_instruct.verifiers.text_verifiers import judged_part
 logger = logging.getLogger(__name__)
 
 MODEL = "RUBRIC_GENERATION_MODEL"
-"""Environment variable: another model than `--llm_judge_model`."""
+"""Environment variable that names another model than `--llm_judge_model`."""
 WEIGHTS = {"positive_rubrics": 1.0, "negative_rubrics": -1.0}
 MOST_NEW = 5
 """Criteria that one comparison may give of each kind."""
@@ -38,19 +38,19 @@ MOST_NEW = 5
 
 @dataclass
 class QuestionRubric:
-    """What has been found for one question."""
+    """The criteria that have been found for one question."""
 
     active: list[Criterion] = field(default_factory=list)
     num_inactive: int = 0
-    """Criteria that newer ones have replaced."""
+    """Number of criteria that newer ones have replaced."""
 
 
 class EvolvingRubrics:
-    """Belongs to the controller; any thread may call it.
+    """Finds new criteria and adds them to labels. Belongs to the controller; any thread may call it.
 
     Args:
-        max_active: criteria beside those of the data that count at the same time for a question.
-        kept_in: directory for a file per step with what was asked and found; None: nothing is kept.
+        max_active: most found criteria that count for a question at the same time, in addition to the criteria in the data.
+        kept_in: directory for one file per step with the questions and the found criteria; None: no files are written.
     """
 
     def __init__(self, config: VerifierConfig, max_active: int, kept_in: Path | None = None) -> None:
@@ -74,8 +74,8 @@ class EvolvingRubrics:
         return {"query": question, "rubrics": [asdict(one) for one in (*criteria, *found)]}
 
     def learn(self, training_step: int, groups: Sequence[tuple[object, Sequence[str]]]) -> Future[None] | None:
-        """Have the responses to each label compared, as far as the judge of a rubric sees them. Returns at once; the criteria
-        count when they are there."""
+        """Have the responses to each label compared, in the form in which a rubric's judge sees them. Returns at once; new
+        criteria count as soon as they are found."""
         if not groups:
             return None
         try:
@@ -84,7 +84,7 @@ class EvolvingRubrics:
             return None
 
     def take_metrics(self) -> dict[str, float]:
-        """Of the comparisons since the last call, under open-instruct's names; nothing before the first."""
+        """Metrics of the comparisons since the last call, under open-instruct's names; empty before the first comparison."""
         with self._lock:
             counts, self._counts = self._counts, Counter()
             cost, self._cost = self._cost, 0.0
@@ -110,19 +110,19 @@ class EvolvingRubrics:
         return metrics
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON values. Comparisons that are under way are left out."""
+        """The found criteria as JSON values. Running comparisons are left out."""
         with self._lock:
             return {key: asdict(one) for key, one in self._found.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """What `state_dict` gave."""
+        """Restore a `state_dict`."""
         self._found = {
             key: QuestionRubric([Criterion(**criterion) for criterion in one["active"]], one["num_inactive"])
             for key, one in state.items()
         }
 
     def close(self) -> None:
-        """Give up the comparisons that are under way."""
+        """Give up the running comparisons."""
         self._calls.close(self._client.close)
 
     async def _learn(self, training_step: int, groups: Sequence[tuple[object, Sequence[str]]]) -> None:
@@ -136,7 +136,7 @@ class EvolvingRubrics:
                 logger.warning("rubrics could not be kept in %s: %s", self._kept_in, error.strerror or error)
 
     async def _compare(self, label: object, responses: Sequence[str]) -> dict[str, Any]:
-        """Ask for new criteria, and let them count."""
+        """Ask for new criteria, and add them to the question's rubric. Returns a record for the step's file."""
         question, of_data = read_rubric(label)
         key = _key(label)
         with self._lock:
@@ -161,7 +161,7 @@ class EvolvingRubrics:
         }
 
     async def _ask(self, question: str, responses: Sequence[str], known: Sequence[Criterion]) -> list[Criterion] | None:
-        """Criteria beside which responses can be judged: a longer description would leave all of them not scored."""
+        """New criteria, without descriptions that are so long that the judge's question would have no room for a response."""
         max_tokens = self._client.max_question_tokens
         criteria = [one.description for one in known]
         judgement = await self._client.ask(new_criteria_question(question, responses, criteria, max_tokens=max_tokens))
@@ -171,7 +171,7 @@ class EvolvingRubrics:
         return None if new is None else [one for one in new if len(one.description) <= longest]
 
     def _take(self, key: str, of_data: Sequence[Criterion], new: Sequence[Criterion]) -> None:
-        """Several comparisons for one question may run at the same time, and find the same."""
+        """Add new criteria to a question's rubric. Comparisons for one question may run at once and find the same criteria."""
         rubric = self._found.setdefault(key, QuestionRubric())
         known = {one.description for one in (*of_data, *rubric.active)}
         added = list({one.description: one for one in new if one.description not in known}.values())
@@ -182,14 +182,14 @@ class EvolvingRubrics:
 
 
 def _key(label: object) -> str:
-    """Rows with one question share what is found for it, as in open-instruct."""
+    """The key of a label's rubric. As in open-instruct, rows with the same question share the criteria that are found for it."""
     question, criteria = read_rubric(label)
     return question or json.dumps([asdict(one) for one in criteria])
 
 
 def read_new_criteria(answer: str) -> list[Criterion] | None:
-    """The criteria in an answer `{"positive_rubrics": [{"description": …}], "negative_rubrics": […]}`; None if it is something
-    else."""
+    """The criteria in an answer `{"positive_rubrics": [{"description": …}], "negative_rubrics": […]}`; None for any other
+    answer."""
     text = answer.rpartition(END_THINK)[2]
     start, end = text.find("{"), text.rfind("}")
     try:

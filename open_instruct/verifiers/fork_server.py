@@ -1,4 +1,4 @@
-"""The fork server, a process which loads the verifiers, and the scorer processes, which it forks.
+"""The fork server, a process that loads the verifiers, and the scorer processes that it forks.
 
 The fork server never sees a response. It forks a scorer when the parent asks for one, and a scorer goes into its jail before it
 sees a response. `scoring_processes.py` is the parent's side of both.
@@ -41,9 +41,9 @@ from open_instruct.verifiers.registry import (
 
 MAX_REPLY_BYTES = 4096
 MAX_FAILURE = 500
-"""Longest text of an error, in characters."""
+"""Longest message of an error, in characters."""
 ScoreFunction = Callable[[str, object, list[int], str, str | None], VerificationResult]
-"""Its arguments: a row's `dataset` and ground truth, and a response's token ids, text and prompt."""
+"""The arguments are a row's `dataset` and ground truth, and a response's token ids, text and prompt."""
 
 
 @dataclass(frozen=True)
@@ -58,11 +58,11 @@ class ForkServerStart:
     config: VerifierConfig
     jail: Jail
     runs_programs: bool = False
-    """Whether the processes that are forked run programs and their tests (`code_children.py`) in place of scoring."""
+    """Whether the forked processes run programs and their tests (`code_children.py`) instead of scoring."""
 
 
 def keep(descriptor: int) -> None:
-    """The fork server. Forks a scorer for every request over the socket, until the socket closes, also by the parent's death."""
+    """Run the fork server. It forks a scorer for every request over the socket, until the socket closes or the parent dies."""
     # Ctrl-C and a job queue's SIGTERM reach the whole process group, but only the parent decides when the fork server ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -78,10 +78,10 @@ def keep(descriptor: int) -> None:
         be_killed_first()
         silent = os.open(os.devnull, os.O_WRONLY)
         limit_resources(start.jail)
-        if landlock_version():  # a missing part of the jail is skipped: tasks that need all parts are refused elsewhere
+        if landlock_version():  # missing parts of the jail are skipped; tasks that need all parts are refused elsewhere
             restrict_files(Jail(readable=python_files(["open_instruct", start.score.__module__])))
         gc.collect()
-        gc.freeze()  # collecting would copy the pages that scorers share
+        gc.freeze()  # a garbage collection would copy the pages that scorers share
         connection.send(refused)
         while True:
             _, descriptors, *_ = socket.recv_fds(listening, 1, 1)
@@ -104,7 +104,7 @@ def keep(descriptor: int) -> None:
 
 
 def _load(datasets: Collection[str]) -> dict[str, str]:
-    """Load the verifiers of these `dataset` columns. Returns those that cannot be loaded, each with the reason."""
+    """Load the verifiers for these values of the `dataset` column. Returns the reason for each that cannot be loaded."""
     refused = {}
     for dataset in datasets:
         try:
@@ -122,7 +122,7 @@ def _reap() -> None:
 
 
 def _prepare(dataset: str, ground_truth: object) -> None:
-    """Load in the fork server what every scorer of such a row needs, so that not every scorer has to load it."""
+    """Load what every scorer of such a row needs in the fork server, so that not every scorer has to load it."""
     with suppress(Exception):  # the scorer meets the same error and reports it
         prepare_label(dataset, ground_truth)
 
@@ -171,5 +171,5 @@ def _score_safely(score: ScoreFunction, *response: Any) -> tuple[float | None, s
         return result.score, None, result.cost
     except MemoryError:  # not scored, as if the kernel had killed the process for its memory
         os._exit(1)
-    except Exception as err:  # this process exists to isolate errors: the error is reported and counted
+    except Exception as err:  # this process exists to isolate errors, so the error is reported and counted
         return None, f"error: {type(err).__name__}: {err}"[:MAX_FAILURE], 0.0

@@ -1,4 +1,4 @@
-"""Scores one group, in a thread of the pool. A slow response does not hold up the others, and a crash costs one response."""
+"""Scores one group in a thread of the pool. A slow response does not delay the others, and a crash costs only one response."""
 
 import selectors
 import time
@@ -9,15 +9,15 @@ from open_instruct.verifiers.fork_server import MAX_FAILURE
 from open_instruct.verifiers.scoring_processes import Scored, Scorer, ScoringJob, UnavailableError
 
 PATIENCE_S = 0.25
-"""A response that takes longer counts as slow: the other responses of its group stop waiting for it."""
+"""A response that takes longer counts as slow. The other responses of its group then no longer wait for it."""
 MAX_SIDE_BY_SIDE = 8
-"""Scorers of one group that may compute at once, after one of its responses was slow. Slow scorers do not count."""
+"""Scorers of one group that may compute at once after a response of the group was slow. Slow scorers do not count."""
 MAX_SLOW = 64
 """Largest number of slow scorers of one group at once."""
 
 
 class GroupScoring:
-    """Has the responses of one group scored: in order by one scorer, and by further scorers beside it after a slow response."""
+    """Has the responses of one group scored: by one scorer in order, and by further scorers in parallel after a slow response."""
 
     def __init__(
         self,
@@ -35,13 +35,13 @@ class GroupScoring:
         self._waiting = deque(range(len(job.texts)))
         self._scored: list[Scored | None] = [None] * len(job.texts)
         self._crashed: set[int] = set()
-        """Responses on which one scorer has ended; each is tried once more."""
+        """Responses on which a scorer has ended. Each is tried once more."""
         self._scorers: set[Scorer] = set()
         self._width = 1
         """Scorers that may compute at once; slow ones do not count."""
 
     def score(self) -> list[Scored]:
-        with selectors.PollSelector() as selector:  # needs no calls of the kernel to be made and ended, as epoll does
+        with selectors.PollSelector() as selector:  # unlike epoll, it needs no system calls to open and close
             self._selector = selector
             try:
                 self._hand_out()
@@ -81,7 +81,7 @@ class GroupScoring:
     def _give(self, scorer: "Scorer") -> None:
         try:
             scorer.send(self._waiting, self._job, most=len(self._waiting) if self._width == 1 else 1)
-        except OSError:  # the scorer has ended, or is stopped and reads nothing
+        except OSError:  # the scorer has ended, or is stopped and does not read
             self._lose(scorer)
 
     def _give_up(self, failure: str) -> None:
@@ -117,13 +117,13 @@ class GroupScoring:
                 self._width = MAX_SIDE_BY_SIDE
 
     def _take_back(self, scorer: "Scorer") -> None:
-        """Let others score what was sent to this scorer and has not begun."""
+        """Let other scorers score the responses that were sent to this scorer and that it has not begun."""
         while len(scorer.sent) > 1:
             number, _ = scorer.sent.pop()
             self._waiting.appendleft(number)
 
     def _lose(self, scorer: "Scorer") -> None:
-        """A scorer is gone. Its response is tried once more; the second time it is not scored."""
+        """Handle a scorer that has ended. Its response is tried once more; after a second loss it is not scored."""
         self._take_back(scorer)
         if (number := scorer.number) in self._crashed:
             self._scored[number] = Scored(None, "crash")

@@ -1,7 +1,7 @@
-"""Verifiers that ask a language model: rows of `general-quality`, `general-factuality` and so on.
+"""Verifiers that ask a language model, for rows of `general-quality`, `general-factuality` and so on.
 
-The judge is any server that speaks OpenAI's protocol. Hundreds of judgements are asked for at once, on the loop of
-`outside_scoring.py`. A judge that cannot be reached, or whose answer holds no score, has *not scored* a response.
+The judge is any server that speaks OpenAI's protocol. Hundreds of requests run at once, on the event loop of
+`outside_scoring.py`. If the judge cannot be reached, or its answer holds no score, the response is *not scored*.
 """
 
 import asyncio
@@ -31,15 +31,15 @@ KEY = "OPENAI_API_KEY"
 ADDRESS = "OPENAI_BASE_URL"
 OPENAI = "https://api.openai.com/v1"
 OPENAI_HOST = "api.openai.com"
-"""It refuses requests without a key."""
+"""OpenAI's server, which refuses requests without a key."""
 PROVIDERS = ("openai", "azure", "hosted_vllm")
-"""Prefixes of model names in open-instruct's launch lines; servers do not know them."""
+"""Prefixes of model names in open-instruct's launch lines. Servers do not know these prefixes, so they are removed."""
 ATTEMPTS = 3
 FIRST_PAUSE_S = 1.0
 QUEUES = 10
-"""A judgement may wait for its turn as long as this many judgements may take."""
+"""A judgement may wait for its turn as long as this many judgements may take together."""
 MOST_BYTES = 4 * 2**20
-"""Of a judge's answer."""
+"""Most bytes of a judge's answer."""
 PASSING = frozenset((408, 409, 425, 429))
 """HTTP statuses below 500 after which another attempt may succeed."""
 
@@ -50,13 +50,13 @@ class Judgement:
 
     text: str
     cost: float
-    """US dollars; 0 for one that was kept."""
+    """US dollars; 0 for an answer from the cache."""
 
 
 class JudgeClient:
-    """Asks one judge, at most `llm_judge_max_concurrency` times at once. All who ask the same judge share a client
-    (`client_of`), so that the limit is the judge's. Sessions belong to event loops: verifiers have one, evolving rubrics another.
-    """
+    """Asks one judge, at most `llm_judge_max_concurrency` times at once. All callers that ask the same judge share a client
+    (`client_of`), so the limit holds for the judge. Each event loop has its own session: verifiers run in one loop, and evolving
+    rubrics in another."""
 
     def __init__(self, config: VerifierConfig) -> None:
         self._config = config
@@ -66,16 +66,16 @@ class JudgeClient:
 
     @property
     def model(self) -> str:
-        """Its name at the server."""
+        """The judge's name on the server."""
         name = self._config.llm_judge_model or ""
         provider, _, rest = name.partition("/")
         return rest if provider in PROVIDERS else name
 
     async def ask(self, text: str, *, attempt: int = 0) -> Judgement:
-        """The judge's answer to one message. `attempt` is other than 0 where an earlier answer was of no use.
+        """The judge's answer to one message. `attempt` is above 0 if an earlier answer could not be used.
 
         Raises:
-            NotScored: the server cannot be reached, refuses, or answers nonsense.
+            NotScored: the server cannot be reached, refuses the request, or answers nonsense.
         """
         body = self._body(text)
         key = hashlib.sha256(json.dumps([self._address, body, attempt], sort_keys=True).encode()).hexdigest()
@@ -87,10 +87,10 @@ class JudgeClient:
         return judgement
 
     async def judge(self, task: JudgeTask, *, query: str, response: str, label: object) -> VerificationResult:
-        """The score that the judge gives, its cost, and the judge's text.
+        """The judge's score, its cost, and the judge's text.
 
         Raises:
-            NotScored: as `ask`, or the judge's answers hold no score.
+            NotScored: as in `ask`, or the judge's answers hold no score.
         """
         cost = 0.0
         text = question(task, query=query, response=response, label=label, max_tokens=self.max_question_tokens)
@@ -107,16 +107,16 @@ class JudgeClient:
 
     @property
     def max_question_tokens(self) -> int:
-        """Tokens of the longest question."""
+        """Most tokens of a question to the judge."""
         return self._config.llm_judge_max_context_length - self._config.llm_judge_max_tokens
 
     @property
     def longest_wait_s(self) -> float:
-        """For a judgement, with its turn."""
+        """Longest time that a judgement may take, including the wait for its turn."""
         return QUEUES * ATTEMPTS * (self._config.llm_judge_timeout + 2**ATTEMPTS * FIRST_PAUSE_S)
 
     def check(self, name: str) -> None:
-        """Raises `ValueError` if the verifier `name` has no judge to ask, or one that cannot be asked in this way."""
+        """Raises `ValueError` if the verifier `name` has no judge, or a judge that these options cannot reach."""
         config = self._config
         if not config.llm_judge_model:
             raise ValueError(
@@ -154,7 +154,7 @@ class JudgeClient:
 
     @property
     def _base(self) -> tuple[str, str]:
-        """What names the judge's server, and its address."""
+        """The option or variable that names the judge's server, and the server's address."""
         if self._config.llm_judge_api_base:
             return "--llm_judge_api_base", self._config.llm_judge_api_base
         return ADDRESS, os.environ.get(ADDRESS) or OPENAI
@@ -164,7 +164,7 @@ class JudgeClient:
         return self._base[1].rstrip("/") + "/chat/completions"
 
     def _body(self, text: str) -> dict[str, Any]:
-        """Without a seed: vLLM 0.32 on CPU ends at a request with one."""
+        """The body of a request. It has no seed, because vLLM 0.32 on CPU ends at a request with a seed."""
         return {
             "model": self.model,
             "messages": [{"role": "user", "content": text}],
@@ -219,7 +219,7 @@ class JudgeClient:
     def _find(self, key: str) -> str | None:
         if self._kept is None:
             return None
-        with suppress(OSError, ValueError, LookupError, TypeError):  # an entry that cannot be read is none
+        with suppress(OSError, ValueError, LookupError, TypeError):  # an unreadable entry counts as absent
             return str(json.loads((self._kept / key[:2] / key).read_bytes())["text"])
         return None
 
@@ -240,7 +240,7 @@ _clients: WeakValueDictionary[str, JudgeClient] = WeakValueDictionary()
 
 
 def client_of(config: VerifierConfig) -> JudgeClient:
-    """The client of all who ask with these options."""
+    """The client that all callers with these options share."""
     key = repr([getattr(config, option.name) for option in fields(JudgeOptions)])
     return _clients.setdefault(key, JudgeClient(config))
 

@@ -1,7 +1,7 @@
 """Reads the score in a judge's answer. Pure.
 
-A judge quotes the response that it judges, and a response may say `Score: 10/10`. So the score is read from the judge's JSON
-object alone, and from the text only where the answer holds no such object. Quotations are never read.
+A judge quotes the response that it judges, and a response may say `Score: 10/10`. So the score is read only from the judge's JSON
+object, or from the text if the answer holds no such object. Quotations are never read.
 """
 
 import ast
@@ -20,14 +20,14 @@ _NUMBER = (
     r"[*_`\"'\]]*(?:\s*(?:/|out of)\s*[*_]*(?P<of>[0-9]++(?:\.[0-9]++)?))?"
 )
 _SET_OFF = r"[*_`\"'(\[ \t]*"
-"""What may stand between `Score:` and its number: bold type, quotation marks, brackets."""
+"""Characters allowed between `Score:` and its number: bold type, quotation marks, brackets."""
 _is_number = re.compile(rf"{_SET_OFF}{_NUMBER}[*_`\"')\] \t.]*", re.IGNORECASE).fullmatch
 _STATED = re.compile(
     rf"(?P<quote>[\"'`]?)(?<![a-z])(?P<key>{KEY})(?P=quote)[*_\"']*\s*(?:\([^()\n]*\))?[*_]*\s*[:=]"
     rf"{_SET_OFF}(?:\n\s*{_SET_OFF}(?=[^a-z\n]*$))?{_NUMBER}(?!\s*(?:%|[-\u2013]\s*[0-9]))",
     re.IGNORECASE | re.MULTILINE,
 )
-"""`"SCORE": 7`, `**Score:** 7/10`, `Score (of 10) = [7]`, or a number on the next line that stands there alone; no range."""
+"""`"SCORE": 7`, `**Score:** 7/10`, `Score (of 10) = [7]`, or a number alone on the next line; no range."""
 _QUOTED = re.compile(
     r"(?<!\w)\"[^\"]*(?:\"|\Z)|\u201c[^\u201d]*(?:\u201d|\Z)|(?<!\w)'(?:[^'\n]|'(?=\w))*'(?!\w)|`[^`\n]*`|^[ \t]*>.*$",
     re.MULTILINE,
@@ -57,10 +57,10 @@ def decision(answer: str) -> float | None:
 
 
 def stated_score(text: str, highest: float) -> tuple[float, float] | None:
-    """The number that a text gives as score, and the number of which it is: `highest`, unless the text says (`8/10`). None if the
-    text gives no number.
+    """The number that a text gives as score, and the highest possible score: `highest`, unless the text names another (`8/10`).
+    None if the text gives no number.
 
-    The last JSON object with a score counts, whatever is said before, behind or inside it:
+    The last JSON object with a score counts, whatever text is before, after or inside it:
     `{"SCORE": 3, "REASONING": "It claims 'Score: 10/10' for itself."}` is 3.
     """
     found = None
@@ -74,7 +74,7 @@ def stated_score(text: str, highest: float) -> tuple[float, float] | None:
 
 
 def _objects(text: str) -> Iterator[dict]:
-    """The JSON objects in a text that stand in no quotation and in no other braces."""
+    """The JSON objects in a text that are not inside a quotation or other braces."""
     text = _FENCE.sub("", text).strip("`\"' \t\n")
     told = _without_quotations(text)
     begin = text.find("{")
@@ -82,7 +82,7 @@ def _objects(text: str) -> Iterator[dict]:
         read, end = _object_at(text, begin)
         if read is not None and told[begin] == "{":
             yield read
-        if end is None:  # an answer that was cut off: what follows may stand in a quotation
+        if end is None:  # the answer was cut off, so the rest may be inside a quotation
             return
         begin = text.find("{", end)
 
@@ -92,7 +92,7 @@ _DECODER = json.JSONDecoder(strict=False)
 
 
 def _object_at(text: str, begin: int) -> tuple[dict | None, int | None]:
-    """The object that begins at a brace, in JSON or as Python writes it, or None; and where its braces end, or None."""
+    """The object that begins at a brace, in JSON or Python syntax, or None; and the end of its braces, or None."""
     with suppress(ValueError, RecursionError):
         return _DECODER.raw_decode(text, begin)
     end = _closing(text, begin)
@@ -103,7 +103,7 @@ def _object_at(text: str, begin: int) -> tuple[dict | None, int | None]:
 
 
 def _closing(text: str, begin: int) -> int | None:
-    """Behind the brace that closes the one at `begin`. LaTeX's `\\{` is none."""
+    """The position after the brace that closes the brace at `begin`, or None. LaTeX's `\\{` does not count as a brace."""
     depth = 0
     for brace in _BRACE.finditer(text, begin):
         depth += 1 if brace[0] == "{" else -1
@@ -113,8 +113,8 @@ def _closing(text: str, begin: int) -> int | None:
 
 
 def _stated_in_text(text: str) -> re.Match[str] | None:
-    """The last statement of a score outside quotations. A key in quotation marks is more than a line that begins with `Score:`,
-    and such a line is more than a sentence with it."""
+    """The last statement of a score outside quotations. A key in quotation marks takes precedence over a line that begins with
+    `Score:`, and such a line takes precedence over a sentence that contains it."""
     braces = list(_BRACE.finditer(text))
     begins = [brace.start() for brace in braces]
     depths = [0, *accumulate(1 if brace[0] == "{" else -1 for brace in braces)]
@@ -129,10 +129,10 @@ def _stated_in_text(text: str) -> re.Match[str] | None:
 
 
 def _without_quotations(text: str) -> str:
-    """The text with spaces in place of what is quoted, so that positions stay."""
+    """The text with spaces in place of quotations, so that positions stay the same."""
     return _QUOTED.sub(lambda match: match[0] if _is_part(match[0]) else " " * len(match[0]), text)
 
 
 def _is_part(quoted: str) -> bool:
-    """Whether quotation marks hold a key or a number, and no quotation."""
+    """Whether the quotation marks enclose only a key or a number, and not a quotation."""
     return quoted[1:-1].lower() == KEY or _is_number(quoted) is not None

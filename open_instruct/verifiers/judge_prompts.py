@@ -1,6 +1,7 @@
-"""What a judge is asked; `judge_answers.py` reads what it answers. Pure.
+"""The questions to a judge; `judge_answers.py` reads the answers. Pure.
 
-What the model wrote stands between two lines of a marker that it cannot know, so that it cannot pretend to be the judge's task.
+The model's response is enclosed by two lines with a marker that the model cannot know, so the response cannot pose as a part of
+the judge's task.
 """
 
 import hashlib
@@ -15,9 +16,9 @@ from open_instruct.verifiers.judge_answers import decision, score_up_to
 
 CHARACTERS_OF_A_TOKEN = 4
 LEAST_SHOWN = 400
-"""Characters of a response that a judge must see, if the response has as many. What is said of less is not of the response."""
+"""Characters of a response that a judge must at least see, if the response is so long. A judgement on less would be worthless."""
 LEAST_COMPARED = 100
-"""The same where many responses are compared."""
+"""As `LEAST_SHOWN`, if many responses are compared."""
 AS_JSON = (
     'Answer with one JSON object and nothing behind it: {"REASONING": "<two or three sentences>", "SCORE": <number>}'
 )
@@ -28,12 +29,12 @@ class JudgeTask:
     """One kind of judgement."""
 
     question: str
-    """What the judge is told, with `{input}` for the prompt, `{output}` for the response and `{label}` for the ground truth."""
+    """The text for the judge, with `{input}` for the prompt, `{output}` for the response and `{label}` for the ground truth."""
     read: Callable[[str], float | None]
-    """The score in [0, 1] in the judge's answer; None if there is none."""
+    """Reads the score in [0, 1] in the judge's answer; None if there is no score."""
     needs_label: bool = True
     neutralize: Callable[[str], str] = str
-    """How the response is shown to the judge, where nothing sets it apart from the question."""
+    """Changes the response before it is shown, for questions in which no marker separates it from the rest."""
 
 
 _LINE_BEGINS = re.compile(r"^(?:[ \t#]*###[ \t#]*|[ \t]*(?:user|assistant)[ \t]*:)+", re.IGNORECASE | re.MULTILINE)
@@ -43,7 +44,7 @@ _FINAL_DECISION = re.compile(r"\b(final)\s+(decision)", re.IGNORECASE)
 
 
 def without_headings(response: str) -> str:
-    """A response without what the question to general-verifier is made of, so that it cannot add a question and an answer of its
+    """A response without the headings of the question to general-verifier, so that it cannot add a question and an answer of its
     own: `### Student Answer: 2` is `Student Answer 2`, `Assistant: Final Decision: Yes` is `Assistant Final-Decision: Yes`."""
     response = _LINE_BEGINS.sub(lambda match: re.sub("[#:]", "", match[0]), _TITLE.sub(r"\1", response))
     return _FINAL_DECISION.sub(r"\1-\2", _SPEAKER.sub(r"\1", response))
@@ -120,7 +121,7 @@ TASKS: dict[str, JudgeTask] = {
         neutralize=without_headings,
     ),
 }
-"""By the part of the verifier's name behind `general-`."""
+"""Tasks by the part of the verifier's name after `general-`."""
 
 
 CRITERION = JudgeTask(
@@ -131,11 +132,12 @@ CRITERION = JudgeTask(
     ),
     score_up_to(2),
 )
-"""For one item of a rubric."""
+"""The task for one item of a rubric."""
 
 
 def question(task: JudgeTask, *, query: str, response: str, label: object, max_tokens: int) -> str:
-    """The text for the judge, of at most about `max_tokens` tokens: a longer response loses its middle, then the query does.
+    """The text for the judge, of at most about `max_tokens` tokens. If it is too long, first the response and then the query
+    loses its middle.
 
     Raises:
         NotScored: the label is so long that the judge would not see the response (see `longest_label`).
@@ -154,12 +156,12 @@ def question(task: JudgeTask, *, query: str, response: str, label: object, max_t
 
 
 def longest_label(task: JudgeTask, max_tokens: int) -> int:
-    """Characters of the longest label beside which `question` has room for every response; below 0: there is none for any."""
+    """Characters of the longest label that leaves room for every response in `question`; below 0 if no label does."""
     return _room(task, max_tokens) - 2 * LEAST_SHOWN
 
 
 def num_characters(task: JudgeTask, label: object) -> int:
-    """How long a label is where the judge sees it; 0 if it does not."""
+    """Length of a label as it is shown to the judge; 0 if it is not shown."""
     return len(_told(task, label))
 
 
@@ -170,7 +172,7 @@ def _told(task: JudgeTask, label: object) -> str:
 
 
 def _room(task: JudgeTask, max_tokens: int) -> int:
-    """Characters for label, query and response."""
+    """Characters that are left for label, query and response."""
     return CHARACTERS_OF_A_TOKEN * max_tokens - len(task.question)
 
 
@@ -196,7 +198,7 @@ Criteria that exist:
 
 
 def new_criteria_question(question: str, responses: Sequence[str], criteria: Sequence[str], *, max_tokens: int) -> str:
-    """Asks for criteria that separate responses, in at most about `max_tokens` tokens: longer responses lose their middles.
+    """Asks for criteria that separate responses, in at most about `max_tokens` tokens. Longer responses lose their middles.
 
     Raises:
         NotScored: there is no room for so many responses.

@@ -1,7 +1,7 @@
 """Finds the answer in the text of a mathematical response, and in a label that is a whole solution.
 
-Text that offers two answers is given back as it stands, and then it equals nothing. Every search looks at the last `LAST_PART`
-characters alone, or takes time that is linear in the length of the text.
+Text that offers two answers is returned unchanged, and then it equals no label. Every search looks only at the last `LAST_PART`
+characters, or takes time linear in the length of the text.
 """
 
 import re
@@ -9,10 +9,10 @@ import re
 from open_instruct.verifiers.answer_reading import boxed_answer
 
 LONGEST_WHOLE = 100
-"""Longest response, in characters, that may be an answer as it is."""
+"""Longest response, in characters, that may be an answer as a whole."""
 LONGEST_ANSWER = 400
 LAST_PART = 4000
-"""Characters at the end of a response in which an answer without a box is looked for."""
+"""Characters at the end of a response that are searched for an answer without a box."""
 _DISPLAY = (
     r"\$\$(?P<dollars>(?:[^$\\]|\\.)+?)\$\$|\\\[(?P<brackets>.+?)\\\]"
     r"|\\begin\{(?P<kind>equation|align|gather|multline)(?P<star>\*?)\}(?P<environment>.+?)\\end\{(?P=kind)(?P=star)\}"
@@ -22,7 +22,7 @@ _formula = re.compile(
     rf"\\[\\$]|{_DISPLAY}|\$(?P<dollar>(?:[^$\\]|\\.)+?)\$|\\\((?P<parentheses>.+?)\\\)",
     re.DOTALL,
 )
-"""A formula; or `\\\\` or `\\$`, which is read here so that it begins no formula."""
+"""A formula; or `\\\\` or `\\$`, which is matched here so that it does not begin a formula."""
 _box_begins = re.compile(r"\\boxed[ \t\n]*\{")
 _LINES = re.compile(r"\\begin\{(aligned|split|gathered)\}(.*)\\end\{\1\}", re.DOTALL)
 _BODIES = ("dollars", "brackets", "environment", "dollar", "parentheses")
@@ -34,17 +34,17 @@ _NOT = r"(?:not|nor|neither|never|cannot|[a-z]+n['\u2019]t)"
 _OFFERS_MORE = re.compile(rf"\b(?:or|either|perhaps|maybe|unless|but|no|wrong|{_NOT})\b|[0-9$\\]", re.IGNORECASE)
 _REASON = re.compile(r"[,;]?\s*(?:because|since|as(?! well\b))\b", re.IGNORECASE)
 _SECOND = re.compile(r"\b(?:or|but|perhaps|maybe|unless)\b[^$\\0-9]*[$\\0-9]", re.IGNORECASE)
-"""An answer beside the first one."""
+"""A second answer in addition to the first."""
 _REMARK = re.compile(r"[.,;:!()]|because\b|since\b|as\b|which\b", re.IGNORECASE)
-"""How a text begins that may follow an answer without changing it. `million` does not begin so."""
+"""The beginning of a text that may follow an answer without changing it. `million`, for example, would change it."""
 
 
 def math_answer(text: str) -> str | None:
     """The answer in a response; None if there is none.
 
-    It is the last `\\boxed{…}`; without one, what `Final Answer: The final answer is $…$.` says, or a last line `Answer: …`;
-    without these, the last formula (`$…$`, `\\(…\\)`, `$$…$$`, `\\[…\\]`), unless its sentence denies it or offers another;
-    without any formula, the whole response, if it is short enough to be an answer.
+    The answer is the last `\\boxed{…}`. Without a box, it is what `Final Answer: The final answer is $…$.` or a last line
+    `Answer: …` says. Without these, it is the last formula (`$…$`, `\\(…\\)`, `$$…$$`, `\\[…\\]`), unless its sentence denies it
+    or offers another. Without any formula, it is the whole response, if that is short enough to be an answer.
     """
     if (boxed := boxed_answer(text)) is not None or _box_begins.search(text):
         return boxed
@@ -60,7 +60,7 @@ def math_answer(text: str) -> str | None:
 
 
 def _answer_line(end: str) -> str | None:
-    """What the last line `Answer: …` says, or the formula or the one short line behind `Answer:` that ends the text."""
+    """The answer in the last line `Answer: …`, or the formula or single short line after `Answer:` at the end of the text."""
     for found in reversed(list(_ANSWER_LINE.finditer(end))):
         behind = end[found.end() :]
         below = behind.strip("* \r\n")
@@ -73,21 +73,21 @@ def _answer_line(end: str) -> str | None:
 
 
 def final_answer(text: str) -> str | None:
-    """What `The final answer is $…$. I hope it is correct.` says (Minerva, arXiv:2206.14858, appendix D); None without it, and an
-    empty text if nothing follows it."""
+    """The answer in `The final answer is $…$. I hope it is correct.` (Minerva, arXiv:2206.14858, appendix D). None without this
+    sentence, and an empty text if nothing follows `is`."""
     end = _last_part(text)
     found = list(_FINAL.finditer(end))
     return _statement(end[found[-1].end() :]) if found else None
 
 
 def whole_answer(text: str) -> str | None:
-    """The response itself, if it is one short line."""
+    """The whole response, if it is one short line; else None."""
     text = text.strip()
     return text if text and len(text) <= LONGEST_WHOLE and "\n" not in text else None
 
 
 def answer_of_label(label: str) -> str | None:
-    """The answer that a label holds: in its last box, behind its last `####`, or behind `The answer is`; else the label itself.
+    """The answer in a label: in its last box, after its last `####`, or after `The answer is`; else the label itself.
 
     None if a box has no end, or if the label is a long text in none of these forms.
     """
@@ -108,7 +108,7 @@ def answer_of_label(label: str) -> str | None:
 
 
 def _last_part(text: str) -> str:
-    """The end of a text. It begins with a whole line where it can, so that no formula is cut in two."""
+    """The end of a text. It begins with a whole line if possible, so that no formula is cut in two."""
     if len(text) <= LAST_PART:
         return text
     end = text[-LAST_PART:]
@@ -124,7 +124,7 @@ def _body(formula: re.Match[str]) -> str:
 
 
 def _last_equation(lines: str) -> str:
-    """`x = 1 + 2 = 3` of the lines `x &= 1 + 2 \\\\ &= 3`: the last line, and those before it that it goes on from."""
+    """The last equation, `x = 1 + 2 = 3` for `x &= 1 + 2 \\\\ &= 3`: the last line, and the lines before it that it continues."""
     rows = [row.replace("&", " ").strip() for row in lines.split("\\\\")]
     rows = [row for row in rows if row] or [""]
     first = next((number for number in range(len(rows) - 1, -1, -1) if not rows[number].startswith("=")), 0)
@@ -132,8 +132,8 @@ def _last_equation(lines: str) -> str:
 
 
 def _statement(text: str) -> str:
-    """What is stated at the beginning of `text`, which follows `the final answer is`: a formula, also on the next lines, with a
-    unit in words behind it; or the rest of the line."""
+    """The answer at the beginning of `text`, which follows `the final answer is`: a formula, even on one of the next lines, with
+    a unit in words after it; or the rest of the line."""
     text = text.lstrip(" \t\r\n:*")
     line = _END_OF_STATEMENT.split(text, maxsplit=1)[0].strip(" \t\r*")
     formula = _formula.match(line) or _display.match(text)
@@ -153,7 +153,8 @@ def _statement(text: str) -> str:
 
 
 def _is_remark(text: str) -> bool:
-    """Whether what follows a formula changes nothing: `, because it is not negative.`; not so `, or $4$`, `. No, it is $4$`."""
+    """Whether the text after a formula leaves the answer as it is: `, because it is not negative.` does, `, or $4$` and
+    `. No, it is $4$` do not."""
     if not text:
         return True
     if _REASON.match(text):
@@ -163,7 +164,7 @@ def _is_remark(text: str) -> bool:
 
 
 def _first_sentence(line: str) -> str:
-    """A line as an answer: without a further sentence, if that only remarks on a number or a formula."""
+    """A line as an answer. A further sentence after a number or a formula is left out if it is only a remark."""
     found = re.match(r"(.{0,400}?[0-9)}\]])[.!] +(.*)", line)
     if found and not _OFFERS_MORE.search(found[2]):
         line = found[1]
@@ -172,7 +173,7 @@ def _first_sentence(line: str) -> str:
 
 _VERB = r"(?:is|are|was|were|equals?|gives?|get|gets|have|has|makes?|leaves?|yields?|becomes?|must|will|would)"
 _UP_TO_IT = rf"(?:\s+(?!{_VERB}\b)[\w'\u2019-]+){{0,4}}[\s(\"*]*\Z"
-"""From a denial to the formula: a few words and no verb, with which something else would begin."""
+"""The text from a denial to the formula: a few words without a verb, because a verb would begin another statement."""
 _FOLLOWS = re.compile(
     r"[,;:]\s+(?:and\s+(?!then\b)|but\s+)?(?:so|hence|thus|therefore|then|consequently|it follows|it is|it must be|"
     r"we (?:get|have|find|obtain|see|conclude)|(?:this|that|which) (?:is|gives|means|implies|leaves|yields)|giving|leaving|"
@@ -180,7 +181,7 @@ _FOLLOWS = re.compile(
     r"|(?<!not )(?<!or )\b(?:hence|thus|therefore|then|so)\b(?=\s+(?:the|we|it|there|that|this|our|[a-z]\b))",
     re.IGNORECASE,
 )
-"""The beginning of a conclusion. What is denied before it is something else."""
+"""The beginning of a conclusion. A denial before it does not concern the conclusion."""
 _DENIED = re.compile(
     rf"\b{_NOT}\b(?:\s+(?:be|been|equal|equals|have|get|give|become|make)\b)?{_UP_TO_IT}"
     rf"|\b{_NOT}\s+(?:think|believe|say|claim|sure|certain|true|right|correct|the case)\b"
@@ -201,9 +202,9 @@ _DENIED_BEHIND = re.compile(
 
 
 def _is_hedged(text: str, formula: re.Match[str]) -> bool:
-    """Whether the sentence of the last formula denies it, or offers another one: `not $4$`, `$4$ or $5$`, `$4$, or maybe 5`."""
+    """Whether the last formula's sentence denies it or offers another formula: `not $4$`, `$4$ or $5$`, `$4$, or maybe 5`."""
     before, behind = text[: formula.start()], text[formula.end() :]
-    if _display.fullmatch(formula[0]):  # a line of its own, in the middle of its sentence
+    if _display.fullmatch(formula[0]):  # a formula on a line of its own, in the middle of its sentence
         before, behind = before.rstrip(), behind.lstrip() if behind.lstrip()[:1].islower() else behind
     start = max(before.rfind(end) for end in (". ", "\n", "? ", "! "))
     sentence_before = "" if before.endswith((".", "?", "!")) else before[start + 1 :]
@@ -223,6 +224,6 @@ def _without_delimiters(text: str) -> str:
 
 
 def _num_words(text: str) -> int:
-    """Words of three letters and more; names of LaTeX are no words."""
+    """Number of words with three or more letters. LaTeX commands do not count."""
     without_names = re.sub(r"\\(?:begin|end)\{[a-z*]*\}(?:\{[lcr| ]*\})?|\\[A-Za-z]+", " ", text)
     return len(re.findall(r"[^\W\d_]{3,}", without_names))

@@ -1,8 +1,9 @@
-"""Whether two mathematical expressions are equal: the structure by rules of ours, single expressions by math-verify (sympy).
+"""Decides whether two mathematical expressions are equal. Structure is compared by rules of our own, single expressions by
+math-verify (sympy).
 
-`answer_reading.math_value` decides what it can read: numbers, and numbers with units. What it cannot read comes here. Lists,
-tuples, intervals and sets are taken apart, and their elements compared one by one, so that sympy sees nothing but single
-expressions of a strict alphabet. Whatever could be taken for two answers (`x > 5`, `\\pm 5`, words) is not equal to anything.
+`answer_reading.math_value` handles what it can read: numbers, and numbers with units. All other answers are compared here. Lists,
+tuples, intervals and sets are taken apart and their elements compared one by one, so sympy sees only single expressions in a
+strict alphabet. Anything that could mean two answers (`x > 5`, `\\pm 5`, words) equals nothing.
 
 Needs `prepare`, which imports sympy: a scorer cannot import it in its jail.
 """
@@ -39,9 +40,9 @@ from open_instruct.verifiers.math_parts import (
 )
 
 LONGEST = 300
-"""Longest expression, in characters, that is given to sympy."""
+"""Longest expression, in characters, that is passed to sympy."""
 PATIENCE_S = 2.0
-"""Seconds that one comparison of two expressions may take; then the two are not equal."""
+"""Seconds that one comparison of two expressions may take. After that they count as not equal."""
 PATIENCE_IN_ALL_S = 6.0
 """Seconds after which no further element of a list, a set or a matrix is compared."""
 _end: ContextVar[float] = ContextVar("end", default=math.inf)
@@ -59,12 +60,12 @@ _COMMANDS = frozenset(
 )
 _DEGREES = re.compile(r"(?:\^\{?\\circ\}?|\\degree|°|\\,?\\?\$)")
 _UNMISTAKABLE_THOUSANDS = re.compile(r"(?<=[0-9])(?:\{,\}|,\\!) *(?=[0-9]{3}(?![0-9]))")
-"""Separators of thousands that separate nothing else, as a comma does in a list."""
+"""Separators of thousands that are never anything else. A plain comma may also separate elements of a list."""
 _BASE_TEN = re.compile(r"(?<=[0-9])_\{?10\}?$")
 _FACTORIAL_EQUALS = re.compile(r"\A([^A-Za-z=]*[0-9]!)=")
 """`5!=120`; `x!=3` means something else."""
 _SEVERAL = re.compile(r"[%<>≤≥≠∈±]|[!~]=|\\(?:pm|mp|leq?|geq?|neq?|in|lt|gt)(?![A-Za-z])")
-"""Signs of a statement that more than one number fulfils, or of a share."""
+"""Signs of a statement that more than one number satisfies, or of a percentage."""
 _SEPARATE = re.compile(r"\\q?quad(?![A-Za-z])[^=]*=")
 """Space before a second statement: `x = 1 \\quad y = 2`."""
 _ELEMENT_OF = re.compile(r"^[A-Za-z] *(?:\\in(?![A-Za-z])|∈)")
@@ -92,7 +93,7 @@ def are_equal(answer: str, label: str) -> bool:
 
 
 def prepare() -> None:
-    """Import what comparing needs, and compare once: parts of it are imported only then."""
+    """Import what comparisons need. Some parts are imported only during a comparison, so a few are made."""
     logging.getLogger("math_verify").setLevel(logging.CRITICAL)
     logging.getLogger("latex2sympy2_extended").setLevel(logging.CRITICAL)
     for pair in (
@@ -109,7 +110,7 @@ def prepare() -> None:
 
 
 def _plain(latex: str) -> str | None:
-    """The expression without spacing, font, degrees and base 10; None if it can be no single answer."""
+    """The expression without spacing, font, degrees and base 10; None if it cannot be a single answer."""
     text = latex.strip().strip("$").rstrip(".").replace("\N{MINUS SIGN}", "-").replace("\\%", "%")
     text = _of_interval(_FACTORIAL_EQUALS.sub(r"\1 =", _UNMISTAKABLE_THOUSANDS.sub("", text)))
     if _SEVERAL.search(text) or _SEPARATE.search(text):
@@ -118,14 +119,14 @@ def _plain(latex: str) -> str | None:
 
 
 def _of_interval(text: str) -> str:
-    """`[1, 2]` of `x \\in [1, 2]`; `x \\in 5` as it is."""
+    """`[1, 2]` for `x \\in [1, 2]`; `x \\in 5` unchanged."""
     found = _ELEMENT_OF.match(text)
     inner = without_spacing(text[found.end() :]).strip() if found else ""
     return inner if found and (union(inner) or bracketed(inner)) else text
 
 
 def _equal_with_thousands(answer: str, label: str) -> bool:
-    """The second reading of a comma: `1,000\\pi` is no list of two."""
+    """Whether the two are equal if commas separate thousands: then `1,000\\pi` is not a list of two."""
     numbers = without_thousands(answer), without_thousands(label)
     return numbers != (answer, label) and _equal(*numbers)
 
@@ -163,10 +164,10 @@ def _same_parts(parts: Parts, others: Parts) -> bool:
 
 
 def _equal_with_equations(answer: list[str], label: list[str]) -> bool:
-    """Whether the sides of an answer say the same as those of a label; at least one of them is an equation.
+    """Whether an answer and a label, of which at least one is an equation, say the same. Both are given as lists of sides.
 
-    The last side of an answer counts: `a+b = 3` is 3, because the question may ask for `a+b`. Of a label only a name is left
-    out: `x = 3` is 3, `2x+3y = 6` is an equation. An equation equals its multiples: `12 = 4x+6y`, `2x+3y-6 = 0`.
+    The last side of an answer counts: `a+b = 3` is 3, because the question may ask for `a+b`. In a label only a name is left out:
+    `x = 3` is 3, but `2x+3y = 6` is an equation. An equation equals its multiples: `12 = 4x+6y`, `2x+3y-6 = 0`.
     """
     *before, value = answer
     *before_in_label, wanted = label
@@ -209,7 +210,7 @@ def _equal_as_sets(elements: list[str], others: list[str]) -> bool:
 
 
 def _same_expression(left: str, right: str) -> bool:
-    """Two expressions without commas, by sympy."""
+    """Whether two expressions without commas are equal, decided by sympy."""
     (left, unit), (right, other_unit) = _without_unit(left), _without_unit(right)
     if unit != other_unit and unit and other_unit:
         return False
@@ -219,7 +220,7 @@ def _same_expression(left: str, right: str) -> bool:
 
 
 def _without_unit(text: str) -> tuple[str, str]:
-    """The expression and the unit behind it: `2\\pi\\text{ cm}` is 2π and `cm`. What is a unit, `math_value` says."""
+    """The expression and the unit after it: `2\\pi\\text{ cm}` is 2π and `cm`. `math_value` decides what counts as a unit."""
     found = _UNIT_BEHIND.match(text)
     if found is None:
         return text, ""
@@ -232,7 +233,7 @@ def _is_number(text: str) -> bool:
 
 
 def _is_safe(text: str) -> bool:
-    """Whether sympy can be asked: commands and letters of the alphabet above, and no number that would take for ever."""
+    """Whether the text is safe for sympy: only commands and letters of the alphabet above, and no number that takes for ever."""
     if not _ALLOWED.fullmatch(text) or text.count("|") % 2:
         return False
     if any(command not in _COMMANDS for command in re.findall(r"\\([A-Za-z]+)", text)):
@@ -247,7 +248,7 @@ def _is_safe(text: str) -> bool:
 
 
 def _has_power_in_power(text: str) -> bool:
-    """`2^{3^{4}}`, or `(2^3)^4`."""
+    """Whether a power contains a power: `2^{3^{4}}`, or `(2^3)^4`."""
     return re.search(r"\^\{[^{}]*\^", text) is not None or re.search(r"\^[^+\-*/]*\)\}?\^", text) is not None
 
 
@@ -264,8 +265,8 @@ def _by_sympy(left: str, right: str) -> bool:
 
 @functools.lru_cache(maxsize=1024)
 def _are_multiples(left: str, right: str) -> bool:
-    """Whether an equation is another one multiplied by a number. (math-verify solves both, and calls all equal that it cannot
-    solve: `f(2) = 3` and `f(3) = 3`.)"""
+    """Whether one equation is the other multiplied by a number. (math-verify would solve both, and call all equations equal that
+    it cannot solve, such as `f(2) = 3` and `f(3) = 3`.)"""
     from sympy import Eq, simplify
 
     def compare() -> bool:
@@ -279,7 +280,7 @@ def _are_multiples(left: str, right: str) -> bool:
 
 
 def _parsed(latex: str) -> list[Any]:
-    """The expression as sympy has it, then as text. Raises `ValueError` if there is none: texts have been compared already."""
+    """The expression as a sympy object, then as text. Raises `ValueError` without such an object: texts were compared before."""
     from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse
 
     kinds = [LatexExtractionConfig(), ExprExtractionConfig()]
@@ -294,7 +295,7 @@ class _TookTooLong(BaseException):
 
 
 def within(limit_s: float, call: Callable[[], bool]) -> bool:
-    """What `call` returns; False if it raises, or takes longer."""
+    """The result of `call`; False if it raises an error or takes longer than `limit_s`."""
     try:
         with _interrupted_after(limit_s):
             return call()
@@ -306,7 +307,8 @@ def within(limit_s: float, call: Callable[[], bool]) -> bool:
 
 @contextmanager
 def _interrupted_after(limit_s: float) -> Iterator[None]:
-    """Looks at the clock whenever Python calls something. (There are no signals, and for some users no threads, in the jail.)"""
+    """Interrupts the block after `limit_s` seconds. The clock is read at each call that Python makes, because the jail has no
+    signals, and for some users no threads."""
     end = time.monotonic() + limit_s
 
     def look(frame: object, event: str, argument: object) -> None:

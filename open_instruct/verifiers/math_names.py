@@ -1,7 +1,7 @@
-r"""What stands before an equals sign: a name for the value behind it (`x`, `f(2)`, `\angle ABC`, `\text{Area}`), or an
+r"""Reads the text before an equals sign: a name for the value after it (`x`, `f(2)`, `\angle ABC`, `\text{Area}`), or an
 expression.
 
-An expression that ends in a negation, or holds words that offer or deny something (`5 or x`, `x \not`), is none of these.
+Text that ends in a negation, or holds words that offer or deny something (`5 or x`, `x \not`), is neither.
 """
 
 import re
@@ -27,7 +27,7 @@ _NO_NAMES = re.compile(
     "and|also|then|thus|so|for|when|where|while|with|given|since|because|let|as|at",
     re.IGNORECASE,
 )
-"""Words that deny what stands before an equals sign, offer something else, or begin a condition."""
+"""Words that deny the text before an equals sign, offer something else, or begin a condition."""
 _MARKED = re.compile(rf"\\(?:{_MARKS}|{_FONTS})(?![A-Za-z])")
 _INDEX = re.compile(r"_(?:[A-Za-z0-9]|\{[^{}]*\})")
 _ARGUMENTS = re.compile(r"(?:\^\{-1\})?\(([^()]*)\)$")
@@ -55,18 +55,18 @@ def begins_a_statement(text: str) -> bool:
 
 
 def has_variable(text: str) -> bool:
-    """Whether a letter or a word stands in an expression: numbers, roots and π alone are a value, not the name of one."""
+    """Whether an expression contains a letter or a word. Numbers, roots and π alone are a value, not the name of a value."""
     greek = any(re.fullmatch(_GREEK, command) for command in _COMMAND.findall(text))
     return greek or re.search(r"[A-Za-z]", _COMMAND.sub(" ", text)) is not None
 
 
 def is_multiple_of_a_variable(text: str) -> bool:
-    """`2x` or `-x`: who says `2x = 6` may mean 6, or 3."""
+    """Whether the text is like `2x` or `-x`: an answer `2x = 6` may mean 6 or 3."""
     return _MULTIPLE.fullmatch(text) is not None
 
 
 def name_of(text: str) -> str | None:
-    r"""A name in one spelling, `AB` for `\overline{AB}`; None for an expression, as `2x` and `a+b` are."""
+    r"""A name in one spelling, such as `AB` for `\overline{AB}`; None for an expression, such as `2x` or `a+b`."""
     if not may_stand_before_equals(text):
         return None
     plain = _MARKED.sub(" ", text)
@@ -87,7 +87,7 @@ def name_of(text: str) -> str | None:
 
 
 def may_be_same(name: str, other: str) -> bool:
-    """Whether two names may stand for one thing.
+    """Whether two names may stand for the same thing.
 
     `y` and `f(x)` may, and so may `S` and `Area`. `x` and `y` may not, nor may `f(2)` and `f(3)`, `a_1` and `a_2`, `AB` and `CD`.
     """

@@ -4,7 +4,7 @@ import itertools
 import re
 
 Parts = tuple[str, list[str]] | None
-"""The kind of a whole, and its elements; None if the text is no such whole."""
+"""The kind of a structure, and its elements; None if the text is no such structure."""
 
 _OPEN_CLOSE = {"(": ")", "[": "]", "{": "}"}
 _MATRIX = re.compile(
@@ -13,7 +13,7 @@ _MATRIX = re.compile(
 _GROUPED = re.compile(r"(?<![0-9.,])[0-9]{1,3}(?:,[0-9]{3})+(?![0-9]|,[0-9])")
 _END_OF_ROW = re.compile(r"\\\\(?: ?\[-?[0-9.]+ ?(?:pt|em|ex|mm|cm|in)\])?")
 _KINDS = {"Bmatrix": "braces", "vmatrix": "determinant", "Vmatrix": "norm"}
-"""Matrices whose brackets say that they are something else than a matrix."""
+"""Matrix environments whose brackets mean something other than a matrix."""
 
 
 def union(text: str) -> Parts:
@@ -41,8 +41,8 @@ def listed(text: str) -> Parts:
 
 
 def matrix(text: str) -> Parts:
-    """The entries of a matrix, row by row; its shape belongs to its kind. Round and square brackets mean the same, also those
-    around an `array`; bars mean the determinant."""
+    """The entries of a matrix, row by row. The shape is part of the kind. Round and square brackets mean the same, even around an
+    `array`; bars mean the determinant."""
     outer = text[:1] + text[-1:]
     found = _MATRIX.fullmatch(text[1:-1].strip() if outer in ("()", "[]", "||") else text)
     if found is None or "\\begin" in found["rows"]:
@@ -62,12 +62,12 @@ def matrix(text: str) -> Parts:
 
 
 def sides_of_equation(text: str) -> list[str] | None:
-    """What stands between the equals signs outside of brackets: one side if there is none; None if one is empty."""
+    """The parts between equals signs outside brackets: one side if there is no equals sign; None if a side is empty."""
     return split_outside_brackets(text, "=")
 
 
 def without_thousands(text: str) -> str:
-    """`1000\\pi` of `1,000\\pi`; commas in brackets stay, because `(1,200)` is a point."""
+    """`1000\\pi` for `1,000\\pi`; commas in brackets stay, because `(1,200)` is a point."""
     depths = list(itertools.accumulate((char in "([{") - (char in ")]}") for char in text))
     return _GROUPED.sub(lambda found: found[0] if depths[found.start()] else found[0].replace(",", ""), text)
 

@@ -1,4 +1,4 @@
-"""Scores responses by verifiers that ask a server or start processes of their own: hundreds at once, in one thread."""
+"""Scores responses with verifiers that ask a server or start their own processes, hundreds at once in one thread."""
 
 import asyncio
 from concurrent.futures import Future
@@ -13,7 +13,7 @@ class OutsideScoring:
     """Awaits `VerifierFunction.async_call` for whole groups.
 
     Args:
-        timeout_s: seconds that one response may take, where its verifier does not say.
+        timeout_s: seconds that one response may take, unless its verifier sets a limit.
     """
 
     def __init__(self, timeout_s: float) -> None:
@@ -22,13 +22,13 @@ class OutsideScoring:
         self._used: set[VerifierFunction] = set()
 
     def submit(self, verifier: VerifierFunction, job: ScoringJob) -> Future[list[Scored]]:
-        """A future of the scores of the group's responses, in order. Raises `RuntimeError` once this is closed."""
+        """A future of the scores of the group's responses, in order. Raises `RuntimeError` after `close`."""
         future = self._calls.submit(lambda: self._score_group(verifier, job))
         self._used.add(verifier)
         return future
 
     def close(self) -> None:
-        """Cancel what is not scored yet, so that servers and processes are let go, and end the thread."""
+        """Cancel all open calls, so that servers and processes are released, and end the thread."""
         self._calls.close(self._close_verifiers)
 
     async def _close_verifiers(self) -> None:
@@ -48,6 +48,6 @@ class OutsideScoring:
             return Scored(None, "timeout")
         except NotScored as error:
             return Scored(None, f"unavailable: {error}"[:MAX_FAILURE], error.cost)
-        except Exception as error:  # whatever a user's verifier raises costs one response
+        except Exception as error:  # any error of a user's verifier costs only one response
             return Scored(None, f"error: {type(error).__name__}: {error}"[:MAX_FAILURE])
         return Scored(result.score, None, result.cost)

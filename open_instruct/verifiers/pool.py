@@ -1,4 +1,4 @@
-"""Scores responses in separate processes, which can be killed and which can do nothing but compute.
+"""Scores responses in separate processes, which can be killed and can only compute.
 
 A response is text that a model wrote. On such a text a verifier may hang, use up the memory, crash its process, or even run the
 text as code. None of that may stop a run, cost other responses their score, or reach anything outside the process. Therefore:
@@ -12,8 +12,9 @@ text as code. None of that may stop a run, cost other responses their score, or 
     it takes longer than `PATIENCE_S`            it is slow: further scorers go on with the other responses of its group
 
 *Not scored* is None and not 0, because nothing is known about such a response. A scorer ends after its first slow response, and
-after `GROUPS_PER_SCORER` groups, so that nothing that a response did to its process lasts. The fork server is a fresh interpreter
-and not a child of `multiprocessing`, because such a child imports the parent's main module again, and in a Ray actor that is Ray.
+after `GROUPS_PER_SCORER` groups, so that no damage that a response did to its process lasts. The fork server is a fresh
+interpreter and not a child of `multiprocessing`, because such a child imports the parent's main module again, and in a Ray actor
+that is Ray.
 """
 
 import logging
@@ -45,11 +46,11 @@ logger = logging.getLogger(__name__)
 
 START_ATTEMPTS = 3
 MAX_SLOW_GROUPS = 16
-"""Groups that may wait for nothing but slow responses, in addition to the groups that compute."""
+"""Groups that may wait only for slow responses, in addition to the groups that compute."""
 FEWEST_WORKERS, MOST_WORKERS = 2, 16
-"""By default, whatever the number of cores."""
+"""Limits of the default number of workers, for any number of cores."""
 GROUPS_PER_SCORER = 64
-"""Groups that a scorer scores before a fresh one replaces it. Forking a scorer costs as much as a hundred short answers."""
+"""Groups that a scorer scores before a fresh one replaces it. To fork a scorer costs as much as to score 100 short answers."""
 
 
 def default_workers() -> int:
@@ -58,7 +59,7 @@ def default_workers() -> int:
 
 
 class VerifierPool:
-    """Scores groups of responses, `num_workers` groups side by side. Any thread may use the pool; its maker closes it.
+    """Scores groups of responses, `num_workers` groups in parallel. Any thread may use the pool; its creator closes it.
 
     Args:
         num_workers: groups that compute at once.
@@ -98,11 +99,11 @@ class VerifierPool:
         self._num_waiting = 0
         self._idle: list[Scorer] = []
         self._refused: dict[str, str] = {}
-        """Values of `ready` whose verifier a fork server could not load, each with the reason."""
+        """Values of `ready` whose verifier a fork server could not load, with the reasons."""
         self._fork_server = ForkServer(self._start, self._refused)
         self._num_workers = num_workers
         self._num_computing = 0
-        """Threads that score groups, but for those that only wait for slow responses."""
+        """Threads that score groups, without those that only wait for slow responses."""
         self._queued: deque[tuple[ScoringJob, Future[list[Scored]]]] = deque()
         self._threads = ThreadPoolExecutor(num_workers + MAX_SLOW_GROUPS, thread_name_prefix="verifier")
 
@@ -137,7 +138,7 @@ class VerifierPool:
         texts: list[str],
         query: str | None = None,
     ) -> list[Scored]:
-        """`submit`, then wait for the scores, at most as long as all queued groups together may take."""
+        """`submit`, and wait for the scores, at most as long as all queued groups together may take."""
         future = self.submit(dataset, ground_truth, token_ids, texts, query)
         of_a_group = len(texts) * self.timeout_s + START_ATTEMPTS * START_TIMEOUT_S
         return future.result(timeout=(self._num_waiting + 1) * of_a_group)
@@ -171,22 +172,22 @@ class VerifierPool:
             self.counts += failures
 
     def _queue(self, job: "ScoringJob") -> Future[list[Scored]]:
-        """The lock is held."""
+        """Queue a group. The caller holds the lock."""
         future: Future[list[Scored]] = Future()
         self._queued.append((job, future))
         self._start_thread()
         return future
 
     def _start_thread(self) -> None:
-        """Have one more thread score groups, if a group waits and fewer than `num_workers` compute. The lock is held."""
+        """Start one more scoring thread if a group waits and fewer than `num_workers` compute. The caller holds the lock."""
         if self._queued and self._num_computing < self._num_workers and not self._closed:
             self._num_computing += 1
             self._threads.submit(self._score_groups)
 
     def _score_groups(self) -> None:
-        """Runs in one of the threads: one group after another, until none waits or another thread computes in place of this one.
+        """Runs in a thread: scores one group after another, until no group waits or another thread takes this thread's place.
 
-        Groups wait here and not in threads of their own, which would have to wake each other for every group.
+        Groups wait in a queue and not in threads of their own, because those would have to wake each other for every group.
         """
         computes = True
 
@@ -204,13 +205,13 @@ class VerifierPool:
                 continue
             try:
                 scored = GroupScoring(job, self._borrow, self._give_back, self.timeout_s, let_others_on).score()
-            except BaseException as error:  # it goes to whoever waits for the scores
+            except BaseException as error:  # raised again where the scores are awaited
                 future.set_exception(error)
             else:
                 future.set_result(scored)
 
     def _next_group(self) -> "tuple[ScoringJob, Future[list[Scored]]] | None":
-        """None: none waits, and the thread that asked computes no more."""
+        """The next queued group. None: no group waits, and the calling thread no longer counts as computing."""
         with self._lock:
             if self._queued:
                 return self._queued.popleft()

@@ -67,8 +67,8 @@ def iter_reasoning_gym_rows(entry: str) -> Iterator[dict]:
     task's question, answer and metadata (`encode_item`), "dataset": "reasoning_gym/chain_sum"}`.
 
     Raises:
-        ValueError: before the first row, for an unknown task or parameter, or a value that the task does not take; later, for a
-            row that the task cannot make.
+        ValueError: before the first row: the task or a parameter is unknown, or the task does not accept a value. Later: the task
+            cannot make a row.
     """
     task, instruction, params = parse_entry(entry)
     dataset = make_dataset(entry, task, params)
@@ -86,7 +86,7 @@ def iter_reasoning_gym_rows(entry: str) -> Iterator[dict]:
 
 
 def _item(entry: str, dataset: "ProceduralDataset", number: int, seed: object) -> dict:
-    """One item. Python's own generator is seeded meanwhile, because a rule of `list_functions` draws from it."""
+    """One item. Python's global random generator is seeded meanwhile, because a rule of `list_functions` draws from it."""
     state = random.getstate()
     random.seed(f"{seed}:{number}")
     try:
@@ -113,8 +113,8 @@ class TookTooMuch(ValueError):
 def limited(what: str) -> Iterator[None]:
     """Raises `TookTooMuch` if the block takes over `MAKING_S` seconds or `MAKING_BYTES` of address space.
 
-    Time is limited in the main thread alone, where Python handles signals. In a jail, which has limits of its own,
-    neither time nor memory is limited here.
+    Time is limited only in the main thread, where Python handles signals. In a jail, which has limits of its own, this function
+    limits neither time nor memory.
     """
 
     def give_up(*_: object) -> None:
@@ -142,7 +142,7 @@ _A_DAY_S = 86_400
 
 @contextmanager
 def _limited_memory() -> Iterator[None]:
-    """Limits the address space, so that even a single huge list, whose allocation no signal interrupts, is refused."""
+    """Limits the address space, so that even a single huge list is refused. No signal could interrupt its allocation."""
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     with suppress(OSError, ValueError):
         limit = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize() + MAKING_BYTES
@@ -156,7 +156,7 @@ def _limited_memory() -> Iterator[None]:
 
 
 def prompt_text(question: str, instruction: str = INSTRUCTION) -> str:
-    """The user's message: the question and, on the next line, the instruction how to answer."""
+    """The user's message: the question and, on the next line, the instruction on how to answer."""
     return f"{question}\n{instruction}" if instruction else question
 
 
@@ -205,7 +205,7 @@ def _check_task(entry: str, task: str) -> None:
 
 
 def make_dataset(entry: str, task: str, params: dict[str, object]) -> "ProceduralDataset":
-    """The library's dataset object of a task, with every parameter checked. Messages call it `entry`."""
+    """The library's dataset object for a task, with every parameter checked. Messages name it `entry`."""
     import reasoning_gym
     from reasoning_gym.factory import DATASETS
 
@@ -232,7 +232,7 @@ def _default(config_field: Field) -> object:
 
 
 def _check_type(entry: str, config_field: Field, value: object) -> object:
-    """The value in the type of the parameter's default, so that `2.5` terms are refused here and not when a row is made."""
+    """The value in the type of the parameter's default, so that `2.5` terms are refused now and not when a row is made."""
     default = 0 if config_field.name in ("seed", "size") else _default(config_field)
     if isinstance(default, tuple) and isinstance(value, list):
         return tuple(value)
@@ -244,7 +244,7 @@ def _check_type(entry: str, config_field: Field, value: object) -> object:
 
 
 def _row(task: str, item: dict, instruction: str, scoring: dict[str, object]) -> dict:
-    if task == "time_intervals":  # which puts the date of today before its times; no scorer reads them
+    if task == "time_intervals":  # it puts today's date before its times; no scorer reads them
         metadata = {name: value for name, value in item["metadata"].items() if name not in ("start_time", "end_time")}
         item = item | {"metadata": metadata}
     return {
@@ -255,7 +255,7 @@ def _row(task: str, item: dict, instruction: str, scoring: dict[str, object]) ->
 
 
 def encode_item(item: dict) -> str:
-    """An item as JSON from which `decode_item` makes an equal item, tuples and integer keys included: some scorers need them."""
+    """An item as JSON. `decode_item` makes an equal item, with its tuples and integer keys, because some scorers need them."""
     return json.dumps(_tagged(item))
 
 

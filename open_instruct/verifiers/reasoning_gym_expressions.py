@@ -97,7 +97,7 @@ def _power(base: tuple[float, int], exponent: ast.AST, names: frozenset[str]) ->
 
 
 def _number(node: ast.AST) -> float | None:
-    """Value of an exponent that consists of literals alone, such as `2`, `-1/2`, `(3)`, without powers; None for another one."""
+    """Value of an exponent that consists only of literals, without powers: `2`, `-1/2`, `(3)`; None for any other exponent."""
     match node:
         case ast.Constant(value=int() | float() as value) if not isinstance(value, bool):
             return float(value)

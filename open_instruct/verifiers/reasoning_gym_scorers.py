@@ -1,4 +1,4 @@
-"""Scorers that replace reasoning-gym's own where those run what a model wrote, or reward answers that solve nothing.
+"""Scorers that replace reasoning-gym's own, where those run text that a model wrote, or reward answers that solve nothing.
 
 `mend(task, dataset)` gives the scorer of a task. Most scorers are the library's. For reasoning-gym 0.1.25 these are not:
 
@@ -15,8 +15,8 @@
     knights_knaves                                              any words between the names and the roles, `not` among them
     letter_jumble, spell_backward, word_sorting                 the right answer with anything behind it
 
-Before a scorer sees an answer, `is_written` checks the numbers in it, and `_FORMS` what else an answer to the task may consist
-of. A wrong answer gets the library's partial credit in the first five lines, and wherever nothing else is said.
+Before a scorer sees an answer, `is_written` checks the numbers in it, and `_FORMS` checks the rest of its form. A wrong answer
+gets the library's partial credit in the first five lines, and wherever nothing else is said.
 """
 
 import ast
@@ -61,8 +61,8 @@ def mend(task: str, dataset: Any) -> Scorer:
 class _Checked:
     """Passes an answer on to a scorer only if the answer has a reasonable length and is written as the task asks for it.
 
-    An answer at which the scorer raises an error has 0, as `null` where boxnet wants a list: if such answers were not scored,
-    nothing would keep a policy from them. Where the scorer raises at the row's own answer too, the error is the label's.
+    An answer at which the scorer raises an error scores 0, for example `null` where boxnet expects a list: if such answers were
+    not scored, a policy would not learn to avoid them. If the scorer also raises at the row's own answer, the label is at fault.
     """
 
     def __init__(self, score: Callable[[str, dict], float], has_form: Callable[[str], object] | None) -> None:
@@ -89,14 +89,14 @@ _FAULTS_OF_THE_MACHINE = (MemoryError, OSError, ImportError)
 
 
 def _known_answer(entry: dict) -> str:
-    """An answer that the scorer of a row understands: the row's own, or its example; else, in `boxnet`, a plan without a step."""
+    """An answer that a row's scorer understands: the row's own answer or example, or, in `boxnet`, a plan without steps."""
     metadata = entry.get("metadata", {})
     known = (entry["answer"], metadata.get("example_answer"), metadata.get("example_correct_answer"))
     return next((answer for answer in known if isinstance(answer, str)), "[]")
 
 
 class _Guarded:
-    """sympy with a `parse_expr` that checks an expression before it evaluates the expression."""
+    """sympy with a `parse_expr` that checks an expression before evaluating it."""
 
     def __init__(self, sympy: Any) -> None:
         self._sympy = sympy._sympy if isinstance(sympy, _Guarded) else sympy
@@ -157,7 +157,7 @@ def is_written(answer: str, right: str) -> bool:
 def _is_formula(answer: str) -> bool:
     """Whether an answer is a formula of propositional logic in single letters, such as `(P → ¬Q) ∧ R`.
 
-    The library takes any text between two operators for a variable, and tries all 2ⁿ assignments of n variables.
+    The library would take any text between two operators for a variable, and try all 2ⁿ assignments of n variables.
     """
     text = "".join(answer.split())
     if len(answer) > MAX_FORMULA or not _SPELLS_FORMULA(text):
@@ -200,7 +200,7 @@ _FORMS: dict[str, Callable[[str], object]] = {
     "survo": re.compile(r"[0-9\s-]+").fullmatch,
     "time_intervals": re.compile(rf"-?[0-9]{{1,9}}(?: days?)?|(?:-?[0-9]{{1,9}} days,\s*)?{_CLOCK}").fullmatch,
 }
-"""By task, a check of an answer's form, for scorers that ignore the parts that they do not understand or take very long on them.
+"""Checks of an answer's form, by task, for scorers that ignore parts that they do not understand, or take very long on them.
 
 The check gets the answer without the spaces around it. An empty answer is not checked.
 """
@@ -210,7 +210,7 @@ The check gets the answer without the spaces around it. An empty answer is not c
 
 
 def _score_countdown(answer: str, entry: dict) -> float:
-    """1 if the answer uses each of the row's numbers once and its value is the target; 0.05 for other arithmetic, else 0.01."""
+    """1 if the answer uses each of the row's numbers once and gives the target; 0.05 for other arithmetic, else 0.01."""
     return _score_arithmetic(answer, entry, target=entry["metadata"]["target"], wrong=0.05)
 
 
@@ -292,8 +292,8 @@ def _score_quantity(answer: str, entry: dict) -> float:
 
 
 def _score_knights(answer: str, entry: dict) -> float:
-    """The library's score: 0.3 + 0.7 * share of right roles, or 0 if no role is right. 0 too unless the answer gives each person
-    exactly one role and says nothing else."""
+    """The library's score: 0.3 + 0.7 * share of right roles, or 0 if no role is right. Also 0 if the answer does not give each
+    person exactly one role, or says anything else."""
     wanted, said = _roles(entry["answer"]), _roles(answer)
     if not wanted or not said or wanted.keys() != said.keys():
         return 0.0

@@ -1,4 +1,4 @@
-"""The verifiers by name.
+"""Finds verifiers by name.
 
 A row's `dataset` column names its verifier: `gsm8k`, `math`, `string_matcher`, or `reasoning_gym/<task>`, where the part before
 the slash is the name. A verifier is a subclass of `VerifierFunction`. To add a verifier, write the class into a file of your own
@@ -31,7 +31,7 @@ class VerifierModuleError(UserModuleError):
 
 
 _config = VerifierConfig()
-"""What the verifiers of this process were made with."""
+"""The options with which the verifiers of this process were made."""
 
 
 def import_verifiers(modules: Sequence[str], config: VerifierConfig | None = None) -> None:
@@ -55,7 +55,7 @@ def import_verifiers(modules: Sequence[str], config: VerifierConfig | None = Non
 
 
 def unused_modules(modules: Sequence[str], datasets: Collection[str]) -> list[str]:
-    """Those of `modules` whose verifiers score no row. `datasets` are the values of the rows' `dataset` columns."""
+    """The modules whose verifiers score no row. `datasets` are the values of the rows' `dataset` columns."""
     used = {type(find_verifier(dataset, _verifiers())) for dataset in datasets}
     used = {cls for cls in used if not cls.__module__.startswith(f"{__package__}.")}
     bases = {base for cls in used for base in cls.__mro__ if base not in VerifierFunction.__mro__}
@@ -75,8 +75,7 @@ def _verifier_classes(base: type[VerifierFunction] = VerifierFunction) -> list[t
 
 
 def build_all_verifiers(config: VerifierConfig | None = None) -> dict[str, VerifierFunction]:
-    """One of each kind of verifier, by its name in lower case. A verifier whose constructor has a parameter `verifier_config` is
-    given `config`.
+    """One verifier of each class, by its name in lower case. A constructor with a parameter `verifier_config` gets `config`.
 
     Raises:
         VerifierModuleError: a verifier cannot be made, has no name or no finite weight, or has the name of another verifier.
@@ -87,7 +86,7 @@ def build_all_verifiers(config: VerifierConfig | None = None) -> dict[str, Verif
         try:
             takes_config = "verifier_config" in inspect.signature(cls).parameters
             verifier = cls(verifier_config=_config_for(cls, config or VerifierConfig())) if takes_config else cls()
-        except Exception as error:  # whatever a user's class raises
+        except Exception as error:  # a user's class may raise anything
             raise VerifierModuleError(f"{where} cannot be made without further arguments: {error}") from error
         name = verifier.name
         if not isinstance(name, str) or not name or "/" in name:
@@ -120,7 +119,8 @@ def verifier_weight(dataset: str) -> float:
 
 
 def verifier_name(dataset_name: str, names: Collection[str]) -> str | None:
-    """Which of `names` scores rows of this `dataset` column: its whole value, or the part before the first slash, or None."""
+    """The name in `names` that scores rows with this `dataset` column: its whole value, or the part before the first slash. None
+    if there is no such name."""
     dataset_name = dataset_name.lower()
     if dataset_name in names:
         return dataset_name

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from open_instruct.verifiers.scoring_processes import Scored
 
 SEPARATOR = " + "
-"""Between the names of a row's verifiers, in the `dataset` of a prompt."""
+"""Separates the names of a row's verifiers in the `dataset` of a prompt."""
 
 
 def names_of_verifiers(dataset: str) -> list[str]:
@@ -17,7 +17,7 @@ def names_of_verifiers(dataset: str) -> list[str]:
 
 
 def is_rubric(name: str) -> bool:
-    """Whether a verifier's name, as a row gives it, is that of `rubric`."""
+    """Whether a verifier's name in a row means the verifier `rubric`."""
     return name.partition("/")[0].strip().lower() == "rubric"
 
 
@@ -31,9 +31,9 @@ def checks_of_row(dataset: str, ground_truth: object) -> list[tuple[str, object]
 
 
 def combined(scored: Sequence[Sequence[Scored]], weights: Sequence[float]) -> list[Scored]:
-    """One score for each of G responses, which K verifiers have scored: the weighted mean, so 1 if all say 1.
+    """One score for each of G responses that K verifiers have scored: the weighted mean, which is 1 if all scores are 1.
 
-    A response that one of them has not scored is not scored.
+    A response that any of the verifiers has not scored is not scored.
 
     Args:
         scored: (K, G).

@@ -1,7 +1,7 @@
 """The verifier `rubric`: a judge looks at a response once for each criterion of the row.
 
-A label is `{"query": …, "rubrics": [{"description": …, "weight": 1.0}, …]}`, or its JSON, as in open-instruct. A weight below 0
-stands on a criterion that a good response does not meet.
+A label is `{"query": …, "rubrics": [{"description": …, "weight": 1.0}, …]}`, or its JSON, as in open-instruct. A criterion that a
+good response does not meet has a weight below 0.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from open_instruct.verifiers.judge_prompts import CRITERION
 from open_instruct.verifiers.text_verifiers import judged_part
 
 MODEL = "RUBRIC_JUDGE_MODEL"
-"""Environment variable: another judge than `--llm_judge_model`."""
+"""Environment variable that names another judge than `--llm_judge_model`."""
 DESCRIPTIONS = ("description", "rubric_item", "Ingredient")
 
 
@@ -31,7 +31,7 @@ class Criterion:
 
 
 class RubricVerifier(VerifierFunction):
-    """The sum of scores times weights / the sum of absolute weights, at least 0. Each score is 0, 0.5 or 1.
+    """The sum of scores times weights, divided by the sum of absolute weights, at least 0. Each score is 0, 0.5 or 1.
 
     A criterion that the judge cannot score leaves the whole response not scored.
     """
@@ -71,7 +71,7 @@ class RubricVerifier(VerifierFunction):
 
 
 async def _all(judgements: Iterable[Awaitable[VerificationResult]]) -> list[VerificationResult]:
-    """All of them. Raises what one of them raised when all are done, with the cost of all."""
+    """The results of all judgements. If one raises an error, it is raised when all are done, with the cost of all."""
     said = await asyncio.gather(*judgements, return_exceptions=True)
     failed = [one for one in said if isinstance(one, BaseException)]
     if not failed:
@@ -85,7 +85,7 @@ def read_rubric(label: object) -> tuple[str, list[Criterion]]:
     """The question of a label, which may be empty, and its criteria.
 
     Raises:
-        ValueError: it is no rubric, or has no criterion with a weight.
+        ValueError: the label is no rubric, or has no criterion with a weight.
     """
     if isinstance(label, list) and len(label) == 1:
         label = label[0]

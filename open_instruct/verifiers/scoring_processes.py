@@ -1,4 +1,4 @@
-"""The parent's side of fork server and scorers (`fork_server.py`): starts, asks, watches and kills them."""
+"""The parent's side of the fork server and the scorers (`fork_server.py`): starts, asks, watches and kills them."""
 
 import json
 import logging
@@ -34,10 +34,10 @@ START_TIMEOUT_S = 120.0
 """Longest time that the fork server may take to start and load its verifiers, or to answer."""
 POLL_S = 0.5
 AHEAD_BYTES = 2**16
-"""Most bytes of several responses that are sent to a scorer at once: less than a socket holds, so that sending never waits."""
+"""Most bytes of several responses that are sent to a scorer at once. A socket holds more, so sending never waits."""
 SECRET_DIGITS = 16
 SEND_S = 5
-"""Longest wait, in whole seconds, for the fork server to read what it is sent; a socket holds some 200 KB."""
+"""Longest wait, in whole seconds, for the fork server to read a message. A socket holds some 200 KB."""
 STOPPED_S = 3.0
 """A fork server that is stopped (SIGSTOP, a frozen container) for this long while a thread waits for it is replaced."""
 
@@ -55,11 +55,11 @@ class Scored:
 
 
 class UnavailableError(Exception):
-    """The fork server cannot give a scorer; the text says why."""
+    """The fork server cannot provide a scorer; the message says why."""
 
 
 class RefusedError(UnavailableError):
-    """No fork server can give a scorer, because the verifier of these rows cannot be loaded."""
+    """No fork server can provide a scorer, because the verifier of these rows cannot be loaded."""
 
 
 def raise_if_refused(job: "ScoringJob", refused: Mapping[str, str]) -> None:
@@ -82,16 +82,16 @@ class ScoringJob:
 
 @dataclass(eq=False)
 class Scorer:
-    """One forked process, as the parent sees it."""
+    """The parent's handle on one forked process."""
 
     process: int
     """File descriptor (pidfd) of the process. Unlike a process id, it never comes to mean another process."""
     socket: socket.socket
     sent: deque[tuple[int, str]] = field(default_factory=deque)
-    """The responses that were sent and have no reply yet, in order: number within the group, and the secret that the reply must
-    begin with. The scorer reads one response after another, so what a response leaves on the way is no reply to the next."""
+    """The responses that were sent and have no reply yet, in order: number within the group, and the secret with which the reply
+    must begin. Each response has a new secret, so anything that a response writes cannot pass for the reply to the next one."""
     since: float = 0.0
-    """When the first of them could begin to be scored (monotonic time)."""
+    """Time (monotonic) from which the scorer could score the first response in `sent`."""
     is_slow: bool = False
     num_groups: int = 0
     """Groups scored so far."""
@@ -108,9 +108,9 @@ class Scorer:
         return not ended.poll(0)
 
     def send(self, waiting: deque[int], job: ScoringJob, *, most: int) -> None:
-        """Send the first of the responses that wait, and further ones as far as they fit, so that the two processes need not wake
-        each other for every response. The scorer is idle."""
-        data, digits = b"", secrets.token_hex(most * SECRET_DIGITS // 2)  # one call, because each asks the kernel
+        """Send an idle scorer the first waiting response, and as many further responses as fit, so that the two processes need
+        not wake each other for every response."""
+        data, digits = b"", secrets.token_hex(most * SECRET_DIGITS // 2)  # one call, because each is a system call
         while waiting and len(self.sent) < most:
             number, secret = waiting[0], digits[len(self.sent) * SECRET_DIGITS :][:SECRET_DIGITS]
             response = (job.dataset, job.ground_truth, job.token_ids[number], job.texts[number], job.query)
@@ -123,8 +123,8 @@ class Scorer:
         self.socket.sendall(data)
 
     def receive(self) -> Iterator[tuple[int, Scored]]:
-        """The replies that have come whole, each with its number. Raises `OSError` or `ValueError` if the scorer ended or a reply
-        is bad, which is then that of the response that is being scored."""
+        """The complete replies so far, each with its number. Raises `OSError` or `ValueError` if the scorer has ended or a reply
+        is bad. A bad reply belongs to the response that is being scored."""
         data = self.socket.recv(MAX_REPLY_BYTES, socket.MSG_DONTWAIT)
         *replies, self._buffer = (self._buffer + data).split(b"\n")
         for reply in replies:
@@ -167,7 +167,7 @@ def _checked(reply: Any) -> Scored:
 
 
 class ForkServer:
-    """The process that forks scorers. It starts at once; the first `fork` waits until it is ready."""
+    """The parent's handle on the process that forks scorers. It starts at once; the first `fork` waits until it is ready."""
 
     def __init__(self, start: ForkServerStart, refused: dict[str, str]) -> None:
         self._process: subprocess.Popen[bytes] | None = None
@@ -184,7 +184,7 @@ class ForkServer:
                     [sys.executable, "-P", "-c", _FORK_SERVER, str(theirs.fileno())],
                     pass_fds=[theirs.fileno()],
                     stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,  # libraries greet on import
+                    stdout=subprocess.DEVNULL,  # some libraries print on import
                     env=_environment(),
                 )
         except OSError as err:  # no memory, or too many processes or files
@@ -259,5 +259,5 @@ _FORK_SERVER = "import sys; from open_instruct.verifiers.fork_server import keep
 
 def _environment() -> dict[str, str]:
     one_thread = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
-    # The fork server must be able to import all that the parent can, because the score function is passed by name.
+    # The fork server must be able to import everything that the parent can, because the score function is passed by name.
     return environment(one_thread | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)})

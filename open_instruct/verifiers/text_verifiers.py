@@ -14,14 +14,14 @@ from open_instruct.verifiers.base import VerificationResult, VerifierFunction, s
 
 FLAN_MARK = "The answer is: "
 PASSTHROUGH = "passthrough"
-"""The name of the verifier that leaves rewards to the workflow."""
+"""Name of the verifier that leaves rewards to the workflow."""
 FINISH, END_FINISH = "<finish>", "</finish>"
 ALMOST = 0.1
-"""Of `re_search_f1`: the score of an answer in the right form without a right word."""
+"""The score that `re_search_f1` gives to an answer in the right form without a right word."""
 
 
 class FlanVerifier(VerifierFunction):
-    """1 if what follows the last `The answer is: ` equals the label; without it, if the whole response does."""
+    """1 if the text after the last `The answer is: `, or without these words the whole response, equals the label."""
 
     name = "flan"
 
@@ -34,7 +34,7 @@ class FlanVerifier(VerifierFunction):
 
 
 class StringF1Verifier(VerifierFunction):
-    """Overlap of the words of the response, behind its thoughts, with those of the label; of several labels the best."""
+    """Overlap of the response's words, after the thoughts, with the label's words. With several labels, the best overlap."""
 
     name = "string_f1"
 
@@ -46,7 +46,7 @@ class StringF1Verifier(VerifierFunction):
 
 
 class PuzzleVerifier(VerifierFunction):
-    """1 if the response, behind its thoughts and without answer tags, equals the label."""
+    """1 if the response, after its thoughts and without answer tags, equals the label."""
 
     name = "puzzle"
 
@@ -72,9 +72,9 @@ class ReSearchVerifier(VerifierFunction):
 
 
 class ReSearchF1Verifier(VerifierFunction):
-    """Overlap of the words in the last `<finish>…</finish>` with the best label; 0.1 if there is none, and 0 without the tags.
+    """Overlap of the words in the last `<finish>…</finish>` with the best label; 0.1 without overlap, and 0 without the tags.
 
-    The score is that of ReSearch (arXiv:2503.19470, section 2.4).
+    This is the score of ReSearch (arXiv:2503.19470, section 2.4).
     """
 
     name = "re_search_f1"
@@ -90,7 +90,7 @@ class ReSearchF1Verifier(VerifierFunction):
 
 
 class MaxLengthVerifier(VerifierFunction):
-    """1 if the response has as many tokens as the label says; less by the difference, over `max_length_verifier_max_length`."""
+    """1 minus the difference between the response's tokens and the label's, divided by `max_length_verifier_max_length`."""
 
     name = "max_length"
 
@@ -104,7 +104,7 @@ class MaxLengthVerifier(VerifierFunction):
 
 
 class UpToMaxLengthVerifier(MaxLengthVerifier):
-    """1 up to as many tokens as the label says; with more, less by the difference, over `max_length_verifier_max_length`."""
+    """1 up to as many tokens as the label says. Above, 1 minus the excess divided by `max_length_verifier_max_length`."""
 
     name = "up_to_max_length"
 
@@ -113,7 +113,7 @@ class UpToMaxLengthVerifier(MaxLengthVerifier):
 
 
 class PassthroughVerifier(VerifierFunction):
-    """0 for each response: the reward is that of a workflow's environment alone."""
+    """0 for each response, because the reward comes only from a workflow's environment."""
 
     name = PASSTHROUGH
 
@@ -127,13 +127,13 @@ class PassthroughVerifier(VerifierFunction):
 
 
 def behind_thoughts(text: str) -> str:
-    """The text behind the last `</think>`, without answer tags."""
+    """The text after the last `</think>`, without answer tags."""
     answer = text.rpartition(END_THINK)[2]
     return answer.replace("<answer>", "").replace("</answer>", "").strip()
 
 
 def judged_part(text: str) -> str:
-    """What a judge sees of a response: the last `<answer>…</answer>` behind the thoughts, or else all that stands there."""
+    """The part of a response that a judge sees: the last `<answer>…</answer>` after the thoughts, else all text after them."""
     return extract_answer(text.rpartition(END_THINK)[2]) or behind_thoughts(text)
 
 
@@ -154,7 +154,7 @@ def last_finished(text: str) -> str | None:
 def f1(answer: str, wanted: str) -> float:
     """Harmonic mean of the shares of common words, in [0, 1], as in SQuAD (arXiv:1606.05250, section 6.1).
 
-    `the red fox` and `a fox` have one word in common of two and one (articles do not count): 2/3.
+    Example: without articles, `the red fox` has two words and `a fox` has one, and they have one in common: 2/3.
     """
     words, wanted_words = normalize_answer(answer).split(), normalize_answer(wanted).split()
     num_common = (Counter(words) & Counter(wanted_words)).total()
@@ -169,7 +169,7 @@ def _words_of(label: object) -> str:
 
 
 def _texts(label: object) -> list[str]:
-    """One text, or several of which any is right."""
+    """The texts of a label: one text, or several of which any is right."""
     texts = [single_label(one) for one in (label if isinstance(label, list) else [label])]
     if not any(map(normalize_answer, texts)):
         raise ValueError(f"the ground truth must hold a word or a number, got {label!r:.80}")
@@ -177,7 +177,8 @@ def _texts(label: object) -> list[str]:
 
 
 def _texts_in_json(label: object) -> list[str]:
-    """As `_texts`, for a label that may be the JSON text of a list or of a text. What spells a number stays as it is: `2.50`."""
+    """As `_texts`, for a label that may be the JSON of a list or of a text. A text that spells a number stays as it is:
+    `2.50`."""
     if isinstance(label, str):
         try:
             read = json.loads(label)

@@ -1,1 +1,1 @@
-"""Checks of the single instructions that a response must follow (ifeval)."""
+"""Checks of the individual instructions that a response must follow (ifeval)."""

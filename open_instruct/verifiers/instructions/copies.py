@@ -9,7 +9,7 @@ SEPARATOR = "******"
 
 
 def same(one: str, other: str) -> bool:
-    """Whether two texts are equal but for case and the space around them."""
+    """Whether two texts are equal, apart from case and surrounding space."""
     return one.strip().lower() == other.strip().lower()
 
 
@@ -27,7 +27,7 @@ def _repeat_prompt(response: str, prompt_to_repeat: str) -> bool:
 
 
 def _span(response: str, prompt_to_repeat: str, n_start: int, n_end: int) -> bool:
-    """The prompt says that the character at `n_end` belongs to it; open-instruct's check leaves it out. Both are right."""
+    """By the prompt the character at `n_end` belongs to the span, but open-instruct's check leaves it out. Both are accepted."""
     return any(same(response, prompt_to_repeat[n_start:end]) for end in (n_end, n_end + 1))
 
 
@@ -37,7 +37,7 @@ def _two_responses(response: str) -> bool:
 
 
 def _repeat_phrase(response: str, phrase: str, small_n: int) -> bool:
-    """The phrase stands there `small_n` times, each time with one word of its inside replaced."""
+    """The phrase occurs `small_n` times, each time with one of its inner words replaced."""
     wanted = phrase.split()
     found = [one.split() for one in _phrases_from(response, wanted[0], wanted[-1])]
     return len(found) == small_n and all(
@@ -46,7 +46,7 @@ def _repeat_phrase(response: str, phrase: str, small_n: int) -> bool:
 
 
 def _phrases_from(response: str, first: str, last: str) -> Iterator[str]:
-    """What begins with one word and ends with the next other one, in one line."""
+    """Phrases within a line that begin with the word `first` and end with the next word `last`."""
     for line in response.splitlines():
         start = line.find(f"{first} ")
         while start >= 0:

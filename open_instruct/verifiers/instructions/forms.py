@@ -22,18 +22,18 @@ def _postscript(response: str, postscript_marker: str) -> bool:
 
 
 def _bullets(response: str, num_bullets: int) -> bool:
-    """A line that begins with `-`, or with a single `*` and more behind it."""
+    """A bullet is a line that begins with `-`, or with a single `*` and more text after it."""
     return len(re.findall(r"^[^\S\n]*(?:\*[^*\n]|-)", response, re.MULTILINE)) == num_bullets
 
 
 def _highlights(response: str, num_highlights: int) -> bool:
-    """`*so*` counts once, `**so**` once; blank ones do not."""
+    """`*so*` counts once, and so does `**so**`; blank highlights do not count."""
     spans = re.findall(r"\*\*([^\n*]*)\*\*|\*([^\n*]*)\*", response)
     return sum(bool((double or single).strip()) for double, single in spans) >= num_highlights
 
 
 def _sections(response: str, section_spliter: str, num_sections: int) -> bool:
-    """The splitter with a number behind it, such as `Section 3`, stands there as often."""
+    """The splitter followed by a number, such as `Section 3`, occurs at least `num_sections` times."""
     return len(re.findall(rf"{re.escape(section_spliter)}\s?\d+", response)) >= num_sections
 
 

@@ -1,7 +1,7 @@
 """The verifier `ifeval`: how many of a row's instructions a response follows.
 
-Ids, arguments and conditions are those of IFEval (arXiv:2311.07911) and of open-instruct's IFEvalG. Where a condition of IFEvalG
-refuses a response that does what the sentence in the prompt says, or passes a response that does not, the sentence counts;
+Ids, arguments and conditions are those of IFEval (arXiv:2311.07911) and of open-instruct's IFEvalG. Some conditions of IFEvalG
+refuse a response that does what the sentence in the prompt says, or pass a response that does not. Then the sentence counts;
 docs/verifiers.md lists these conditions.
 """
 
@@ -23,7 +23,7 @@ INSTRUCTIONS: dict[str, Instruction] = {
     **copies.INSTRUCTIONS,
     **languages.INSTRUCTIONS,
 }
-"""By id."""
+"""Instructions by id."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Constraint:
 
 
 def read_constraints(label: object) -> list[Constraint]:
-    """What a label asks for. Some of open-instruct's rows ask for nothing.
+    """The constraints in a label. Some of open-instruct's rows have none.
 
     Raises:
         ValueError: the label has another form, an id is unknown, or its arguments do not fit.
@@ -64,10 +64,10 @@ def _read_constraint(name: object, given: object) -> Constraint:
 
 
 def single_mapping(label: object) -> dict[str, Any]:
-    """A label that is a mapping, alone in a list, or the text of either as JSON or as a literal of Python.
+    """The mapping in a label: a mapping, a list with only a mapping, or the text of either as JSON or as a Python literal.
 
     Raises:
-        ValueError: it is something else.
+        ValueError: the label has another form.
     """
     read = label
     for _ in range(5):  # such as a list of one text that holds a list of one mapping
@@ -94,7 +94,7 @@ def _parsed(label: str) -> object:
 
 
 class IFEvalVerifier(VerifierFunction):
-    """The share of the row's instructions that the response, behind its thoughts and without answer tags, follows."""
+    """The share of the row's instructions that the response follows. Its thoughts and answer tags do not count."""
 
     name = "ifeval"
 

@@ -28,14 +28,14 @@ _SENTENCE_END = re.compile(r"(?<!\w\.\w.)(?<![A-Z][a-z]\.)(?<=[.?!])\s")
 
 
 def quantifier(value: object) -> str:
-    """How a number is compared."""
+    """Reads how a number is compared."""
     if value not in (AT_LEAST, AROUND, AT_MOST):
         raise ValueError(f"{AT_LEAST!r}, {AROUND!r} or {AT_MOST!r}")
     return str(value)
 
 
 def _near(number: int, quantifier: str, wanted: int, tolerance: int) -> bool:
-    """Whether a number is as wanted, where `around` allows the tolerance in either direction."""
+    """Whether a number is as wanted. The quantifier `around` allows the tolerance in either direction."""
     least = {AT_LEAST: wanted, AROUND: wanted - tolerance}.get(quantifier, 0)
     most = {AT_MOST: wanted, AROUND: wanted + tolerance}.get(quantifier, number)
     return least <= number <= most
@@ -62,7 +62,7 @@ def _keyword_frequency(response: str, word: str, N: int) -> bool:
 
 
 def _paragraph_count(response: str, N: int) -> bool:
-    """Between dividers `* * *`, none of them blank."""
+    """Paragraphs are the parts between dividers `* * *`; none may be blank."""
     found = response.split("* * *")
     return len(found) == N and all(one.strip() for one in found)
 
@@ -73,7 +73,7 @@ def _paragraphs(response: str, N: int, first_word: str, i: int) -> bool:
 
 
 def _postscript(response: str, postscript_marker: str) -> bool:
-    """The marker stands there with something behind it."""
+    """The marker occurs, with text after it."""
     _, marker, behind = response.partition(postscript_marker)
     return bool(marker and behind.strip())
 
@@ -136,7 +136,7 @@ FUNCTIONS: dict[str, Instruction] = {
     "validate_quotation": instruction(lambda response: response.startswith('"') and response.endswith('"')),
     "validate_no_commas": instruction(lambda response: "," not in response),
 }
-"""By the `func_name` of a label."""
+"""Conditions by the `func_name` of a label."""
 
 
 def _closes(line: str) -> bool:
@@ -144,7 +144,7 @@ def _closes(line: str) -> bool:
 
 
 def read_function(label: object) -> tuple[Instruction, dict[str, Any]]:
-    """What a label asks for, with its arguments.
+    """The condition in a label, with its arguments.
 
     Raises:
         ValueError: the label has another form, the name is unknown, or the arguments do not fit.
@@ -161,7 +161,7 @@ def read_function(label: object) -> tuple[Instruction, dict[str, Any]]:
 
 
 class IFEvalOldVerifier(VerifierFunction):
-    """1 if the response, behind its thoughts and without answer tags, meets the row's one condition."""
+    """1 if the response, after its thoughts and without answer tags, meets the row's single condition."""
 
     name = "ifeval_old"
 

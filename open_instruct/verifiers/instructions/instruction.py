@@ -1,4 +1,4 @@
-"""What an instruction is: the arguments that a label gives, and the condition that a response must meet."""
+"""The type of an instruction: the arguments that a label gives, and the condition that a response must meet."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -21,12 +21,13 @@ class Instruction:
     """One kind of instruction."""
 
     follows: Callable[..., bool]
-    """Whether a response, given first, follows it; the arguments are given by name. It takes time linear in the response."""
+    """Whether a response, the first argument, follows the instruction. The label's arguments are passed by name. Takes time
+    linear in the length of the response."""
     readers: Mapping[str, Reader]
-    """By the name of the argument. An argument that is None counts as absent; all are needed."""
+    """A reader for each argument, by name. All arguments are needed; an argument that is None counts as absent."""
 
     def read(self, given: Mapping[str, object]) -> dict[str, Any]:
-        """The arguments of a label, checked.
+        """The checked arguments of a label.
 
         Raises:
             ValueError: an argument is missing, unknown, or not of its kind.
@@ -46,7 +47,7 @@ class Instruction:
 
 
 def instruction(follows: Callable[..., bool], **readers: Reader) -> Instruction:
-    """A row of a table of instructions."""
+    """Makes an entry for a table of instructions."""
     return Instruction(follows, readers)
 
 
@@ -59,33 +60,33 @@ def compare(number: int, relation: str, limit: int) -> bool:
 
 
 def text(value: object) -> str:
-    """A text that is not blank, as it stands."""
+    """A text that is not blank, unchanged."""
     if not isinstance(value, str) or not value.strip():
         raise ValueError("a text")
     return value
 
 
 def word(value: object) -> str:
-    """A text without space around it. Some of open-instruct's data wraps it in a list, of which the first counts."""
+    """A text without surrounding space. Some of open-instruct's data wraps it in a list, whose first element counts."""
     return text(value[0] if isinstance(value, list) and value else value).strip()
 
 
 def words(value: object) -> list[str]:
-    """Some texts."""
+    """A list of texts."""
     if not isinstance(value, list) or not value:
         raise ValueError("a list of texts")
     return [text(one) for one in value]
 
 
 def count(value: object) -> int:
-    """A whole number from 0 on. Parquet files write 3 as 3.0 in columns where other rows have nothing."""
+    """A whole number from 0. Parquet files store 3 as 3.0 if other rows have no value in the column."""
     if isinstance(value, bool) or not isinstance(value, int | float) or value != value or value < 0 or value % 1:
         raise ValueError("a whole number from 0 on")
     return int(value)
 
 
 def position(value: object) -> int:
-    """A whole number from 1 on."""
+    """A whole number from 1."""
     if not count(value):
         raise ValueError("a whole number from 1 on")
     return count(value)

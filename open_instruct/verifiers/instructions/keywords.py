@@ -18,16 +18,16 @@ from open_instruct.verifiers.instructions.instruction import (
 from open_instruct.verifiers.instructions.parts import bare, sentences, words_and_marks, words_of
 
 SHORTEST_PALINDROME = 3
-"""Letters. `a` is none: nobody asks for it."""
+"""In letters. A single letter such as `a` does not count, because no instruction asks for it."""
 
 
 def occurrences(response: str, keyword: str) -> int:
-    """How often the keyword stands there, in any case of letters, within longer words too."""
+    """How often the keyword occurs, in upper or lower case, including inside longer words."""
     return len(re.findall(re.escape(keyword), response, re.IGNORECASE))
 
 
 def has_word(response: str, keyword: str) -> bool:
-    """Whether the keyword stands there as a whole word, in any case of letters."""
+    """Whether the keyword occurs as a whole word, in upper or lower case."""
     return re.search(rf"(?<!\w){re.escape(keyword)}(?!\w)", response, re.IGNORECASE) is not None
 
 
@@ -40,7 +40,7 @@ def _frequency(response: str, keyword: str, frequency: int, relation: str) -> bo
 
 
 def _different_numbers(response: str, keyword: str, frequency: int, relation: str) -> bool:
-    """The prompt says "should appear 3 times" whatever the relation, so that exactly 3 is right in either case, and 0 is not."""
+    """The prompt says "should appear 3 times" for either relation, so exactly 3 is always right, and 0 never is."""
     found = occurrences(response, keyword)
     return found == frequency or (found > 0 and compare(found, relation, frequency))
 
@@ -62,7 +62,7 @@ def _letter_counting(response: str, N: int, relation: str) -> bool:
 
 
 def _no_adjacent_consecutive(response: str) -> bool:
-    """No word begins with the letter that follows in the alphabet the first letter of the word before it."""
+    """No word begins with the letter that follows, in the alphabet, the first letter of the previous word."""
     firsts = [token[0].lower() for token in response.split()]
     pairs = itertools.pairwise(firsts)
     return not any(a.isalpha() and b.isalpha() and ord(b[0]) - ord(a[0]) == 1 for a, b in pairs)
@@ -83,7 +83,7 @@ def _specific_position(response: str, keyword: str, n: int, m: int) -> bool:
 
 
 def _start_end(response: str) -> bool:
-    """The same word begins and ends the response, with nothing behind it."""
+    """The same word begins and ends the response, with nothing after it."""
     found = words_of(response)
     return len(found) > 1 and found[0].lower() == found[-1].lower() and response.rstrip().endswith(found[-1])
 

@@ -1,7 +1,7 @@
 """Instructions on the language of a response, and on capital and small letters throughout.
 
-`langdetect` recognises languages by frequencies of letters. It draws at random; its seed is set here, so that a text always
-has the same language.
+`langdetect` recognises languages by letter frequencies. It draws random numbers, so its seed is set here: a text always has the
+same language.
 """
 
 from langdetect import DetectorFactory, LangDetectException, detect_langs, detector_factory
@@ -9,9 +9,9 @@ from langdetect import DetectorFactory, LangDetectException, detect_langs, detec
 from open_instruct.verifiers.instructions.instruction import Instruction, instruction, language
 
 SURE_LETTERS = 20
-"""Fewer letters than this say nothing of the language of a text."""
+"""Fewer letters than this say nothing about the language of a text."""
 MOST_CHARACTERS = 10_000
-"""As many are looked at."""
+"""Most characters of a text that are read."""
 
 DetectorFactory.seed = 0
 
@@ -22,9 +22,9 @@ def load_profiles() -> None:
 
 
 def candidates(text: str) -> list[str]:
-    """The languages that a text may be in, the likeliest first; none if it holds no letters.
+    """The languages that a text may be in, the likeliest first; empty if it holds no letters.
 
-    A text in capital letters is read in small ones, because langdetect passes over words in capitals.
+    A text in capital letters is converted to small letters first, because langdetect ignores words in capitals.
     """
     try:
         found = detect_langs((text.lower() if text.isupper() else text)[:MOST_CHARACTERS])
@@ -34,7 +34,7 @@ def candidates(text: str) -> list[str]:
 
 
 def is_in(response: str, language: str) -> bool:
-    """Whether the language is the likeliest. A response without letters is in no language; in IFEval it is in any."""
+    """Whether the language is the likeliest. A response without letters is in no language; in IFEval it is in every language."""
     return candidates(response)[:1] == [language]
 
 

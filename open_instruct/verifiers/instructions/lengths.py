@@ -25,24 +25,24 @@ def _number_sentences(response: str, num_sentences: int, relation: str) -> bool:
 
 
 def _number_words(response: str, num_words: int, relation: str) -> bool:
-    """`don't` counts as two words here, as IFEval has it."""
+    """As in IFEval, `don't` counts as two words here."""
     return compare(len(re.findall(r"\w+", response)), relation, num_words)
 
 
 def _number_paragraphs(response: str, num_paragraphs: int = 2) -> bool:
-    """Between dividers `***`."""
+    """Paragraphs are the parts between dividers `***`."""
     found = parts_between(response, "***")
     return found is not None and len(found) == num_paragraphs
 
 
 def _two_paragraphs(response: str) -> bool:
-    """Between blank lines."""
+    """Paragraphs are the parts between blank lines."""
     found = parts_between(response, "\n\n")
     return found is not None and len(found) == 2
 
 
 def _nth_paragraph_first_word(response: str, num_paragraphs: int, nth_paragraph: int, first_word: str) -> bool:
-    """Blank paragraphs do not count, except that the nth must not be blank, as IFEval has it."""
+    """As in IFEval, blank paragraphs do not count, but the nth must not be blank."""
     found = response.split("\n\n")
     if sum(bool(paragraph.strip()) for paragraph in found) != num_paragraphs or nth_paragraph > num_paragraphs:
         return False

@@ -1,10 +1,10 @@
-"""Words, sentences and paragraphs of a text, without data of other packages. Each takes time linear in the text.
+"""Words, sentences and paragraphs of a text, without data from other packages. Every function takes time linear in the text.
 
 A *word* is letters and digits, joined by single hyphens, apostrophes or dots: `don't`, `well-known`, `U.S` and `3.14` are one
-word each. A *mark* is any other character that is no space. A *sentence* ends behind `.`, `!`, `?` or `…`, and quotes and
-brackets that close there, if space follows. No sentence ends behind an initial (`J.`), a title (`Dr.`), the number of a list
-(`1.` as first word), or an abbreviation or an ellipsis before a small letter (`etc. and`, `well... yes`). A line break ends no
-sentence, so that a heading without a full stop belongs to the sentence behind it.
+word each. A *mark* is any other character that is no space. A *sentence* ends after `.`, `!`, `?` or `…`, and any closing quotes
+and brackets, if space follows. No sentence ends after an initial (`J.`), a title (`Dr.`), the number of a list (`1.` as first
+word), or an abbreviation or an ellipsis before a small letter (`etc. and`, `well... yes`). A line break ends no sentence, so a
+heading without a full stop belongs to the sentence after it.
 """
 
 import re
@@ -32,12 +32,12 @@ def words_of(text: str) -> list[str]:
 
 
 def words_and_marks(text: str) -> list[str]:
-    """The words of a text, and each mark for itself."""
+    """The words of a text, and each mark as an element of its own."""
     return _WORD_OR_MARK.findall(text)
 
 
 def bare(word: str) -> str:
-    """Without marks around it, in small letters."""
+    """The word in small letters, without marks around it."""
     found = _BARE.search(word)
     return found[0].lower() if found else ""
 
@@ -73,7 +73,7 @@ def _is_end(token: str, following: str, *, is_first: bool) -> bool:
 
 
 def parts_between(text: str, divider: str) -> list[str] | None:
-    """What stands between dividers: `***`, `* * *` (either form of it), or any other text itself.
+    """The parts of a text between dividers. The divider `* * *` also matches `***`; any other divider matches only itself.
 
     A blank part at the beginning or end is left out. None if there is a blank part between others.
     """
