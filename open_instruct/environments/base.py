@@ -58,7 +58,7 @@ class Opening:
     """How an episode begins."""
 
     messages: Sequence[Message] = ()
-    """Messages after those of the row. Most environments have none, because the row's prompt says everything."""
+    """Messages that follow the row's messages. Most environments have none, because the row's prompt says everything."""
 
 
 @dataclass(frozen=True)

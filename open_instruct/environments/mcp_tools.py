@@ -1,4 +1,4 @@
-"""Tools of Model Context Protocol (MCP) servers, which run behind HTTP or as a program on this machine."""
+"""Tools of Model Context Protocol (MCP) servers, reached over HTTP or started as a program on this machine."""
 
 import asyncio
 import contextlib

@@ -186,7 +186,7 @@ class EnvironmentPool:
         self._slots = Slots(limit)
         self._asking = asyncio.Lock()
         self._fork_servers: dict[bool, _ForkServer] = {}
-        """By whether the environments run programs: if they do, their processes do not inherit all environment variables."""
+        """Fork servers by whether their environments run programs. If so, the processes do not inherit all variables."""
         self._leased: set[Lease] = set()
         self._idle: defaultdict[str, list[Lease]] = defaultdict(list)
         self.is_closed = False

@@ -32,7 +32,8 @@ _VERDICTS = {
     *(name for kind in (str, bytes, set, float, int) for name in dir(kind) if name.startswith("is")),
     *("startswith", "endswith", "all", "any", "equals"),
 }
-"""Methods of texts and sets whose yes or no a test may check (`f(2).startswith("ab")`). A stand-in refuses them."""
+"""Methods that answer yes or no about an expected text or set (`f(2).startswith("ab")`). A stand-in refuses them, unless the test
+itself has made the object."""
 
 
 _READABLE = ("__name__", "__dict__")

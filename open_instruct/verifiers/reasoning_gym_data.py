@@ -8,7 +8,7 @@ A mixer entry names the task and, in the form of a URL query, its parameters:
 share rows: with size 100, row 5 of seed 7 is row 0 of seed 12. Choose seeds far apart for training and evaluation (and let
 `load_prompts` exclude the rows that still coincide). Values are JSON (`5`, `0.5`, `true`, `["+","-"]`) or else plain text; `%26`
 is `&`, `%2B` is `+`.
-`instruction` replaces the sentence behind each question; `instruction=` leaves it out.
+`instruction` replaces the sentence after each question; `instruction=` leaves it out.
 """
 
 import difflib

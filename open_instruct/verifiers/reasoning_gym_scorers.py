@@ -13,7 +13,7 @@
     coin_flip, complex_arithmetic                               `0` and `nan` were right on every row
     gsm_symbolic                                                `-42`, `not 42` and `42 or 7` were right where the answer is 42
     knights_knaves                                              any words between the names and the roles, `not` among them
-    letter_jumble, spell_backward, word_sorting                 the right answer with anything behind it
+    letter_jumble, spell_backward, word_sorting                 the right answer with anything after it
 
 Before a scorer sees an answer, `is_written` checks the numbers in it, and `_FORMS` checks the rest of its form. A wrong answer
 gets the library's partial credit in the first five lines, and wherever nothing else is said.

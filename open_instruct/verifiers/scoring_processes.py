@@ -173,7 +173,7 @@ class ForkServer:
         self._process: subprocess.Popen[bytes] | None = None
         self._is_ready = False
         self._refused = refused
-        """Verifiers that cannot be loaded; this fork server adds those that it cannot load."""
+        """Verifiers that cannot be loaded, with the reasons. This fork server adds the verifiers that it cannot load."""
         self._problem = ""
         """Why no process could be started."""
         try:

@@ -74,7 +74,7 @@ class Effect:
 class Context(ABC):
     """Everything that a rollout may do to the world or learn from it. Each effect has a name and a number.
 
-    Branches of a rollout that run side by side must give their effects different names. With the same name, the speed of the
+    Branches of a rollout that run in parallel must give their effects different names. With the same name, the speed of the
     machine would decide which effect gets the lower number.
     """
 

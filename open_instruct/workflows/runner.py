@@ -133,7 +133,7 @@ class EngineContext(Context):
         self._number = number
         self._submit = submit
         self._asked: set[Future[Answer]] = set()
-        """Requests that are under way."""
+        """Open requests."""
         self._is_over = False
         self._tools = tools
         self._facts = facts

@@ -36,7 +36,7 @@ from open_instruct.workflows.conversations.ledger import merged
 AGENT = "agent"
 """Name of the context's tool through which a rollout controls its program."""
 SLACK_S = 60.0
-"""Time, in addition to a program's own deadline, in which the engine's side notices that the deadline has passed and kills it."""
+"""Time after a program's own deadline in which the engine's side notices the deadline and kills the program."""
 START_ROUNDS = 100
 """A rollout waits for a place at most this many times as long as a program may run."""
 AFTER_LIMIT_S = 60.0

@@ -18,7 +18,7 @@ from open_instruct.workflows.conversations.options import ConversationOptions
 ENVIRONMENT = "environment"
 """Name of the context's tool through which a conversation reaches all environments."""
 SLACK_S = 10.0
-"""Time, in addition to an environment's own deadline, in which the pool notices that the deadline has passed and kills it."""
+"""Time after an environment's own deadline in which the pool notices the deadline and kills the environment."""
 FINISH_SLACK_S = CLOSE_S + SLACK_S
 """As `SLACK_S`, for calls that may also close the environment. An environment that closes slowly keeps its reward."""
 

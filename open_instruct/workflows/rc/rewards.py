@@ -78,7 +78,7 @@ def last_turns(rollouts: Sequence[ScoredGroup]) -> list[ScoredGroup]:
 def evaluation_metrics(rollouts: Sequence[ScoredGroup]) -> dict[str, float]:
     """`eval/rc/…` metrics: by cycle, the share of right answers and the mean tokens of the reasoning turn; over all cycles, the
     share of trajectories that are right in any cycle, the share of turns that reached the token limit, and the tokens that a
-    trajectory spends on its problem, those of summaries included.
+    trajectory spends on its problem, including tokens of summaries.
 
     A problem has `--eval_pass_at_k` trajectories, and each counts on its own: if one of two trajectories is right in some cycle,
     the share is 0.5. A trajectory that was given up is right in no cycle, and its tokens are not known. A problem with a turn
