@@ -265,7 +265,7 @@ class LLMRayActor:
         under way.
         """
         if not self._inflight_updates:
-            self._drain(hold_s=2 * self._timeout_s)  # as long as an update may take (`EngineClient`)
+            self._drain(hold_s=2 * self._timeout_s)  # as long as an update may take (`WeightUpdateClient`)
         self._calls.run(lambda: self._receiver.begin(update_id))
 
     def _drain(self, *, hold_s: float | None = None) -> None:

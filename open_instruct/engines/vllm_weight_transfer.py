@@ -27,7 +27,7 @@ from vllm.model_executor.model_loader import get_model_loader
 from vllm.platforms import current_platform
 
 from open_instruct.device_memory import DeviceMemory
-from open_instruct.engines.vllm_loading import abandon_reload, begin_reload, fingerprints, finish_reload
+from open_instruct.engines.vllm_weight_loading import abandon_reload, begin_reload, fingerprints, finish_reload
 from open_instruct.lora_merge import BaseOfAdapter
 from open_instruct.weight_transports import ABORT_FILE
 

@@ -1,4 +1,4 @@
-"""DeepSpeed around a learner's model: optimizer, learning rate schedule, ZeRO, gradient clipping."""
+"""DeepSpeed around a learner's model: optimizer, ZeRO, gradient clipping."""
 
 from typing import Any
 
@@ -6,7 +6,8 @@ import torch
 
 from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.device import Device
-from open_instruct.learners.memory import BUCKET_ELEMENTS
+from open_instruct.learners.learning_rate import make_schedule
+from open_instruct.learners.memory_estimate import BUCKET_ELEMENTS
 
 
 def engine_around(model: torch.nn.Module, args: GRPOConfig, device: Device, *, world_size: int) -> Any:
@@ -25,22 +26,9 @@ def engine_around(model: torch.nn.Module, args: GRPOConfig, device: Device, *, w
         fused=True,
     )
     engine, *_ = deepspeed.initialize(
-        model=model, optimizer=optimizer, config=config, lr_scheduler=_make_scheduler(args, optimizer)
+        model=model, optimizer=optimizer, config=config, lr_scheduler=make_schedule(args, optimizer)
     )
     return engine
-
-
-def _make_scheduler(args: GRPOConfig, optimizer: torch.optim.Optimizer) -> Any:
-    from transformers import get_scheduler
-
-    num_updates = args.num_training_steps * args.num_epochs * args.num_mini_batches
-    name = args.lr_scheduler_type
-    return get_scheduler(
-        "constant_with_warmup" if name == "constant" else name,  # by itself "constant" passes over the warm-up
-        optimizer=optimizer,
-        num_warmup_steps=int(args.warmup_ratio * num_updates),
-        num_training_steps=num_updates,
-    )
 
 
 def deepspeed_config(args: GRPOConfig, device: Device, *, world_size: int) -> dict[str, Any]:

@@ -28,13 +28,14 @@ from open_instruct.config.extensions import import_extensions
 from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.data_types import Box, MiniBatch, RolloutBatch
 from open_instruct.device import Device
-from open_instruct.engines.engine_client import UpdateReport
+from open_instruct.engines.weight_update_client import UpdateReport
 from open_instruct.learners.cpu_threads import share_cores
+from open_instruct.learners.learning_rate import take_rates
 from open_instruct.learners.lora import ModelWithoutAdapter
 from open_instruct.learners.model_files import save_model_files
 from open_instruct.learners.models import build_engine, build_reference, hf_model, join_sequence_parallel
 from open_instruct.learners.moving_reference import MovingReference
-from open_instruct.learners.optimizer_step import apply_gradient, discard_gradient, take_rates
+from open_instruct.learners.optimizer_step import apply_gradient, discard_gradient
 from open_instruct.learners.policy_loss import PolicyLoss
 from open_instruct.learners.random_state import random_state, seed_everything, set_random_state
 from open_instruct.learners.safe_load import data_only

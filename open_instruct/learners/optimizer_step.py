@@ -12,8 +12,6 @@ from typing import Any
 
 import torch
 
-from open_instruct.config.grpo_config import GRPOConfig
-
 
 def apply_gradient(engine: Any, *, denominator: float | None = None) -> float | None:
     """Clip the gradient, make the optimizer step, advance the learning rate schedule. All ranks call it together, after the
@@ -47,20 +45,6 @@ def discard_gradient(engine: Any) -> None:
 def torch_optimizer(engine: Any) -> torch.optim.Optimizer:
     """The optimizer that was given to DeepSpeed, which wraps it at stages 2 and 3."""
     return getattr(engine.optimizer, "optimizer", engine.optimizer)
-
-
-def take_rates(engine: Any, args: GRPOConfig) -> None:
-    """Go on with the learning rate, weight decay and limit of the gradient of `args`, at the step that the schedule has come to.
-
-    For after a checkpoint was loaded: it brings those of the run that wrote it, and a rate of 0 where that run was complete.
-    """
-    schedule = engine.lr_scheduler
-    rates = [args.learning_rate * factor(schedule.last_epoch) for factor in schedule.lr_lambdas]
-    for group, rate in zip(torch_optimizer(engine).param_groups, rates, strict=True):
-        group |= {"initial_lr": args.learning_rate, "lr": rate, "weight_decay": args.weight_decay}
-    schedule.base_lrs, schedule._last_lr = [args.learning_rate] * len(rates), rates
-    if hasattr(engine.optimizer, "clip_grad"):  # ZeRO's own; stages 1 and 2 keep it in the checkpoint
-        engine.optimizer.clip_grad = args.max_grad_norm
 
 
 def _apply_at_stage_0(engine: Any, denominator: float | None) -> float | None:

@@ -1,7 +1,7 @@
 """New weights from the learners to the engines.
 
     learner rank 0..M-1          DeepSpeedWeightSource: every rank gathers, bucket by bucket (a collective under ZeRO-3)
-      rank 0: sender ──────────► EngineClient ──────────► LLMRayActor × N: start, update…, finish(version)
+      rank 0: sender ──────────► WeightUpdateClient ──────────► LLMRayActor × N: start, update…, finish(version)
 
 An update lands on an engine whole or not at all, and each engine confirms the version it serves. Senders: vLLM's own `nccl`
 and `ipc` trainer engines on GPU, `RayObjectSender` everywhere else; all three speak to the engines through vLLM's
@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import ray
 import torch
 
-from open_instruct.engines.engine_client import EngineClient
+from open_instruct.engines.weight_update_client import WeightUpdateClient
 from open_instruct.learners.checkpoint_format import CheckpointFormat
 from open_instruct.learners.lora import Adapters, adapter_parameters, merged_name
 from open_instruct.lora_merge import BaseOfAdapter
@@ -133,7 +133,7 @@ class RayObjectSender:
     """Packs the weights into buckets and hands them to the engines as Ray objects. Where adapters can be sent
     alone (`base_of_adapter`), they are, and the engines merge them into what the files of the model have."""
 
-    def __init__(self, *, client: EngineClient, source: DeepSpeedWeightSource, is_sender: bool) -> None:
+    def __init__(self, *, client: WeightUpdateClient, source: DeepSpeedWeightSource, is_sender: bool) -> None:
         self._client = client
         self._source = source
         self._is_sender = is_sender
@@ -186,7 +186,7 @@ def make_weight_sender(
     transport: str,
     *,
     rank: int,
-    client: EngineClient,
+    client: WeightUpdateClient,
     source: DeepSpeedWeightSource,
     num_engine_workers: int,
     find_address: Callable[[], tuple[str, int]],

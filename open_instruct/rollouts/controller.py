@@ -31,15 +31,16 @@ from open_instruct.report.metrics_file import COMPLETIONS
 from open_instruct.report.tracker import TrackerOptions, make_tracker
 from open_instruct.rollouts.actor_warnings import HeldWarnings
 from open_instruct.rollouts.batch_producer import BatchProducer
-from open_instruct.rollouts.completions import completions
 from open_instruct.rollouts.data_preparation import DataPreparation
-from open_instruct.rollouts.evaluation_state import Evaluations
+from open_instruct.rollouts.evaluation_table import completions
 from open_instruct.rollouts.message_queue import MessageQueue
 from open_instruct.rollouts.prompt_feeder import TAKING_INVENTORY, PromptFeeder
+from open_instruct.rollouts.prompt_ledger import PromptLedger
 from open_instruct.rollouts.prompt_requests import PromptRequests
 from open_instruct.rollouts.result_scoring import ResultScoring
 from open_instruct.rollouts.rollout_state import FinishedGroup, read_state, write_state
-from open_instruct.rollouts.staleness import FlowOptions, PromptFlow, PromptLedger
+from open_instruct.rollouts.running_evaluation import Evaluations
+from open_instruct.rollouts.staleness import FlowOptions, PromptFlow
 from open_instruct.rollouts.step_assembly import CollationOptions
 from open_instruct.system.work_threads import POLL_S, WorkThreads
 from open_instruct.verifiers.evolving_rubrics import EvolvingRubrics

@@ -14,8 +14,8 @@ from ray.util.queue import Empty, Full, Queue
 
 from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.data_types import PromptRequest
-from open_instruct.rollouts.evaluation_state import Evaluations
 from open_instruct.rollouts.prompt_requests import PromptRequests
+from open_instruct.rollouts.running_evaluation import Evaluations
 from open_instruct.rollouts.staleness import PromptFlow
 from open_instruct.system.work_threads import POLL_S, WorkThreads
 

@@ -9,8 +9,8 @@ from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.data.prompt_dataset import PromptDataset
 from open_instruct.data.prompt_order import PromptOrder
 from open_instruct.data_types import EVAL, PromptRequest
-from open_instruct.rollouts.evaluation_state import Evaluation
-from open_instruct.rollouts.staleness import IssuedPrompt
+from open_instruct.rollouts.prompt_ledger import IssuedPrompt
+from open_instruct.rollouts.running_evaluation import Evaluation
 from open_instruct.rollouts.step_assembly import pass_rate
 from open_instruct.scored_groups import ScoredGroup
 from open_instruct.workflows.base import Workflow

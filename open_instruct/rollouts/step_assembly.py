@@ -19,7 +19,8 @@ from open_instruct.registry import options_of
 from open_instruct.rollouts import batch_metrics
 from open_instruct.rollouts.evaluation_metrics import is_right
 from open_instruct.rollouts.packing import prepare_collated_data_for_workers
-from open_instruct.rollouts.staleness import CONSUMED, MASKED, ZERO_STD, Assignment, sample_age
+from open_instruct.rollouts.prompt_ledger import CONSUMED, MASKED, ZERO_STD
+from open_instruct.rollouts.staleness import Assignment, sample_age
 from open_instruct.rollouts.training_samples import fresh_masks, training_samples
 from open_instruct.scored_groups import ScoredGroup, last_samples, split, take
 

@@ -21,7 +21,7 @@ from open_instruct.system.interruption import tell
 
 if TYPE_CHECKING:
     from open_instruct.engines.engine_memory import EngineMemory
-    from open_instruct.learners.memory import LearnerMemory
+    from open_instruct.learners.memory_estimate import LearnerMemory
 
 GIB = 2**30
 PLACING_OPTIONS = "num_learners_per_node", "vllm_num_engines", "vllm_tensor_parallel_size", "colocate"
@@ -43,7 +43,7 @@ LESS_MAIN_MEMORY = (
 def dry_run(args: GRPOConfig) -> int:
     """Say what the run would be. Returns the exit code: 0, or 1 if the run needs more memory than there is."""
     from open_instruct.engines.engine_memory import engine_memory, teacher_memory
-    from open_instruct.learners.memory import learner_memory
+    from open_instruct.learners.memory_estimate import learner_memory
 
     learner, engine = learner_memory(args, args.device), engine_memory(args, args.device)
     teacher = teacher_memory(args, args.device)

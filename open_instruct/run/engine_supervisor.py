@@ -24,7 +24,7 @@ from open_instruct.cluster.failures import ComponentDied, root_cause
 from open_instruct.cluster.node_watch import LostNode
 from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.report.component_log import component_logger
-from open_instruct.rollouts.evaluation_state import is_of_evaluation
+from open_instruct.rollouts.running_evaluation import is_of_evaluation
 from open_instruct.run.ray_results import value_of
 from open_instruct.system.work_threads import POLL_S
 

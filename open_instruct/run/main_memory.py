@@ -13,7 +13,7 @@ from open_instruct.weight_transports import RAY_OBJECT, SHM
 
 if TYPE_CHECKING:
     from open_instruct.engines.engine_memory import EngineMemory
-    from open_instruct.learners.memory import LearnerMemory
+    from open_instruct.learners.memory_estimate import LearnerMemory
 
 
 @dataclass(frozen=True)

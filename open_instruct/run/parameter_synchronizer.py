@@ -15,7 +15,7 @@ from typing import Any
 
 from open_instruct.cluster.failures import DO_NOT_FIT, WeightsDiffer
 from open_instruct.config.grpo_config import GRPOConfig
-from open_instruct.engines.engine_client import HELD_UP, UpdateReport
+from open_instruct.engines.weight_update_client import HELD_UP, UpdateReport
 from open_instruct.report import component_log
 from open_instruct.report.component_log import component_logger
 from open_instruct.run.engine_supervisor import EngineSupervisor

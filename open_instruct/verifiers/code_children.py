@@ -4,7 +4,7 @@
         └────────► test's process: runs one test after another, asks for calls (`code_tests.py`)
 
 A test's calls go to the controller, which passes them on to the program's process, and its answers back. Arguments and results
-travel as plain data (`code_data.py`). So a program can make a test pass by returning the right value and in no other way.
+travel as plain data (`code_wire.py`). So a program can make a test pass by returning the right value and in no other way.
 """
 
 import fcntl
@@ -14,10 +14,10 @@ import resource
 import socket
 
 from open_instruct.system.sandbox import Jail, die_with_parent, limit_to_computing, restrict_calls
-from open_instruct.verifiers.code_data import Channel
 from open_instruct.verifiers.code_names import OFTEN_IMPORTED
 from open_instruct.verifiers.code_programs import ProgramProcess, usual_names
 from open_instruct.verifiers.code_tests import TestProcess
+from open_instruct.verifiers.code_wire import Channel
 
 GRACE_S = 1.0
 """Beside the limit of a test: a busy machine takes a while to start a process."""

@@ -44,7 +44,7 @@ class UpdateAbandoned(RuntimeError):
     """All engines receive in one collective and one engine cannot take part, so no engine was sent anything."""
 
 
-class EngineClient:
+class WeightUpdateClient:
     """Calls every engine at once, with a time limit for each. It has the methods of vLLM's weight-sync client.
 
     Call `begin` before an update is sent. An engine that fails in the middle is left out of the rest of the update; the other

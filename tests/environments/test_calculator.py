@@ -11,9 +11,9 @@ from aiohttp import web
 
 from open_instruct.environments import search
 from open_instruct.environments.base import Environment, Observation, ToolCall, ToolError, Turn
+from open_instruct.environments.calculator import calculate
 from open_instruct.environments.python_tool import PythonTool
 from open_instruct.environments.search import Search, SerperSearch, read_texts
-from open_instruct.environments.tools import calculate
 from open_instruct.system.sandbox import missing
 
 
