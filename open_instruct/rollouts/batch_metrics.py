@@ -286,8 +286,8 @@ def _distribution(name: str, values: np.ndarray) -> dict[str, float]:
 
 
 class OverIssueBias:
-    """Compares response lengths over the whole run: groups that a step took first have shorter responses than stragglers, which
-    a step left to a later step."""
+    """Measures over the whole run how much shorter the responses are in groups that a step took first than in stragglers, which a
+    step left to a later step."""
 
     def __init__(self) -> None:
         self._lengths: dict[bool, list[int]] = {True: [0, 0], False: [0, 0]}

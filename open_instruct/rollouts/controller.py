@@ -198,7 +198,7 @@ class RolloutController:
     # --- evaluation ---------------------------------------------------------------------------------------------------
 
     def start_evaluation(self, version: int) -> None:
-        """Issue the evaluation prompts, ahead of training prompts. The engines must keep `version` until `get_evaluation`."""
+        """Issue the evaluation prompts before training prompts. The engines must keep `version` until the evaluation ends."""
         self._evaluations.start(version)
 
     def get_evaluation(self, timeout_s: float) -> dict[str, Any]:

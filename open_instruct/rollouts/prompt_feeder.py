@@ -27,7 +27,7 @@ def bundles_per_step(args: GRPOConfig) -> int:
     """The number of items of the prompt queue that hold an engine's share of a step; an item holds at least one group.
 
     The number is 2, so that an engine that is ahead of the others can take more than its share. If engines and learners take
-    turns, it is 1, so that the engine's first step has all its prompts: the engine is idle until they arrive.
+    turns, it is 1, so that the engine's first step has all its prompts. The engine is idle until they arrive in any case.
     """
     return 1 if args.takes_turns else 2
 

@@ -60,8 +60,8 @@ class IssuedPrompt:
     """Version of the newest token of the group, from its arrival on."""
     arrived: bool = False
     num_failures: int = 0
-    """How often an engine gave the group up. It is no failure when the prompt is issued again because its engine died or the run
-    was resumed."""
+    """How often an engine gave the group up. If the prompt is issued again because its engine died or the run was resumed, that
+    is not a failure."""
 
 
 class PromptLedger:
@@ -224,7 +224,7 @@ class PromptFlow:
         self._unassigned: dict[int, str] = {}
         """Prompt ids by issue number, in the order of issue because issue numbers only grow."""
         self._unsent: list[int] = []
-        """A heap of the issue numbers of prompts to be issued again. Some may have arrived meanwhile, some may be in it twice."""
+        """A heap of the issue numbers of prompts to be issued again. Some may have arrived since, some may be in it twice."""
         self._arrived: dict[int, str] = {}
         """Prompt ids of complete groups that no step has taken, in the order of arrival."""
         self._eligible: dict[int, str] = {}
@@ -404,7 +404,7 @@ class PromptFlow:
     def _must_be_waited_for(self, number: int, oldest_version: int) -> bool:
         """Whether the step being assembled must wait for this prompt, because in the next step the prompt would break the bound.
 
-        This happens only to stragglers: the prompts that were issued at its version or before all fit into earlier steps.
+        This happens only to stragglers, because all prompts that were issued at its version or before fit into earlier steps.
         """
         is_straggler = number < self._newest_of_earlier_steps
         next_is_too_late = oldest_version < self.assembling - self.options.max_staleness

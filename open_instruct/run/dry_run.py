@@ -136,7 +136,8 @@ def _main_memory_rows(
     engine: "EngineMemory",
     teacher: "EngineMemory | None",
 ) -> Iterator[tuple[str, str]]:
-    """Rows about main memory: what learners and engines keep off their GPUs, and the total on each node. On CPU that is all."""
+    """Rows about main memory: what learners and engines keep off their GPUs, and the total that each node needs. On CPU
+    everything is in main memory."""
     main = learner.in_main_memory
     if main.total:
         yield "main memory of each learner", _size(main.total)

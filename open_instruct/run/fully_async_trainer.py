@@ -1,4 +1,4 @@
-"""The trainer's side of the step loop passes the batches of a step from the message queue to the learners.
+"""Passes the batches of a step from the message queue to the learners: the trainer's side of the step loop.
 
     MessageQueue ──get──► FullyAsyncTrainer.train_step ──► RayTrainGroup.async_train(batch) … the last batch makes the step
                           waits for the next batch, while the learners work on the batches before it

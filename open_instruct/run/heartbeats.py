@@ -49,7 +49,7 @@ class Heartbeats:
                 raise ComponentDied(f"{name} did not answer for {self.LIMIT_S:g} s")
 
     def name_the_dead(self) -> None:
-        """Raise `ComponentDied` for a part that is dead now. A part that only does not answer is ignored."""
+        """Raise `ComponentDied` for a part that is dead now. A part that is alive and merely slow to answer is ignored."""
         asked = {ask(): name for name, ask in self._ask.items()}
         answered, _ = ray.wait(list(asked), num_returns=len(asked), timeout=self.ANSWER_S)
         for ref in answered:

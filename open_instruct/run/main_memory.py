@@ -64,8 +64,8 @@ def engine_worker_bytes(args: GRPOConfig, engine: "EngineMemory") -> int:
 
 
 def shared_bytes(args: GRPOConfig, learner: "LearnerMemory", load: NodeLoad) -> int:
-    """Main memory that a weight update takes on a node. Sent as Ray objects, all buckets stay in memory until the last bucket has
-    arrived, and an engine whose model is in other processes copies the buckets to each of them."""
+    """Main memory that a weight update takes on a node. If weights are sent as Ray objects, all buckets stay in memory until the
+    last bucket has arrived, and an engine whose model is in other processes copies the buckets to each of them."""
     from open_instruct.learners.weight_sync import CHUNK_BYTES
 
     if args.device.weight_transport == RAY_OBJECT and load.num_workers:

@@ -289,7 +289,7 @@ class RolloutManager:
     def async_generate(self, rollout_id: int) -> "ray.ObjectRef[Box]":
         """The data of rollout `rollout_id`, on which step `rollout_id + 1` trains, in a `Box`.
 
-        The call means to the controller that the earlier steps were trained and that every engine has the resulting weights. The
+        The call tells the controller that the earlier steps were trained and that every engine has the resulting weights. The
         engines begin to serve at the first call.
         """
         self._serve()

@@ -1,8 +1,8 @@
-"""The state file of a checkpoint: holds the progress of a run, and is checked before a run resumes from it.
+"""The state file of a checkpoint. It holds the progress of a run, and this module checks it before a run resumes from it.
 
     {"identity": run_identity(…), "progress": {"training_step": 2, …}, "evaluation_of": null}
 
-Anybody may have edited the file, so this module checks its shape before any other code reads it.
+Anybody may have edited the file, so its shape is checked here, before any other code reads it.
 """
 
 import json

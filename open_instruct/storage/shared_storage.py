@@ -2,8 +2,8 @@
 
     driver writes `.probe-<random>` into the directory ─► learner's node sees it, writes an answer next to it ─► driver sees that
 
-If each node wrote to a disk of its own, the learners' shards of a checkpoint would lie on several nodes, and no run could resume
-from them.
+If each node wrote to its own disk, the learners' shards of a checkpoint would be on several nodes, and no run could resume from
+them.
 """
 
 import time
