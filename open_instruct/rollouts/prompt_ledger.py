@@ -25,8 +25,8 @@ class IssuedPrompt:
     """Version of the newest token of the group, from its arrival on."""
     arrived: bool = False
     num_failures: int = 0
-    """Times that an engine gave the group up. A prompt that is issued again because its engine died, or because the run was
-    resumed, has not failed."""
+    """How often an engine gave the group up. If the prompt is issued again because its engine died or the run was resumed, that
+    is not a failure."""
 
 
 class PromptLedger:
@@ -34,7 +34,7 @@ class PromptLedger:
     issued prompts equals consumed + dropped + open.
 
     A fate is first staged for a training step (`stage`) and becomes final when that step has been trained (`commit`). So a
-    checkpoint between two steps holds no fate that belongs to a step after it. Not thread-safe: the controller's lock guards it.
+    checkpoint between two steps holds no fate of a later step. Not thread-safe: the controller's lock guards it.
     """
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class PromptLedger:
         self._open[prompt.prompt_id] = prompt
 
     def arrive(self, prompt_id: str) -> IssuedPrompt | None:
-        """The prompt of a result that came. None if nobody waits for it: it came twice, or its prompt has a fate."""
+        """The prompt of a result that arrived. None if the result is not needed: it arrived twice, or its prompt has a fate."""
         prompt = self._open.get(prompt_id)
         if prompt is None or prompt.arrived or self._step_of_fate(prompt_id) is not None:
             self.num_duplicates += 1

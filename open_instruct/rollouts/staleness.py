@@ -14,8 +14,8 @@ prompts, this one included, fit into the steps `a … v + 1 + T`. Without over-i
 prompt lands in step `v + 1 + T` at the latest, where its age is `v + 1 + T - 1 - v = T`. Example: T = 2, and a prompt is issued
 at version 3. It is trained in step 6 at the latest, which trains version 5: its age is at most 2.
 
-With over-issuing a step takes the prompts that arrive first, so newer prompts can overtake an older one, at most `over_issued`
-times. When such a straggler would pass the bound `M > T`, the straggler policy decides: the step waits for the straggler, or the
+With over-issuing a step takes the prompts that arrive first, so at most `over_issued` newer prompts can overtake an older prompt.
+When such a straggler would pass the bound `M > T`, the straggler policy decides: the step waits for the straggler, or the
 straggler is discarded or truncated once it is too old.
 """
 
@@ -36,13 +36,13 @@ def last_admissible_step(version: int, *, async_steps: int, num_training_steps: 
 
 
 def sample_age(training_step: int, oldest_version: int) -> int:
-    """Versions between the weights being trained in `training_step` and the oldest that sampled one of its tokens."""
+    """Number of versions between the weights trained in `training_step` and the oldest weights that sampled a trained token."""
     return training_step - 1 - oldest_version
 
 
 @dataclass(frozen=True)
 class FlowOptions:
-    """The numbers that `PromptFlow` goes by; see the module."""
+    """The options of `PromptFlow`; see the module."""
 
     prompts_per_step: int
     num_training_steps: int
@@ -66,9 +66,9 @@ class Assignment:
 class PromptFlow:
     """Decides when a prompt is issued and which training step takes its group.
 
-    No prompt is issued under an issue number that `is_skipped`. The controller reports what happened (`set_version`, `arrive`,
-    `recover`, `give_up`) and asks what to do (`next_prompt`, `assign`). No call waits. There are no clocks and no threads in
-    here: the caller holds a lock.
+    Issue numbers for which `is_skipped` is true are left out. The controller reports what happened (`set_version`, `arrive`,
+    `recover`, `give_up`) and asks what to do (`next_prompt`, `assign`). No call waits, and the class uses no clock and no thread;
+    the caller holds a lock.
     """
 
     def __init__(
@@ -85,11 +85,11 @@ class PromptFlow:
         self._unassigned: dict[int, str] = {}
         """Prompt ids by issue number, in the order of issue because issue numbers only grow."""
         self._unsent: list[int] = []
-        """A heap of the issue numbers of prompts to be issued again. Some may have arrived meanwhile, or be in it twice."""
+        """A heap of the issue numbers of prompts to be issued again. Some may have arrived since, some may be in it twice."""
         self._arrived: dict[int, str] = {}
         """Prompt ids of complete groups that no step has taken, in the order of arrival."""
         self._eligible: dict[int, str] = {}
-        """The part of `_arrived` that lies in the window."""
+        """The part of `_arrived` that is in the window."""
         self._must_wait_for: set[int] = set()
         """Issue numbers of the stragglers that the step being assembled must wait for, because the next step is too late."""
         self._places = options.prompts_per_step
@@ -120,7 +120,7 @@ class PromptFlow:
         return len(self._unassigned)
 
     def next_prompt(self) -> IssuedPrompt | None:
-        """The next prompt to give to the engines, issued at the version that they have or get. None while no prompt may be."""
+        """The next prompt for the engines, issued at the version that they have or get. None while no prompt may be issued."""
         while self._unsent and not self._waits_for_issue(self._unsent[0]):
             heappop(self._unsent)
         if self._unsent:
@@ -140,8 +140,8 @@ class PromptFlow:
         return prompt
 
     def _is_admissible(self, number: int) -> bool:
-        """Whether a lost prompt may be issued again now. Always true but after a resume, when more prompts may be unassigned than
-        are admissible: the threshold was lowered, or steps ahead had been extended and their groups are lost."""
+        """Whether a lost prompt may be issued again now. It is false only after a resume with more unassigned prompts than are
+        admissible, because the threshold was lowered or because the groups of extended steps ahead are lost."""
         if len(self._unassigned) <= self.num_admissible:
             return True
         return sum(1 for other in self._unassigned if other < number) < self.num_admissible
@@ -166,7 +166,7 @@ class PromptFlow:
     # --- arrival ------------------------------------------------------------------------------------------------------
 
     def arrive(self, prompt_id: str, *, oldest_version: int, newest_version: int) -> bool:
-        """A complete group has arrived. False if nobody waits for it."""
+        """A complete group has arrived. False if the group is not needed."""
         prompt = self.ledger.arrive(prompt_id)
         if prompt is None:
             return False
@@ -175,7 +175,7 @@ class PromptFlow:
         if prompt.issue_number <= self._window_end:
             self._eligible[prompt.issue_number] = prompt_id
         if self._must_be_waited_for(prompt.issue_number, oldest_version):
-            self._must_wait_for.add(prompt.issue_number)  # it is missing there if the prompt was taken for lost
+            self._must_wait_for.add(prompt.issue_number)  # it was removed if the prompt was taken for lost
         return True
 
     def waits_for(self, prompt_id: str, being_scored: Collection[str] = ()) -> bool:
@@ -186,11 +186,11 @@ class PromptFlow:
         return self.ledger.arrive(prompt_id) is not None
 
     def is_waited_for(self, prompt: IssuedPrompt) -> bool:
-        """Whether the engines have the prompt, or the prompt or its result is on the way."""
+        """Whether the prompt is with the engines, or the prompt or its result is on the way."""
         return prompt.issue_number in self._unassigned and not prompt.arrived
 
     def give_up(self, prompt_id: str, *, max_attempts: int) -> bool:
-        """The engines failed on a prompt: issue it again, or drop it after `max_attempts` failures. Whether it is open.
+        """The engines failed on a prompt: issue it again, or drop it after `max_attempts` failures. True if it is issued again.
 
         Only failures count: with `max_attempts` 3, a prompt that was lost five times with an engine and failed twice is issued
         again.
@@ -209,8 +209,8 @@ class PromptFlow:
         return False
 
     def recover(self, present: Collection[str]) -> list[str]:
-        """An engine died: issue those prompts again that were sent, have not arrived and are not among `present` (prompt ids that
-        are in the prompt queue or with a living engine). Returns their ids."""
+        """An engine died: issue the prompts again that were sent, have not arrived and are not among `present` (ids of prompts in
+        the prompt queue or with a living engine). Returns the ids of the lost prompts."""
         unsent = set(self._unsent)
         lost = [
             prompt_id
@@ -239,7 +239,7 @@ class PromptFlow:
         return assigned
 
     def _next_to_assign(self) -> int | None:
-        """The group that arrived first in the window. Once every place left is kept for a straggler: an arrived straggler."""
+        """The group that arrived first in the window. If every place left is reserved for a straggler: an arrived straggler."""
         if self._places == 0:
             return None
         if self._places > len(self._must_wait_for):
@@ -250,7 +250,7 @@ class PromptFlow:
         oldest_allowed = self.assembling - 1 - self.options.max_staleness
         policy = self.options.straggler_policy
         if prompt.version < oldest_allowed and not (policy == "truncate" and prompt.newest_version >= oldest_allowed):
-            # With the policy `wait` this happens only to a result whose prompt was taken for lost and issued again.
+            # With the policy `wait` only a result whose prompt was taken for lost and issued again can be too old.
             self.num_stale_discarded += 1
             self._send_again(prompt)
             return None
@@ -263,9 +263,9 @@ class PromptFlow:
         return Assignment(prompt, max(prompt.version, oldest_allowed), is_straggler)
 
     def _must_be_waited_for(self, number: int, oldest_version: int) -> bool:
-        """Whether the step being assembled must wait for this prompt, because in the next step it would break the bound.
+        """Whether the step being assembled must wait for this prompt, because in the next step the prompt would break the bound.
 
-        Only a straggler can come to that: all prompts that were issued at its version or before fit into earlier steps.
+        This happens only to stragglers, because all prompts that were issued at its version or before fit into earlier steps.
         """
         is_straggler = number < self._newest_of_earlier_steps
         next_is_too_late = oldest_version < self.assembling - self.options.max_staleness
@@ -302,7 +302,7 @@ class PromptFlow:
         self._update_must_wait_for()
 
     def _update_window(self) -> None:
-        """Find the last prompt of the window. Assigning a prompt takes it out of the window and takes a place, so the end of the
+        """Find the last prompt of the window. Assigning a prompt removes it from the window and fills a place, so the end of the
         window moves only when places are added."""
         window = self._places + self.options.over_issued
         self._window_room = max(0, window - len(self._unassigned))
@@ -314,8 +314,8 @@ class PromptFlow:
     def start(self, training_step: int, finished: Collection[str] = ()) -> None:
         """Go on after `training_step`, whose weights every engine serves.
 
-        Open prompts are issued again in the order of their first issue, except those of `finished`: their groups were saved and
-        will `arrive`.
+        Open prompts are issued again in the order of their first issue, except the prompts in `finished`, whose groups were saved
+        and will `arrive`.
         """
         self.version = training_step
         self.assembling = training_step + 1
