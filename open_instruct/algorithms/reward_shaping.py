@@ -47,8 +47,8 @@ class RewardShaping:
     ) -> np.ndarray:
         """(G,) float64: the shaped rewards.
 
-        The soft overlong punishment is that of DAPO (arXiv:2503.14476, eq. 13). Example: with a maximum of 100 tokens and a buffer
-        of 20, a response of 80 tokens loses nothing, one of 90 tokens half the penalty, and one of 100 tokens all of it.
+        The soft overlong punishment is that of DAPO (arXiv:2503.14476, eq. 13). Example: with a maximum of 100 tokens and a
+        buffer of 20, a response of 80 tokens loses nothing, one of 90 tokens half the penalty, and one of 100 tokens all of it.
 
         Args:
             rewards_G: (G,) rewards of the verifier. `counts_score` and `form` apply only to these.

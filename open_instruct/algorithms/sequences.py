@@ -17,7 +17,7 @@ def number_sequences(position_ids: "torch.Tensor") -> "torch.Tensor":
 def sequence_sums(values: "torch.Tensor", sequence_ids: "torch.Tensor") -> "torch.Tensor":
     """(B, T): at each token the sum of `values` over the tokens of its sequence."""
     ids = sequence_ids.flatten()
-    sums = values.new_zeros(values.numel()).index_add(0, ids, values.flatten())  # there are at most as many sequences as tokens
+    sums = values.new_zeros(values.numel()).index_add(0, ids, values.flatten())  # no more sequences than tokens
     return sums[ids].view_as(values)
 
 

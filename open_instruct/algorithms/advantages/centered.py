@@ -16,7 +16,7 @@ def centered(rewards_G: np.ndarray, options: NoOptions) -> np.ndarray:
 
 @ADVANTAGES.register("standard")
 def standard(rewards_G: np.ndarray, options: NoOptions) -> np.ndarray:
-    """`(reward - mean) / (std + 1e-8)`, as in GRPO (arXiv:2402.03300), with the standard deviation of the population of G rewards."""
+    """`(reward - mean) / (std + 1e-8)`, as in GRPO (arXiv:2402.03300), with the standard deviation of the population of G."""
     return centered(rewards_G, options) / (rewards_G.std() + 1e-8)
 
 

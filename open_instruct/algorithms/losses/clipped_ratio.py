@@ -45,7 +45,7 @@ def grpo_loss(inputs: LossInputs, options: ClipOptions) -> "tuple[torch.Tensor, 
 @LOSSES.register("dr_grpo", options=ClipOptions, denominator="constant", ignores=("clip_higher",))
 def dr_grpo_loss(inputs: LossInputs, options: ClipOptions) -> "tuple[torch.Tensor, dict[str, torch.Tensor]]":
     """The loss of Dr. GRPO (arXiv:2503.20783): `grpo`, divided by the length of the longest possible response instead of each
-    response's own length, so a long wrong answer is not punished less per token than a short one. Use with centered advantages."""
+    response's own length, so a long wrong answer is not punished less per token than a short one. Use centered advantages."""
     return _clipped(inputs, options.clip_lower, options.clip_lower, options.clip_ratio_c)
 
 
