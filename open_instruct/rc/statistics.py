@@ -16,7 +16,7 @@ class CycleCounts:
     """Counts of one cycle (the k-th reasoning turn and the k-th summary) over all trajectories."""
 
     num_scored: int = 0
-    """Reasoning turns with a reward. A rollout policy's reward for a summary says nothing about an answer, so it does not count."""
+    """Reasoning turns with a reward. Rewards that a rollout policy gives to summaries do not count, as they rate no answer."""
     total_reward: float = 0.0
     num_right: int = 0
     """Reasoning turns with a reward of 1."""
