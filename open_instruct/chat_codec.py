@@ -30,7 +30,7 @@ def hide_special_tokens(text: str, spellings: Sequence[str]) -> str:
     text = text.replace(LITERAL, "")  # a private-use character: a text contains it only to deceive
     if not any(spelling in text for spelling in spellings):
         return text
-    pattern = "|".join(re.escape(spelling) for spelling in spellings)  # the longest come first
+    pattern = "|".join(re.escape(spelling) for spelling in spellings)  # longest spellings first
     return re.sub(pattern, lambda match: f"{LITERAL}{spellings.index(match[0])}{LITERAL}", text)
 
 

@@ -1,7 +1,7 @@
 """Every message that processes send to each other. Read this first.
 
 Messages are frozen dataclasses that hold numpy arrays and plain Python values: token ids and log-probs, never text that has
-to be tokenized again, and never torch tensors. Arrays that come out of Ray are read-only, so copy them when a batch is built.
+to be tokenized again, and never torch tensors. Arrays from Ray are read-only, so copy them when a batch is built.
 
 Shapes: B rows, T tokens, Q prompt tokens, R response tokens, G samples of one prompt.
 """
@@ -31,7 +31,7 @@ class SamplingConfig:
     n: int = 1
     """Samples per prompt (G)."""
     stop: tuple[str, ...] = ()
-    """Strings that end a response, besides the model's own end token."""
+    """Strings that end a response, in addition to the model's own end token."""
     ignore_eos: bool = False
     """Sample `max_tokens` tokens even if the model ends its response. For benchmarks, which need responses of one length."""
     seed: int | None = None

@@ -19,7 +19,7 @@ SHARED_MEMORY = Path("/dev/shm")
 SEMAPHORE = "sem.mp-"
 """Prefix of the file names of Python's own semaphores."""
 cleanup_processes: list[CleanupProcess] = []
-"""The stand-by process of each engine here that has processes of its own. Their pipes stay open as long as this process lives."""
+"""One stand-by process for each engine here that has its own processes. Their pipes stay open as long as this process lives."""
 
 
 @contextmanager

@@ -58,7 +58,7 @@ class EngineClient:
             because otherwise one engine that hangs would fail the update on all engines. The whole update may take twice as
             long: with 600 s, at most 1200 s.
         connect_timeout_s: the same for making the transfer group; None is `timeout_s`.
-        in_one_group: the engines receive in one collective. Weights then go to all engines, or to none if an engine fails
+        in_one_group: the engines receive in one collective. All engines then get the weights, or none if an engine fails
             before the collective begins.
     """
 
@@ -94,7 +94,7 @@ class EngineClient:
         self.has_broken_off = False
         """The collective was aborted in the middle of this update."""
         self._released_waiters: list[int] = []
-        """Engines that waited in the aborted collective and were told to stop."""
+        """Engines that waited in the aborted collective until they were asked to stop."""
 
     def _set_limit(self, timeout_s: float) -> None:
         self._limit_s = timeout_s

@@ -20,7 +20,7 @@ COPIES_WITH_ADAPTERS = 1.5
 COPIES_OF_TEACHER = 1.3
 """The same where no weights are sent. Measured with 164 M parameters."""
 ALONE_BYTES = 10 * 2**20
-"""Torch allocates a tensor of at least this size by itself, and puts smaller tensors together."""
+"""Torch allocates separate memory for a tensor of at least this size, and puts smaller tensors together."""
 _JOINED = re.compile(r"\b(?:[qkv]|gate|up)_proj\b")
 PROGRAM_BYTES = 1750 * 2**20
 """Memory that an engine takes on CPU before it has a model: Python, torch, vLLM, and tensors of one step."""

@@ -2,7 +2,7 @@
 
     awake ── nothing to do for `after_s` ──► asleep (level 1: weights in main memory, 2: weights dropped; no key-value cache)
       ▲                                         │ a prompt or new weights arrive
-      └──── kv_cache ◄── weights ◄──────────────┘        level 2 serves only once new weights have come
+      └──── kv_cache ◄── weights ◄──────────────┘        level 2 serves only once new weights have arrived
 
 An engine that sleeps on request wakes only on request, because other processes compute on its device meanwhile.
 

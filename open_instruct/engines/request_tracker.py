@@ -16,7 +16,7 @@ from open_instruct.engines.vllm_engine import completions_of
 from open_instruct.workflows.runner import Answer
 
 DIRECT = "direct-"
-"""Prefix of the ids of requests that come from a direct call and not from a rollout. The caller has a deadline of its own."""
+"""Prefix of the ids of requests from a direct call, not from a rollout. The caller of a direct call has its own deadline."""
 LENGTHS_KEPT = 256
 """Number of finished requests whose mean response length is the length expected of other responses."""
 

@@ -50,7 +50,7 @@ SCHEDULING = "scheduling"
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """What an engine is started with."""
+    """The options with which an engine is started."""
 
     model: str
     dtype: str
@@ -96,7 +96,7 @@ class EngineCoreLost(RuntimeError):
 class VLLMEngine:
     """vLLM's `LLMEngine`, for one thread. No call waits for a dead engine core, and only `step` may take longer than `timeout_s`.
 
-    Other attributes, such as `has_unfinished_requests` and `vllm_config`, are passed on to vLLM's engine.
+    Other attributes, such as `has_unfinished_requests` and `vllm_config`, are those of vLLM's engine.
     """
 
     def __init__(self, engine: Any, *, timeout_s: float) -> None:

@@ -37,7 +37,7 @@ class ServerFailed(RuntimeError):
 
 @dataclass(frozen=True)
 class ServerOptions:
-    """What a server is started with."""
+    """The options with which a server is started."""
 
     model: str
     port: int

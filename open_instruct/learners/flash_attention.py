@@ -1,4 +1,4 @@
-"""Attention on a GPU with the FlashAttention kernels that come with torch: no sequence of a row sees another.
+"""Attention on a GPU with torch's FlashAttention kernels: no sequence of a row attends to another.
 
     row        sequence 1  sequence 2  prompt  response 1  response 2      queries       keys
     parts      ──────────                                                  sequence 1    sequence 1

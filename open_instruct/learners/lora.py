@@ -172,7 +172,7 @@ def _lora_layers(model: torch.nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 def _is_plain(layer: Any) -> bool:
-    """Whether A and B are matrices beside one linear layer, whose weight is (out, in)."""
+    """Whether A and B are matrices that belong to one linear layer, whose weight is (out, in)."""
     return isinstance(layer.get_base_layer(), torch.nn.Linear) and not hasattr(layer, "parameter_name")
 
 

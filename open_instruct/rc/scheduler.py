@@ -2,7 +2,7 @@
 
     problem_queue ──get──► schedule_rollouts: up to max_in_flight trajectories ──put──► result_queue
       (full: the loop        each takes its turns through `workflow`; between two        (full: trajectories wait,
-       waits to put)         turns it holds no slot, so turns of others come between      no new ones are begun)
+       waits to put)         turns it holds no slot, so other turns run in between        no new ones are begun)
 
 If a turn has used up its retries, its trajectory goes back to the end of the line and keeps the turns that it already has; after
 `max_requeues` it is dropped. If a retry cannot cure a failure, the trajectory is dropped at once. A dropped trajectory is a

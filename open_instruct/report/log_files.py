@@ -1,4 +1,4 @@
-"""Where the log goes: the files of a run, and the terminal."""
+"""Sends the log to its destinations: the files of a run, and the terminal."""
 
 import logging
 import sys

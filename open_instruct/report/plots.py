@@ -110,7 +110,7 @@ def _draw_accuracies(axes: "matplotlib.axes.Axes", accuracies: list[tuple[int, f
     steps, values = zip(*accuracies, strict=True)
     axes.plot(steps, values, color="#ea580c", linewidth=1.5, marker="o", markersize=5, label="eval accuracy")
     for step, value in {accuracies[0], accuracies[-1]}:
-        # Keep the text off the curve, which rises from the first point and comes to the last point from below.
+        # Keep the text off the curve, which rises from the first point and reaches the last point from below.
         offset = -17 if (step, value) == accuracies[0] and value > 0.1 else 8
         axes.annotate(
             f"{value:.1%}", (step, value), (0, offset), textcoords="offset points", ha="center", color="#c2410c"
