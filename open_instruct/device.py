@@ -35,7 +35,7 @@ ONE_PROCESS = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 and the two processes wait for each other by spinning, which takes several times the CPU time on two cores."""
 ALLOCATOR_VARIABLES = "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"
 JEMALLOC_OPTIONS = "dirty_decay_ms:-1,muzzy_decay_ms:-1"
-"""Keeps freed memory for the next allocation. By default jemalloc returns it to the kernel, which hands out each page again."""
+"""Keeps freed memory for the next allocation. By default jemalloc returns it to the kernel and has to request each page again."""
 CPU_QUOTAS = (
     ("/sys/fs/cgroup", "cpu.max"),
     ("/sys/fs/cgroup/cpu", "cpu.cfs_quota_us", "cpu.cfs_period_us"),

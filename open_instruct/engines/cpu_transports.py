@@ -139,8 +139,8 @@ def _note_end(path: Path) -> None:
 
 
 def _remove_what_nobody_has_open() -> None:
-    """Remove files that no process has open. torch counts the users of a file inside the file. It would count an engine that was
-    killed for ever, and never remove the file."""
+    """Remove files that no process has open. torch counts the users of a file inside the file. An engine that was killed would
+    stay in this count, and torch would never remove the file."""
     _done_with.intersection_update([path for path in _done_with if path.exists()])
     if not _done_with:
         return

@@ -14,7 +14,7 @@ BLOCK_TOKENS = 16
 """Tokens of a block of the key-value cache: on GPU vLLM's default, on CPU a multiple of it."""
 COPIES_ON_CPU = 2.6
 """Copies of the weights that an engine holds on CPU: vLLM packs the weights of linear layers, and during an update it holds old
-and new weights. This number and the next are measured (`benchmarks/memory.py`)."""
+and new weights. This number and the following ones are measured (`benchmarks/memory.py`)."""
 COPIES_WITH_ADAPTERS = 1.5
 """The same where only adapters are sent, and the other weights are read from the model's files."""
 COPIES_OF_TEACHER = 1.3

@@ -29,7 +29,7 @@ class KvAges:
 
     Args:
         block_size: tokens of a block.
-        num_blocks: blocks that the cache holds. The versions of as many blocks are remembered: of those computed last.
+        num_blocks: blocks that the cache holds. The versions of this many blocks are remembered, those computed last.
     """
 
     def __init__(self, use: CacheUse, *, block_size: int, num_blocks: int) -> None:

@@ -2,7 +2,7 @@
 
 vLLM has weight-transfer engines for `nccl` and `ipc`. This module adds a check of every tensor to both, and to NCCL a way to
 abort when its group breaks. It also has an engine of our own that receives weights as Ray objects, which need neither a GPU nor
-shared memory. `vllm_plugin` registers all three.
+shared memory. `vllm_plugin` registers them.
 """
 
 import os
