@@ -35,7 +35,7 @@ def hide_special_tokens(text: str, spellings: Sequence[str]) -> str:
 
 
 def show_special_tokens(text: str, spellings: Sequence[str]) -> str:
-    """Undoes `hide_special_tokens`: returns the original text."""
+    """Undoes `hide_special_tokens`: puts the spellings back."""
     return _HIDDEN.sub(lambda match: spellings[int(match[1])] if int(match[1]) < len(spellings) else match[0], text)
 
 

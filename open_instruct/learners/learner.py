@@ -318,7 +318,7 @@ class PolicyTrainerRayProcess(TrainRayActor):
         """Write a Hugging Face model directory, by default `step_*` under `output_dir`. With LoRA write only the adapter, in
         peft's format, unless `save_merged_lora`.
 
-        With the optimizer, its subdirectory `checkpoint` holds a checkpoint from which training can go on.
+        With the optimizer, the directory's subdirectory `checkpoint` holds a checkpoint from which training can go on.
         """
         self._offload.check_loaded(WEIGHTS, what="saving the model")
         path = Path(directory or Path(self._args.output_dir) / f"step_{iteration:06d}")
