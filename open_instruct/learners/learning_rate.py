@@ -15,7 +15,7 @@ def make_schedule(args: GRPOConfig, optimizer: torch.optim.Optimizer) -> Any:
     num_updates = args.num_training_steps * args.num_epochs * args.num_mini_batches
     name = args.lr_scheduler_type
     return get_scheduler(
-        "constant_with_warmup" if name == "constant" else name,  # by itself "constant" passes over the warm-up
+        "constant_with_warmup" if name == "constant" else name,  # plain "constant" skips the warm-up
         optimizer=optimizer,
         num_warmup_steps=int(args.warmup_ratio * num_updates),
         num_training_steps=num_updates,
@@ -23,9 +23,10 @@ def make_schedule(args: GRPOConfig, optimizer: torch.optim.Optimizer) -> Any:
 
 
 def take_rates(engine: Any, args: GRPOConfig) -> None:
-    """Go on with the learning rate, weight decay and limit of the gradient of `args`, at the step that the schedule has come to.
+    """Go on with the learning rate, weight decay and gradient limit of `args`, at the current step of the schedule.
 
-    For after a checkpoint was loaded: it brings those of the run that wrote it, and a rate of 0 where that run was complete.
+    Call it after a checkpoint was loaded, because loading sets the values of the run that wrote the checkpoint, with a learning
+    rate of 0 if that run was complete.
     """
     schedule = engine.lr_scheduler
     rates = [args.learning_rate * factor(schedule.last_epoch) for factor in schedule.lr_lambdas]

@@ -1,7 +1,7 @@
 """One learner rank's connection with the engines. All ranks call it together.
 
 connect(engines) ─► every engine joins the transfer group, or the engines that did not join are returned
-send(version)    ─► rank 0: start on every engine ─► may it be sent? told to all ranks ─► all gather, rank 0 sends ─► report
+send(version)    ─► rank 0: start on every engine, tell all ranks whether to send ─► all gather, rank 0 sends ─► report
 """
 
 import logging
@@ -24,14 +24,14 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class LinkOptions:
-    """What a connection is made with."""
+    """Options of a connection."""
 
     workers_per_engine: int
     timeout_s: float
     """Time limit of one update."""
     connect_timeout_s: float
     find_address: Callable[[], tuple[str, int]]
-    """A host and a free port of this machine."""
+    """Returns a host and a free port of this machine."""
 
 
 class WeightLink:
@@ -105,7 +105,7 @@ class WeightLink:
             self._source.finish()  # the other ranks wait in the gathers
 
     def close(self) -> None:
-        """Leave the transfer group and give its communicator back."""
+        """Leave the transfer group and release its communicator."""
         if self._sender is not None:
             self._sender.shutdown()
         self._sender = self._client = None
@@ -120,7 +120,7 @@ class WeightLink:
 
 
 class _RememberedPass:
-    """A source that remembers its last pass, so that another caller can finish it. Every rank has to make each pass whole."""
+    """A source that remembers its last pass, so that another caller can finish the pass. Every rank has to complete each pass."""
 
     def __init__(self, source: DeepSpeedWeightSource) -> None:
         self._source = source
